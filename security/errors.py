@@ -1,0 +1,99 @@
+"""One error tree. Every error has a stable code, says what happened and where, and hints what to do.
+
+Texts are lower case and carry no secret and no patient identifier. A cryptographic failure says only that it failed:
+details would tell an attacker which check it met (docs/errors.md lists every code).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ToolkitError(Exception):
+    """Base of everything this project raises on purpose.
+
+    :param message: what happened, in lower case, with no full stop.
+    :param where: the file and key, the message and field, or the round, that it happened in.
+    :param hint: what the reader can do about it.
+    """
+
+    code: ClassVar[str] = "toolkit"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.message}" if self.where else self.message
+
+
+class ConfigError(ToolkitError):
+    """A file, flag or environment variable that the user can correct."""
+
+    code = "config"
+    exit_code = 2
+
+
+class DataError(ToolkitError):
+    """A data set that cannot be used as it is: names the file and the row."""
+
+    code = "data"
+    exit_code = 2
+
+
+class PolicyViolation(ToolkitError):
+    """What was asked for is not allowed by the manifest or by the site's own policy; `where` names the rule."""
+
+    code = "policy"
+
+
+class ProtocolError(ToolkitError):
+    """Base of the two below; never raised itself."""
+
+    code = "protocol"
+
+
+class LocalProtocolError(ProtocolError):
+    """Our own side used a machine wrongly: a bug here, not an attack."""
+
+    code = "protocol-local"
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something the protocol does not allow."""
+
+    code = "protocol-remote"
+
+
+class CodecError(RemoteProtocolError):
+    """Bytes that are not the one canonical encoding of a message."""
+
+    code = "codec"
+
+
+class VerificationFailed(RemoteProtocolError):
+    """A signature, tag, hash or proof did not verify."""
+
+    code = "verification"
+
+
+class BudgetExhausted(ToolkitError):
+    """The privacy budget does not allow another step."""
+
+    code = "budget"
+
+
+class AuditLogError(ToolkitError):
+    """The privacy log cannot be written or is not what it was; nothing may be sent."""
+
+    code = "audit-log"
+
+
+class CannotDecide(ToolkitError):
+    """Keys or parts are missing, so neither good nor bad can be said. Never to be shown as a pass."""
+
+    code = "cannot-decide"
+    exit_code = 3

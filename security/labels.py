@@ -1,0 +1,43 @@
+"""Every domain-separation string of the project, each used for one purpose only.
+
+A test greps for string literals handed to hashes, KDFs and signatures elsewhere. All end in a NUL byte, so that no
+label is a prefix of another one plus data.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL: Final = b"FLSA1"
+
+
+def _label(purpose: str) -> bytes:
+    return PROTOCOL + b"/" + purpose.encode("ascii") + b"\0"
+
+
+# Hashes (secagg.md 2.2).
+CONTEXT: Final = _label("ctx")
+KEYS: Final = _label("keys")
+DEALS: Final = _label("deals")
+SURVIVORS: Final = _label("surv")
+RESULT: Final = _label("result")
+SELF_MASK_COMMITMENT: Final = _label("com")
+SHARE_LEAF: Final = _label("leaf")
+SHARE: Final = _label("sh")
+
+# Key derivation.
+KDF_MASK: Final = _label("mask/aes256ctr")
+KDF_SHARE: Final = _label("share")
+KDF_SELF: Final = _label("self/aes256ctr")
+
+# Signatures: one tag for each kind of statement. The result's hash has the plain name, so its signature has another.
+SIGN_PLAN: Final = _label("plan")
+SIGN_ADVERT: Final = _label("advert")
+SIGN_DEAL: Final = _label("deal")
+SIGN_UPLOAD: Final = _label("up")
+SIGN_AGREE: Final = _label("agree")
+SIGN_UNMASK: Final = _label("unmask")
+SIGN_ABORT: Final = _label("abort")
+SIGN_ABORT_REQUEST: Final = _label("abortreq")
+SIGN_RESULT: Final = _label("result-sig")
+SIGN_ACK: Final = _label("ack")
