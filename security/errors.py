@@ -80,6 +80,50 @@ class VerificationFailed(RemoteProtocolError):
     code = "verification"
 
 
+class CertificateError(VerificationFailed):
+    """Base of what can be wrong with a certificate; raised itself when it does not even parse as one of ours."""
+
+    code = "certificate"
+
+
+class CertificateExpired(CertificateError):
+    code = "certificate-expired"
+
+
+class CertificateNotYetValid(CertificateError):
+    """Most often a clock that is behind."""
+
+    code = "certificate-not-yet-valid"
+
+
+class CertificateUntrusted(CertificateError):
+    """Not issued by the consortium's root."""
+
+    code = "certificate-untrusted"
+
+
+class CertificateRevoked(CertificateError):
+    code = "certificate-revoked"
+
+
+class CertificatePurposeMismatch(CertificateError):
+    """A TLS certificate offered for signing, or the other way round, or a client's offered as a server's."""
+
+    code = "certificate-purpose"
+
+
+class CertificateNameMismatch(CertificateError):
+    """Valid, but of another member, role or federation."""
+
+    code = "certificate-name"
+
+
+class ManifestRejected(VerificationFailed):
+    """A federation manifest that is malformed, of another federation, older than one already seen, or inconsistent."""
+
+    code = "manifest"
+
+
 class BudgetExhausted(ToolkitError):
     """The privacy budget does not allow another step."""
 

@@ -1,0 +1,198 @@
+"""Private keys and secrets on disk: mode 0600, written atomically, checked again on every load.
+
+A passphrase protects a key as standard PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 8018, RFC 7914 section 7).
+`cryptography` reads that form but writes only 2,048 rounds of PBKDF2, which a stolen root key deserves better than;
+hence the few lines of DER below. `openssl pkey` opens the files too.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import stat
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from cryptography.hazmat.primitives import padding, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
+
+from security.errors import ConfigError
+from security.rng import Randomness, SystemRandomness
+
+PrivateKey: TypeAlias = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+
+# 16 MiB and five passes: as costly to guess as N = 2^17, and within the 32 MiB that the openssl command allows.
+SCRYPT_N: Final = 2**14
+SCRYPT_R: Final = 8
+SCRYPT_P: Final = 5
+
+_OID_PBES2: Final = bytes.fromhex("06092a864886f70d01050d")
+_OID_SCRYPT: Final = bytes.fromhex("06092b06010401da47040b")
+_OID_AES256_CBC: Final = bytes.fromhex("060960864801650304012a")
+_INTEGER, _OCTETS, _SEQUENCE = 0x02, 0x04, 0x30
+
+
+def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: bool = True) -> None:
+    """Write beside, fsync, then rename or link: a crash leaves the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), mode)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            os.replace(beside, path)
+        else:
+            os.link(beside, path)
+    except FileExistsError as error:
+        raise ConfigError(
+            "refusing to overwrite an existing file",
+            where=str(path),
+            hint="choose another folder, or move it away first",
+        ) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()
+    _sync_directory(path.parent)
+
+
+def read_private(path: Path) -> bytes:
+    """Read a secret file, refusing one that others on this machine can read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "key file not found", where=str(path), hint="run `init` first, or correct the path"
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"key file cannot be read: {error.strerror}", where=str(path)) from error
+    with os.fdopen(descriptor, "rb") as file:
+        # Checked on the open file, so that it cannot be swapped between the check and the read.
+        refuse_shared_mode(path, os.fstat(file.fileno()).st_mode)
+        return file.read()
+
+
+def refuse_shared_mode(path: Path, mode: int) -> None:
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigError(
+            f"key file is open to others (mode {stat.S_IMODE(mode):04o})",
+            where=str(path),
+            hint=f"chmod 600 {path}; if others may have read it, make a new key and renew the certificate",
+        )
+
+
+def save_private_key(
+    path: Path, key: PrivateKey, *, passphrase: bytes | None = None, rng: Randomness | None = None
+) -> None:
+    """Write a PKCS#8 PEM file, mode 0600; never overwrites."""
+    plain = key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    if passphrase is None:
+        pem = _pem("PRIVATE KEY", plain)
+    else:
+        pem = _pem("ENCRYPTED PRIVATE KEY", _seal_pkcs8(plain, passphrase, rng or SystemRandomness()))
+    write_atomically(path, pem, mode=0o600, replace=False)
+
+
+def load_private_key(path: Path, *, passphrase: bytes | None = None) -> PrivateKey:
+    data = read_private(path)
+    if b"BEGIN ENCRYPTED" not in data:
+        passphrase = None  # A passphrase offered for a key that has none is not an error of the key.
+    try:
+        key = serialization.load_pem_private_key(data, passphrase)
+    except TypeError as error:
+        raise ConfigError("key is encrypted and no passphrase was given", where=str(path)) from error
+    except ValueError as error:
+        hint = "check the passphrase" if passphrase is not None else "restore the file from a backup"
+        raise ConfigError("key does not open", where=str(path), hint=hint) from error
+    if not isinstance(key, ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
+        raise ConfigError("key is of a kind this toolkit does not use", where=str(path))
+    return key
+
+
+def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.Ed25519PrivateKey:
+    key = load_private_key(path, passphrase=passphrase)
+    if not isinstance(key, ed25519.Ed25519PrivateKey):
+        raise ConfigError("not an Ed25519 key", where=str(path), hint="TLS keys and signing keys are different files")
+    return key
+
+
+def load_tls_key(path: Path, *, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
+    key = load_private_key(path, passphrase=passphrase)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError("not an ECDSA key", where=str(path), hint="TLS keys and signing keys are different files")
+    return key
+
+
+def save_secret(path: Path, secret: bytes) -> None:
+    """Raw key bytes (sealing, HMAC) as one line of base64, mode 0600; never overwrites."""
+    write_atomically(path, base64.b64encode(secret) + b"\n", mode=0o600, replace=False)
+
+
+def load_secret(path: Path, *, length: int = 32) -> bytes:
+    try:
+        secret = base64.b64decode(read_private(path).strip(), validate=True)
+    except ValueError as error:
+        raise ConfigError("secret file is not base64", where=str(path)) from error
+    if len(secret) != length:
+        raise ConfigError(f"secret has {len(secret)} bytes, expected {length}", where=str(path))
+    return secret
+
+
+def erase(path: Path) -> None:
+    """Overwrite and unlink. Best effort: journals, snapshots and flash translation may keep the old bytes."""
+    try:
+        with open(path, "r+b", buffering=0) as file:
+            file.write(bytes(os.fstat(file.fileno()).st_size))
+            os.fsync(file.fileno())
+    except FileNotFoundError:
+        return
+    path.unlink()
+    _sync_directory(path.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _pem(label: str, data: bytes) -> bytes:
+    text = base64.b64encode(data).decode("ascii")
+    lines = [text[at : at + 64] for at in range(0, len(text), 64)]
+    return "\n".join([f"-----BEGIN {label}-----", *lines, f"-----END {label}-----", ""]).encode("ascii")
+
+
+def _seal_pkcs8(plain: bytes, passphrase: bytes, rng: Randomness) -> bytes:
+    """EncryptedPrivateKeyInfo of RFC 5958 section 3, with the PBES2 parameters of RFC 8018 appendix A.4."""
+    salt, iv = rng.bytes(16), rng.bytes(16)
+    key = Scrypt(salt=salt, length=32, n=SCRYPT_N, r=SCRYPT_R, p=SCRYPT_P).derive(passphrase)
+    padder, cipher = padding.PKCS7(128).padder(), Cipher(algorithms.AES256(key), modes.CBC(iv)).encryptor()
+    sealed = cipher.update(padder.update(plain) + padder.finalize()) + cipher.finalize()
+    cost = _der(_SEQUENCE, _der(_OCTETS, salt), *(_der_integer(value) for value in (SCRYPT_N, SCRYPT_R, SCRYPT_P)))
+    kdf = _der(_SEQUENCE, _OID_SCRYPT, cost)
+    encryption = _der(_SEQUENCE, _OID_AES256_CBC, _der(_OCTETS, iv))
+    algorithm = _der(_SEQUENCE, _OID_PBES2, _der(_SEQUENCE, kdf, encryption))
+    return _der(_SEQUENCE, algorithm, _der(_OCTETS, sealed))
+
+
+def _der(tag: int, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    size = len(body)
+    if size < 128:
+        return bytes([tag, size]) + body
+    length = size.to_bytes((size.bit_length() + 7) // 8, "big")
+    return bytes([tag, 0x80 | len(length)]) + length + body
+
+
+def _der_integer(value: int) -> bytes:
+    return _der(_INTEGER, value.to_bytes(value.bit_length() // 8 + 1, "big"))
