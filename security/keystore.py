@@ -21,6 +21,8 @@ from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 from security.errors import ConfigError
 from security.rng import Randomness, SystemRandomness
+from security.secrets import Secret
+from security.signing import SigningKey
 
 PrivateKey: TypeAlias = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 
@@ -65,17 +67,14 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: boo
 def read_private(path: Path) -> bytes:
     """Read a secret file, refusing one that others on this machine can read."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        with open(path, "rb") as file:
+            # Checked on the open file, so that it cannot be swapped between the check and the read.
+            refuse_shared_mode(path, os.fstat(file.fileno()).st_mode)
+            return file.read()
     except FileNotFoundError as error:
-        raise ConfigError(
-            "key file not found", where=str(path), hint="run `init` first, or correct the path"
-        ) from error
+        raise ConfigError("key file not found", where=str(path), hint="run `init` first, or correct the path") from error
     except OSError as error:
         raise ConfigError(f"key file cannot be read: {error.strerror}", where=str(path)) from error
-    with os.fdopen(descriptor, "rb") as file:
-        # Checked on the open file, so that it cannot be swapped between the check and the read.
-        refuse_shared_mode(path, os.fstat(file.fileno()).st_mode)
-        return file.read()
 
 
 def refuse_shared_mode(path: Path, mode: int) -> None:
@@ -117,11 +116,16 @@ def load_private_key(path: Path, *, passphrase: bytes | None = None) -> PrivateK
     return key
 
 
-def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.Ed25519PrivateKey:
+def load_ed25519_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.Ed25519PrivateKey:
     key = load_private_key(path, passphrase=passphrase)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ConfigError("not an Ed25519 key", where=str(path), hint="TLS keys and signing keys are different files")
     return key
+
+
+def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> SigningKey:
+    """The same file as the signer that protocol machines take."""
+    return SigningKey(Secret(load_ed25519_key(path, passphrase=passphrase).private_bytes_raw()))
 
 
 def load_tls_key(path: Path, *, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:
