@@ -1,0 +1,151 @@
+"""Batches of tensors for training and evaluation, prepared one step ahead in the background."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from npr.data.augment import Augmentation, blur, flip, rotate
+from npr.data.dataset import Samples
+from security.errors import ConfigError, DataError
+
+# Draws the rows of one epoch, e.g. class-balanced; it gets the labels and the epoch's own generator.
+Sampler = Callable[[NDArray[np.int64], np.random.Generator], NDArray[np.int64]]
+
+AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Normalised images (N, C, H, W), labels, and the row of each image in its Samples."""
+
+    images: torch.Tensor
+    labels: torch.Tensor
+    indices: torch.Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Batches:
+    """One pass over `samples`; every iteration of one object yields the same batches.
+
+    :param seed: non-negative integers, e.g. derived from (seed, site, round, epoch). Order and augmentation are a
+        function of it alone, whether or not batches are prefetched.
+    :param sampler: draws the rows instead of one shuffled pass.
+    :param prefetch: prepare the next batches in a background thread, which takes one core and no more.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        *,
+        batch_size: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+        augment: Augmentation | None = None,
+        seed: tuple[int, ...] = (0,),
+        shuffle: bool = False,
+        sampler: Sampler | None = None,
+        prefetch: bool = True,
+        channels_last: bool = True,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"batch_size = {batch_size} holds no image", hint="use 1 or more")
+        channels = samples.images.shape[3]
+        if len(mean) != channels or len(std) != channels:
+            raise ConfigError(f"{len(mean)} means and {len(std)} deviations for {channels}-channel images")
+        self.samples = samples
+        self.seconds_waiting = 0.0
+        self._augment = augment
+        self._seed = seed
+        self._prefetch = prefetch
+        self._memory = torch.channels_last if channels_last else torch.contiguous_format
+        # (x / 255 - mean) / std as one multiplication and one addition.
+        self._scale = (1.0 / (255.0 * torch.tensor(std, dtype=torch.float64))).float().view(1, -1, 1, 1)
+        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).float().view(1, -1, 1, 1)
+        self._parts = _cut(self._order(shuffle, sampler), batch_size)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    @property
+    def indices(self) -> NDArray[np.int64]:
+        """The rows of the whole pass, in order."""
+        return np.concatenate(self._parts) if self._parts else np.empty(0, dtype=np.int64)
+
+    def _order(self, shuffle: bool, sampler: Sampler | None) -> NDArray[np.int64]:
+        rng = np.random.default_rng([*self._seed, 0])
+        if sampler is not None:
+            rows = np.asarray(sampler(self.samples.labels, rng), dtype=np.int64)
+            if len(rows) and not (rows.min() >= 0 and rows.max() < len(self.samples)):
+                raise DataError("the sampler drew rows that do not exist")
+            return rows
+        return rng.permutation(len(self.samples)) if shuffle else np.arange(len(self.samples))
+
+    def __iter__(self) -> Iterator[Batch]:
+        self.seconds_waiting = 0.0
+        return self._ahead() if self._prefetch and len(self._parts) > 1 else self._plain()
+
+    def _plain(self) -> Iterator[Batch]:
+        for number in range(len(self._parts)):
+            started = time.perf_counter()
+            batch = self._make(number)
+            self.seconds_waiting += time.perf_counter() - started
+            yield batch
+
+    def _ahead(self) -> Iterator[Batch]:
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
+            # The worker runs single-threaded, else its thread team would fight the training step for the cores.
+            # torch stores the last count set as the default for new threads; ours is put back before anything runs.
+            worker.submit(torch.set_num_threads, 1).result()
+            torch.set_num_threads(threads)
+            waiting: deque[Future[Batch]] = deque()
+            try:
+                for number in range(len(self._parts)):
+                    while len(waiting) <= AHEAD and number + len(waiting) < len(self._parts):
+                        waiting.append(worker.submit(self._make, number + len(waiting)))
+                    started = time.perf_counter()
+                    batch = waiting.popleft().result()
+                    self.seconds_waiting += time.perf_counter() - started
+                    yield batch
+            finally:
+                for future in waiting:
+                    future.cancel()
+
+    def _make(self, number: int) -> Batch:
+        rows = self._parts[number]
+        pixels = np.ascontiguousarray(self.samples.images[rows])
+        if self._augment is None:
+            images = self._float(pixels)
+        else:
+            rng = np.random.default_rng([*self._seed, 1, number])
+            images = self._float(flip(pixels, self._augment, rng))
+            if self._augment.blur is not None:
+                images = blur(images, self._augment.blur, rng)
+            if self._augment.rotation > 0:
+                images = rotate(images, self._augment, rng)
+        images = images.mul_(self._scale).add_(self._shift).contiguous(memory_format=self._memory)
+        labels = torch.from_numpy(self.samples.labels[rows])
+        return Batch(images, labels, torch.from_numpy(rows))
+
+    @staticmethod
+    def _float(pixels: NDArray[np.uint8]) -> torch.Tensor:
+        return torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+
+
+def _cut(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Batches in order. A last batch of one image joins the one before: BatchNorm cannot train on a single image."""
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+    if len(parts) > 1 and len(parts[-1]) == 1:
+        last = parts.pop()
+        parts[-1] = np.concatenate([parts[-1], last])
+    return parts
