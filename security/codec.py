@@ -1,4 +1,4 @@
-"""Strict length-prefixed encoding (secagg.md 2.2).
+"""Strict length-prefixed encoding (docs/spec/secure-aggregation.md, "Encoding").
 
 ``TLV(x)`` is a u32 big-endian length followed by the bytes; a list is a u32 count followed by its items; integers are
 u64 big-endian. There is one encoding for each value: a reader refuses leftovers, short input and over-long prefixes,

@@ -15,7 +15,7 @@ def _label(purpose: str) -> bytes:
     return PROTOCOL + b"/" + purpose.encode("ascii") + b"\0"
 
 
-# Hashes (secagg.md 2.2).
+# Hashes (docs/spec/secure-aggregation.md, "What the keys are bound to").
 CONTEXT: Final = _label("ctx")
 KEYS: Final = _label("keys")
 DEALS: Final = _label("deals")
@@ -24,6 +24,8 @@ RESULT: Final = _label("result")
 SELF_MASK_COMMITMENT: Final = _label("com")
 SHARE_LEAF: Final = _label("leaf")
 SHARE: Final = _label("sh")
+LAYOUT: Final = _label("layout")
+STATE: Final = _label("state")
 
 # Key derivation.
 KDF_MASK: Final = _label("mask/aes256ctr")

@@ -1,0 +1,164 @@
+"""From floats to ring elements and back (docs/spec/secure-aggregation.md, "Numbers").
+
+A coordinate of the update becomes ``rint(x * w * Q / (C * W))`` in double precision: one multiplication by a constant
+that is rounded once, then one rounding to an integer, so that |x| <= C and w <= W give at most Q. Sums of integers
+are exact; there are no float sums.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from security.errors import DataError, LocalProtocolError
+from security.prg import Words
+from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout, Run, power_of_two_above
+
+CHUNK_WORDS = 65_536
+Floats = npt.NDArray[Any]  # float32 or float64
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A vector of the layout, ready to be masked, and how many of its values were cut to their clip (DP only)."""
+
+    words: Words
+    saturated: int
+
+
+def encode(
+    layout: Layout,
+    update: Floats,
+    *,
+    weight: int,
+    loss: float | None = None,
+    hits: int | None = None,
+    saturate: bool = False,
+) -> Encoded:
+    """Encode one site's update, a flat float vector in the order of the layout's tensors.
+
+    :param weight: the site's sample count, at least 1; what exceeds the weight cap counts as the cap.
+    :param saturate: for differential privacy: cut values to their clips and count them, instead of refusing. A refusal
+        that depends on the data would be a release of its own. NaN and infinity are refused in either mode.
+    """
+    if update.shape != (layout.state_words,) or update.dtype not in (np.float32, np.float64):
+        raise LocalProtocolError(f"update must be {layout.state_words} floats, got {update.shape} of {update.dtype}")
+    if weight < 1:
+        raise LocalProtocolError("weight must be at least 1", hint="a site without data does not join a round")
+    weight = min(weight, layout.weight_cap)
+    words = np.zeros(layout.words, dtype=layout.dtype)
+    signed = words.view(layout.signed_dtype)
+    top = float(Fraction(weight * layout.quantum, layout.weight_cap))
+    scratch = np.empty(CHUNK_WORDS, dtype=np.float64)
+    saturated = 0
+    for part, factors in _pieces(layout, top):
+        values = update[part]
+        product = scratch[: len(values)]
+        np.multiply(values, factors, out=product, dtype=np.float64)
+        if not (product.max() <= top and product.min() >= -top):
+            saturated += _cut(layout, part.start, values, product, top, saturate=saturate)
+        np.rint(product, out=product)
+        np.copyto(signed[part], product, casting="unsafe")
+    signed[layout.slot(WEIGHT)] = weight
+    _encode_auxiliary(layout, signed, loss, hits, saturate=saturate)
+    return Encoded(words, saturated)
+
+
+def _pieces(layout: Layout, top: float) -> Iterator[tuple[slice, Any]]:
+    """Yield the tensors in chunks that stay in the cache, with top / clip: a number, or one for each value.
+
+    A clip is a power of two, so that this division is exact and |x| <= clip gives exactly |product| <= top.
+    """
+    for run in layout.runs:
+        factors = np.ldexp(top, np.negative(run.exponents))
+        for start in range(run.place.start, run.place.stop, CHUNK_WORDS):
+            part = slice(start, min(start + CHUNK_WORDS, run.place.stop))
+            yield part, factors if factors.ndim == 0 else factors[start - run.place.start :][: part.stop - start]
+
+
+def _cut(layout: Layout, start: int, values: Floats, product: Floats, top: float, *, saturate: bool) -> int:
+    """Handle a chunk with a value beyond its clip; leaves `product` within the bounds or raises."""
+    finite = np.isfinite(values)
+    if not finite.all():
+        raise DataError(
+            "the update holds NaN or infinity; nothing was sent",
+            where=f"tensor {layout.block_at(start + int(np.argmin(finite))).name}",
+            hint="training has diverged: lower the learning rate or look at the data",
+        )
+    ratio = np.abs(product) / top
+    if saturate:
+        np.clip(product, -top, top, out=product)
+        return int(np.count_nonzero(ratio > 1))
+    worst = int(np.argmax(ratio))
+    block = layout.block_at(start + worst)
+    unit = " in units of its channel" if block.kind == "statistic" else ""
+    needed = block.clip_exponent + max(1, power_of_two_above(float(ratio[worst])))
+    raise DataError(
+        f"value {float(values[worst]):.6g} lies beyond its clip 2**{block.clip_exponent}{unit}; nothing was sent",
+        where=f"tensor {block.name}",
+        hint=f"a clip_exponent of {needed} would hold it: the consortium publishes a manifest with larger clips, "
+        "or lower the learning rate",
+    )
+
+
+def _encode_auxiliary(layout: Layout, signed: Words, loss: float | None, hits: int | None, *, saturate: bool) -> None:
+    if layout.has(LOSS) != (loss is not None) or layout.has(HITS) != (hits is not None):
+        raise LocalProtocolError("the layout's auxiliary slots must be filled, and no others")
+    if loss is not None:
+        signed[layout.slot(LOSS)] = _loss_word(layout.block(LOSS), loss, layout.quantum, saturate=saturate)
+    if hits is not None:
+        maximum = layout.block(HITS).maximum
+        if not 0 <= hits <= maximum and not saturate:
+            raise DataError(f"hit count {hits} is not in 0..{maximum}", where="slot hits", hint="raise its maximum")
+        signed[layout.slot(HITS)] = min(max(hits, 0), maximum)
+
+
+def _loss_word(block: Block, loss: float, quantum: int, *, saturate: bool) -> int:
+    clip = math.ldexp(1.0, block.clip_exponent)
+    if not math.isfinite(loss) or (abs(loss) > clip and not saturate):
+        raise DataError(
+            f"loss sum {loss:.6g} lies beyond its clip 2**{block.clip_exponent}",
+            where="slot loss",
+            hint="the consortium publishes a manifest with a larger clip, or training has diverged",
+        )
+    return round(min(max(loss, -clip), clip) / clip * float(quantum))
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What a sum says: the averaged update and the sums of the slots."""
+
+    weight: int
+    mean: npt.NDArray[np.float64]
+    loss: float | None
+    hits: int | None
+
+
+def decode(layout: Layout, total: Words) -> Decoded:
+    """Read a sum of encoded vectors. Only for looking at it: the next state is computed in `state`."""
+    signed = total.view(layout.signed_dtype)
+    weight = int(signed[layout.slot(WEIGHT)][0])
+    if weight < 1:
+        raise DataError("the sum of weights is not positive", where="slot weight")
+    mean = signed[: layout.state_words].astype(np.float64)
+    for run in layout.runs:
+        mean[run.place] *= step_size(layout, run, weight)
+    loss = hits = None
+    if layout.has(LOSS):
+        clip = Fraction(2) ** layout.block(LOSS).clip_exponent
+        loss = float(int(signed[layout.slot(LOSS)][0]) * clip / layout.quantum)
+    if layout.has(HITS):
+        hits = int(signed[layout.slot(HITS)][0])
+    return Decoded(weight, mean, loss, hits)
+
+
+def step_size(layout: Layout, run: Run, weight: int) -> Any:
+    """g = C * W / (Q * sum of weights), correctly rounded; a number, or one for each value of the run."""
+    base = float(Fraction(layout.weight_cap, layout.quantum * weight))
+    return np.ldexp(base, run.exponents)

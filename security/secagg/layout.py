@@ -1,0 +1,377 @@
+"""What lies where in the one vector that is masked, and why its sum cannot overflow.
+
+A layout is public and pinned by the consortium: the tensors in order with their clips, the weight slot, the auxiliary
+slots, the ring, the roster size N and the weight cap W. The quantum Q is derived from these by every party and never
+received (docs/spec/secure-aggregation.md, "Numbers"). All scales are powers of two, stored as exponents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from typing import Any, Final, Literal, cast, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from security import codec, labels
+from security.errors import ConfigError
+from security.prg import BLOCK_BYTES
+
+Kind = Literal["mean", "statistic", "sum", "count"]
+STATE_KINDS: Final = ("mean", "statistic")
+WEIGHT: Final = "weight"
+LOSS: Final = "loss"
+HITS: Final = "hits"
+# The only numbers beside the weight that may travel. A class count or a prototype has no name here, hence no slot.
+AUXILIARY: Final[Mapping[str, Kind]] = {LOSS: "sum", HITS: "count"}
+
+MAX_ROSTER: Final = 255
+MAX_BLOCK_WORDS: Final = 2**24  # keeps the movement sum of a block inside 63 bits
+EXACT_FRACTION_BITS: Final = 35  # the 64-bit ring resolves each clip into 2^35 steps, whatever the roster
+MAX_EXPONENT: Final = 100
+DEFAULT_STATISTIC_EXPONENT: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One tensor or slot of the vector.
+
+    :param clip_exponent: the clip is 2**clip_exponent, in units of `units` for a statistic; not for counts.
+    :param movement_exponent: bound on the L2 norm of the averaged step, 2**movement_exponent in the same units.
+    :param units: for a statistic, one exponent for each channel: its unit is 2**exponent.
+    :param nonnegative: for a statistic, whether the next state is kept at or above zero (a variance).
+    :param maximum: for a count, the largest value one site may hold.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    kind: Kind
+    clip_exponent: int = 0
+    movement_exponent: int = 0
+    units: tuple[int, ...] = ()
+    nonnegative: bool = False
+    maximum: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise _bad(self.name, f"unknown kind {self.kind!r}")
+        if not self.name or any(extent < 1 for extent in self.shape) or not 1 <= self.size <= MAX_BLOCK_WORDS:
+            raise _bad(self.name, f"shape {self.shape} must hold 1 to {MAX_BLOCK_WORDS} values under a name")
+        if abs(self.clip_exponent) > MAX_EXPONENT or abs(self.movement_exponent) > MAX_EXPONENT:
+            raise _bad(self.name, f"exponents must lie within {MAX_EXPONENT} of zero")
+        if self.kind == "statistic":
+            if len(self.units) != self.size or any(abs(unit) > MAX_EXPONENT for unit in self.units):
+                raise _bad(self.name, "a statistic needs one unit exponent for each channel")
+        elif self.units or self.nonnegative:
+            raise _bad(self.name, "only statistics have units and a floor")
+        if (self.maximum > 0) != (self.kind == "count"):
+            raise _bad(self.name, "counts, and only counts, need a maximum")
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (
+                codec.text(self.name),
+                codec.array(codec.u64(extent) for extent in self.shape),
+                codec.text(self.kind),
+                _signed(self.clip_exponent),
+                _signed(self.movement_exponent),
+                codec.tlv(_units_bytes(self.units)),
+                codec.u64(int(self.nonnegative)),
+                codec.u64(self.maximum),
+            )
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return only what this kind of block has, as canonical JSON can carry it: no float anywhere."""
+        told: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "kind": self.kind}
+        if self.kind == "count":
+            return told | {"maximum": self.maximum}
+        told["clip_exponent"] = self.clip_exponent
+        if self.kind in STATE_KINDS:
+            told["movement_exponent"] = self.movement_exponent
+        if self.kind == "statistic":
+            told |= {"units": _units_bytes(self.units).hex(), "nonnegative": self.nonnegative}
+        return told
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Block:
+        try:
+            values = dict(told)
+            values["shape"] = tuple(values["shape"])
+            if "units" in values:
+                values["units"] = tuple(np.frombuffer(bytes.fromhex(values["units"]), dtype=np.int8).tolist())
+            block = cls(**values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise _bad(str(told.get("name", "?")), "not a block description") from error
+        if block.to_dict() != dict(told):
+            raise _bad(block.name, "fields that this kind of block does not have, or that are not whole numbers")
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring tensors that are scaled in one go: real models have hundreds of tiny ones.
+
+    :param exponents: of the clips: one for the whole run, or one for each value.
+    """
+
+    place: slice
+    exponents: int | npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Blocks in the order of the vector: tensors and statistics, then the weight, then auxiliary slots."""
+
+    blocks: tuple[Block, ...]
+    roster_size: int
+    weight_cap: int
+    ring_bits: int = 32
+    _offsets: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.ring_bits not in (32, 64):
+            raise _bad("ring_bits", f"{self.ring_bits} is neither 32 nor 64")
+        if not 2 <= self.roster_size <= MAX_ROSTER:
+            raise _bad("roster_size", f"{self.roster_size} is not in 2..{MAX_ROSTER}")
+        if self.weight_cap < 1:
+            raise _bad("weight_cap", "must be at least 1")
+        self._require_order()
+        self._require_no_overflow()
+        offsets, at = {}, 0
+        for block in self.blocks:
+            offsets[block.name] = at
+            at += block.size
+        object.__setattr__(self, "_offsets", offsets)
+
+    def _require_order(self) -> None:
+        names = [block.name for block in self.blocks]
+        if len(set(names)) != len(names):
+            raise _bad("blocks", "two blocks have the same name")
+        slots = [block for block in self.blocks if block.kind not in STATE_KINDS]
+        tensors = self.blocks[: len(names) - len(slots)]
+        if not tensors or not slots or slots[0].name != WEIGHT or (*tensors, *slots) != self.blocks:
+            raise _bad("blocks", "tensors come first, then the weight, then the auxiliary slots")
+        if (slots[0].kind, slots[0].shape, slots[0].maximum) != ("count", (1,), self.weight_cap):
+            raise _bad(WEIGHT, "is one count whose maximum is the weight cap")
+        for slot in slots[1:]:
+            if AUXILIARY.get(slot.name) != slot.kind or slot.shape != (1,):
+                raise ConfigError(
+                    f"auxiliary slot {slot.name!r} is not allowed",
+                    where="layout",
+                    hint="only one loss sum and one hit count travel with the update; see docs/threat-model.md",
+                )
+
+    def _require_no_overflow(self) -> None:
+        """Recompute N * max|z| <= 2^(k-1) - 1 for every slot: then no sum of at most N sites wraps."""
+        if self.quantum < 1:
+            raise _bad("roster_size", "leaves no resolution in this ring")
+        for block in self.blocks:
+            largest = block.maximum if block.kind == "count" else self.quantum
+            if self.roster_size * largest > self.half_ring:
+                raise _bad(block.name, f"{self.roster_size} values up to {largest} do not fit {self.ring_bits} bits")
+
+    @classmethod
+    def of(
+        cls,
+        tensors: Sequence[Block],
+        *,
+        roster_size: int,
+        weight_cap: int,
+        ring_bits: int = 32,
+        loss_exponent: int | None = None,
+        hits_maximum: int | None = None,
+    ) -> Layout:
+        """Append the weight and the auxiliary slots that are asked for."""
+        slots = [Block(name=WEIGHT, shape=(1,), kind="count", maximum=weight_cap)]
+        if loss_exponent is not None:
+            slots.append(Block(name=LOSS, shape=(1,), kind="sum", clip_exponent=loss_exponent))
+        if hits_maximum is not None:
+            slots.append(Block(name=HITS, shape=(1,), kind="count", maximum=hits_maximum))
+        return cls(blocks=(*tensors, *slots), roster_size=roster_size, weight_cap=weight_cap, ring_bits=ring_bits)
+
+    @property
+    def half_ring(self) -> int:
+        return int(2 ** (self.ring_bits - 1)) - 1
+
+    @property
+    def quantum(self) -> int:
+        """Q, the encoding of a full clip at full weight; from the roster, so that it is the same in every attempt."""
+        if self.ring_bits == 64:
+            return self.weight_cap << EXACT_FRACTION_BITS
+        return self.half_ring // self.roster_size
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"<u{self.ring_bits // 8}")
+
+    @property
+    def signed_dtype(self) -> np.dtype[Any]:
+        return np.dtype(f"<i{self.ring_bits // 8}")
+
+    @cached_property
+    def state_words(self) -> int:
+        return sum(block.size for block in self.state_blocks)
+
+    @cached_property
+    def used_words(self) -> int:
+        return sum(block.size for block in self.blocks)
+
+    @cached_property
+    def words(self) -> int:
+        """Length of the vector in words, padded to whole AES blocks; the padding is zero."""
+        per_block = BLOCK_BYTES * 8 // self.ring_bits
+        return -(-self.used_words // per_block) * per_block
+
+    @property
+    def byte_length(self) -> int:
+        return self.words * self.ring_bits // 8
+
+    @cached_property
+    def state_blocks(self) -> tuple[Block, ...]:
+        return tuple(block for block in self.blocks if block.kind in STATE_KINDS)
+
+    def slot(self, name: str) -> slice:
+        start = self._offsets[name]
+        return slice(start, start + self.block(name).size)
+
+    def has(self, name: str) -> bool:
+        return name in self._offsets
+
+    def block(self, name: str) -> Block:
+        return next(block for block in self.blocks if block.name == name)
+
+    def placed(self) -> Iterator[tuple[Block, slice]]:
+        """Yield every block of the state with its place in the vector."""
+        for block in self.state_blocks:
+            start = self._offsets[block.name]
+            yield block, slice(start, start + block.size)
+
+    @cached_property
+    def runs(self) -> tuple[Run, ...]:
+        runs: list[Run] = []
+        for (_, exponent), members in groupby(self.placed(), key=lambda placed: _scaling(placed[0])):
+            blocks, places = zip(*members, strict=True)
+            place = slice(places[0].start, places[-1].stop)
+            if exponent is None:
+                channels = [unit + block.clip_exponent for block in blocks for unit in block.units]
+                runs.append(Run(place, np.array(channels, dtype=np.int32)))
+            else:
+                runs.append(Run(place, exponent))
+        return tuple(runs)
+
+    def block_at(self, word: int) -> Block:
+        """Return the block that holds a word, to name it in an error."""
+        return next(b for b in self.blocks if self._offsets[b.name] <= word < self._offsets[b.name] + b.size)
+
+    def encode(self) -> bytes:
+        return b"".join(
+            (
+                codec.u64(self.ring_bits),
+                codec.u64(self.roster_size),
+                codec.u64(self.quantum),
+                codec.u64(self.weight_cap),
+                codec.array(codec.tlv(block.encode()) for block in self.blocks),
+            )
+        )
+
+    @cached_property
+    def layout_hash(self) -> bytes:
+        return hashlib.sha256(labels.LAYOUT + self.encode()).digest()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ring_bits": self.ring_bits,
+            "roster_size": self.roster_size,
+            "weight_cap": self.weight_cap,
+            "blocks": [block.to_dict() for block in self.blocks],
+        }
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> Layout:
+        expected = {"ring_bits", "roster_size", "weight_cap", "blocks"}
+        numbers = [told.get(name) for name in ("ring_bits", "roster_size", "weight_cap")]
+        if set(told) != expected or any(type(number) is not int for number in numbers):
+            raise _bad("layout", f"must have exactly the keys {', '.join(sorted(expected))}, with whole numbers")
+        ring_bits, roster_size, weight_cap = cast("list[int]", numbers)
+        blocks = tuple(Block.from_dict(block) for block in told["blocks"])
+        return cls(blocks=blocks, ring_bits=ring_bits, roster_size=roster_size, weight_cap=weight_cap)
+
+
+def _bad(what: str, why: str) -> ConfigError:
+    return ConfigError(why, where=f"layout [{what}]", hint="the layout comes from the consortium's signed manifest")
+
+
+def _scaling(block: Block) -> tuple[Kind, int | None]:
+    return block.kind, None if block.kind == "statistic" else block.clip_exponent
+
+
+def _signed(value: int) -> bytes:
+    """A small signed number as u64: biased, so that there is one encoding."""
+    return codec.u64(value + 2**31)
+
+
+def _units_bytes(units: Sequence[int]) -> bytes:
+    return np.array(units, dtype=np.int8).tobytes()
+
+
+def power_of_two_above(value: float) -> int:
+    """Return the exponent of the smallest power of two that is at least `value`."""
+    if not (math.isfinite(value) and value > 0):
+        raise _bad("clips", f"{value} is not a positive number")
+    mantissa, exponent = math.frexp(value)
+    return exponent - 1 if mantissa == 0.5 else exponent
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clips:
+    """How clips and movement caps follow from the training schedule, for `consortium publish`.
+
+    With an optimiser that moves a coordinate by about the learning rate in a step, ``learning_rate * steps`` is as far
+    as a weight goes in a round. The clip is `margin` times that, the cap on the L2 norm of a tensor's averaged step is
+    that far in every coordinate; both rounded up to a power of two.
+    """
+
+    learning_rate: float
+    steps: int
+    margin: float = 8.0
+    statistic_exponent: int = DEFAULT_STATISTIC_EXPONENT
+
+    def weights(self, name: str, shape: tuple[int, ...]) -> Block:
+        reach = self.learning_rate * self.steps
+        return Block(
+            name=name,
+            shape=shape,
+            kind="mean",
+            clip_exponent=power_of_two_above(reach * self.margin),
+            movement_exponent=power_of_two_above(reach * math.sqrt(math.prod(shape))),
+        )
+
+    def _statistic(self, name: str, units: npt.NDArray[np.float64], *, nonnegative: bool) -> Block:
+        # A channel that is nearly dead at first may wake up: its unit is not left far below the tensor's others.
+        units = np.maximum(units, np.median(units) / 2**self.statistic_exponent)
+        return Block(
+            name=name,
+            shape=(len(units),),
+            kind="statistic",
+            clip_exponent=self.statistic_exponent,
+            movement_exponent=power_of_two_above(2.0 ** (self.statistic_exponent - 1) * math.sqrt(len(units))),
+            units=tuple(power_of_two_above(float(unit)) for unit in units),
+            nonnegative=nonnegative,
+        )
+
+    def running_mean(self, name: str, initial_variance: npt.ArrayLike, *, epsilon: float = 1e-5) -> Block:
+        """Channels differ by decades, so each counts in units of its initial standard deviation."""
+        return self._statistic(name, np.sqrt(np.asarray(initial_variance, np.float64) + epsilon), nonnegative=False)
+
+    def running_variance(self, name: str, initial_variance: npt.ArrayLike, *, epsilon: float = 1e-5) -> Block:
+        return self._statistic(name, np.asarray(initial_variance, np.float64) + epsilon, nonnegative=True)
