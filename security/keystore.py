@@ -72,7 +72,7 @@ def read_private(path: Path) -> bytes:
             refuse_shared_mode(path, os.fstat(file.fileno()).st_mode)
             return file.read()
     except FileNotFoundError as error:
-        raise ConfigError("key file not found", where=str(path), hint="run `init` first, or correct the path") from error
+        raise ConfigError("key file not found", where=str(path), hint="run `init` first or correct the path") from error
     except OSError as error:
         raise ConfigError(f"key file cannot be read: {error.strerror}", where=str(path)) from error
 

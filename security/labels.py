@@ -43,3 +43,10 @@ SIGN_ABORT: Final = _label("abort")
 SIGN_ABORT_REQUEST: Final = _label("abortreq")
 SIGN_RESULT: Final = _label("result-sig")
 SIGN_ACK: Final = _label("ack")
+
+# The consortium's documents (docs/consortium.md).
+MANIFEST: Final = _label("manifest")
+SIGN_MANIFEST: Final = _label("manifest-sig")
+ENROLMENT: Final = _label("enrolment")
+SIGN_ENROLMENT: Final = _label("enrolment-sig")
+SIGN_RENEWAL: Final = _label("renewal-sig")
