@@ -59,7 +59,7 @@ def grouped_holdout(
         raise DataError(f"a holdout of {fraction} leaves one side empty", hint="use a fraction between 0 and 1")
     parts = max(2, round(1.0 / min(fraction, 1.0 - fraction)))
     folds = grouped_folds(units, strata, folds=parts, seed=seed)
-    return (folds == 0) if fraction <= 0.5 else (folds != 0)
+    return np.asarray((folds == 0) if fraction <= 0.5 else (folds != 0))
 
 
 def check_grouped(

@@ -67,12 +67,12 @@ def pool(decode: Decode, count: int, shape: tuple[int, int, int], *, key: str, s
     path = directory / f"images-{key}.npy"
     if not path.exists():
         _write(path, full, decode)
-    images = np.load(path, mmap_mode=None if fits else "r", allow_pickle=False)
-    if images.shape != full or images.dtype != np.uint8:
+    cached: NDArray[np.uint8] = np.load(path, mmap_mode=None if fits else "r", allow_pickle=False)
+    if cached.shape != full or cached.dtype != np.uint8:
         raise DataError(
-            f"cached images have shape {images.shape}, not {full}", where=str(path), hint="delete this file"
+            f"cached images have shape {cached.shape}, not {full}", where=str(path), hint="delete this file"
         )
-    return images
+    return cached
 
 
 def _write(path: Path, shape: tuple[int, ...], decode: Decode) -> None:

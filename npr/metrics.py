@@ -1,0 +1,249 @@
+"""How good predictions are: balanced accuracy, balanced AUC, calibration, per site and pooled over folds.
+
+Only classes present in the labels enter a mean: a test set without melanoma says nothing about melanoma. Predicting a
+class the site lacks is simply an error. Intervals are in npr/bootstrap.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import rankdata
+
+from npr.data.dataset import Samples
+from security.errors import DataError
+
+Labels = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Predictions:
+    """Scores (softmax once, one row per image) of one site's test side in one fold and seed.
+
+    `units` and `ids` are 63-bit codes: enough to resample by patient and to check that two methods are compared on the
+    same images. They are pseudonyms, not anonymous, and stay where the predictions stay.
+    """
+
+    site: str
+    labels: Labels
+    scores: Scores
+    units: NDArray[np.int64]
+    ids: NDArray[np.int64]
+    fold: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        rows = len(self.labels)
+        if self.scores.ndim != 2 or not rows == len(self.scores) == len(self.units) == len(self.ids):
+            raise DataError(f"{rows} labels do not fit scores {self.scores.shape}", where=f"predictions of {self.site}")
+        if rows and not (self.labels.min() >= 0 and self.labels.max() < self.scores.shape[1]):
+            raise DataError("a label has no score column", where=f"predictions of {self.site}")
+        if not np.isfinite(self.scores).all():
+            raise DataError("a score is not a finite number", where=f"predictions of {self.site}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @property
+    def num_classes(self) -> int:
+        return int(self.scores.shape[1])
+
+    @classmethod
+    def of(
+        cls, site: str, samples: Samples, scores: NDArray[Any], *, fold: str | int = "", seed: int = 0
+    ) -> Predictions:
+        return cls(
+            site=site,
+            labels=samples.labels,
+            scores=np.ascontiguousarray(scores, dtype=np.float32),
+            units=codes(samples.units),
+            ids=codes(samples.ids),
+            fold=str(fold),
+            seed=seed,
+        )
+
+
+def codes(names: Iterable[str]) -> NDArray[np.int64]:
+    """Stable 63-bit codes of names."""
+    digests = (hashlib.sha256(name.encode()).digest()[:8] for name in names)
+    return np.array([int.from_bytes(d, "little") >> 1 for d in digests], dtype=np.int64)
+
+
+def confusion_matrix(labels: Labels, predicted: Labels, num_classes: int) -> NDArray[np.int64]:
+    """Rows are true classes, columns predicted ones."""
+    flat = np.bincount(labels * num_classes + predicted, minlength=num_classes * num_classes)
+    return flat.reshape(num_classes, num_classes).astype(np.int64)
+
+
+def recalls(labels: Labels, scores: Scores) -> NDArray[np.float64]:
+    """Recall of each class by the largest score; NaN where the class is absent from the labels."""
+    matrix = confusion_matrix(labels, scores.argmax(axis=1), scores.shape[1])
+    present = matrix.sum(axis=1)
+    out = np.full(len(matrix), np.nan)
+    np.divide(matrix.diagonal(), present, out=out, where=present > 0)
+    return out
+
+
+def balanced_accuracy(labels: Labels, scores: Scores) -> float:
+    """Mean recall over the classes present; NaN without any image."""
+    return _mean_of_present(recalls(labels, scores))
+
+
+def class_aucs(labels: Labels, scores: Scores) -> NDArray[np.float64]:
+    """One-vs-rest area under the ROC curve by midranks (ties count half); NaN without positives or negatives."""
+    rows, classes = scores.shape
+    if rows == 0:
+        return np.full(classes, np.nan)
+    ranks = rankdata(scores, axis=0)
+    member = labels[:, None] == np.arange(classes)
+    positives = member.sum(axis=0).astype(np.float64)
+    pairs = positives * (rows - positives)
+    above = (ranks * member).sum(axis=0) - positives * (positives + 1) / 2
+    out = np.full(classes, np.nan)
+    np.divide(above, pairs, out=out, where=pairs > 0)
+    return out
+
+
+def balanced_auc(labels: Labels, scores: Scores) -> float:
+    """Mean one-vs-rest AUC over the classes present."""
+    return _mean_of_present(class_aucs(labels, scores))
+
+
+def expected_calibration_error(labels: Labels, scores: Scores, *, bins: int = 15) -> float:
+    """Mean gap between confidence and accuracy of the predicted class, over equal-width bins (Guo et al., 2017)."""
+    if len(labels) == 0:
+        return float("nan")
+    confidence = scores.max(axis=1).astype(np.float64)
+    hit = (scores.argmax(axis=1) == labels).astype(np.float64)
+    place = np.clip(np.ceil(confidence * bins).astype(np.int64) - 1, 0, bins - 1)
+    gaps = np.bincount(place, weights=hit, minlength=bins) - np.bincount(place, weights=confidence, minlength=bins)
+    return float(np.abs(gaps).sum() / len(labels))
+
+
+def pooled(predictions: Sequence[Predictions]) -> tuple[Labels, Scores]:
+    """All rows of all sites, folds and seeds."""
+    if not predictions:
+        raise DataError("there are no predictions to pool")
+    if len({p.num_classes for p in predictions}) != 1:
+        raise DataError("predictions with different numbers of classes cannot be pooled")
+    return np.concatenate([p.labels for p in predictions]), np.concatenate([p.scores for p in predictions])
+
+
+def pooled_recall(predictions: Sequence[Predictions]) -> float:
+    """The primary figure: mean over classes of the recall pooled over sites and out-of-fold predictions."""
+    return balanced_accuracy(*pooled(predictions))
+
+
+def site_mean(predictions: Sequence[Predictions], metric: Callable[[Labels, Scores], float]) -> float:
+    """The paper's figure: the metric per site (and fold and seed), averaged plainly over those where it is defined."""
+    return _mean_of_present(np.array([metric(p.labels, p.scores) for p in predictions]))
+
+
+def _mean_of_present(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Figures of one set of predictions; NaN is written as null."""
+
+    images: int
+    pooled_recall: float
+    pooled_auc: float
+    mean_bacc: float
+    mean_bauc: float
+    sd_bacc: float
+    sd_bauc: float
+    ece: float
+    recall_by_class: tuple[float, ...]
+    sites: dict[str, dict[str, float]]
+    confusion: tuple[tuple[int, ...], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)), parse_constant=lambda _: None)
+        return plain
+
+
+def summarise(predictions: Sequence[Predictions]) -> Summary:
+    """Pooled figures, the plain mean over sites with its spread over repetitions, and each site pooled over folds."""
+    labels, scores = pooled(predictions)
+    repetitions = dict.fromkeys((p.fold, p.seed) for p in predictions)
+    groups = [[p for p in predictions if (p.fold, p.seed) == key] for key in repetitions]
+    baccs = np.array([site_mean(group, balanced_accuracy) for group in groups])
+    baucs = np.array([site_mean(group, balanced_auc) for group in groups])
+    sites = {}
+    for name in dict.fromkeys(p.site for p in predictions):
+        own_labels, own_scores = pooled([p for p in predictions if p.site == name])
+        sites[name] = {
+            "images": float(len(own_labels)),
+            "bacc": balanced_accuracy(own_labels, own_scores),
+            "bauc": balanced_auc(own_labels, own_scores),
+            "ece": expected_calibration_error(own_labels, own_scores),
+        }
+    matrix = confusion_matrix(labels, scores.argmax(axis=1), scores.shape[1])
+    return Summary(
+        images=len(labels),
+        pooled_recall=balanced_accuracy(labels, scores),
+        pooled_auc=balanced_auc(labels, scores),
+        mean_bacc=_mean_of_present(baccs),
+        mean_bauc=_mean_of_present(baucs),
+        sd_bacc=_spread(baccs),
+        sd_bauc=_spread(baucs),
+        ece=expected_calibration_error(labels, scores),
+        recall_by_class=tuple(recalls(labels, scores).tolist()),
+        sites=sites,
+        confusion=tuple(tuple(row) for row in matrix.tolist()),
+    )
+
+
+def _spread(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.std(ddof=1)) if len(known) > 1 else float("nan")
+
+
+def save_predictions(path: Path, predictions: Sequence[Predictions]) -> None:
+    """One npz without pickles, complete or absent."""
+    arrays: dict[str, NDArray[Any]] = {
+        "index": np.array(
+            [json.dumps({"site": p.site, "fold": p.fold, "seed": p.seed}) for p in predictions], dtype=str
+        )
+    }
+    for number, p in enumerate(predictions):
+        for name in ("labels", "scores", "units", "ids"):
+            arrays[f"{number}.{name}"] = getattr(p, name)
+    handle, name = tempfile.mkstemp(prefix=".predictions-", suffix=".npz", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            np.savez_compressed(file, allow_pickle=False, **arrays)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def load_predictions(path: Path) -> list[Predictions]:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return [
+                Predictions(
+                    **json.loads(str(entry)),
+                    **{name: archive[f"{number}.{name}"] for name in ("labels", "scores", "units", "ids")},
+                )
+                for number, entry in enumerate(archive["index"])
+            ]
+    except FileNotFoundError:
+        raise DataError("predictions are missing", where=str(path)) from None
+    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"not a predictions file ({type(error).__name__})", where=str(path)) from None
