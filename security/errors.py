@@ -130,6 +130,12 @@ class BudgetExhausted(ToolkitError):
     code = "budget"
 
 
+class LedgerError(ToolkitError):
+    """The privacy ledger is missing, shortened, or not what it was; nothing may be trained."""
+
+    code = "ledger"
+
+
 class AuditLogError(ToolkitError):
     """The privacy log cannot be written or is not what it was; nothing may be sent."""
 

@@ -51,3 +51,7 @@ SIGN_MANIFEST: Final = _label("manifest-sig")
 ENROLMENT: Final = _label("enrolment")
 SIGN_ENROLMENT: Final = _label("enrolment-sig")
 SIGN_RENEWAL: Final = _label("renewal-sig")
+
+# Privacy ledger: its hash chain, and the salted commitment to its head that goes into the advert.
+DP_LEDGER: Final = _label("dp-ledger")
+DP_LEDGER_COMMITMENT: Final = _label("dp-ledger-head")

@@ -1,0 +1,151 @@
+"""Where a ledger is kept: a file with an anchor beside it, or memory for simulations.
+
+The anchor holds the newest head and lies in another directory, so that restoring or losing one of the two shows. The
+order of writing is: line, fsync, anchor, fsync. A crash in between leaves the ledger one line ahead, which is charged;
+it can never leave it behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from pathlib import Path
+from typing import Self
+
+from security.dp.ledger_entries import Head
+from security.errors import LedgerError
+
+
+class MemoryStore:
+    """For simulations, whose patients need no protection from a restart."""
+
+    def __init__(self) -> None:
+        self.lines: list[bytes] = []
+        self.head: Head | None = None
+
+    def create(self, line: bytes, head: Head) -> None:
+        if self.lines:
+            raise LedgerError("there is a ledger already")
+        self.append(line, head)
+
+    def load(self) -> tuple[list[bytes], Head]:
+        if self.head is None:
+            raise LedgerError("there is no ledger")
+        return list(self.lines), self.head
+
+    def append(self, line: bytes, head: Head) -> None:
+        self.lines.append(line)
+        self.head = head
+
+
+class FileStore:
+    """JSON lines with an exclusive lock for as long as the store is open."""
+
+    def __init__(self, ledger: Path, anchor: Path) -> None:
+        if ledger.resolve().parent == anchor.resolve().parent:
+            raise LedgerError(
+                "ledger and anchor lie in one directory", where=str(ledger), hint="restoring it would hide a rollback"
+            )
+        self._ledger = ledger
+        self._anchor = anchor
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+    def create(self, line: bytes, head: Head) -> None:
+        anchor = self._read_anchor()
+        # An anchor at line one means that no reservation ever returned: creating was cut short and may be repeated.
+        if self._ledger.exists() or (anchor is not None and anchor.seq > 0):
+            raise LedgerError(
+                "this population has a ledger already", where=str(self._ledger), hint="open it; budgets never restart"
+            )
+        self._write_anchor(head)
+        self._lock(os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
+        self._write_line(line)
+        _sync_directory(self._ledger.parent)
+
+    def load(self) -> tuple[list[bytes], Head]:
+        anchor = self._read_anchor()
+        if anchor is None or not self._ledger.exists():
+            missing = self._anchor if anchor is None else self._ledger
+            raise LedgerError(
+                "a part of the privacy ledger is missing",
+                where=str(missing),
+                hint="restore it from the newest copy; without it this population's budget counts as spent",
+            )
+        self._lock(os.O_RDWR | os.O_APPEND)
+        data = self._ledger.read_bytes()
+        whole, newline, torn = data.rpartition(b"\n")
+        lines = whole.split(b"\n") if newline else []
+        if torn and len(lines) > anchor.seq:
+            # The last write was cut short by a crash: its reservation never returned, so nothing was trained on it.
+            os.ftruncate(self._descriptor, len(data) - len(torn))
+            os.fsync(self._descriptor)
+        return lines, anchor
+
+    def append(self, line: bytes, head: Head) -> None:
+        self._write_line(line)
+        self._write_anchor(head)
+
+    @property
+    def _descriptor(self) -> int:
+        if self._file is None:
+            raise LedgerError("the ledger is not open", where=str(self._ledger))
+        return self._file
+
+    def _lock(self, flags: int) -> None:
+        if self._file is None:
+            self._ledger.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._ledger, flags, 0o600)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise LedgerError(
+                "another process holds this ledger", where=str(self._ledger), hint="one agent per population at a time"
+            ) from error
+
+    def _write_line(self, line: bytes) -> None:
+        data = line + b"\n"
+        if os.write(self._descriptor, data) != len(data):
+            raise LedgerError("the ledger could not be written in full", where=str(self._ledger), hint="check the disk")
+        os.fsync(self._descriptor)
+
+    def _read_anchor(self) -> Head | None:
+        try:
+            value = json.loads(self._anchor.read_bytes())
+            return Head(seq=int(value["seq"]), digest=str(value["digest"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerError("the ledger's anchor cannot be read", where=str(self._anchor)) from error
+
+    def _write_anchor(self, head: Head) -> None:
+        self._anchor.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._anchor.with_name(self._anchor.name + ".new")
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.write(file, json.dumps({"seq": head.seq, "digest": head.digest}).encode() + b"\n")
+            os.fsync(file)
+        finally:
+            os.close(file)
+        os.replace(draft, self._anchor)
+        _sync_directory(self._anchor.parent)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

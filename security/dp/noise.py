@@ -1,0 +1,127 @@
+"""The secret generator behind all noise and all sampling (docs/spec/differential-privacy.md, section 4).
+
+AES-256 in counter mode, keyed from the operating system when the process starts. Whoever can replay the stream can
+take the noise off again and knows who was drawn, so the state is never saved, copied or carried through a fork, and
+the experiment's seed never comes near it. A source made from anything but the operating system says so (`secret`) and
+the ledger refuses it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Final, NoReturn
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES
+from cryptography.hazmat.primitives.ciphers.modes import CTR
+from numpy.typing import NDArray
+
+from security.errors import LocalProtocolError
+from security.rng import Randomness, SystemRandomness
+
+_PAIRS: Final = 1 << 14
+"""Box-Muller runs in pieces whose working arrays (five of 128 KiB) stay in the cache."""
+
+_ZEROS: Final = bytes(_PAIRS * 16)
+
+_TABLE_COSINE: Final = np.cos(2.0 * math.pi * np.arange(4096) / 4096)
+_TABLE_SINE: Final = np.sin(2.0 * math.pi * np.arange(4096) / 4096)
+
+
+class NoiseSource:
+    """Unpredictable words, Gaussians and uniform integers. Not thread-safe: give each thread its own `fork`."""
+
+    def __init__(self, randomness: Randomness | None = None) -> None:
+        source = SystemRandomness() if randomness is None else randomness
+        self._secret = type(source) is SystemRandomness
+        self._start(source.bytes(32))
+
+    def _start(self, key: bytes) -> None:
+        self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+        self._process = os.getpid()
+
+    @property
+    def secret(self) -> bool:
+        """False for a seeded source: what it produces can be repeated, hence protects nobody."""
+        return self._secret
+
+    def fork(self) -> NoiseSource:
+        """An independent source for another thread, keyed from this one."""
+        child = NoiseSource.__new__(type(self))
+        child._secret = self._secret
+        child._start(self.bytes(32))
+        return child
+
+    def bytes(self, count: int) -> bytes:
+        # A forked process would hold the same stream as its parent, and equal noise on two sums cancels.
+        if os.getpid() != self._process:
+            raise LocalProtocolError("a noise source was carried into a forked process", hint="make a new one there")
+        return self._stream.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        return np.frombuffer(self.bytes(8 * count), dtype=np.uint64)
+
+    def below(self, bounds: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """One exactly uniform integer in 0..bound-1 for each bound (bounds from 1 to 2^63)."""
+        out = np.empty(bounds.shape, dtype=np.uint64)
+        todo = np.arange(bounds.size)
+        while todo.size:
+            limit = bounds[todo]
+            word = self.words(todo.size)
+            # The last, incomplete run of residues is thrown away: without this small values would be likelier.
+            tail = (np.uint64(0) - limit) % limit
+            out[todo] = word % limit
+            todo = todo[word > np.uint64(2**64 - 1) - tail]
+        return out
+
+    def gaussian(self, out: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Fill a flat array with independent standard normal values (Box-Muller in double precision)."""
+        for start in range(0, out.size, 2 * _PAIRS):
+            piece = out[start : start + 2 * _PAIRS]
+            pairs = (piece.size + 1) // 2
+            words = self.words(2 * pairs)
+            # (w + 1) / 2^64 is in (0, 1]: the logarithm is finite and the tail reaches 9.4 standard deviations.
+            radius = words[:pairs].astype(np.float64)
+            radius += 1.0
+            radius *= 2.0**-64
+            np.log(radius, out=radius)
+            radius *= -2.0
+            np.sqrt(radius, out=radius)
+            cosine, sine = _circle(words[pairs:])
+            np.multiply(radius, cosine, out=piece[:pairs])
+            np.multiply(radius[: piece.size - pairs], sine[: piece.size - pairs], out=piece[pairs:])
+        return out
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a noise source is never saved or copied: repeated noise protects nobody")
+
+    def __repr__(self) -> str:
+        return f"<NoiseSource {'secret' if self._secret else 'seeded, not private'}>"
+
+
+def _circle(words: NDArray[np.uint64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Cosine and sine of a uniform angle given as a fraction of the turn in 64 bits.
+
+    A table holds every 2^-12 of a turn; the rest, below 0.0016, goes through its series, whose first neglected term is
+    under 1e-19. This takes a quarter of the time of the library's two functions.
+    """
+    index = (words >> np.uint64(52)).astype(np.intp)
+    rest = (words & np.uint64(2**52 - 1)).astype(np.float64)
+    rest *= 2.0 * math.pi * 2.0**-64
+    square = rest * rest
+    rest_sine = rest * (1.0 - square * (1.0 / 6.0 - square * (1.0 / 120.0)))
+    rest_cosine = 1.0 - square * (0.5 - square * (1.0 / 24.0 - square * (1.0 / 720.0)))
+    cosine, sine = _TABLE_COSINE.take(index), _TABLE_SINE.take(index)
+    return cosine * rest_cosine - sine * rest_sine, sine * rest_cosine + cosine * rest_sine
+
+
+def grid_step(sigma: float) -> float:
+    """The power of two in (sigma / 2048, sigma / 1024].
+
+    A noisy sum is rounded to whole multiples of this step. Floating-point sums have gaps that depend on the operands
+    and so on the data (Mironov 2012); after rounding, the set of possible outputs is the same for every data set. A
+    power of two makes the multiples exact in single precision.
+    """
+    return float(2.0 ** math.floor(math.log2(sigma / 1024.0)))

@@ -1,0 +1,58 @@
+"""Poisson sampling by unit of privacy: each patient takes part in a step by a coin of their own.
+
+The accountant's amplification holds only if the coins are independent, have exactly the booked rate, and are unknown
+to whoever sees the result; so they come from the secret generator and a batch is never cut, padded or thrown away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from security.dp.events import RATE_ONE
+from security.dp.noise import NoiseSource
+from security.errors import DataError
+
+
+class Units:
+    """Which images belong to which unit of privacy (patient, lesion or image)."""
+
+    def __init__(self, unit_of_image: Sequence[Hashable]) -> None:
+        numbers: dict[Hashable, int] = {}
+        self.of_image: NDArray[np.int64] = np.array(
+            [numbers.setdefault(unit, len(numbers)) for unit in unit_of_image], dtype=np.int64
+        )
+        self.sizes: NDArray[np.int64] = np.bincount(self.of_image, minlength=len(numbers))
+        # Images sorted by unit, so that a unit's images are one slice.
+        self._images = np.argsort(self.of_image, kind="stable")
+        self._starts = np.concatenate(([0], np.cumsum(self.sizes)[:-1])).astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def image_of(self, unit: NDArray[np.int64], position: NDArray[np.int64]) -> NDArray[np.int64]:
+        images: NDArray[np.int64] = self._images[self._starts[unit] + position]
+        return images
+
+
+class PoissonSampler:
+    """Draws the images of one step: every unit with chance rate / 2^24, then one of its images, uniformly.
+
+    One image per drawn unit keeps the sensitivity at one clipped gradient however many images a patient has.
+    """
+
+    def __init__(self, units: Units, *, rate: int, noise: NoiseSource) -> None:
+        if not 1 <= rate <= RATE_ONE:
+            raise DataError(f"sampling rate {rate} is not in 1..2^24")
+        self._units = units
+        self._rate = rate
+        self._noise = noise
+
+    def draw(self) -> NDArray[np.int64]:
+        """Indices of the drawn images; may well be empty, and such a step still takes its noise and its charge."""
+        coins = np.frombuffer(self._noise.bytes(4 * len(self._units)), dtype=np.uint32) >> np.uint32(8)
+        drawn = np.flatnonzero(coins < self._rate)
+        sizes = self._units.sizes[drawn].astype(np.uint64)
+        return self._units.image_of(drawn, self._noise.below(sizes).astype(np.int64))
