@@ -1,0 +1,144 @@
+"""Local prototypes: K unit vectors per class that a site owns, made from its own features.
+
+They never leave the site: there is no way from here to a vector that is summed (docs/methods.md, what stays home).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from npr.config import TrainConfig
+from npr.sinkhorn import balanced_plan
+
+_CHUNK = 4096
+
+
+@dataclass(frozen=True)
+class Prototypes:
+    """`vectors` (P, d) of unit norm and the class of each, sorted by class; an absent class has none."""
+
+    vectors: Tensor
+    owners: Tensor
+
+    @cached_property
+    def classes(self) -> Tensor:
+        """The classes that have prototypes, ascending."""
+        return torch.unique(self.owners)
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """(classes, K): rows of `vectors` per class. A shorter class repeats its first, which changes no maximum."""
+        positions = [torch.nonzero(self.owners == owner).flatten() for owner in self.classes]
+        width = max(len(position) for position in positions)
+        return torch.stack([torch.cat([p, p[:1].expand(width - len(p))]) for p in positions])
+
+    def similarity(self, features: Tensor) -> Tensor:
+        """(N, classes): cosine to the nearest prototype of each class that has one."""
+        cosine = functional.normalize(features, dim=1) @ self.vectors.T
+        return cosine[:, self.columns].amax(dim=2) if self.columns.shape[1] > 1 else cosine
+
+    def scores(self, features: Tensor, num_classes: int, temperature: float) -> Tensor:
+        """(N, C) probabilities by nearest prototype; a class without prototypes has none."""
+        scores = torch.zeros(len(features), num_classes)
+        scores[:, self.classes] = torch.softmax(self.similarity(features) / temperature, dim=1)
+        return scores
+
+
+def cluster_counts(counts: Tensor, clusters: int, min_per_cluster: int) -> Tensor:
+    """K_c = max(1, min(K, n_c // m)), and 0 for a class the site does not have."""
+    wanted = torch.clamp(counts // min_per_cluster, min=1, max=clusters)
+    return torch.where(counts > 0, wanted, 0)
+
+
+@torch.no_grad()
+def make_prototypes(
+    features: Tensor,
+    labels: Tensor,
+    num_classes: int,
+    config: TrainConfig,
+    *,
+    previous: Prototypes | None = None,
+    generator: torch.Generator | None = None,
+) -> Prototypes:
+    """Cluster the features of every class into its sub-clusters.
+
+    Starts from `previous` when it fits, else from seeds that are far apart. The result depends on nothing but the
+    arguments; only `assign = "random_subset"` draws, from `generator`.
+    """
+    unit = functional.normalize(features.float(), dim=1)
+    per_class = cluster_counts(torch.bincount(labels, minlength=num_classes), config.clusters, config.min_per_cluster)
+    owners = torch.repeat_interleave(torch.arange(num_classes), per_class)
+    warm = previous is not None and torch.equal(previous.owners, owners)
+    current = previous.vectors if warm and previous is not None else _far_apart(unit, labels, per_class)
+    for _ in range(config.alternations if warm else config.alternations_first):
+        weights = _assignment(unit, labels, current, per_class, config, generator)
+        current = _centres(unit, labels, weights, current, per_class)
+    if warm and previous is not None and config.prototype_momentum > 0.0:
+        kept = config.prototype_momentum
+        current = functional.normalize(kept * previous.vectors + (1.0 - kept) * current, dim=1)
+    return Prototypes(current, owners)
+
+
+def _own_columns(labels: Tensor, per_class: Tensor) -> Tensor:
+    """(N, K): rows of the prototype matrix that belong to each feature's class; columns past K_c repeat the last."""
+    first = torch.cumsum(per_class, 0) - per_class
+    offsets = torch.arange(int(per_class.max()))[None, :].minimum((per_class - 1).clamp(min=0)[:, None])
+    return (first[:, None] + offsets)[labels]
+
+
+def _assignment(
+    unit: Tensor,
+    labels: Tensor,
+    prototypes: Tensor,
+    per_class: Tensor,
+    config: TrainConfig,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """(N, K) weights of each feature over the sub-clusters of its own class."""
+    width = int(per_class.max())
+    if config.assign == "random_subset":
+        drawn = torch.rand(len(unit), generator=generator) * per_class[labels]
+        return functional.one_hot(drawn.long().minimum(per_class[labels] - 1), width).float()
+    similarity = (unit @ prototypes.T).gather(1, _own_columns(labels, per_class))
+    if config.assign == "nearest":
+        beyond = torch.arange(width)[None, :] >= per_class[labels][:, None]
+        return functional.one_hot(similarity.masked_fill(beyond, -torch.inf).argmax(1), width).float()
+    plan = balanced_plan(similarity, labels, per_class, epsilon=config.epsilon)
+    if config.assign == "sinkhorn_soft":
+        return plan.weights
+    return functional.one_hot(plan.weights.argmax(1), width).float()
+
+
+def _centres(unit: Tensor, labels: Tensor, weights: Tensor, old: Tensor, per_class: Tensor) -> Tensor:
+    """Normalised weighted sums (paper eq. 2), chunks accumulated in double; an empty sub-cluster keeps its old centre."""
+    columns = _own_columns(labels, per_class)
+    spread = torch.zeros(len(unit), len(old)).scatter_add_(1, columns, weights)
+    total = torch.zeros(old.shape, dtype=torch.float64)
+    for start in range(0, len(unit), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        total += (spread[part].T @ unit[part]).double()
+    centres = functional.normalize(total, dim=1).float()
+    empty = (spread.sum(0) <= 0.0) | (total.norm(dim=1) <= 1e-12)
+    return torch.where(empty[:, None], old, centres)
+
+
+def _far_apart(unit: Tensor, labels: Tensor, per_class: Tensor) -> Tensor:
+    """Seeds for all classes at once: the feature nearest to the class mean, then each time the farthest from all."""
+    num_classes = len(per_class)
+    mine = labels[None, :] == torch.arange(num_classes)[:, None]  # (C, N)
+    present = torch.nonzero(per_class > 0).flatten()
+    means = mine.float() @ unit
+    closeness = (unit @ means.T).gather(1, labels[:, None]).flatten()
+    chosen = [torch.where(mine, closeness, -torch.inf).argmax(1)]
+    nearest = torch.full((len(unit),), -torch.inf)
+    for _ in range(int(per_class.max()) - 1):
+        newest = (unit @ unit[chosen[-1]].T).gather(1, labels[:, None]).flatten()
+        nearest = torch.maximum(nearest, newest)
+        chosen.append(torch.where(mine, nearest, torch.inf).argmin(1))
+    picks = torch.stack(chosen, 1)  # (C, K)
+    return torch.cat([unit[picks[c, : int(per_class[c])]] for c in present])

@@ -1,0 +1,165 @@
+"""The inner loop: optimisers, one pass over a site's batches, and the pass that only reads features."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from npr.config import TrainConfig
+from npr.data.loader import Batch, Batches
+from npr.model import SplitModel
+from security.errors import ConfigError
+
+_HEADS = ("head.", "personal_head.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalReport:
+    """What one round of local work amounted to. Of these only the sums may be added up over sites, under masks."""
+
+    steps: int
+    samples: int
+    loss_sum: float
+    hits: int
+    seconds: float
+    seconds_waiting: float
+
+    def __add__(self, other: LocalReport) -> LocalReport:
+        return LocalReport(
+            steps=self.steps + other.steps,
+            samples=self.samples + other.samples,
+            loss_sum=self.loss_sum + other.loss_sum,
+            hits=self.hits + other.hits,
+            seconds=self.seconds + other.seconds,
+            seconds_waiting=self.seconds_waiting + other.seconds_waiting,
+        )
+
+
+NOTHING = LocalReport(steps=0, samples=0, loss_sum=0.0, hits=0, seconds=0.0, seconds_waiting=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one batch gave: the loss to descend, the logits as they are, and the features they came from."""
+
+    loss: Tensor
+    logits: Tensor
+    features: Tensor
+
+
+def make_optimizer(config: TrainConfig, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+    """The configured optimiser with two groups, because heads have their own weight decay.
+
+    Decay on a head is off by default: at a site that lacks a class the row of that class has no gradient but the decay
+    itself, which Adam scales up to full steps, and after one epoch the row is gone from the average.
+    """
+    named = list(named)
+    heads = [parameter for name, parameter in named if name.startswith(_HEADS)]
+    others = [parameter for name, parameter in named if not name.startswith(_HEADS)]
+    groups = [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in ((others, config.weight_decay), (heads, config.head_decay))
+        if parameters
+    ]
+    if config.optimizer == "sgd":
+        return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)
+    return {"adam": Adam, "adamw": AdamW}[config.optimizer](groups, lr=config.learning_rate, fused=True)
+
+
+def set_rate(optimizer: Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
+    """The optimiser's memory as named tensors, parameters numbered in the order they were given."""
+    return {
+        f"{number}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+        for number, state in optimizer.state_dict()["state"].items()
+        for key, value in state.items()
+        if value is not None
+    }
+
+
+def load_optimizer_tensors(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
+    """The inverse of `optimizer_tensors`, for an optimiser over the same parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, _, key = name.partition("/")
+        state.setdefault(int(number), {})[key] = tensor.clone()
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+@contextmanager
+def training_only(model: nn.Module, prefixes: tuple[str, ...]) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """Let gradients reach only parameters whose names start with one of `prefixes`, and yield those.
+
+    The others belong in no optimiser either: decay and momentum would move them without any gradient.
+    """
+    before = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+    try:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(prefixes))
+        yield [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+
+
+def descend(
+    batches: Batches,
+    optimizer: Optimizer,
+    step: Callable[[Batch], Step],
+    watch: Callable[[Batch, Step], None] | None = None,
+) -> LocalReport:
+    """One pass over `batches`. Sums stay tensors until the end, so nothing waits on a number inside the loop."""
+    started = time.perf_counter()
+    loss_sum, hits, samples, steps = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64), 0, 0
+    for batch in batches:
+        optimizer.zero_grad(set_to_none=True)
+        result = step(batch)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        loss_sum += result.loss.detach() * len(batch.labels)
+        hits += (result.logits.detach().argmax(1) == batch.labels).sum()
+        samples, steps = samples + len(batch.labels), steps + 1
+        if watch is not None:
+            watch(batch, result)
+    if not torch.isfinite(loss_sum):
+        raise ConfigError("training diverged: the loss is not a finite number", hint="lower learning_rate")
+    return LocalReport(
+        steps=steps,
+        samples=samples,
+        loss_sum=float(loss_sum),
+        hits=int(hits),
+        seconds=time.perf_counter() - started,
+        seconds_waiting=batches.seconds_waiting,
+    )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Eval mode inside, whatever mode it was in again outside."""
+    mode = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(mode)
+
+
+def extract(model: SplitModel, batches: Batches) -> tuple[Tensor, Tensor]:
+    """Features and labels of a whole pass, in eval mode and without gradients: no buffer of the model moves."""
+    features, labels = [], []
+    with evaluating(model), torch.inference_mode():
+        for batch in batches:
+            features.append(model.features(batch.images))
+            labels.append(batch.labels)
+    # Copies made outside inference mode are ordinary tensors, which later steps may differentiate through.
+    return torch.cat(features).clone(), torch.cat(labels).clone()
