@@ -124,6 +124,22 @@ class ManifestRejected(VerificationFailed):
     code = "manifest"
 
 
+class ForkDetected(VerificationFailed):
+    """A log showed two histories; the two signed heads are kept as evidence."""
+
+    code = "fork"
+
+
+class HeadConflict(RemoteProtocolError):
+    """A head offered for cosigning grows from another size than the witness holds: go on from `held_size`."""
+
+    code = "head-conflict"
+
+    def __init__(self, message: str, *, held_size: int, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.held_size = held_size
+
+
 class BudgetExhausted(ToolkitError):
     """The privacy budget does not allow another step."""
 
@@ -140,6 +156,12 @@ class AuditLogError(ToolkitError):
     """The privacy log cannot be written or is not what it was; nothing may be sent."""
 
     code = "audit-log"
+
+
+class RollbackDetected(AuditLogError):
+    """Somebody else holds a head of our log that our log no longer reaches: it was set back."""
+
+    code = "rollback"
 
 
 class CannotDecide(ToolkitError):

@@ -1,0 +1,221 @@
+"""The folder of a log, and nothing but its files.
+
+FORMAT                    the version of this layout
+manifest.json             a copy of the signed manifest: who is who
+segments/00000000.jsonl   the entries, 65,536 to a file; the only thing synced for every entry
+leaves.bin                32 bytes for each entry; derived, rebuilt at will, never aged out
+checkpoints/<size>.note   signed heads, with the cosignatures they collected
+cosigned.note             the newest head with a full quorum
+epochs/<n>.note           endorsements of the epoch keys
+witness/                  the newest heads seen of other logs
+annex/<seq>.json          what a leaf only commits to
+evidence/                 torn writes and proofs of forks
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+from security import keystore
+from security.audit.machine import SEGMENT, Entry
+from security.audit.note import Note
+from security.errors import AuditLogError, CodecError
+from security.merkle import HASH_SIZE
+
+FORMAT: Final = b"lazaret audit log 1\n"
+MAX_LINE: Final = 1 << 16
+
+
+class Disk:
+    """The three things a log does to a disk. Tests put one here that fails or stops in between."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write all of it."""
+        view = memoryview(data)
+        while view:
+            view = view[os.write(descriptor, view) :]
+
+    def sync(self, descriptor: int) -> None:
+        """Return when it is on stable storage."""
+        os.fsync(descriptor)
+
+    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        """Put a whole file in place at once, durably."""
+        keystore.write_atomically(path, data, mode=mode)
+
+
+class LogFolder:
+    """Paths and reads; enough for an auditor with a copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.segments = path / "segments"
+        self.leaves = path / "leaves.bin"
+        self.checkpoints = path / "checkpoints"
+        self.cosigned = path / "cosigned.note"
+        self.epochs = path / "epochs"
+        self.witness = path / "witness"
+        self.annex = path / "annex"
+        self.evidence = path / "evidence"
+        self.format = path / "FORMAT"
+        self.manifest = path / "manifest.json"
+
+    def segment(self, number: int) -> Path:
+        """The file of one segment."""
+        return self.segments / f"{number:08d}.jsonl"
+
+    def segment_files(self) -> list[Path]:
+        """All segments in order; a gap in their numbers is an error, since it could hide entries."""
+        files = sorted(self.segments.glob("*.jsonl"))
+        if files != [self.segment(number) for number in range(len(files))]:
+            raise AuditLogError("segment files are not numbered without gaps", where=str(self.segments))
+        return files
+
+    def head_sizes(self) -> list[int]:
+        """Sizes of the signed heads, smallest first."""
+        sizes = [int(path.stem) for path in self.checkpoints.glob("*.note") if path.stem.isdigit()]
+        return sorted(sizes)
+
+    def head_path(self, size: int) -> Path:
+        """The file of one head."""
+        return self.checkpoints / f"{size}.note"
+
+    def head(self, size: int) -> Note:
+        """One signed head, not yet verified."""
+        return Note.parse(self.head_path(size).read_bytes())
+
+    def endorsements(self) -> list[Note]:
+        """The endorsements of epochs 0, 1, ..., as far as they go without a gap."""
+        notes: list[Note] = []
+        while (path := self.epochs / f"{len(notes)}.note").exists():
+            notes.append(Note.parse(path.read_bytes()))
+        return notes
+
+    def annex_path(self, seq: int) -> Path:
+        """The file of one annex."""
+        return self.annex / f"{seq}.json"
+
+    def witness_path(self, origin: str) -> Path:
+        """Where the newest head of another log is kept; the name cannot climb out of the folder."""
+        return self.witness / f"{quote(origin, safe='')}.json"
+
+    def check_format(self) -> None:
+        """Refuse a folder of another version, or none at all."""
+        try:
+            found = self.format.read_bytes()
+        except FileNotFoundError:
+            raise AuditLogError(
+                "no privacy log here", where=str(self.path), hint="give the folder with FORMAT"
+            ) from None
+        if found != FORMAT:
+            raise AuditLogError("a log of another format", where=str(self.format))
+
+
+def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(offset, line without newline) of a segment; where the last newline is missing, the rest is the last line."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        if end < 0:
+            yield start, data[start:]
+            return
+        yield start, data[start:end]
+        start = end + 1
+
+
+class LogWriter(LogFolder):
+    """The one writer of a folder; holds its lock."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        super().__init__(path)
+        self.disk = disk
+        self._segment: tuple[int, int] | None = None  # number, file descriptor
+        self._unwritten_leaves: list[bytes] = []
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise AuditLogError("another process writes this log", where=str(path)) from error
+
+    def initialise(self, manifest: bytes) -> None:
+        """Lay out an empty folder, over what a crash may have left of an earlier try. `declare` comes last."""
+        for folder in (self.segments, self.checkpoints, self.epochs, self.witness, self.annex, self.evidence):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700 if folder == self.annex else 0o755)
+        self.leaves.unlink(missing_ok=True)
+        self.disk.publish(self.manifest, manifest)
+
+    def declare(self) -> None:
+        """Write FORMAT: from here on there is a log."""
+        self.disk.publish(self.format, FORMAT)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write entries and return when they are durable. One sync for all of them that share a segment."""
+        start = 0
+        while start < len(entries):
+            number = entries[start].seq // SEGMENT
+            stop = next((i for i in range(start, len(entries)) if entries[i].seq // SEGMENT != number), len(entries))
+            descriptor = self._open_segment(number)
+            self.disk.write(descriptor, b"".join(entry.line + b"\n" for entry in entries[start:stop]))
+            self.disk.sync(descriptor)
+            start = stop
+        self._unwritten_leaves.extend(entry.leaf for entry in entries)
+
+    def _open_segment(self, number: int) -> int:
+        if self._segment is not None and self._segment[0] == number:
+            return self._segment[1]
+        self.close_segment()
+        path = self.segment(number)
+        fresh = not path.exists()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._segment = (number, descriptor)
+        if fresh:
+            self._sync_folder(self.segments)
+        return descriptor
+
+    def _sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_leaves(self, all_leaves: Sequence[bytes] | None = None) -> None:
+        """Bring leaves.bin up to date, without a sync: it is derived. With an argument, write it anew."""
+        pending, self._unwritten_leaves = self._unwritten_leaves, []
+        with open(self.leaves, "ab" if all_leaves is None else "wb") as file:
+            file.write(b"".join(pending if all_leaves is None else all_leaves))
+
+    def truncate_segment(self, number: int, length: int) -> None:
+        """Cut a torn write off the last segment; the caller has put its bytes into evidence."""
+        self.close_segment()
+        with open(self.segment(number), "r+b") as file:
+            file.truncate(length)
+            self.disk.sync(file.fileno())
+
+    def close_segment(self) -> None:
+        """Close the open segment file, if any."""
+        if self._segment is not None:
+            os.close(self._segment[1])
+            self._segment = None
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self.close_segment()
+        os.close(self._lock)
+
+
+def read_leaves(path: Path) -> list[bytes]:
+    """The leaf hashes of leaves.bin."""
+    data = path.read_bytes()
+    if len(data) % HASH_SIZE:
+        raise CodecError("leaves.bin is not a whole number of hashes", where=str(path))
+    return [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
