@@ -28,7 +28,7 @@ class Prototypes:
     @cached_property
     def classes(self) -> Tensor:
         """The classes that have prototypes, ascending."""
-        return torch.unique(self.owners)
+        return torch.tensor(sorted(set(self.owners.tolist())))
 
     @cached_property
     def columns(self) -> Tensor:
@@ -115,7 +115,7 @@ def _assignment(
 
 
 def _centres(unit: Tensor, labels: Tensor, weights: Tensor, old: Tensor, per_class: Tensor) -> Tensor:
-    """Normalised weighted sums (paper eq. 2), chunks accumulated in double; an empty sub-cluster keeps its old centre."""
+    """Normalised weighted sums (paper eq. 2), added up in double; an empty sub-cluster keeps its old centre."""
     columns = _own_columns(labels, per_class)
     spread = torch.zeros(len(unit), len(old)).scatter_add_(1, columns, weights)
     total = torch.zeros(old.shape, dtype=torch.float64)

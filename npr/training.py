@@ -69,7 +69,8 @@ def make_optimizer(config: TrainConfig, named: Iterable[tuple[str, nn.Parameter]
     ]
     if config.optimizer == "sgd":
         return SGD(groups, lr=config.learning_rate, momentum=config.momentum, fused=True)
-    return {"adam": Adam, "adamw": AdamW}[config.optimizer](groups, lr=config.learning_rate, fused=True)
+    adam = AdamW if config.optimizer == "adamw" else Adam
+    return adam(groups, lr=config.learning_rate, fused=True)
 
 
 def set_rate(optimizer: Optimizer, rate: float) -> None:
@@ -89,10 +90,14 @@ def optimizer_tensors(optimizer: Optimizer) -> dict[str, Tensor]:
 
 def load_optimizer_tensors(optimizer: Optimizer, tensors: dict[str, Tensor]) -> None:
     """The inverse of `optimizer_tensors`, for an optimiser over the same parameters."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         number, _, key = name.partition("/")
-        state.setdefault(int(number), {})[key] = tensor.clone()
+        # Fused steps walk parameter and moments in memory order, so a moment must have its parameter's layout.
+        like = parameters[int(number)]
+        laid_out = torch.empty_like(like).copy_(tensor) if tensor.shape == like.shape else tensor.clone()
+        state.setdefault(int(number), {})[key] = laid_out.detach()
     optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
 
 

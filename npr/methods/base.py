@@ -1,0 +1,206 @@
+"""What a federated method is: which groups it shares, what it descends at a site, and how it predicts.
+
+Everything that crosses sites is a weighted sum of vectors over the shared groups. On the wire every site recomputes the
+next state from that sum, so a method's server step is the mean itself unless the method says `wire = False`.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+from torch import Tensor
+from torch.nn import functional
+
+from npr.backend import Contribution, Sum
+from npr.config import TrainConfig
+from npr.data.dataset import Samples
+from npr.data.loader import Batch, Sampler
+from npr.losses import balanced_softmax
+from npr.methods.regulariser import Regulariser, Seen
+from npr.methods.site import Site
+from npr.model import ModelSpec, SplitModel, build_model
+from npr.params import ParameterManifest, Vector
+from npr.seeds import derive
+from npr.training import NOTHING, LocalReport, Step, descend, extract
+from security.errors import ConfigError
+
+Kind = Literal["global", "local", "personal"]
+EVERYTHING = frozenset({"extractor", "norm", "statistics", "head"})
+
+
+class NoOptions(BaseModel):
+    """Options of a method that has none; methods with options replace it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Method:
+    """FedAvg's skeleton. A method overrides the one or two things in which it differs.
+
+    :cvar shared: the groups that are summed. What a round shares is `shares(round)`.
+    :cvar personal: a site's predictor holds parts of its own.
+    :cvar wire: False for a method whose server does more than take the mean; it runs in the lab only.
+    """
+
+    Options: ClassVar[type[BaseModel]] = NoOptions
+    shared: ClassVar[frozenset[str]] = EVERYTHING
+    personal: ClassVar[bool] = False
+    wire: ClassVar[bool] = True
+
+    def __init__(self, config: TrainConfig, *, name: str, npr: bool = False) -> None:
+        self.config = config
+        self.name = name
+        self.regulariser = Regulariser() if npr else None
+        # What a lab-only server step keeps between rounds.
+        self.server_memory: dict[str, Tensor] = {}
+        if config.supervision == "none" and (not npr or config.predict != "prototype"):
+            raise ConfigError(
+                'supervision = "none" leaves the head untrained',
+                hint='use a method with NPR and predict = "prototype"',
+            )
+        try:
+            self.options = self.Options(**config.method_options)
+        except ValidationError as error:
+            known = ", ".join(self.Options.model_fields) or "none"
+            first = error.errors()[0]
+            raise ConfigError(
+                f"method_options.{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}",
+                where=name,
+                hint=f"options of {name}: {known}",
+            ) from error
+
+    # What is exchanged.
+
+    def shares(self, round_number: int) -> frozenset[str]:
+        """The groups summed in this round. It may depend on the round's number, never on a site."""
+        del round_number
+        return self.shared - {"norm", "statistics"} if self.config.local_bn else self.shared
+
+    def broadcasts(self, round_number: int) -> frozenset[str]:
+        """The groups a site takes over after this round: what was summed, and what a lab-only server step makes."""
+        return self.shares(round_number)
+
+    def manifest(self, model: SplitModel, round_number: int) -> ParameterManifest:
+        return ParameterManifest.of(model, self.shares(round_number))
+
+    def contribution(self, site: Site, round_number: int) -> Contribution:
+        """The site's vector, weighted with its number of images."""
+        vector = self.manifest(site.model, round_number).flatten(site.model)
+        return Contribution(vector=vector, weight=len(site.train))
+
+    def server_step(self, model: SplitModel, manifest: ParameterManifest, mean: Vector, extras: dict[str, Sum]) -> None:
+        """Make the next global model of the weighted mean, in place."""
+        del extras
+        manifest.load(model, mean)
+
+    # What a site does.
+
+    def build_model(self, spec: ModelSpec) -> SplitModel:
+        return build_model(spec)
+
+    def begin_round(self, site: Site, round_number: int) -> None:
+        """Called when the global parts are loaded and before the first step."""
+        if self.regulariser is not None:
+            self.regulariser.begin_round(site, round_number)
+
+    def local_round(self, site: Site, round_number: int) -> LocalReport:
+        """One round of local work. All randomness inside is the round's own (dropout, stochastic depth)."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(site.seed, site.name, round_number, "steps"))
+            self.begin_round(site, round_number)
+            return self.work(site, round_number)
+
+    def work(self, site: Site, round_number: int) -> LocalReport:
+        return self.epochs(site, round_number, site.optimizer(round_number))
+
+    def epochs(self, site: Site, round_number: int, optimizer: torch.optim.Optimizer) -> LocalReport:
+        """`local_epochs` passes of `step`, then prototypes for the next round if they come from here."""
+        report, seen = NOTHING, Seen()
+        keep = self.regulariser is not None and site.config.prototype_source == "epoch"
+
+        def watch(batch: Batch, step: Step) -> None:
+            seen.append((step.features.detach(), batch.labels))
+
+        site.model.train()
+        for epoch in range(site.config.local_epochs):
+            seen.clear()
+            batches = site.epoch(round_number, epoch, sampler=self.sampler(site))
+            report += descend(batches, optimizer, lambda batch: self.step(site, batch), watch if keep else None)
+        if self.regulariser is not None:
+            self.regulariser.end_round(site, round_number, seen)
+        return report
+
+    def sampler(self, site: Site) -> Sampler | None:
+        """How the rows of an epoch are drawn; None is one shuffled pass."""
+        del site
+        return None
+
+    def step(self, site: Site, batch: Batch) -> Step:
+        """Loss of one batch, with a single pass through the extractor for every term."""
+        features = site.model.features(batch.images)
+        logits = site.model.logits(features)
+        loss = self.supervised(site, features, logits, batch.labels) + self.penalty(site, batch, features)
+        if self.regulariser is not None:
+            loss = self.regulariser.add(site, loss, features, batch.labels)
+        return Step(loss, logits, features)
+
+    def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
+        """Balanced softmax over the site's classes, or what the configuration puts in its place."""
+        del features
+        if site.config.supervision == "bsm":
+            return balanced_softmax(logits, labels, site.log_prior)
+        if site.config.supervision == "ce":
+            return functional.cross_entropy(logits, labels)
+        return torch.zeros(())
+
+    def penalty(self, site: Site, batch: Batch, features: Tensor) -> Tensor | float:
+        """What the method adds to the supervised loss."""
+        del site, batch, features
+        return 0.0
+
+    def finish(self, site: Site, round_number: int) -> None:
+        """Called once, after the last aggregate is loaded: the place for a site's own fine-tuning."""
+        del site, round_number
+
+    # What comes out.
+
+    @property
+    def reports(self) -> tuple[Kind, ...]:
+        """The models worth evaluating, the method's own first.
+
+        "global" is the aggregate; "local" a site's model after its epoch and before aggregation (the paper's protocol);
+        "personal" the aggregate with a site's own parts put in.
+        """
+        return ("personal", "local") if self.personal or self.config.local_bn else ("global", "local")
+
+    def predict(self, site: Site, model: SplitModel, samples: Samples, kind: Kind) -> NDArray[np.float32]:
+        """(N, C) probabilities, softmax applied once; no class prior enters."""
+        features, _ = extract(model, site.reading(samples))
+        with torch.inference_mode():
+            scores = self._scores(site, model, features, kind)
+            if site.config.predict_present_only and kind != "global":
+                scores = scores * site.prior.present
+                scores = scores / scores.sum(1, keepdim=True).clamp(min=1e-30)
+        return scores.float().numpy()
+
+    def class_logits(self, model: SplitModel, features: Tensor, kind: Kind) -> Tensor:
+        """Raw logits of the predictor that `kind` names; the model is in eval mode."""
+        del kind
+        return model.logits(features)
+
+    def _scores(self, site: Site, model: SplitModel, features: Tensor, kind: Kind) -> Tensor:
+        mix = {"head": 0.0, "prototype": 1.0, "both": site.config.predict_mix}[site.config.predict]
+        training, by_head, by_prototype = model.training, torch.zeros(()), torch.zeros(())
+        model.eval()
+        if mix < 1.0:
+            by_head = torch.softmax(self.class_logits(model, features, kind), dim=1)
+        if mix > 0.0:
+            # The prototypes of the last round belong to the model it started from; prediction needs this model's own.
+            prototypes = Regulariser.prototypes(site, model, 0)
+            by_prototype = prototypes.scores(features, site.train.num_classes, site.config.temperature)
+        model.train(training)
+        return (1.0 - mix) * by_head + mix * by_prototype

@@ -1,0 +1,50 @@
+"""FedPer (Arivazhagan et al. 2019): the extractor is shared, the head is a site's own."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+
+from npr.methods.base import EVERYTHING, Method
+from npr.methods.registry import register
+from npr.methods.regulariser import Regulariser
+from npr.methods.site import Site
+from npr.training import extract
+
+
+@register("fednpr-per", "FedNPR with the head kept at the site", npr=True, aliases=("fedper+npr",))
+@register("fedper", "shared extractor, personal head, no regularisation")
+class FedPer(Method):
+    """With the regulariser it is FedNPR-Per.
+
+    Up to round `personal_after` the head is shared, as in FedAvg: small sites then start their own head from one that
+    has seen every class. From the round after, `shares` no longer names it. With `personal_start = "prototypes"` the
+    first personal head is made of the site's prototypes instead of taken over.
+    """
+
+    shared: ClassVar[frozenset[str]] = EVERYTHING
+    personal: ClassVar[bool] = True
+
+    def shares(self, round_number: int) -> frozenset[str]:
+        shared = super().shares(round_number)
+        return shared if round_number <= self.config.personal_after else shared - {"head"}
+
+    def begin_round(self, site: Site, round_number: int) -> None:
+        super().begin_round(site, round_number)
+        if site.config.personal_start == "prototypes" and round_number == site.config.personal_after + 1:
+            head_from_prototypes(site, round_number)
+
+
+@torch.no_grad()
+def head_from_prototypes(site: Site, round_number: int) -> None:
+    """Make the rows of the classes a site has of its prototypes, so that logits start as cosine / temperature.
+
+    Cosine to the mean of a class's prototypes, with features of average length; other rows stay as they are.
+    """
+    prototypes = Regulariser.prototypes(site, site.model, round_number)
+    features, _ = extract(site.model, site.reading(site.train))
+    scale = site.config.temperature * float(features.norm(dim=1).mean())
+    for owner in prototypes.classes:
+        site.model.head.weight[owner] = prototypes.vectors[prototypes.owners == owner].mean(0) / scale
+        site.model.head.bias[owner] = 0.0

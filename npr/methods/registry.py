@@ -1,0 +1,71 @@
+"""Names of methods. A name is taken once; an unknown one is answered with the nearest known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import TypeVar
+
+from npr.config import TrainConfig
+from npr.methods.base import Method
+from security.errors import ConfigError, LocalProtocolError
+
+_MODULES = ("local", "fedavg", "fedper")
+_entries: dict[str, Entry] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One name: the class behind it, whether NPR is added to its loss, and the name it is another word for."""
+
+    name: str
+    method: type[Method]
+    summary: str
+    npr: bool = False
+    alias_of: str | None = None
+
+
+def register(name: str, summary: str, *, npr: bool = False, aliases: tuple[str, ...] = ()) -> Callable[[M], M]:
+    """Class decorator. Applied twice with other names, one class stands behind both."""
+
+    def add(method: M) -> M:
+        for title, original in ((name, None), *((alias, name) for alias in aliases)):
+            if title in _entries:
+                raise LocalProtocolError(f"a method named {title!r} is registered already")
+            _entries[title] = Entry(name=title, method=method, summary=summary, npr=npr, alias_of=original)
+        return method
+
+    return add
+
+
+def _load() -> dict[str, Entry]:
+    for module in _MODULES:
+        import_module(f"npr.methods.{module}")
+    return _entries
+
+
+def get(name: str) -> Entry:
+    """The entry of `name`, or an error that lists the names it may have been."""
+    known = _load()
+    if name not in known:
+        near = get_close_matches(name, known, n=3, cutoff=0.5) or sorted(known)
+        raise ConfigError(f"unknown method {name!r}", hint=f"did you mean {', '.join(near)}?")
+    return known[name]
+
+
+def names() -> tuple[str, ...]:
+    return tuple(_load())
+
+
+def rows() -> list[Entry]:
+    """Every name in the order of registration, aliases as rows of their own."""
+    return list(_load().values())
+
+
+def build(config: TrainConfig) -> Method:
+    """The method that `config` names, ready to run."""
+    entry = get(config.method)
+    return entry.method(config, name=entry.alias_of or entry.name, npr=entry.npr)

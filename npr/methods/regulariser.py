@@ -1,0 +1,58 @@
+"""Non-parametric regularisation as one part that any method can carry: prototypes, and the loss towards them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from npr.losses import npr_loss, regularised
+from npr.methods.site import Site
+from npr.model import SplitModel
+from npr.prototypes import Prototypes, make_prototypes
+from npr.seeds import generator
+from npr.training import extract
+
+Seen = list[tuple[Tensor, Tensor]]
+
+
+class Regulariser:
+    """Keeps a site's prototypes up to date and adds lambda L_npr to a supervised loss.
+
+    With `prototype_source = "exact"` the prototypes of a round come from one pass over the site's images with the model
+    the round starts from, in eval mode and without augmentation; they stand still during the round. With "epoch" they
+    come from the features that the last epoch of the round before computed anyway, so only a site that has no
+    prototypes yet pays for a pass.
+    """
+
+    def begin_round(self, site: Site, round_number: int) -> None:
+        if site.config.prototype_source == "exact" or site.prototypes is None:
+            site.prototypes = self.prototypes(site, site.model, round_number)
+
+    def add(self, site: Site, supervised: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        if site.prototypes is None:
+            raise AssertionError("begin_round makes the prototypes before the first step")
+        npr = npr_loss(features, labels, site.prototypes, site.config, site.prior)
+        return regularised(supervised, npr, site.config)
+
+    def end_round(self, site: Site, round_number: int, seen: Seen) -> None:
+        """`seen` holds features and labels of the last epoch's steps, detached."""
+        if site.config.prototype_source == "epoch" and seen:
+            features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+            site.prototypes = cluster(site, features, labels, round_number)
+
+    @staticmethod
+    def prototypes(site: Site, model: SplitModel, round_number: int) -> Prototypes:
+        """Prototypes of the site's training images under `model`, started from those the site has."""
+        return cluster(site, *extract(model, site.reading(site.train)), round_number)
+
+
+def cluster(site: Site, features: Tensor, labels: Tensor, round_number: int) -> Prototypes:
+    """Sub-cluster one site's features; draws, if any, belong to (seed, site, round)."""
+    return make_prototypes(
+        features,
+        labels,
+        site.train.num_classes,
+        site.config,
+        previous=site.prototypes,
+        generator=generator(site.seed, site.name, round_number, "prototypes"),
+    )

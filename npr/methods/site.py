@@ -1,0 +1,115 @@
+"""Everything one hospital holds. Nothing on it can send: what leaves is made by `Method.contribution` alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from npr.config import TrainConfig
+from npr.data.augment import Augmentation
+from npr.data.dataset import Samples
+from npr.data.loader import Batches, Sampler
+from npr.losses import ClassPrior
+from npr.model import SplitModel
+from npr.prototypes import Prototypes
+from npr.seeds import derive
+from npr.training import load_optimizer_tensors, make_optimizer, optimizer_tensors, set_rate
+
+_AUGMENTATIONS = {"none": None, "standard": Augmentation(), "paper": Augmentation.paper()}
+# Reading holds no activations for a backward pass, so its batches can be larger than those of training.
+READING_BATCH = 256
+
+
+class Site:
+    """A site's images, its model, and what its method remembers between rounds.
+
+    A local round is a function of the received vector, this memory, the data, the configuration, the seed and the
+    round's number, so that the lab and a real federation compute the same numbers.
+
+    :param kept: tensors a method keeps over rounds (a previous model, for instance), by name.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        train: Samples,
+        model: SplitModel,
+        config: TrainConfig,
+        seed: int,
+        mean: tuple[float, ...],
+        std: tuple[float, ...],
+    ) -> None:
+        self.name = name
+        self.train = train
+        self.model = model
+        self.config = config
+        self.seed = seed
+        self.prior = ClassPrior(torch.from_numpy(train.class_counts()))
+        self.log_prior = self.prior.log(config.prior_floor)
+        self.prototypes: Prototypes | None = None
+        self.kept: dict[str, Tensor] = {}
+        self._optimizers: dict[str, Optimizer] = {}
+        self._saved: dict[str, dict[str, Tensor]] = {}
+        self._mean, self._std = mean, std
+
+    def __repr__(self) -> str:
+        return f"<Site {self.name}, {len(self.train)} images>"
+
+    def reading(self, samples: Samples) -> Batches:
+        """`samples` in order, as in evaluation."""
+        return Batches(samples, batch_size=READING_BATCH, mean=self._mean, std=self._std)
+
+    def epoch(self, round_number: int, *part: str | int, sampler: Sampler | None = None) -> Batches:
+        """One shuffled, augmented pass over the training images; `part` tells several passes of a round apart."""
+        return Batches(
+            self.train,
+            batch_size=self.config.batch_size,
+            mean=self._mean,
+            std=self._std,
+            augment=_AUGMENTATIONS[self.config.augmentation],
+            seed=(derive(self.seed, self.name, round_number, "epoch", *part),),
+            shuffle=True,
+            sampler=sampler,
+        )
+
+    def optimizer(
+        self, round_number: int, named: Iterable[tuple[str, nn.Parameter]] | None = None, *, key: str = "all"
+    ) -> Optimizer:
+        """The optimiser of this round over `named` (default: the whole model), with its memory if that persists."""
+        if key not in self._optimizers or self.config.optimizer_state == "reset":
+            self._optimizers[key] = make_optimizer(self.config, named or self.model.named_parameters())
+            if key in self._saved:
+                load_optimizer_tensors(self._optimizers[key], self._saved.pop(key))
+        optimizer = self._optimizers[key]
+        set_rate(optimizer, self.config.rate(round_number))
+        return optimizer
+
+    def memory(self) -> dict[str, Tensor]:
+        """All that must survive a restart, as named tensors."""
+        tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
+        tensors |= {f"kept/{name}": tensor for name, tensor in self.kept.items()}
+        if self.prototypes is not None:
+            tensors |= {"prototypes/vectors": self.prototypes.vectors, "prototypes/owners": self.prototypes.owners}
+        if self.config.optimizer_state == "persist":
+            saved = self._saved | {key: optimizer_tensors(optimizer) for key, optimizer in self._optimizers.items()}
+            tensors |= {f"optimizer/{key}/{name}": t for key, part in saved.items() for name, t in part.items()}
+        return tensors
+
+    def remember(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `memory`."""
+        parts: dict[str, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            kind, _, rest = name.partition("/")
+            parts.setdefault(kind, {})[rest] = tensor
+        self.model.load_state_dict(parts["model"])
+        self.kept = dict(parts.get("kept", {}))
+        held = parts.get("prototypes")
+        self.prototypes = Prototypes(held["vectors"], held["owners"]) if held else None
+        self._optimizers, self._saved = {}, {}
+        for name, tensor in parts.get("optimizer", {}).items():
+            key, _, rest = name.partition("/")
+            self._saved.setdefault(key, {})[rest] = tensor
