@@ -1,0 +1,324 @@
+"""The consortium's own folder: the root, the members, and every manifest it has published.
+
+Meant for a machine without a network. Operations write whole files atomically; nothing that was published is ever
+changed, only followed by a higher version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from security import keystore, labels, pki
+from security.consortium import plan as planning
+from security.consortium.bundles import Answer, BundleFile, Pem, Request, check_request, read_file
+from security.consortium.initial_model import InitialModel
+from security.consortium.manifest import Count, Manifest, Member, Name, Revocation, seal, unseal
+from security.consortium.rules import accept_newer, open_manifest, sign
+from security.errors import ConfigError, PolicyViolation, VerificationFailed
+from security.pki import Purpose, Role, Subject
+from security.signing import VerifyKey
+
+
+class Issued(BundleFile):
+    """A certificate that was given out, and whether it was taken back."""
+
+    purpose: Literal["tls", "signing"]
+    certificate: Pem
+    revoked_at_ms: Count | None = None
+    reason: str | None = None
+
+    @property
+    def parsed(self) -> x509.Certificate:
+        return pki.read_certificate(self.certificate)
+
+
+class Enrolled(BundleFile):
+    """The consortium's record of a member; the newest certificates come last."""
+
+    federation: Name
+    role: Literal["site", "coordinator"]
+    member: Name
+    hosts: tuple[str, ...]
+    audit_root: str
+    cosigner: str
+    issued: tuple[Issued, ...]
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(federation=self.federation, role=Role(self.role), member=self.member)
+
+    def standing(self, purpose: Purpose) -> list[Issued]:
+        """Certificates for a purpose that were not revoked, oldest first."""
+        return [entry for entry in self.issued if entry.purpose == purpose and entry.revoked_at_ms is None]
+
+    @property
+    def active(self) -> bool:
+        return all(self.standing(purpose) for purpose in Purpose)
+
+    def listing(self, now_ms: int) -> Member:
+        """The member as a manifest lists it: the newest signing certificate, and the TLS keys of all that still run."""
+        running = [entry.parsed for entry in self.standing(Purpose.TLS) if pki.days_left(entry.parsed, now_ms) >= 0]
+        running = running or [self.standing(Purpose.TLS)[-1].parsed]
+        pins = dict.fromkeys(pki.key_fingerprint(pki.certificate_key(certificate)) for certificate in running)
+        return Member(
+            id=self.member,
+            signing_certificate=self.standing(Purpose.SIGNING)[-1].certificate,
+            tls_keys=tuple(pins)[-4:],
+            audit_root=self.audit_root,
+            cosigner=self.cosigner,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Authority:
+    """One federation's certificate authority and manifest signer."""
+
+    folder: Path
+    root: x509.Certificate
+
+    @property
+    def federation(self) -> str:
+        name = self.root.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)[0]
+        return str(name.value)
+
+    @property
+    def plan_path(self) -> Path:
+        return self.folder / "federation.toml"
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.folder / "manifest.json"
+
+    def answer_path(self, member: str) -> Path:
+        return self.folder / "answers" / f"{member}.json"
+
+    def _member_path(self, member: str) -> Path:
+        return self.folder / "members" / f"{pki.check_name(member, 'member id')}.json"
+
+    @classmethod
+    def create(
+        cls, folder: Path, federation: str, *, passphrase: bytes | None, now_ms: int, days: int = pki.ROOT_DAYS
+    ) -> Authority:
+        if (folder / "root.key").exists() or (folder / "root.pem").exists():
+            raise ConfigError("this folder already holds a root key", where=str(folder), hint="choose another folder")
+        key = pki.new_tls_key()
+        root = pki.make_root(key, federation, now_ms=now_ms, days=days)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        keystore.save_private_key(folder / "root.key", key, passphrase=passphrase)
+        keystore.write_atomically(folder / "root.pem", pki.to_pem(root).encode())
+        return cls(folder=folder, root=root)
+
+    @classmethod
+    def open(cls, folder: Path) -> Authority:
+        path = folder / "root.pem"
+        if not path.exists():
+            raise ConfigError("no consortium here", where=str(folder), hint="run `consortium init`, or pass --dir")
+        return cls(folder=folder, root=pki.read_certificate(read_file(path), str(path)))
+
+    def unlock(self, passphrase: bytes | None) -> ec.EllipticCurvePrivateKey:
+        key = keystore.load_tls_key(self.folder / "root.key", passphrase=passphrase)
+        if key.public_key() != self.root.public_key():
+            raise ConfigError("root key and root certificate do not belong together", where=str(self.folder))
+        return key
+
+    def members(self) -> Iterator[Enrolled]:
+        for path in sorted((self.folder / "members").glob("*.json")):
+            yield Enrolled.read(path)
+
+    def member(self, name: str) -> Enrolled:
+        path = self._member_path(name)
+        if not path.exists():
+            known = ", ".join(entry.member for entry in self.members()) or "nobody yet"
+            raise ConfigError(f"{name} is not enrolled", where=str(self.folder), hint=f"enrolled: {known}")
+        return Enrolled.read(path)
+
+    def enroll(self, key: ec.EllipticCurvePrivateKey, request: Request, *, now_ms: int, days: int) -> Enrolled:
+        """Certificates for a new member, or for one that was revoked and comes back with new keys."""
+        self._check_addressee(request)
+        path = self._member_path(request.member)
+        known = Enrolled.read(path) if path.exists() else None
+        if known is not None and known.active:
+            raise PolicyViolation(
+                f"{request.member} is enrolled already",
+                where=str(path),
+                hint="use `consortium renew`, or revoke it first",
+            )
+        tls, signing = check_request(request)
+        if request.role == Role.COORDINATOR.value and not tls.hosts:
+            raise ConfigError("a coordinator's request must name the hosts it is reached at", where=request.member)
+        self._refuse_known_keys(request.member, tls.public_key, signing.public_key)
+        record = Enrolled(
+            federation=self.federation,
+            role=request.role,
+            member=request.member,
+            hosts=tls.hosts,
+            audit_root=request.audit_root,
+            cosigner=request.cosigner,
+            issued=known.issued if known else (),
+        )
+        return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
+
+    def renew(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        member: str,
+        request: Request | None,
+        *,
+        vouched: bool = False,
+        now_ms: int,
+        days: int,
+    ) -> Enrolled:
+        """New certificates for the keys in force, or for the new keys of a request.
+
+        A request must carry the signature of the key it replaces, unless somebody `vouched` for its fingerprint.
+        """
+        record = self.member(member)
+        if not record.active:
+            raise PolicyViolation(f"{member} is revoked", where="renewal", hint="enrol it again with new keys")
+        if request is None:
+            keys = [pki.certificate_key(record.standing(purpose)[-1].parsed) for purpose in Purpose]
+            return self._issue(key, record, keys[0], keys[1], now_ms=now_ms, days=days)
+        self._check_addressee(request)
+        tls, signing = check_request(request)
+        if (request.member, request.role) != (record.member, record.role):
+            raise ConfigError(f"the request is of {request.role} {request.member}", where="renewal")
+        if not vouched:
+            check_renewal(request, record)
+        self._refuse_known_keys(member, tls.public_key, signing.public_key)
+        # The log keys stay what they are: a log's root key is the name under which its history is known.
+        record = record.model_copy(update={"hosts": tls.hosts or record.hosts})
+        return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
+
+    def _check_addressee(self, request: Request) -> None:
+        if request.federation != self.federation:
+            raise ConfigError(f"the request is for federation {request.federation!r}", where=request.member)
+
+    def _refuse_known_keys(self, member: str, *keys: pki.PublicKey) -> None:
+        """A key that was certified once, for anybody, is not certified for a second purpose or member."""
+        fresh = {pki.key_fingerprint(key) for key in keys}
+        for record in self.members():
+            if fresh & {pki.key_fingerprint(pki.certificate_key(entry.parsed)) for entry in record.issued}:
+                raise PolicyViolation("the request reuses a key that was certified before", where=member)
+
+    def _issue(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        record: Enrolled,
+        tls: pki.PublicKey,
+        signing: pki.PublicKey,
+        *,
+        now_ms: int,
+        days: int,
+    ) -> Enrolled:
+        new = []
+        for purpose, public, hosts in ((Purpose.TLS, tls, record.hosts), (Purpose.SIGNING, signing, ())):
+            certificate = pki.issue(
+                key, self.root, record.subject, purpose, public, hosts=hosts, now_ms=now_ms, days=days
+            )
+            new.append(Issued(purpose=purpose.value, certificate=pki.to_pem(certificate)))
+        record = record.model_copy(update={"issued": (*record.issued, *new)})
+        answer = Answer(
+            federation=self.federation,
+            role=record.role,
+            member=record.member,
+            root_certificate=pki.to_pem(self.root),
+            tls_certificate=new[0].certificate,
+            signing_certificate=new[1].certificate,
+        )
+        keystore.write_atomically(self._member_path(record.member), record.to_bytes())
+        keystore.write_atomically(self.answer_path(record.member), answer.to_bytes())
+        return record
+
+    def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> Enrolled:
+        """Take back everything a member holds, or one certificate of it; takes effect with the next manifest."""
+        record = self.member(member)
+        chosen = {
+            entry.certificate
+            for entry in record.issued
+            if entry.revoked_at_ms is None and certificate in (None, pki.fingerprint(entry.parsed))
+        }
+        if not chosen:
+            what = "has no standing certificate" if certificate is None else "holds no such certificate"
+            raise ConfigError(f"{member} {what}", where="revoke", hint="`consortium show` lists them")
+        update = {"revoked_at_ms": now_ms, "reason": reason}
+        issued = [entry.model_copy(update=update) if entry.certificate in chosen else entry for entry in record.issued]
+        record = record.model_copy(update={"issued": tuple(issued)})
+        keystore.write_atomically(self._member_path(member), record.to_bytes())
+        return record
+
+    def revocations(self, now_ms: int) -> list[Revocation]:
+        """Every revoked certificate that has not expired: those that have are refused for that."""
+        return [
+            Revocation(
+                certificate=pki.fingerprint(entry.parsed),
+                member=record.member,
+                reason=entry.reason or "unspecified",
+                at_ms=entry.revoked_at_ms,
+            )
+            for record in self.members()
+            for entry in record.issued
+            if entry.revoked_at_ms is not None and pki.days_left(entry.parsed, now_ms) >= 0
+        ]
+
+    def latest(self, *, now_ms: int) -> Manifest | None:
+        if not self.manifest_path.exists():
+            return None
+        return open_manifest(read_file(self.manifest_path), self.root, now_ms=now_ms, where=str(self.manifest_path))
+
+    def publish(self, key: ec.EllipticCurvePrivateKey, plan: planning.Plan, *, now_ms: int) -> Manifest:
+        """Sign the next manifest, read it back the way a site will, and only then write it."""
+        previous = self.latest(now_ms=now_ms)
+        active = [record for record in self.members() if record.active]
+        coordinators = [record for record in active if record.role == "coordinator"]
+        if len(coordinators) != 1:
+            raise PolicyViolation(
+                f"{len(coordinators)} coordinators are enrolled, one is needed",
+                where="roster",
+                hint="enrol or revoke one",
+            )
+        self._refuse_old_run(plan.run, previous)
+        manifest = planning.build(
+            plan,
+            InitialModel.read(self.folder / plan.model.initial),
+            federation=self.federation,
+            previous=previous,
+            roster=[record.listing(now_ms) for record in active if record.role == "site"],
+            coordinator=coordinators[0].listing(now_ms),
+            revocations=self.revocations(now_ms),
+            now_ms=now_ms,
+        )
+        data = seal(manifest, sign(manifest, key))
+        accept_newer(previous, open_manifest(data, self.root, now_ms=now_ms, where="new manifest"))
+        kept = self.folder / "history" / f"manifest-{manifest.version:06}.json"
+        keystore.write_atomically(kept, data, replace=False)
+        keystore.write_atomically(self.manifest_path, data)
+        return manifest
+
+    def _refuse_old_run(self, run: str, previous: Manifest | None) -> None:
+        """A run that was left is over: two histories of one run would let their difference be taken."""
+        for path in sorted((self.folder / "history").glob("manifest-*.json")):
+            told, _ = unseal(read_file(path), str(path))
+            if previous is not None and told.run == run != previous.run:
+                hint = "choose a new run id"
+                raise PolicyViolation(f"run {run!r} was ended by a later one", where=str(path), hint=hint)
+
+
+def check_renewal(request: Request, record: Enrolled) -> None:
+    """The holder of the signing key in force asks for the new keys."""
+    hint = "compare the request's fingerprint over the telephone and pass it with --fingerprint"
+    where = f"renewal of {record.member}"
+    key = pki.certificate_key(record.standing(Purpose.SIGNING)[-1].parsed)
+    if request.renewal is None or not isinstance(key, Ed25519PublicKey):
+        raise VerificationFailed("the request is not signed with the key it replaces", where=where, hint=hint)
+    verifier = VerifyKey(key.public_bytes_raw())
+    try:
+        verifier.verify(bytes.fromhex(request.renewal), labels.SIGN_RENEWAL, record.member, request.digest)
+    except VerificationFailed:
+        raise VerificationFailed("the key in force did not sign this request", where=where, hint=hint) from None

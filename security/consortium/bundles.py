@@ -1,0 +1,155 @@
+"""What travels between a member and the consortium: a request with two signing requests in it, and the answer.
+
+Both are small canonical JSON files for a mail or a memory stick. Nothing in them is secret; that they are genuine is
+settled by reading a fingerprint out over another channel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, Self
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import Field, ValidationError
+
+from security import labels, pki
+from security.audit import canonical
+from security.audit.note import KeyType, VerifierKey
+from security.consortium.manifest import Document, Name, describe
+from security.errors import CertificateNameMismatch, CodecError, ConfigError, VerificationFailed
+from security.pki import Purpose, Role, Subject
+from security.signing import VerifyKey
+
+MAX_DOCUMENT: Final = 1024 * 1024
+Pem = Annotated[str, Field(max_length=4096)]
+SignatureText = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
+
+
+def origin(subject: Subject) -> str:
+    """The name of a party's privacy log, and of its root key."""
+    return f"{subject.member}.{subject.federation}/audit"
+
+
+def witness_name(subject: Subject) -> str:
+    """The name of the key with which a party cosigns the logs of others."""
+    return f"{subject.member}.{subject.federation}/witness"
+
+
+class BundleFile(Document):
+    """A small canonical JSON document that people carry between machines."""
+
+    @classmethod
+    def from_bytes(cls, data: bytes, where: str) -> Self:
+        if len(data) > MAX_DOCUMENT:
+            raise ConfigError(f"file is larger than {MAX_DOCUMENT} bytes", where=where)
+        try:
+            told = canonical.loads(data.removesuffix(b"\n"))
+            return cls.model_validate_json(canonical.dumps(told))
+        except CodecError as error:
+            raise ConfigError(f"file is {error.message}", where=where, hint="it may be cut off or edited") from error
+        except ValidationError as error:
+            raise ConfigError(describe(error), where=where) from None
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        return cls.from_bytes(read_file(path), str(path))
+
+    def to_bytes(self) -> bytes:
+        return canonical.dumps(self.model_dump(mode="json")) + b"\n"
+
+
+class Request(BundleFile):
+    """What a new or renewing member asks for. Its fingerprint is read out over another channel, such as a telephone.
+
+    `signature` is by the key to be certified, `renewal` by the one that is certified now: together they say that the
+    holder of the old key wants exactly these new ones.
+    """
+
+    format: Literal["lazaret-enrolment-request/1"] = "lazaret-enrolment-request/1"
+    federation: Name
+    role: Literal["site", "coordinator"]
+    member: Name
+    tls_request: Pem
+    signing_request: Pem
+    audit_root: str
+    cosigner: str
+    signature: SignatureText | None = None
+    renewal: SignatureText | None = None
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(federation=self.federation, role=Role(self.role), member=self.member)
+
+    @property
+    def digest(self) -> bytes:
+        body: dict[str, Any] = self.model_dump(mode="json", exclude={"signature", "renewal"})
+        return hashlib.sha256(labels.ENROLMENT + canonical.dumps(body)).digest()
+
+    @property
+    def fingerprint(self) -> str:
+        return grouped(self.digest.hex())
+
+
+class Answer(BundleFile):
+    """The consortium's reply: the root, and the certificates that were asked for."""
+
+    format: Literal["lazaret-enrolment-answer/1"] = "lazaret-enrolment-answer/1"
+    federation: Name
+    role: Literal["site", "coordinator"]
+    member: Name
+    root_certificate: Pem
+    tls_certificate: Pem
+    signing_certificate: Pem
+
+    @property
+    def subject(self) -> Subject:
+        return Subject(federation=self.federation, role=Role(self.role), member=self.member)
+
+
+def grouped(text: str) -> str:
+    """Hex in groups of four, as people read it out."""
+    return " ".join(text[at : at + 4] for at in range(0, len(text), 4))
+
+
+def same_fingerprint(left: str, right: str) -> bool:
+    return _bare(left) == _bare(right) and len(_bare(left)) == 64
+
+
+def _bare(text: str) -> str:
+    return "".join(text.split()).replace(":", "").lower()
+
+
+def check_request(request: Request) -> tuple[pki.Request, pki.Request]:
+    """The two signing requests inside, if their maker holds both keys and names itself the same everywhere."""
+    where = f"request of {request.member}"
+    tls = pki.read_request(request.tls_request, Purpose.TLS, where)
+    signing = pki.read_request(request.signing_request, Purpose.SIGNING, where)
+    if {tls.member, signing.member} != {request.member}:
+        raise CertificateNameMismatch("the signing requests are for another member", where=where)
+    if tls.hosts and request.subject.role is not Role.COORDINATOR:
+        raise CertificateNameMismatch("only a coordinator may ask for host names", where=where)
+    check_request_signature(request, signing, where)
+    root, cosigner = VerifierKey.parse(request.audit_root), VerifierKey.parse(request.cosigner)
+    names = (origin(request.subject), witness_name(request.subject))
+    if (root.name, cosigner.name) != names or (root.kind, cosigner.kind) != (KeyType.LOG, KeyType.COSIGNER):
+        raise CertificateNameMismatch("the log keys are not named after this member", where=where)
+    return tls, signing
+
+
+def check_request_signature(request: Request, signing: pki.Request, where: str) -> None:
+    """The bundle is whole: nobody swapped a log key or a TLS request on the way."""
+    if request.signature is None or not isinstance(signing.public_key, Ed25519PublicKey):
+        raise VerificationFailed("the request is not signed", where=where)
+    key = VerifyKey(signing.public_key.public_bytes_raw())
+    key.verify(bytes.fromhex(request.signature), labels.SIGN_ENROLMENT, request.member, request.digest)
+
+
+def read_file(path: Path) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            return file.read(8 * 1024 * 1024)
+    except FileNotFoundError as error:
+        raise ConfigError("file not found", where=str(path)) from error
+    except OSError as error:
+        raise ConfigError(f"file cannot be read: {error.strerror}", where=str(path)) from error

@@ -1,0 +1,189 @@
+"""How a site or a coordinator joins: keys made where they are used, a request to carry over, an answer to bring back.
+
+Private keys never leave the folder they are made in. Key files carry the beginning of their public key's hash in their
+name, and the certificate decides which one is used: replacing a certificate is the one atomic step of a renewal, and
+a round that began under the old certificate can still be finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from security import keystore, labels, pki
+from security.audit.note import KeyType, Signer
+from security.consortium.bundles import Answer, Request, origin, read_file, same_fingerprint, witness_name
+from security.consortium.manifest import Manifest
+from security.consortium.rules import accept_newer, open_manifest
+from security.errors import CertificateNameMismatch, CertificateUntrusted, ConfigError
+from security.pki import Purpose, Subject
+from security.rng import Randomness, SystemRandomness
+from security.secrets import Secret
+from security.signing import SigningKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """A member's folder: `keys/`, the certificates, the root it trusts and the manifest in force."""
+
+    folder: Path
+
+    @property
+    def root_path(self) -> Path:
+        return self.folder / "root.pem"
+
+    @property
+    def tls_path(self) -> Path:
+        return self.folder / "tls.pem"
+
+    @property
+    def signing_path(self) -> Path:
+        return self.folder / "signing.pem"
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.folder / "manifest.json"
+
+    @property
+    def request_path(self) -> Path:
+        return self.folder / "request.json"
+
+    def root(self) -> x509.Certificate:
+        return pki.read_certificate(read_file(self.root_path), str(self.root_path))
+
+    def tls_certificate(self) -> x509.Certificate:
+        return pki.read_certificate(read_file(self.tls_path), str(self.tls_path))
+
+    def tls_key_path(self) -> Path:
+        return self._key_path(Purpose.TLS, pki.certificate_key(self.tls_certificate()))
+
+    def signing_key(self, certificate: x509.Certificate) -> SigningKey:
+        """The key that the manifest's certificate of this member is for; older ones stay usable for older rounds."""
+        return keystore.load_signing_key(self._key_path(Purpose.SIGNING, pki.certificate_key(certificate)))
+
+    def audit_root(self, subject: Subject) -> Signer:
+        return Signer(origin(subject), keystore.load_ed25519_key(self.folder / "keys" / "audit-root.key"))
+
+    def cosigner(self, subject: Subject) -> Signer:
+        key = keystore.load_ed25519_key(self.folder / "keys" / "cosigner.key")
+        return Signer(witness_name(subject), key, KeyType.COSIGNER)
+
+    def sealing_key(self) -> bytes:
+        """Seals pending updates and agreed replies at rest."""
+        return keystore.load_secret(self.folder / "keys" / "sealing.key")
+
+    def data_key(self) -> bytes:
+        """Keys the fingerprints of local data in the privacy log, so that nobody can guess what was hashed."""
+        return keystore.load_secret(self.folder / "keys" / "data.key")
+
+    def manifest(self, *, now_ms: int) -> Manifest | None:
+        if not self.manifest_path.exists():
+            return None
+        data = read_file(self.manifest_path)
+        return open_manifest(data, self.root(), now_ms=now_ms, where=str(self.manifest_path))
+
+    def _key_path(self, purpose: Purpose, key: pki.PublicKey) -> Path:
+        return self.folder / "keys" / f"{purpose}-{pki.key_fingerprint(key)[:16]}.key"
+
+    def _new_pair(self, subject: Subject, hosts: Sequence[str]) -> tuple[Ed25519PrivateKey, str, str]:
+        """Fresh TLS and signing keys on disk, and the signing requests for them."""
+        tls, signing = pki.new_tls_key(), pki.new_signing_key()
+        keystore.save_private_key(self._key_path(Purpose.TLS, tls.public_key()), tls)
+        keystore.save_private_key(self._key_path(Purpose.SIGNING, signing.public_key()), signing)
+        return signing, pki.make_request(tls, subject.member, hosts), pki.make_request(signing, subject.member)
+
+    def create(self, subject: Subject, *, hosts: Sequence[str] = (), rng: Randomness | None = None) -> Request:
+        """Make every key this member needs, and the request for its certificates."""
+        rng = rng or SystemRandomness()
+        keys = self.folder / "keys"
+        if self.request_path.exists() or keys.exists():
+            raise ConfigError(
+                "this folder already holds an identity",
+                where=str(self.folder),
+                hint="renew it, or choose another folder",
+            )
+        keys.mkdir(mode=0o700, parents=True)
+        signing, tls_request, signing_request = self._new_pair(subject, hosts)
+        for name in ("audit-root", "cosigner"):
+            keystore.save_private_key(keys / f"{name}.key", pki.new_signing_key())
+        for name in ("sealing", "data"):
+            keystore.save_secret(keys / f"{name}.key", rng.bytes(32))
+        return self._finish_request(subject, signing, tls_request, signing_request, old=None)
+
+    def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> Request:
+        """A request for new TLS and signing keys, vouched for by the signing key in force. Log keys stay."""
+        in_force = pki.read_certificate(read_file(self.signing_path), str(self.signing_path))
+        old = self.signing_key(in_force)
+        signing, tls_request, signing_request = self._new_pair(subject, hosts)
+        return self._finish_request(subject, signing, tls_request, signing_request, old=old)
+
+    def _finish_request(
+        self, subject: Subject, signing: Ed25519PrivateKey, tls: str, csr: str, *, old: SigningKey | None
+    ) -> Request:
+        unsigned = Request(
+            federation=subject.federation,
+            role=subject.role.value,
+            member=subject.member,
+            tls_request=tls,
+            signing_request=csr,
+            audit_root=str(self.audit_root(subject).key),
+            cosigner=str(self.cosigner(subject).key),
+        )
+        key = SigningKey(Secret(signing.private_bytes_raw()))
+        signature = key.sign(labels.SIGN_ENROLMENT, subject.member, unsigned.digest)
+        renewal = old.sign(labels.SIGN_RENEWAL, subject.member, unsigned.digest).hex() if old else None
+        request = unsigned.model_copy(update={"signature": signature.hex(), "renewal": renewal})
+        keystore.write_atomically(self.request_path, request.to_bytes())
+        return request
+
+    def install(self, answer: Answer, *, root_fingerprint: str | None, now_ms: int) -> None:
+        """Take the consortium's answer, if it is for keys in this folder and from the root that was announced."""
+        root = pki.read_certificate(answer.root_certificate, "root certificate in the answer")
+        self._check_root(root, root_fingerprint)
+        tls = pki.read_certificate(answer.tls_certificate, "TLS certificate in the answer")
+        signing = pki.read_certificate(answer.signing_certificate, "signing certificate in the answer")
+        for certificate, purpose in ((tls, Purpose.TLS), (signing, Purpose.SIGNING)):
+            where = f"{purpose} certificate in the answer"
+            key = pki.verify_certificate(certificate, root, answer.subject, purpose, now_ms=now_ms, where=where)
+            if not self._key_path(purpose, key).exists():
+                raise CertificateNameMismatch(
+                    "is for a key that is not in this folder",
+                    where=where,
+                    hint="was the answer meant for another site?",
+                )
+        keystore.write_atomically(self.root_path, answer.root_certificate.encode())
+        keystore.write_atomically(self.signing_path, answer.signing_certificate.encode())
+        keystore.write_atomically(self.tls_path, answer.tls_certificate.encode())
+
+    def _check_root(self, root: x509.Certificate, announced: str | None) -> None:
+        """A root is taken once, on its fingerprint's word, and never changes afterwards."""
+        known = pki.fingerprint(self.root()) if self.root_path.exists() else announced
+        if known is None:
+            raise ConfigError(
+                "the root certificate is new to this folder and no fingerprint was given",
+                where=str(self.root_path),
+                hint="ask the consortium for the root's fingerprint over the telephone and pass --root-fingerprint",
+            )
+        check_root_fingerprint(root, known)
+
+    def install_manifest(self, data: bytes, *, now_ms: int) -> Manifest:
+        """Take a manifest that is newer than the one in force, on disk before anyone acts on it."""
+        offered = open_manifest(data, self.root(), now_ms=now_ms)
+        current = self.manifest(now_ms=now_ms)
+        accepted = accept_newer(current, offered)
+        if accepted is not current:
+            keystore.write_atomically(self.manifest_path, data)
+        return accepted
+
+
+def check_root_fingerprint(root: x509.Certificate, known: str) -> None:
+    if not same_fingerprint(pki.fingerprint(root), known):
+        raise CertificateUntrusted(
+            "the root certificate is not the one that was announced",
+            where="root certificate",
+            hint="do not go on; call the consortium and compare fingerprints",
+        )

@@ -1,0 +1,86 @@
+"""The model everybody starts from: a safetensors file, read with numpy, and the layout that follows from it.
+
+Tensors are laid out by name. Running statistics of batch normalisation become statistic blocks in units of their
+initial variance; counters have no place in a sum; tensors that match `personal` stay at every site.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from security.errors import ConfigError
+from security.secagg.layout import Block, Clips, Layout
+from security.secagg.state import canonical, flatten, state_hash
+
+_MEAN: Final = "running_mean"
+_VARIANCE: Final = "running_var"
+_COUNTER: Final = "num_batches_tracked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitialModel:
+    """Named tensors, and what their exporter wrote about them into the file's metadata."""
+
+    path: Path
+    tensors: Mapping[str, npt.NDArray[np.float32]]
+    metadata: Mapping[str, str]
+
+    @classmethod
+    def read(cls, path: Path) -> InitialModel:
+        try:
+            with safe_open(path, framework="np") as file:
+                metadata: dict[str, str] = dict(file.metadata() or {})
+                tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
+        except FileNotFoundError as error:
+            raise ConfigError("initial model not found", where=str(path), hint="set [model] initial") from error
+        except (OSError, SafetensorError) as error:
+            raise ConfigError("not a safetensors file", where=str(path)) from error
+        floats = {name: tensor for name, tensor in tensors.items() if not name.endswith(_COUNTER)}
+        for name, tensor in floats.items():
+            if tensor.dtype != np.float32:
+                raise ConfigError(f"tensor {name} is {tensor.dtype}, not float32", where=str(path))
+        return cls(path=path, tensors=floats, metadata=metadata)
+
+    def shared(self, personal: Sequence[str], *, local_statistics: bool) -> dict[str, npt.NDArray[np.float32]]:
+        """The tensors that travel. A pattern that matches nothing is a mistake: it would let a personal part out."""
+        for pattern in personal:
+            if not any(fnmatchcase(name, pattern) for name in self.tensors):
+                raise ConfigError(
+                    f"no tensor matches {pattern!r}", where=f"{self.path} [model] personal", hint="check the spelling"
+                )
+        kept = {
+            name: self.tensors[name]
+            for name in sorted(self.tensors, key=str.encode)
+            if not any(fnmatchcase(name, pattern) for pattern in personal)
+            and not (local_statistics and name.endswith((_MEAN, _VARIANCE)))
+        }
+        if not kept:
+            raise ConfigError("no tensor is left to share", where=str(self.path))
+        return kept
+
+
+def blocks_of(shared: Mapping[str, npt.NDArray[np.float32]], clips: Clips, where: str) -> list[Block]:
+    """One block for each tensor, with clips from the schedule and units from the initial statistics."""
+    blocks = []
+    for name, tensor in shared.items():
+        if name.endswith((_MEAN, _VARIANCE)):
+            variance = shared.get(name.removesuffix(_MEAN) + _VARIANCE if name.endswith(_MEAN) else name)
+            if variance is None or variance.shape != tensor.shape or not (variance >= 0).all():
+                raise ConfigError(f"statistic {name} has no variance to measure it by", where=where)
+            make = clips.running_mean if name.endswith(_MEAN) else clips.running_variance
+            blocks.append(make(name, variance))
+        else:
+            blocks.append(clips.weights(name, tensor.shape))
+    return blocks
+
+
+def initial_state_hash(layout: Layout, shared: Mapping[str, npt.NDArray[np.float32]]) -> str:
+    return state_hash(canonical(flatten(layout, shared))).hex()

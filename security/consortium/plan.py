@@ -1,0 +1,285 @@
+"""`federation.toml`: what the consortium decides, in the words of people; `build` makes a manifest of it.
+
+Everything that can be derived is: the colluder bound from the roster, the audit mode from its size, clips from the
+learning rate and the initial statistics. docs/consortium.md explains each key.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+
+from security.consortium.initial_model import InitialModel, blocks_of, initial_state_hash
+from security.consortium.manifest import (
+    Aggregation,
+    Audit,
+    Count,
+    Document,
+    Hash,
+    Manifest,
+    Member,
+    Model,
+    Name,
+    Positive,
+    Privacy,
+    Revocation,
+    Setting,
+    Timing,
+    Training,
+    Word,
+    decimal_text,
+    describe,
+)
+from security.consortium.rules import TWO_SITES_HINT
+from security.errors import ConfigError, PolicyViolation
+from security.secagg import thresholds
+from security.secagg.layout import Block, Clips, Layout
+from security.secagg.policy import COVERED_ROSTER
+
+Real = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Annotated[int, Field(gt=0)]
+# A cross-entropy of 16 per sample is far worse than guessing among a million classes.
+LOSS_PER_SAMPLE_EXPONENT = 4
+
+
+class ModelPlan(Document):
+    initial: str
+    architecture: Word | None = None
+    code_digest: Hash | None = None
+    classes: int | None = None
+    personal: tuple[str, ...] = ()
+
+
+class TrainingPlan(Document):
+    method: Word
+    rounds: Positive
+    steps: Positive
+    config_hashes: tuple[Hash, ...] = ()
+    weights: Literal["samples", "bucketed", "uniform"] = "samples"
+    local_statistics: bool = False
+    settings: dict[Word, bool | int | float | str]
+
+
+class AggregationPlan(Document):
+    colluders: Count | None = None
+    least_survivors: Positive | None = None
+    single_history: bool = True
+    allow_two_sites: bool = False
+    ring_bits: Literal[32, 64] = 32
+    weight_cap: Positive = 16_384
+    report_metrics: bool = True
+    clip_margin: Real = 8
+    clip_exponents: dict[str, int] = Field(default_factory=dict)
+
+
+class AuditPlan(Document):
+    mode: Literal["auto", "covered", "sampled"] = "auto"
+    chunks_per_site: Positive = 1
+    strict: bool = False
+    max_rounds_unwitnessed: Positive = 3
+
+
+class TimingPlan(Document):
+    train: Positive = 3600
+    message: Positive = 30
+    upload: Positive = 60
+    secret_ttl: Positive = 86_400
+
+
+class PrivacyPlan(Document):
+    epsilon: Real
+    delta: Real
+    clip: Real
+    noise_floor: Real
+    unit: Literal["patient", "lesion", "study", "image"]
+
+
+class Plan(Document):
+    run: Name
+    model: ModelPlan
+    training: TrainingPlan
+    aggregation: AggregationPlan = AggregationPlan()
+    audit: AuditPlan = AuditPlan()
+    timing: TimingPlan = TimingPlan()
+    privacy: PrivacyPlan | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Plan:
+        try:
+            told = tomllib.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigError(
+                "plan not found", where=str(path), hint="`consortium init` writes a commented one"
+            ) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"not TOML: {error}".lower(), where=str(path)) from error
+        try:
+            return cls.model_validate_json(json.dumps(told, default=str))
+        except ValidationError as error:
+            raise ConfigError(describe(error), where=str(path), hint="docs/consortium.md lists every key") from None
+
+
+def build(
+    plan: Plan,
+    model: InitialModel,
+    *,
+    federation: str,
+    previous: Manifest | None,
+    roster: Sequence[Member],
+    coordinator: Member,
+    revocations: Sequence[Revocation],
+    now_ms: int,
+) -> Manifest:
+    """The next manifest of this federation."""
+    refuse_two_sites(plan, len(roster))
+    layout, initial_state = _layout(plan, model, len(roster))
+    return Manifest(
+        federation=federation,
+        version=previous.version + 1 if previous else 1,
+        previous=previous.digest.hex() if previous else None,
+        run=plan.run,
+        issued_at_ms=now_ms,
+        roster=tuple(sorted(roster, key=lambda member: member.id.encode())),
+        coordinator=coordinator,
+        model=_model(plan, model, initial_state),
+        training=_training(plan, model),
+        aggregation=_aggregation(plan, len(roster), layout),
+        audit=_audit(plan, len(roster)),
+        timing=Timing(**plan.timing.model_dump()),
+        privacy=_privacy(plan),
+        revocations=tuple(revocations),
+    )
+
+
+def refuse_two_sites(plan: Plan, sites: int) -> None:
+    if sites < 2:
+        raise PolicyViolation(f"{sites} enrolled site is no federation", where="roster", hint="enrol more sites first")
+    if sites == 2 and not (plan.aggregation.allow_two_sites and plan.privacy):
+        raise PolicyViolation("a federation of two sites is refused", where="roster", hint=TWO_SITES_HINT)
+
+
+def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
+    shared = model.shared(plan.model.personal, local_statistics=plan.training.local_statistics)
+    rate = plan.training.settings.get("learning_rate")
+    if isinstance(rate, bool | str) or rate is None or rate <= 0:
+        raise ConfigError(
+            "learning_rate must be a positive number",
+            where="federation.toml [training.settings]",
+            hint="the clips follow from learning_rate x steps",
+        )
+    numbers = plan.aggregation
+    clips = Clips(learning_rate=float(rate), steps=plan.training.steps, margin=float(numbers.clip_margin))
+    blocks = [_override(block, numbers.clip_exponents) for block in blocks_of(shared, clips, str(model.path))]
+    cap = numbers.weight_cap
+    layout = Layout.of(
+        blocks,
+        roster_size=sites,
+        weight_cap=cap,
+        ring_bits=numbers.ring_bits,
+        loss_exponent=cap.bit_length() + LOSS_PER_SAMPLE_EXPONENT if numbers.report_metrics else None,
+        hits_maximum=cap if numbers.report_metrics else None,
+    )
+    return layout, initial_state_hash(layout, shared)
+
+
+def _override(block: Block, exponents: dict[str, int]) -> Block:
+    for pattern, exponent in exponents.items():
+        if fnmatchcase(block.name, pattern):
+            return replace(block, clip_exponent=exponent)
+    return block
+
+
+def _model(plan: Plan, model: InitialModel, initial_state: str) -> Model:
+    asked, told = plan.model, model.metadata
+    architecture, code = asked.architecture or told.get("architecture"), asked.code_digest or told.get("code_digest")
+    classes = asked.classes or int(told.get("classes", "0"))
+    if not (architecture and code and classes):
+        raise ConfigError(
+            "architecture, code_digest and classes are needed",
+            where="federation.toml [model]",
+            hint="write them there, or export the initial model with a tool that puts them into its metadata",
+        )
+    return Model(architecture=architecture, code_digest=code, initial_state=initial_state, classes=classes)
+
+
+def _training(plan: Plan, model: InitialModel) -> Training:
+    asked = plan.training
+    listed = asked.config_hashes or tuple(model.metadata.get("config_hashes", "").split())
+    if not listed:
+        raise ConfigError(
+            "no config hash is given",
+            where="federation.toml [training] config_hashes",
+            hint="list the hash of every training configuration that sites may be asked to run",
+        )
+    return Training(
+        method=asked.method,
+        settings={name: _setting(value) for name, value in sorted(asked.settings.items())},
+        config_hashes=tuple(sorted(set(listed))),
+        rounds=asked.rounds,
+        weights=asked.weights,
+        local_statistics=asked.local_statistics,
+    )
+
+
+def _setting(value: bool | int | float | str) -> Setting:
+    return decimal_text(value) if isinstance(value, float) else value
+
+
+def _aggregation(plan: Plan, sites: int, layout: Layout) -> Aggregation:
+    asked = plan.aggregation
+    colluders = thresholds.default_colluders(sites) if asked.colluders is None else asked.colluders
+    return Aggregation(
+        colluders=colluders,
+        least_survivors=asked.least_survivors or (2 if sites == 2 else thresholds.LEAST_SURVIVORS),
+        single_history=asked.single_history,
+        allow_two_sites=asked.allow_two_sites,
+        server_rule="mean",
+        layout=layout,
+    )
+
+
+def _audit(plan: Plan, sites: int) -> Audit:
+    asked = plan.audit
+    covered = sites <= COVERED_ROSTER if asked.mode == "auto" else asked.mode == "covered"
+    return Audit(
+        mode="covered" if covered else "sampled",
+        chunks_per_site=0 if covered else asked.chunks_per_site,
+        strict=asked.strict,
+        max_rounds_unwitnessed=asked.max_rounds_unwitnessed,
+    )
+
+
+def _privacy(plan: Plan) -> Privacy | None:
+    asked = plan.privacy
+    if asked is None:
+        return None
+    texts = {name: decimal_text(getattr(asked, name)) for name in ("epsilon", "delta", "clip", "noise_floor")}
+    return Privacy(**texts, unit=asked.unit)
+
+
+def warnings(manifest: Manifest) -> list[str]:
+    """What the consortium should know before it hands the manifest out, in plain words."""
+    notes = []
+    if manifest.audit.mode == "sampled":
+        chunks = manifest.audit.chunks_per_site
+        notes.append(
+            f"audit = sampled: each site looks at {chunks} chunk(s) of a sum. A wholly wrong sum is always seen, one "
+            "changed chunk often is not, and a coordinator that one site catches can go on with the others. Only "
+            "audit = covered stops a lying coordinator"
+        )
+    if len(manifest.roster) == 2:
+        notes.append("two sites: each site learns the other's noisy update; only differential privacy protects it")
+    if manifest.privacy is None:
+        notes.append(
+            "no differential privacy: the sum itself is not protected, and whoever sees it may infer from it whether a "
+            "patient took part"
+        )
+    if not manifest.aggregation.single_history:
+        notes.append("single_history = false: a coordinator may run two disjoint groups of sites with two histories")
+    return notes
