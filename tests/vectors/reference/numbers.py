@@ -1,0 +1,156 @@
+"""Layout, fixed point, range tests and the next state with Python's integers, fractions and floats (IEEE doubles)."""
+
+from __future__ import annotations
+
+import math
+import struct
+from fractions import Fraction
+from typing import Any
+
+from .transcript import h, label, listed, tlv, u64
+
+Layout = dict[str, Any]
+
+
+def to_f32(value: float) -> float:
+    """Round a double to the nearest float, ties to even."""
+    return float(struct.unpack("<f", struct.pack("<f", value))[0])
+
+
+def floats(data: str) -> list[float]:
+    raw = bytes.fromhex(data)
+    return list(struct.unpack(f"<{len(raw) // 4}f", raw))
+
+
+def quantum(layout: Layout) -> int:
+    if layout["ring_bits"] == 64:
+        return int(layout["weight_cap"]) * 2**35
+    return (2**31 - 1) // int(layout["roster_size"])
+
+
+def _units(block: dict[str, Any]) -> bytes:
+    return bytes.fromhex(block.get("units", ""))
+
+
+def size(block: dict[str, Any]) -> int:
+    return math.prod(block["shape"])
+
+
+def layout_hash(layout: Layout) -> bytes:
+    blocks = []
+    for block in layout["blocks"]:
+        encoded = [
+            tlv(block["name"]),
+            listed([u64(extent) for extent in block["shape"]]),
+            tlv(block["kind"]),
+            u64(block.get("clip_exponent", 0) + 2**31),
+            u64(block.get("movement_exponent", 0) + 2**31),
+            tlv(_units(block)),
+            u64(1 if block.get("nonnegative") else 0),
+            u64(block.get("maximum", 0)),
+        ]
+        blocks.append(tlv(b"".join(encoded)))
+    head = [layout["ring_bits"], layout["roster_size"], quantum(layout), layout["weight_cap"]]
+    return h(label("layout"), *(u64(number) for number in head), listed(blocks))
+
+
+def clips(layout: Layout) -> list[Fraction]:
+    """The clip of every coordinate of the state, in order."""
+    out = []
+    for block in layout["blocks"]:
+        if block["kind"] == "mean":
+            out += [Fraction(2) ** block["clip_exponent"]] * size(block)
+        elif block["kind"] == "statistic":
+            units = struct.unpack(f"{size(block)}b", _units(block))
+            out += [Fraction(2) ** (block["clip_exponent"] + unit) for unit in units]
+    return out
+
+
+def encode(layout: Layout, update: list[float], weight: int, loss: float | None, hits: int | None) -> list[int]:
+    """Signed integers, padded to 16 bytes. The constant w*Q/W is rounded once, the product once, then to an integer."""
+    q, cap = quantum(layout), layout["weight_cap"]
+    weight = min(weight, cap)
+    top = float(Fraction(weight * q, cap))
+    out = []
+    for value, clip in zip(update, clips(layout), strict=True):
+        assert abs(Fraction(value)) <= clip
+        product = float(Fraction(value) / clip * Fraction(top))  # a fraction rounds to the nearest double once
+        out.append(round(product))
+    out.append(weight)
+    for block in layout["blocks"]:
+        if block["name"] == "loss":
+            assert loss is not None
+            out.append(round(loss / float(Fraction(2) ** block["clip_exponent"]) * float(q)))
+        if block["name"] == "hits":
+            assert hits is not None
+            out.append(hits)
+    return out + [0] * (-len(out) % (128 // layout["ring_bits"]))
+
+
+def to_words(layout: Layout, values: list[int]) -> bytes:
+    bits = layout["ring_bits"]
+    return b"".join((value % 2**bits).to_bytes(bits // 8, "little") for value in values)
+
+
+def from_words(layout: Layout, data: bytes) -> list[int]:
+    step = layout["ring_bits"] // 8
+    return [int.from_bytes(data[i : i + step], "little", signed=True) for i in range(0, len(data), step)]
+
+
+def combine(layout: Layout, left: bytes, right: bytes, sign: int) -> bytes:
+    pairs = zip(from_words(layout, left), from_words(layout, right), strict=True)
+    return to_words(layout, [a + sign * b for a, b in pairs])
+
+
+def canonical(value: float) -> float:
+    return 0.0 if abs(value) < 2.0**-126 else value
+
+
+def state_hash(state: list[float]) -> bytes:
+    return h(label("state"), struct.pack(f"<{len(state)}f", *state))
+
+
+def is_void(layout: Layout, total: list[int], survivors: int) -> bool:
+    """The range tests and the movement cap."""
+    q, cap = quantum(layout), layout["weight_cap"]
+    words = len(clips(layout))
+    weight = total[words]
+    if not survivors <= weight <= survivors * cap:
+        return True
+    if cap * max(abs(value) for value in total[:words]) > q * weight + survivors * cap:
+        return True
+    used = sum(size(block) for block in layout["blocks"])
+    if any(total[used:]):
+        return True
+    at = 0
+    coarse = max(0, (layout["roster_size"] * q).bit_length() - 31)
+    for block in layout["blocks"]:
+        part = total[at : at + size(block)]
+        at += size(block)
+        if block["kind"] == "sum" and abs(part[0]) > survivors * q:
+            return True
+        if block["kind"] == "count" and not 0 <= part[0] <= survivors * block["maximum"]:
+            return True
+        if block["kind"] in ("mean", "statistic"):
+            moved = sum((value >> coarse) ** 2 >> 24 for value in part)
+            norm_squared = Fraction(moved * 2**24 * 4**coarse) * Fraction(cap, q * weight) ** 2
+            if norm_squared * Fraction(4) ** block["clip_exponent"] > Fraction(4) ** block["movement_exponent"]:
+                return True
+    return False
+
+
+def next_state(layout: Layout, state: list[float], total: list[int], survivors: int) -> tuple[int, list[float]]:
+    """Verdict (0 good, 1 void) and state. Product and sum are rounded apart, each to a double."""
+    if is_void(layout, total, survivors):
+        return 1, state
+    weight = total[len(clips(layout))]
+    out = []
+    for old, summed, clip in zip(state, total, clips(layout), strict=False):
+        step = float(clip * layout["weight_cap"] / (quantum(layout) * weight))
+        out.append(to_f32(old + float(summed) * step))
+    at = 0
+    for block in layout["blocks"]:
+        if block.get("nonnegative"):
+            out[at : at + size(block)] = [max(value, 0.0) for value in out[at : at + size(block)]]
+        at += size(block)
+    return 0, [canonical(value) for value in out]
