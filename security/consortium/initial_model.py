@@ -1,7 +1,8 @@
 """The model everybody starts from: a safetensors file, read with numpy, and the layout that follows from it.
 
-Tensors are laid out by name. Running statistics of batch normalisation become statistic blocks in units of their
-initial variance; counters have no place in a sum; tensors that match `personal` stay at every site.
+Tensors are laid out by name, or in the order that the file's metadata gives. Running statistics of batch normalisation
+become statistic blocks in units of their initial variance; counters have no place in a sum; tensors that match
+`personal` stay at every site.
 """
 
 from __future__ import annotations
@@ -58,13 +59,21 @@ class InitialModel:
                 )
         kept = {
             name: self.tensors[name]
-            for name in sorted(self.tensors, key=str.encode)
+            for name in self._order()
             if not any(fnmatchcase(name, pattern) for pattern in personal)
             and not (local_statistics and name.endswith((_MEAN, _VARIANCE)))
         }
         if not kept:
             raise ConfigError("no tensor is left to share", where=str(self.path))
         return kept
+
+    def _order(self) -> list[str]:
+        """By name; or as the exporter says, so that its own flat vector is the layout's."""
+        names = sorted(self.tensors, key=str.encode)
+        told = self.metadata.get("order", "").split()
+        if told and sorted(told, key=str.encode) != names:
+            raise ConfigError("the order in the metadata does not list the file's tensors", where=str(self.path))
+        return told or names
 
 
 def blocks_of(shared: Mapping[str, npt.NDArray[np.float32]], clips: Clips, where: str) -> list[Block]:

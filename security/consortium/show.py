@@ -1,0 +1,175 @@
+"""A manifest and an authority as people and programs read them. No value here is secret."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from security import pki
+from security.consortium.authority import Authority, Enrolled
+from security.consortium.bundles import grouped
+from security.consortium.manifest import Manifest
+from security.consortium.plan import warnings
+from security.pki import Purpose
+from security.secagg import thresholds
+
+
+def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
+    """What matters of a manifest, without the long tables."""
+    layout, numbers = manifest.aggregation.layout, manifest.aggregation
+    sites = len(manifest.roster)
+    quorum = thresholds.derive(n=sites, c=numbers.colluders, m=numbers.least_survivors)
+    return {
+        "federation": manifest.federation,
+        "version": manifest.version,
+        "digest": manifest.digest.hex(),
+        "previous": manifest.previous,
+        "run": manifest.run,
+        "coordinator": manifest.coordinator.id,
+        "sites": [
+            {
+                "id": member.id,
+                "certificate": member.signing_sha256,
+                "days_left": pki.days_left(member.certificate, now_ms),
+            }
+            for member in manifest.roster
+        ],
+        "colluders": numbers.colluders,
+        "quorum_of_all": quorum.t,
+        "least_cohort": thresholds.least_cohort(
+            c=numbers.colluders, m=numbers.least_survivors, roster=sites if numbers.single_history else None
+        ),
+        "architecture": manifest.model.architecture,
+        "initial_state": manifest.model.initial_state,
+        "method": manifest.training.method,
+        "rounds": manifest.training.rounds,
+        "settings": dict(manifest.training.settings),
+        "values": layout.state_words,
+        "vector_bytes": layout.byte_length,
+        "ring_bits": layout.ring_bits,
+        "weight_cap": layout.weight_cap,
+        "layout": layout.layout_hash.hex(),
+        "audit": manifest.audit.mode,
+        "privacy": manifest.privacy.model_dump() if manifest.privacy else None,
+        "revoked": [revocation.model_dump() for revocation in manifest.revocations],
+        "warnings": warnings(manifest),
+    }
+
+
+def member_summary(record: Enrolled, now_ms: int) -> dict[str, Any]:
+    tls, signing = record.standing(Purpose.TLS), record.standing(Purpose.SIGNING)
+    return {
+        "id": record.member,
+        "role": record.role,
+        "state": "enrolled" if record.active else "revoked",
+        "hosts": list(record.hosts),
+        "tls_certificates": [_certificate(entry.parsed, now_ms) for entry in tls],
+        "signing_certificates": [_certificate(entry.parsed, now_ms) for entry in signing],
+    }
+
+
+def _certificate(certificate: Any, now_ms: int) -> dict[str, Any]:
+    return {
+        "sha256": pki.fingerprint(certificate),
+        "until": f"{certificate.not_valid_after_utc:%Y-%m-%d}",
+        "days_left": pki.days_left(certificate, now_ms),
+    }
+
+
+def authority_summary(authority: Authority, now_ms: int) -> dict[str, Any]:
+    manifest = authority.latest(now_ms=now_ms)
+    return {
+        "federation": authority.federation,
+        "root_fingerprint": pki.fingerprint(authority.root),
+        "root_days_left": pki.days_left(authority.root, now_ms),
+        "members": [member_summary(record, now_ms) for record in authority.members()],
+        "manifest": manifest_summary(manifest, now_ms) if manifest else None,
+    }
+
+
+def print_manifest(console: Console, summary: dict[str, Any], blocks: list[dict[str, Any]] | None = None) -> None:
+    facts = _facts(
+        ("federation", f"{summary['federation']}, run {summary['run']}, manifest version {summary['version']}"),
+        ("digest", grouped(summary["digest"])),
+        ("trains", f"{summary['method']} on {summary['architecture']}, {summary['rounds']} rounds"),
+        ("settings", ", ".join(f"{name} = {value}" for name, value in summary["settings"].items())),
+        ("vector", f"{summary['values']:,} values, {summary['vector_bytes']:,} bytes, ring 2^{summary['ring_bits']}"),
+        ("a round needs", f"{summary['least_cohort']} sites; {summary['colluders']} may collude with the coordinator"),
+        ("the sum is", "checked in full" if summary["audit"] == "covered" else "spot-checked only"),
+        ("privacy", _privacy(summary["privacy"])),
+    )
+    console.print(facts)
+    roster = Table("site", "signing certificate", "days left", box=None, pad_edge=False)
+    for site in summary["sites"]:
+        roster.add_row(site["id"], grouped(site["certificate"][:16]), str(site["days_left"]))
+    console.print(f"\ncoordinator {summary['coordinator']}, {len(summary['sites'])} sites", highlight=False)
+    console.print(roster)
+    _print_revoked(console, summary["revoked"])
+    if blocks is not None:
+        _print_blocks(console, blocks)
+    for warning in summary["warnings"]:
+        console.print(f"\nnote: {warning}", highlight=False, soft_wrap=True)
+
+
+def _facts(*rows: tuple[str, str]) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _privacy(privacy: dict[str, str] | None) -> str:
+    if privacy is None:
+        return "no differential privacy"
+    return f"epsilon {privacy['epsilon']}, delta {privacy['delta']} for each {privacy['unit']}"
+
+
+def _print_revoked(console: Console, revoked: list[dict[str, Any]]) -> None:
+    if not revoked:
+        return
+    table = Table("revoked", "certificate", "reason", box=None, pad_edge=False)
+    for entry in revoked:
+        table.add_row(entry["member"], grouped(entry["certificate"][:16]), entry["reason"])
+    console.print()
+    console.print(table)
+
+
+def _print_blocks(console: Console, blocks: list[dict[str, Any]]) -> None:
+    table = Table("tensor", "shape", "kind", "clip", "movement", box=None, pad_edge=False)
+    for block in blocks:
+        clip, movement = block.get("clip_exponent"), block.get("movement_exponent")
+        table.add_row(
+            block["name"],
+            "x".join(map(str, block["shape"])) or "1",
+            block["kind"],
+            f"0..{block['maximum']}" if clip is None else f"2^{clip}",
+            "" if movement is None else f"2^{movement}",
+        )
+    console.print()
+    console.print(table)
+
+
+def print_authority(console: Console, summary: dict[str, Any]) -> None:
+    console.print(
+        _facts(
+            ("federation", summary["federation"]),
+            ("root fingerprint", grouped(summary["root_fingerprint"])),
+            ("root days left", str(summary["root_days_left"])),
+        )
+    )
+    table = Table("member", "role", "state", "certificates until", "days left", box=None, pad_edge=False)
+    for member in summary["members"]:
+        newest = (member["signing_certificates"] or [None])[-1]
+        until, left = (newest["until"], str(newest["days_left"])) if newest else ("", "")
+        table.add_row(member["id"], member["role"], member["state"], until, left)
+    console.print()
+    console.print(table)
+    console.print()
+    if summary["manifest"] is None:
+        console.print("no manifest published yet", highlight=False)
+    else:
+        print_manifest(console, summary["manifest"])

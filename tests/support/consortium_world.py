@@ -1,0 +1,119 @@
+"""A small federation on disk for tests: a consortium, a coordinator and some sites, all with real keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from security.clock import ManualClock
+from security.consortium.authority import Authority
+from security.consortium.bundles import Answer, Request
+from security.consortium.enrolment import Identity
+from security.consortium.manifest import Manifest
+from security.consortium.plan import Plan
+from security.pki import Role, Subject, fingerprint
+
+NOW = 1_800_000_000_000
+DAY = 86_400_000
+SITES = ("graz", "linz", "vienna")
+PLAN = f"""
+run = "run-1"
+[model]
+initial = "initial.safetensors"
+architecture = "tiny"
+code_digest = "{"ab" * 32}"
+classes = 3
+personal = ["head.*"]
+[training]
+method = "fednpr-per"
+rounds = 5
+steps = 50
+config_hashes = ["{"cd" * 32}"]
+[training.settings]
+learning_rate = 0.001
+batch_size = 64
+"""
+PRIVACY = """
+[privacy]
+epsilon = 8
+delta = 0.00001
+clip = 1
+noise_floor = 0.8
+unit = "patient"
+"""
+
+
+def write_initial_model(path: Path, metadata: dict[str, str] | None = None) -> None:
+    tensors = {
+        "conv.weight": np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 3, 2, 2),
+        "bn.weight": np.ones(2, np.float32),
+        "bn.running_mean": np.array([0.5, -0.25], np.float32),
+        "bn.running_var": np.array([1.0, 0.01], np.float32),
+        "bn.num_batches_tracked": np.array(7, np.int64),
+        "head.weight": np.zeros((3, 2), np.float32),
+    }
+    save_file(tensors, path, metadata)
+
+
+def subject(member: str, role: Role = Role.SITE, federation: str = "lesions") -> Subject:
+    return Subject(federation=federation, role=role, member=member)
+
+
+@dataclass
+class World:
+    """Everything of one federation, and a clock."""
+
+    folder: Path
+    authority: Authority
+    clock: ManualClock
+
+    @classmethod
+    def make(cls, folder: Path, sites: Sequence[str] = SITES, federation: str = "lesions") -> World:
+        clock = ManualClock(wall=NOW)
+        authority = Authority.create(folder / "consortium", federation, passphrase=None, now_ms=NOW)
+        world = cls(folder, authority, clock)
+        world.write_plan(PLAN)
+        write_initial_model(authority.folder / "initial.safetensors")
+        world.enroll("hub", Role.COORDINATOR, hosts=("localhost", "127.0.0.1"))
+        for site in sites:
+            world.enroll(site)
+        return world
+
+    @property
+    def now(self) -> int:
+        return self.clock.now_ms()
+
+    @property
+    def root_fingerprint(self) -> str:
+        return fingerprint(self.authority.root)
+
+    @property
+    def key(self):  # type: ignore[no-untyped-def]  # the root key's own type
+        return self.authority.unlock(None)
+
+    def write_plan(self, text: str) -> None:
+        self.authority.plan_path.write_text(text)
+
+    def identity(self, member: str) -> Identity:
+        return Identity(folder=self.folder / member)
+
+    def request(self, member: str, role: Role = Role.SITE, hosts: Sequence[str] = ()) -> Request:
+        return self.identity(member).create(subject(member, role, self.authority.federation), hosts=hosts)
+
+    def enroll(self, member: str, role: Role = Role.SITE, hosts: Sequence[str] = (), days: int = 365) -> None:
+        self.authority.enroll(self.key, self.request(member, role, hosts), now_ms=self.now, days=days)
+        self.install(member)
+
+    def install(self, member: str) -> None:
+        answer = Answer.read(self.authority.answer_path(member))
+        self.identity(member).install(answer, root_fingerprint=self.root_fingerprint, now_ms=self.now)
+
+    def publish(self) -> Manifest:
+        return self.authority.publish(self.key, Plan.read(self.authority.plan_path), now_ms=self.now)
+
+    def published(self) -> bytes:
+        return self.authority.manifest_path.read_bytes()
