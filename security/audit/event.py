@@ -5,16 +5,35 @@ The types themselves are in `events.py`. An event knows its fields and their kin
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
 
-from security.audit.kinds import COUNT, DIGEST, IDENT, TEXT, TOKEN, Kind, Predicate, optional
+from security.audit import canonical
+from security.audit.kinds import COUNT, DIGEST, IDENT, TEXT, TOKEN, Kind, optional
 from security.errors import CodecError, LocalProtocolError
 
 VERSION: Final = 1
+MAX_LINE: Final = 1 << 16
+
+# The envelope in canonical order; `body`, `type` and `v` are fixed by the event type.
+ENVELOPE: Final[Mapping[str, Kind]] = {
+    "actor": TEXT,
+    "annex_commit": optional(DIGEST),
+    "boot": IDENT,
+    "epoch": COUNT,
+    "mono_ms": COUNT,
+    "origin": TOKEN,
+    "round": optional(COUNT),
+    "run": optional(TOKEN),
+    "seq": COUNT,
+    "ts": COUNT,
+}
+ENVELOPE_KEYS: Final = tuple(sorted((*ENVELOPE, "body", "type", "v")))
+BODY_GROUP: Final = "body_"
 
 
 class Event:
@@ -30,32 +49,23 @@ class Event:
 
     def body(self) -> dict[str, Any]:
         """The event's fields as JSON has them."""
-        return {name: _plain(getattr(self, name)) for name in SCHEMAS[self.type].keys}
+        return {name: getattr(self, name) for name in SCHEMAS[self.type].kinds}
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Schema:
-    """What the verifier needs of one event type: its keys in canonical order, and a predicate for each."""
+    """One event type: its class and the kinds of its fields, in canonical order."""
 
     cls: type[Event]
-    keys: tuple[str, ...]
     kinds: Mapping[str, Kind]
-    predicates: tuple[Predicate, ...]
 
-    def check(self, body: Mapping[str, Any]) -> None:
-        """Refuse a body with other keys, another order of keys, or a value of another kind."""
-        if tuple(body) != self.keys:
-            raise CodecError("fields are not those of the type", where=self.cls.type)
-        for accepts, value in zip(self.predicates, body.values(), strict=True):
-            if not accepts(value):
-                name = next(key for key in self.keys if body[key] is value)
-                raise CodecError(f"{name} is not {self.kinds[name].name}", where=self.cls.type)
+    @cached_property
+    def line(self) -> re.Pattern[str]:
+        """What an entry of this type looks like; one group for each field, those of the body with a prefix."""
+        fields = [f'"{key}":(?P<{BODY_GROUP}{key}>{kind.pattern})' for key, kind in self.kinds.items()]
+        parts = {key: f"(?P<{key}>{kind.pattern})" for key, kind in ENVELOPE.items()}
+        parts |= {"body": rf"\{{{','.join(fields)}\}}", "type": f'"{re.escape(self.cls.type)}"', "v": str(VERSION)}
+        return re.compile(r"\{" + ",".join(f'"{key}":{parts[key]}' for key in ENVELOPE_KEYS) + r"\}")
 
 
 SCHEMAS: Final[dict[str, Schema]] = {}
@@ -73,10 +83,8 @@ def event_type(name: str) -> Callable[[type[E]], type[E]]:
         made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         made.type = name
         hints = get_type_hints(made, include_extras=True)
-        found = {field: _kind_of(hints[field]) for field in made.__annotations__}
-        keys = tuple(sorted(found))
-        predicates = tuple(found[key].accepts for key in keys)
-        SCHEMAS[name] = Schema(cls=made, keys=keys, kinds=found, predicates=predicates)
+        kinds = {key: _kind_of(hints[key]) for key in sorted(made.__annotations__)}
+        SCHEMAS[name] = Schema(cls=made, kinds=kinds)
         return made
 
     return enter
@@ -86,49 +94,64 @@ def _kind_of(hint: Any) -> Kind:
     return next(extra for extra in hint.__metadata__ if isinstance(extra, Kind))
 
 
-def schema_of(name: str) -> Schema:
-    """Look a type up; an unknown one lists near matches."""
+def match_line(text: str) -> re.Match[str] | None:
+    """The fields of a well-formed entry, still as JSON; None if it is not one. `explain` then says why."""
+    # Every entry ends in `"type":"...","v":1}`, so the type can be read from the back; the expression checks it again.
+    schema = SCHEMAS.get(text[text.rfind('"', 0, -8) + 1 : -8])
+    if schema is None or len(text) > MAX_LINE:
+        return None
+    return schema.line.fullmatch(text)
+
+
+def type_of(text: str) -> str:
+    """The type of a line that `match_line` has accepted."""
+    return text[text.rfind('"', 0, -8) + 1 : -8]
+
+
+def read_line(line: bytes) -> dict[str, Any]:
+    """Parse one entry strictly.
+
+    :raises CodecError: saying what is wrong with it.
+    """
     try:
-        return SCHEMAS[name]
-    except KeyError:
-        near = ", ".join(difflib.get_close_matches(name, SCHEMAS)) or "see docs/spec/audit-log.md"
-        raise CodecError("unknown event type", hint=f"known types that look alike: {near}") from None
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        raise CodecError("not UTF-8") from error
+    if match_line(text) is None:
+        raise CodecError(explain(line))
+    entry: dict[str, Any] = canonical.parse(line)
+    return entry
 
 
-def event_from(name: str, body: Mapping[str, Any]) -> Event:
-    """The typed event of a parsed body."""
-    schema = schema_of(name)
-    schema.check(body)
-    return schema.cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in body.items()})
+def explain(line: bytes) -> str:
+    """Why a line is no entry. Values are not repeated: they may be long, and they may be an attack."""
+    if len(line) > MAX_LINE:
+        return f"longer than {MAX_LINE} bytes"
+    try:
+        entry = canonical.loads(line)
+    except CodecError as error:
+        return error.message
+    if not isinstance(entry, dict) or tuple(entry) != ENVELOPE_KEYS:
+        return "fields are not those of an entry"
+    for name, kind in ENVELOPE.items():
+        if not kind.accepts(entry[name]):
+            return f"{name} is not {kind.name}"
+    if entry["v"] is not VERSION:
+        return f"entry version is not {VERSION}"
+    schema = SCHEMAS.get(entry["type"]) if isinstance(entry["type"], str) else None
+    if schema is None:
+        near = ", ".join(difflib.get_close_matches(str(entry["type"]), SCHEMAS))
+        return f"unknown event type{f'; did it mean {near}' if near else ''}"
+    body = entry["body"]
+    if not isinstance(body, dict) or tuple(body) != tuple(schema.kinds):
+        return f"{schema.cls.type}: fields are not those of the type"
+    faults = [f"{name} is not {kind.name}" for name, kind in schema.kinds.items() if not kind.accepts(body[name])]
+    return f"{schema.cls.type}: {faults[0]}" if faults else "not an entry"
 
 
-# The envelope, in canonical order of keys.
-ENVELOPE: Final[Mapping[str, Kind]] = {
-    "actor": TEXT,
-    "annex_commit": optional(DIGEST),
-    "body": Kind(name="an object", accepts=lambda value: type(value) is dict),
-    "boot": IDENT,
-    "epoch": COUNT,
-    "mono_ms": COUNT,
-    "origin": TOKEN,
-    "round": optional(COUNT),
-    "run": optional(TOKEN),
-    "seq": COUNT,
-    "ts": COUNT,
-    "type": TOKEN,
-    "v": COUNT,
-}
-ENVELOPE_KEYS: Final = tuple(ENVELOPE)
-_ENVELOPE_PREDICATES: Final = tuple(kind.accepts for kind in ENVELOPE.values())
-
-
-def check_envelope(entry: Mapping[str, Any]) -> None:
-    """Refuse an entry whose envelope is not exactly ours."""
-    if type(entry) is not dict or tuple(entry) != ENVELOPE_KEYS:
-        raise CodecError("fields are not those of an entry")
-    for accepts, value in zip(_ENVELOPE_PREDICATES, entry.values(), strict=True):
-        if not accepts(value):
-            name = next(key for key in ENVELOPE_KEYS if entry[key] is value)
-            raise CodecError(f"{name} is not {ENVELOPE[name].name}")
-    if entry["v"] != VERSION:
-        raise CodecError(f"entry version is not {VERSION}")
+def event_from(entry: Mapping[str, Any]) -> Event:
+    """The typed event of an entry that `read_line` gave."""
+    body = entry["body"]
+    return SCHEMAS[entry["type"]].cls(
+        **{key: tuple(value) if isinstance(value, list) else value for key, value in body.items()}
+    )

@@ -21,7 +21,6 @@ from security.audit.kinds import (
     Flag,
     Ident,
     Integer,
-    Kind,
     MaybeCount,
     MaybeDecimal,
     MaybeDigest,
@@ -32,29 +31,15 @@ from security.audit.kinds import (
     Tokens,
     VKey,
     choice,
+    list_of,
+    record,
 )
 
+_ARTEFACT: Final = record("a local artefact", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only"))
+_MECHANISM: Final = record("a mechanism", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
 
-def _records(name: str, **fields: Kind) -> Kind:
-    """A list of small objects with exactly these fields."""
-    keys = frozenset(fields)
-
-    def is_record(value: Any) -> bool:
-        return isinstance(value, dict) and value.keys() == keys and all(fields[k].accepts(v) for k, v in value.items())
-
-    return Kind(
-        name=f"a list of {name}",
-        accepts=lambda value: isinstance(value, list | tuple) and len(value) <= 64 and all(map(is_record, value)),
-    )
-
-
-ARTEFACTS: Final = _records(
-    "local artefacts", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only")
-)
-MECHANISMS: Final = _records("mechanisms", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
-
-Artefacts = Annotated[tuple[dict[str, Any], ...], ARTEFACTS]
-Mechanisms = Annotated[tuple[dict[str, Any], ...], MECHANISMS]
+Artefacts = Annotated[tuple[dict[str, Any], ...], list_of(_ARTEFACT, limit=64)]
+Mechanisms = Annotated[tuple[dict[str, Any], ...], list_of(_MECHANISM, limit=64)]
 Unit = Annotated[str, choice("patient", "lesion", "study", "image")]
 Relation = Annotated[str, choice("add-or-remove-one", "replace-one")]
 
@@ -111,6 +96,15 @@ class PolicyChanged(Event):
     who: Text
     reason: Text
     document: MaybeDigest
+
+
+@event_type("manifest.adopted")
+class ManifestAdopted(Event):
+    """Another signed manifest is in force: its version and the SHA-256 of its file, of which the folder has a copy."""
+
+    version: Count
+    old: Digest
+    new: Digest
 
 
 @event_type("peer.enrolled")
@@ -192,6 +186,7 @@ class DpReserved(Event):
     unit: Unit
     relation: Relation
     accountant: Text
+    order: Decimal
     epsilon_round: Decimal
     epsilon_total: Decimal
     cap: Decimal
@@ -207,6 +202,7 @@ class DpCommitted(Event):
     unit: Unit
     relation: Relation
     accountant: Text
+    order: Decimal
     epsilon_round: Decimal
     epsilon_total: Decimal
     cap: Decimal

@@ -1,84 +1,88 @@
-"""The kinds of value an event may hold. Each is a predicate and the words for what it wants.
+"""The kinds of value an event may hold. A kind is one regular expression over the value's canonical JSON.
 
-A predicate sees what JSON gave: it must not trust types, and `bool` is not an integer here.
+An event type is then the concatenation of its fields' expressions, and an entry of it is one line that matches. So the
+schema, the canonical form and the absence of anything else are a single test, which costs less than parsing the line.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
-
-from security.audit.canonical import MAX_INT
-
-Predicate = Callable[[Any], bool]
-
-_hex64 = re.compile(r"[0-9a-f]{64}").fullmatch
-_hex32 = re.compile(r"[0-9a-f]{32}").fullmatch
-_decimal = re.compile(r"inf|-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e-?[1-9][0-9]{0,2}|e-0[1-9])?").fullmatch
-_token = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/+:-]{0,126}[A-Za-z0-9])?").fullmatch
-_vkey = re.compile(r"[!-*,-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}").fullmatch
 
 MAX_TEXT: Final = 500
 MAX_ITEMS: Final = 1024
+MAX_COUNT: Final = 10**15 - 1
+
+_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """One kind of value: what it is called, and whether a value is of it."""
+    """One kind of value: what it is called, and the expression that its JSON matches."""
 
     name: str
-    accepts: Predicate
+    pattern: str
+    _compiled: re.Pattern[str] = field(init=False, repr=False, compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_compiled", re.compile(self.pattern))
 
-def _is_text(value: Any) -> bool:
-    # `isprintable` refuses control characters, line separators and the invisible marks that reorder text on screen.
-    return type(value) is str and len(value) <= MAX_TEXT and value.isprintable()
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value <= MAX_INT
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and -MAX_INT <= value <= MAX_INT
-
-
-def _matching(match: Callable[[str], object | None]) -> Predicate:
-    return lambda value: type(value) is str and match(value) is not None
-
-
-def _items(accepts: Predicate) -> Predicate:
-    def predicate(value: Any) -> bool:
-        return isinstance(value, list | tuple) and len(value) <= MAX_ITEMS and all(map(accepts, value))
-
-    return predicate
+    def accepts(self, value: Any) -> bool:
+        """Whether a value is of this kind."""
+        try:
+            return self._compiled.fullmatch(_encode(value)) is not None
+        except (TypeError, ValueError):
+            return False
 
 
 def optional(kind: Kind) -> Kind:
     """The same, or null."""
-    accepts = kind.accepts
-    return Kind(name=f"{kind.name} or null", accepts=lambda value: value is None or accepts(value))
+    return Kind(name=f"{kind.name} or null", pattern=f"(?:null|{kind.pattern})")
 
 
 def choice(*values: str) -> Kind:
     """One of a fixed set of words."""
-    allowed = frozenset(values)
-    return Kind(name="one of " + ", ".join(values), accepts=lambda value: type(value) is str and value in allowed)
+    words = "|".join(re.escape(value) for value in values)
+    return Kind(name="one of " + ", ".join(values), pattern=f'"(?:{words})"')
 
 
-TEXT: Final = Kind(name=f"printable text of at most {MAX_TEXT} characters", accepts=_is_text)
-TOKEN: Final = Kind(name="a name of letters, digits and . _ / + : -", accepts=_matching(_token))
-DIGEST: Final = Kind(name="64 lower-case hexadecimal digits", accepts=_matching(_hex64))
-IDENT: Final = Kind(name="32 lower-case hexadecimal digits", accepts=_matching(_hex32))
-DECIMAL: Final = Kind(name="a decimal number as text", accepts=_matching(_decimal))
-VKEY: Final = Kind(name="a verifier key (name+id+key)", accepts=_matching(_vkey))
-COUNT: Final = Kind(name="an integer from 0 to 2^53 - 1", accepts=_is_count)
-INTEGER: Final = Kind(name="an integer", accepts=_is_integer)
-FLAG: Final = Kind(name="true or false", accepts=lambda value: type(value) is bool)
-TOKENS: Final = Kind(name="a list of names", accepts=_items(TOKEN.accepts))
-TEXTS: Final = Kind(name="a list of texts", accepts=_items(_is_text))
+def list_of(kind: Kind, *, limit: int = MAX_ITEMS, name: str | None = None) -> Kind:
+    """A list of up to `limit` values of one kind."""
+    item = kind.pattern
+    return Kind(name=name or f"a list of {kind.name}", pattern=rf"\[(?:{item}(?:,{item}){{0,{limit - 1}}}+)?\]")
+
+
+def record(name: str, **fields: Kind) -> Kind:
+    """A small object with exactly these fields."""
+    inner = ",".join(f'"{key}":{fields[key].pattern}' for key in sorted(fields))
+    return Kind(name=name, pattern=rf"\{{{inner}\}}")
+
+
+# Controls, soft hyphens, zero-width and direction marks, separators, surrogates and specials have no place in text that
+# an auditor reads: they hide, reorder or break lines. What is left needs no escape but these two.
+_PLAIN: Final = (
+    r'[^"\\\x00-\x1f\x7f-\x9f\xad\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f'
+    r"\ud800-\udfff\ufe00-\ufe0f\ufeff\ufff0-\uffff\U000e0000-\U0010ffff]"
+)
+
+TEXT: Final = Kind(
+    name=f"plain text of at most {MAX_TEXT} characters", pattern=rf'"(?:{_PLAIN}|\\["\\]){{0,{MAX_TEXT}}}+"'
+)
+TOKEN: Final = Kind(name="a name of letters, digits and . _ / : -", pattern='"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}+"')
+DIGEST: Final = Kind(name="64 lower-case hexadecimal digits", pattern='"[0-9a-f]{64}"')
+IDENT: Final = Kind(name="32 lower-case hexadecimal digits", pattern='"[0-9a-f]{32}"')
+DECIMAL: Final = Kind(
+    name="a decimal number as text",
+    pattern=r'"(?:inf|-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e-?[0-9]{1,3})?)"',
+)
+VKEY: Final = Kind(
+    name="a verifier key (name+id+key)", pattern=r'"[!#-*,-\[\]-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}"'
+)
+COUNT: Final = Kind(name="an integer from 0 to 10^15 - 1", pattern="(?:0|[1-9][0-9]{0,14})")
+INTEGER: Final = Kind(name="an integer below 10^15 in size", pattern="(?:0|-?[1-9][0-9]{0,14})")
+FLAG: Final = Kind(name="true or false", pattern="(?:true|false)")
 
 DATA_CLASSES: Final = ("control", "public-key", "sealed-share", "masked-vector", "checkpoint")
 ROLES: Final = ("site", "coordinator")
@@ -93,8 +97,8 @@ VKey = Annotated[str, VKEY]
 Count = Annotated[int, COUNT]
 Integer = Annotated[int, INTEGER]
 Flag = Annotated[bool, FLAG]
-Tokens = Annotated[tuple[str, ...], TOKENS]
-Texts = Annotated[tuple[str, ...], TEXTS]
+Tokens = Annotated[tuple[str, ...], list_of(TOKEN)]
+Texts = Annotated[tuple[str, ...], list_of(TEXT, limit=32)]
 DataClass = Annotated[str, choice(*DATA_CLASSES)]
 Role = Annotated[str, choice(*ROLES)]
 MaybeText = Annotated[str | None, optional(TEXT)]

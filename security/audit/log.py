@@ -16,7 +16,7 @@ from typing import Any
 from security.audit.annex import SALT_SIZE, Annex
 from security.audit.epochs import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
 from security.audit.event import Event
-from security.audit.events import AnnexErased, Cosigned, KeyRotated, LogGenesis, LogRecovered
+from security.audit.events import AnnexErased, Cosigned, KeyRotated, LogGenesis, LogRecovered, ManifestAdopted
 from security.audit.machine import Entry, LogMachine, Moment, Scope, State
 from security.audit.note import Note, Signature, Signer, VerifierKey, head_of
 from security.audit.recovery import recover
@@ -317,6 +317,14 @@ class AuditLog:
                         where=self.origin,
                         hint="this folder was restored from an old copy or changed: stop, keep it, and enroll anew",
                     )
+
+    def adopt_manifest(self, data: bytes, version: int, roster: Roster) -> None:
+        """Take over a newer signed manifest, which the caller has checked: log it, then replace the copy."""
+        with self._guard("adopt a manifest"):
+            old = sha256(self._writer.manifest.read_bytes()).hexdigest()
+            self.append(ManifestAdopted(version=version, old=old, new=sha256(data).hexdigest()))
+            self._writer.disk.publish(self._writer.manifest, data)
+            self._roster = roster
 
     def erase_annex(self, first: int, last: int, authority: str) -> None:
         """Delete the annexes of a range of entries; the log says so first."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 
-from security.audit import canonical
 from security.audit.epochs import EpochChain
-from security.audit.event import check_envelope, schema_of
+from security.audit.event import read_line
 from security.audit.machine import SEGMENT, LogMachine
 from security.audit.note import Note, head_of
 from security.audit.roster import Party
@@ -87,9 +86,7 @@ def _replay(writer: LogWriter, machine: LogMachine, signed_size: int) -> bytes:
 def _is_next(line: bytes, machine: LogMachine) -> bool:
     """Whether a line is a whole, canonical entry that continues the log."""
     try:
-        entry = canonical.loads(line)
-        check_envelope(entry)
-        schema_of(entry["type"]).check(entry["body"])
+        entry = read_line(line)
     except CodecError:
         return False
     return bool(

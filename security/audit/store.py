@@ -29,7 +29,6 @@ from security.errors import AuditLogError, CodecError
 from security.merkle import HASH_SIZE
 
 FORMAT: Final = b"lazaret audit log 1\n"
-MAX_LINE: Final = 1 << 16
 
 
 class Disk:
