@@ -1,0 +1,115 @@
+"""DP-SGD from a reservation: draw patients, clip, add noise, divide by a public number, step.
+
+Everything that decides the cost is read from the booked event: rate and steps by the sampler, clip and sigma by the
+noise. So sampler and ledger cannot disagree, and there is no second place to set them. The engine of Opacus is not
+used: it derives rate and divisor from the exact number of records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from npr.dp.clipping import ClippedGradient
+from security.dp.events import Mechanism
+from security.dp.ledger import Reservation
+from security.dp.noise import grid_step
+from security.dp.sampling import PoissonSampler, Units
+from security.errors import BudgetExhausted, ConfigError, LocalProtocolError
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """For the site's own eyes: neither number may leave or steer anything."""
+
+    drawn: int
+    dropped: int
+
+
+class DpSgd:
+    """The steps of one reservation. Works with any torch optimizer: noisy gradients are put where it looks for them.
+
+    :param divisor: public number that turns the noisy sum into a mean, such as the rate times the *noisy* size; never
+        the length of a batch.
+    :param micro_batch: how many records go through the network at once. Batches are split, never cut.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        reservation: Reservation,
+        units: Units,
+        divisor: float,
+        micro_batch: int = 64,
+    ) -> None:
+        if not divisor > 0 or micro_batch < 1:
+            raise ConfigError("the divisor and the micro-batch of DP-SGD are positive")
+        event = reservation.claim(Mechanism.DP_SGD)
+        self._optimizer = optimizer
+        self._clipped = ClippedGradient(model, clip=event.sensitivity)
+        _check_optimizer(optimizer, self._clipped.parameters)
+        self._sampler = PoissonSampler(units, rate=event.rate, noise=reservation.noise.fork())
+        self._sigma = event.sigma
+        self._divisor = divisor
+        self._micro_batch = micro_batch
+        self.steps_left = event.steps
+        self._noise = reservation.noise.fork()
+        self._drawn = np.empty(self._clipped.sum.numel(), dtype=np.float64)
+        self._gradient = torch.empty_like(self._clipped.sum)
+        self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="dp-noise")
+
+    def run(self, per_record_loss: Callable[[Indices], Tensor]) -> list[StepReport]:
+        """All steps that are left."""
+        return [self.step(per_record_loss) for _ in range(self.steps_left)]
+
+    def step(self, per_record_loss: Callable[[Indices], Tensor]) -> StepReport:
+        """One step. The closure maps image indices to one loss per image; it is called once for each micro-batch."""
+        if self.steps_left <= 0:
+            raise BudgetExhausted("all booked steps are used", hint="a further step needs its own reservation")
+        self.steps_left -= 1
+        # The noise needs no data, so it is made while the network works.
+        noise = self._second_thread.submit(self._noise.gaussian, self._drawn)
+        drawn = self._sampler.draw()
+        self._clipped.zero()
+        dropped = 0
+        for start in range(0, len(drawn), self._micro_batch):
+            part = drawn[start : start + self._micro_batch]
+            norms = self._clipped.add(partial(per_record_loss, part))
+            dropped += int((~norms.isfinite()).sum())
+        self._release(noise)
+        self._optimizer.step()
+        return StepReport(drawn=len(drawn), dropped=dropped)
+
+    @torch.no_grad()
+    def _release(self, noise: Future[NDArray[np.float64]]) -> None:
+        """round((sum + noise) / grid) * grid / divisor, in double precision up to the rounding."""
+        grid = grid_step(self._sigma)
+        noisy = torch.from_numpy(noise.result()).to(self._clipped.sum.device)
+        noisy.mul_(self._sigma / grid).add_(self._clipped.sum, alpha=1.0 / grid).round_()
+        if not bool(noisy.isfinite().all()):
+            raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its charge stands")
+        self._gradient.copy_(noisy.mul_(grid / self._divisor))
+        for parameter, part in zip(self._clipped.parameters, self._clipped.split(self._gradient), strict=True):
+            parameter.grad = part
+
+
+def _check_optimizer(optimizer: torch.optim.Optimizer, clipped: list[nn.Parameter]) -> None:
+    """What the optimizer moves and what is clipped must be the same set: the rest would move without noise."""
+    covered = {id(parameter) for parameter in clipped}
+    moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if moved != covered:
+        raise ConfigError(
+            f"the optimizer holds {len(moved)} trainable parameters, {len(covered)} are clipped",
+            hint="build it from the model's own parameters, personal head included",
+        )
