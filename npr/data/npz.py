@@ -57,7 +57,7 @@ def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: Storage
         if name in columns
     }
     return Catalogue(
-        name=file.stem.split("_200x150")[0],
+        name=file.stem,
         class_names=class_names,
         images=images,
         labels=labels,

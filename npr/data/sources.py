@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from npr.data.catalogue import Catalogue, assemble
 from npr.data.dataset import FederatedDataset
+from npr.data.generated import GeneratedSpec, generate
 from npr.data.npz import load_npz
 from npr.data.store import Storage
 from security.errors import ConfigError
 
 DATA_VARIABLE = "LAZARET_DATA"
+
+_BY_PATH: dict[str, Callable[..., Catalogue]] = {"npz": load_npz}
 
 
 def data_root() -> Path:
@@ -23,22 +27,18 @@ def data_root() -> Path:
     return Path(root)
 
 
-def open_catalogue(source: str, *, image_size: int = 224, storage: Storage | None = None) -> Catalogue:
+def open_catalogue(source: str, *, image_size: int = 224, seed: int = 0, storage: Storage | None = None) -> Catalogue:
     """Every image of `source` (`kind` or `kind:path`), before a fold is chosen."""
-    kind, _, path = source.partition(":")
+    kind, _, rest = source.partition(":")
+    if kind == "generated":
+        return generate(GeneratedSpec.parse(rest, seed=seed), image_size=image_size)
     where = storage or Storage.from_environment()
-    if kind == "ham10000":
-        return load_npz(data_root() / "ham10000_fed", image_size=image_size, storage=where)
-    if kind in _BY_PATH:
-        if not path:
-            raise ConfigError(f"source {kind!r} needs a path", hint=f"write {kind}:PATH")
-        return _BY_PATH[kind](Path(path), image_size=image_size, storage=where)
-    raise ConfigError(
-        f"unknown data source {source!r}", hint=f"one of ham10000, {', '.join(f'{k}:PATH' for k in _BY_PATH)}"
-    )
-
-
-_BY_PATH: dict[str, Callable[..., Catalogue]] = {"npz": load_npz}
+    if source == "ham10000":
+        return replace(load_npz(data_root() / "ham10000_fed", image_size=image_size, storage=where), name=source)
+    if kind in _BY_PATH and rest:
+        return _BY_PATH[kind](Path(rest), image_size=image_size, storage=where)
+    known = ", ".join(["generated", "ham10000", *(f"{name}:PATH" for name in _BY_PATH)])
+    raise ConfigError(f"unknown data source {source!r}", hint=f"one of {known}")
 
 
 def open_dataset(
@@ -54,7 +54,8 @@ def open_dataset(
     """One fold of `source`.
 
     :param fold: the name of a split that came with the data, or a number below `folds`.
-    :param seed: of the folds made here (and of generated data); not of training.
+    :param seed: of the folds made here and of generated images; not of training.
+    :param validation: share of the training patients to hold out as a validation side.
     """
-    catalogue = open_catalogue(source, image_size=image_size, storage=storage)
+    catalogue = open_catalogue(source, image_size=image_size, seed=seed, storage=storage)
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation)
