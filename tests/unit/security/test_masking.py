@@ -1,0 +1,105 @@
+"""Mask streams and the two sides of masking."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from security import masking, merkle, prg
+from security.errors import LocalProtocolError
+from security.masking import Accumulator, OpenedMasks, SiteMasks
+from security.secrets import Secret
+
+KEYS = [Secret(bytes([number] * 32)) for number in range(1, 6)]
+# More than two chunks and a part of one, in either word size.
+WORDS = 2 * prg.CHUNK_BYTES // 4 + 1004
+
+
+def vector(bits: int = 32, words: int = WORDS) -> np.ndarray:
+    return np.arange(words, dtype=f"<u{bits // 8}") * 2_654_435_761
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("workers", [1, 2, 7])
+def test_streams_are_added_modulo_the_ring(bits: int, workers: int) -> None:
+    words = vector(bits)
+    expected = words.copy()
+    for sign, group in ((1, KEYS[:3]), (-1, KEYS[3:])):
+        for key in group:
+            mask = np.frombuffer(prg.keystream(key, words.nbytes), dtype=words.dtype)
+            expected = expected + mask if sign == 1 else expected - mask
+    prg.apply_streams(words, add=KEYS[:3], subtract=KEYS[3:], workers=workers)
+    assert (words == expected).all()
+
+
+def test_a_chunk_is_the_same_alone() -> None:
+    whole = vector()
+    prg.apply_streams(whole, add=KEYS)
+    for start in (0, 4, 65_536, WORDS - 8):
+        part = vector()[start : start + 5000].copy()
+        prg.apply_streams(part, add=KEYS, offset=start * 4)
+        assert (part == whole[start : start + 5000]).all()
+
+
+def test_an_empty_vector_and_no_streams() -> None:
+    empty = vector(words=0)
+    prg.apply_streams(empty, add=KEYS, workers=4)
+    same = vector(words=8)
+    prg.apply_streams(same)
+    assert (same == vector(words=8)).all()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [np.zeros(8, dtype="<i4"), np.zeros(8, dtype="<f4"), np.zeros((2, 4), dtype="<u4"), np.zeros(16, dtype="<u4")[::2]],
+)
+def test_only_plain_vectors_of_words(words: np.ndarray) -> None:
+    with pytest.raises(LocalProtocolError):
+        prg.apply_streams(words, add=KEYS[:1])
+
+
+def test_signs_follow_the_order_of_ids() -> None:
+    masks = SiteMasks.of("b", KEYS[0], {"a": KEYS[1], "c": KEYS[2], "B": KEYS[3]})
+    assert [key.reveal()[0] for key in masks.add] == [3]
+    assert [key.reveal()[0] for key in masks.subtract] == [2, 4]
+    with pytest.raises(LocalProtocolError):
+        SiteMasks.of("b", KEYS[0], {"b": KEYS[1]})
+
+
+def test_leaves_of_a_vector() -> None:
+    words = vector()
+    leaves = masking.leaf_hashes(words)
+    data = words.tobytes()
+    step = masking.LEAF_BYTES
+    assert leaves == [merkle.leaf_hash(data[at : at + step]) for at in range(0, len(data), step)]
+    assert len(leaves) == 3
+    assert masking.vector_root(words) == merkle.root(leaves)
+
+
+def test_frames_are_added_and_taken_out() -> None:
+    total = Accumulator(WORDS, ring_bits=32)
+    one, other = vector().tobytes(), (vector() + np.uint32(5)).tobytes()
+    for data in (one, other):
+        for at in range(0, len(data), prg.CHUNK_BYTES):
+            total.add(at, data[at : at + prg.CHUNK_BYTES])
+    for at in range(0, len(other), 4096):
+        total.take_out(at, memoryview(other)[at : at + 4096])
+    assert total.total.tobytes() == one
+
+
+@pytest.mark.parametrize(("offset", "length"), [(-4, 4), (2, 4), (0, 6), (4 * WORDS - 4, 8), (4 * WORDS, 4)])
+def test_frames_outside_the_vector(offset: int, length: int) -> None:
+    with pytest.raises(LocalProtocolError):
+        Accumulator(WORDS, ring_bits=32).add(offset, bytes(length))
+
+
+def test_a_chunk_of_a_sum_is_checked_alone() -> None:
+    opened = OpenedMasks.of(KEYS[:2], {("a", "b"): KEYS[2], ("c", "b"): KEYS[3]})
+    total = vector()
+    whole = Accumulator(WORDS, ring_bits=32)
+    whole.add(0, total.tobytes())
+    whole.unmask(opened, workers=2)
+    start = prg.CHUNK_BYTES // 4
+    chunk = total[start : 2 * start].copy()
+    masking.unmask_chunk(chunk, opened, offset=prg.CHUNK_BYTES)
+    assert (chunk == whole.total[start : 2 * start]).all()
