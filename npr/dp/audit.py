@@ -1,0 +1,228 @@
+"""Attack our own pipeline: a one-run canary audit and a membership-inference check.
+
+The canary audit (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846) puts each of many made-up records in or out by a
+coin, trains once through the production code, guesses the coins from the weights, and turns the number of right
+guesses into a lower bound on epsilon. A bound above what the ledger claims proves a mistake; a bound below it proves
+nothing, but a pipeline without its noise does not stay below.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.stats import binom
+from torch import Tensor, nn
+
+from npr.dp.losses import balanced_softmax_per_record
+from npr.dp.sgd import DpSgd, Indices
+from security.dp.accountant import Spent
+from security.dp.events import RATE_ONE
+from security.dp.ledger import Ledger
+from security.dp.ledger_entries import Terms, Unit
+from security.dp.ledger_store import MemoryStore
+from security.dp.noise import NoiseSource
+from security.dp.planner import Schedule, order_for, propose_multiplier
+from security.dp.sampling import Units
+from security.errors import ConfigError
+
+UNIFORM = np.array([0.5, 0.5])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CanaryAudit:
+    """`lower_bound` holds with the stated confidence; `claimed` is the ledger's own epsilon."""
+
+    canaries: int
+    guesses: int
+    right: int
+    confidence: float
+    lower_bound: float
+    claimed: Spent
+    seconds: float
+
+    @property
+    def consistent(self) -> bool:
+        """False is proof of a wrong implementation or a wrong ledger."""
+        return self.lower_bound <= self.claimed.rdp
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MembershipCheck:
+    """How well the loss tells members from others, against what epsilon allows any attack."""
+
+    auc: float
+    advantage: float
+    allowed_advantage: float
+    claimed: Spent
+
+
+class _Auditable(nn.Module):
+    """Two linear layers without biases. The first gives each canary weights that no other record touches."""
+
+    def __init__(self, inputs: int, width: int = 16) -> None:
+        super().__init__()
+        self.body = nn.Linear(inputs, width, bias=False)
+        self.head = nn.Linear(width, 2, bias=False)
+
+    def features(self, x: Tensor) -> Tensor:
+        return torch.as_tensor(self.body(x))
+
+    def logits(self, h: Tensor) -> Tensor:
+        return torch.as_tensor(self.head(h))
+
+
+def run_canary_audit(
+    *,
+    canaries: int = 1000,
+    epsilon: float = 3.0,
+    delta: float = 1e-5,
+    steps: int = 40,
+    rate: float = 0.25,
+    confidence: float = 0.95,
+    noise: NoiseSource | None = None,
+) -> CanaryAudit:
+    """Train once on the canaries whose coin fell on "in" and bound epsilon from the guesses.
+
+    :param noise: the source under test; a test hands in a silenced one and expects `consistent` to be False.
+    """
+    started = time.monotonic()
+    coins = NoiseSource().words(canaries) >> np.uint64(63) == 1
+    # White box: one input of its own for each canary, large enough that its gradient is always clipped.
+    images = 10.0 * torch.eye(canaries)[torch.from_numpy(coins)]
+    model = _Auditable(canaries)
+    before, head = model.body.weight.detach().clone(), model.head.weight.detach().clone()
+    # All canaries carry label 0. Slow steps keep the head, and so the direction that marks a member, where it was.
+    labels = torch.zeros(len(images), dtype=torch.long)
+    claimed = _train(
+        model, images, labels, epsilon=epsilon, delta=delta, steps=steps, rate=rate, speed=0.05, noise=noise
+    )
+    scores = (head[0] - head[1]) @ (model.body.weight.detach() - before)
+    guesses, right = _guess(scores.numpy(), coins, share=0.2)
+    return CanaryAudit(
+        canaries=canaries,
+        guesses=guesses,
+        right=right,
+        confidence=confidence,
+        lower_bound=epsilon_lower_bound(canaries, guesses, right, delta=delta, confidence=confidence),
+        claimed=claimed,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _guess(scores: NDArray[np.float32], coins: NDArray[np.bool_], *, share: float) -> tuple[int, int]:
+    """Call the highest scores "in" and the lowest "out"; abstain in between, where guesses are worth little."""
+    count = int(share * len(scores))
+    ranked = np.argsort(scores)
+    return 2 * count, int(coins[ranked[-count:]].sum() + (~coins[ranked[:count]]).sum())
+
+
+def epsilon_lower_bound(canaries: int, guesses: int, right: int, *, delta: float, confidence: float) -> float:
+    """The largest epsilon that the number of right guesses refutes."""
+    if right_is_chance(canaries, guesses, right, 0.0, delta) > 1 - confidence:
+        return 0.0
+    low, high = 0.0, 50.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        refuted = right_is_chance(canaries, guesses, right, middle, delta) <= 1 - confidence
+        low, high = (middle, high) if refuted else (low, middle)
+    return low
+
+
+def right_is_chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Upper bound on the chance of so many right guesses if the training is (epsilon, delta)-DP (theorem 5.2)."""
+    success = 1 / (1 + math.exp(-epsilon))
+    tail = float(binom.sf(right - 1, guesses, success))
+    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, success))
+    slope = float((below / np.arange(1, right + 1)).max(initial=0.0))
+    return min(1.0, tail + 2 * canaries * delta * slope)
+
+
+def run_membership_check(
+    *, records: int = 400, epsilon: float = 1.0, delta: float = 1e-5, steps: int = 100, noise: NoiseSource | None = None
+) -> MembershipCheck:
+    """Train on half of some records with random labels, then tell members from the rest by their loss."""
+    draws = torch.from_numpy(NoiseSource().gaussian(np.empty(records * records)))
+    images = draws.view(records, records).float()
+    labels = torch.from_numpy((NoiseSource().words(records) >> np.uint64(63)).astype(np.int64))
+    members = records // 2
+    model = _Auditable(records)
+    train = images[:members], labels[:members]
+    claimed = _train(model, *train, epsilon=epsilon, delta=delta, steps=steps, rate=0.25, speed=2.0, noise=noise)
+    with torch.no_grad():
+        losses = balanced_softmax_per_record(model.logits(model.features(images)), labels, UNIFORM).numpy()
+    auc, advantage = loss_attack(losses[:members], losses[members:])
+    return MembershipCheck(
+        auc=auc, advantage=advantage, allowed_advantage=allowed_advantage(claimed.rdp, delta), claimed=claimed
+    )
+
+
+def loss_attack(members: NDArray[np.float32], others: NDArray[np.float32]) -> tuple[float, float]:
+    """(AUC, largest TPR - FPR) of calling low losses members."""
+    greater = (others[None, :] > members[:, None]).mean() + 0.5 * (others[None, :] == members[:, None]).mean()
+    thresholds = np.concatenate([members, others])
+    true = (members[None, :] <= thresholds[:, None]).mean(axis=1)
+    false = (others[None, :] <= thresholds[:, None]).mean(axis=1)
+    return float(greater), float((true - false).max())
+
+
+def allowed_advantage(epsilon: float, delta: float) -> float:
+    """No attack on an (epsilon, delta)-DP training has a larger TPR - FPR in expectation."""
+    return (math.expm1(epsilon) + 2 * delta) / (math.exp(epsilon) + 1)
+
+
+def _train(
+    model: _Auditable,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    epsilon: float,
+    delta: float,
+    steps: int,
+    rate: float,
+    speed: float,
+    noise: NoiseSource | None,
+) -> Spent:
+    """The production path: plan, ledger, reservation, DP-SGD. Returns what the ledger claims."""
+    if not len(images):
+        raise ConfigError("an audit needs records")
+    schedule = Schedule(
+        rounds=1,
+        steps=steps,
+        rate=int(rate * RATE_ONE),
+        multiplier=1.0,
+        clip=1.0,
+        counts_sigma=None,
+        prototypes_sigma=None,
+    )
+    schedule = replace(schedule, multiplier=propose_multiplier(schedule, epsilon=epsilon, delta=delta))
+    terms = Terms(
+        population="audit",
+        unit=Unit.IMAGE,
+        delta=delta,
+        cap=epsilon,
+        order=order_for(schedule, cap=epsilon, delta=delta),
+    )
+    ledger = Ledger.create(MemoryStore(), terms, version="1")
+    events = schedule.round_events(1)
+    reservation = ledger.reserve(run="audit", round_number=1, events=events, noise=noise or NoiseSource())
+
+    def losses(indices: Indices) -> Tensor:
+        chosen = torch.from_numpy(indices)
+        return balanced_softmax_per_record(model.logits(model.features(images[chosen])), labels[chosen], UNIFORM)
+
+    training = DpSgd(
+        model,
+        torch.optim.SGD(model.parameters(), lr=speed),
+        reservation=reservation,
+        units=Units(range(len(images))),
+        divisor=rate * len(images),
+        micro_batch=1024,
+    )
+    training.run(losses)
+    ledger.commit(reservation)
+    return ledger.spent()
