@@ -58,6 +58,9 @@ class Block:
     maximum: int = 0
 
     def __post_init__(self) -> None:
+        numbers = (*self.shape, *self.units, self.clip_exponent, self.movement_exponent, self.maximum)
+        if any(type(number) is not int for number in numbers):
+            raise _bad(self.name, "shapes, exponents and maxima are whole numbers")
         if self.kind not in get_args(Kind):
             raise _bad(self.name, f"unknown kind {self.kind!r}")
         if not self.name or any(extent < 1 for extent in self.shape) or not 1 <= self.size <= MAX_BLOCK_WORDS:
@@ -113,7 +116,7 @@ class Block:
         except (KeyError, TypeError, ValueError) as error:
             raise _bad(str(told.get("name", "?")), "not a block description") from error
         if block.to_dict() != dict(told):
-            raise _bad(block.name, "fields that this kind of block does not have, or that are not whole numbers")
+            raise _bad(block.name, "fields that this kind of block does not have")
         return block
 
 

@@ -50,7 +50,8 @@ def _flush(state: State) -> bool:
 
 def canonical(values: npt.ArrayLike) -> State:
     """Return a canonical copy of a float vector; refuses NaN and infinity."""
-    state = np.array(values, dtype="<f4").reshape(-1)
+    with np.errstate(over="ignore"):
+        state = np.array(values, dtype="<f4").reshape(-1)
     if not _flush(state):
         raise DataError("the model holds NaN or infinity", hint="it cannot be the start of a round")
     return state
@@ -110,7 +111,8 @@ def _step(layout: Layout, state: State, signed: Words) -> State:
             # machines with and without it would come to different models.
             np.multiply(signed[part], step if step.ndim == 0 else step[within], out=value, dtype=np.float64)
             np.add(state[part], value, out=value, dtype=np.float64)
-            np.copyto(moved[part], value, casting="same_kind")
+            with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the sum void
+                np.copyto(moved[part], value, casting="same_kind")
     for block, place in layout.placed():
         if block.nonnegative:
             np.maximum(moved[place], np.float32(0), out=moved[place])

@@ -1,0 +1,193 @@
+"""The next state, the range tests, and what an attacker gains where one is switched off."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+
+from security import labels
+from security.errors import DataError, LocalProtocolError
+from security.secagg import state as states
+from security.secagg.context import Verdict
+from security.secagg.fixed_point import encode
+from security.secagg.layout import Block, Layout
+from security.secagg.state import canonical, flatten, next_state, state_hash, unflatten
+
+SIZE = 70_000
+
+
+def layout(movement: int = 3) -> Layout:
+    blocks = [
+        Block(name="w", shape=(SIZE // 2, 2), kind="mean", clip_exponent=0, movement_exponent=movement),
+        Block(
+            name="var",
+            shape=(4,),
+            kind="statistic",
+            clip_exponent=6,
+            movement_exponent=8,
+            units=(-9, 0, 3, 7),
+            nonnegative=True,
+        ),
+    ]
+    return Layout.of(blocks, roster_size=5, weight_cap=64, loss_exponent=4, hits_maximum=99)
+
+
+def honest(seed: int = 0, *, scale: float = 0.001, sites: int = 3) -> np.ndarray:
+    told = layout()
+    rng = np.random.default_rng(seed)
+    total = np.zeros(told.words, dtype="<u4")
+    for _ in range(sites):
+        update = (rng.standard_normal(told.state_words) * scale).astype(np.float32)
+        total += encode(told, update, weight=int(rng.integers(1, 65)), loss=1.0, hits=3).words
+    return total
+
+
+def start() -> np.ndarray:
+    return canonical(np.linspace(-2, 2, SIZE + 4))
+
+
+def test_hash_is_over_the_little_endian_floats() -> None:
+    state = start()
+    assert state_hash(state) == hashlib.sha256(labels.STATE + state.tobytes()).digest()
+    for wrong in (state.astype(">f4"), state.astype("<f8"), state.reshape(2, -1), state[::2]):
+        with pytest.raises(LocalProtocolError):
+            state_hash(wrong)
+
+
+def test_canonical_form() -> None:
+    tiny = np.float32(2.0**-126)
+    given = np.array([-0.0, tiny, -tiny, tiny / 2, -tiny / 4, 1.0], dtype=np.float32)
+    assert canonical(given).tobytes() == np.array([0, tiny, -tiny, 0, 0, 1], dtype="<f4").tobytes()
+    for bad in (np.nan, np.inf, -np.inf, 1e300):
+        with pytest.raises(DataError):
+            canonical([1.0, bad])
+
+
+def test_named_tensors_there_and_back() -> None:
+    told = layout()
+    state = start()
+    named = unflatten(told, state)
+    assert named["w"].shape == (SIZE // 2, 2)
+    assert flatten(told, named).tobytes() == state.tobytes()
+    with pytest.raises(LocalProtocolError, match="extra"):
+        flatten(told, named | {"extra": state})
+    with pytest.raises(LocalProtocolError, match="shape"):
+        flatten(told, named | {"w": named["w"].T})
+
+
+def test_a_good_sum_moves_the_model_by_the_average() -> None:
+    told = layout()
+    total = honest()
+    outcome = next_state(told, start(), total, survivors=3)
+    assert outcome.verdict is Verdict.GOOD and not outcome.reason
+    weight = int(total[told.slot("weight")][0])
+    step = total.view("<i4")[:SIZE].astype(np.float64) * (64 / (told.quantum * weight))
+    assert np.abs(outcome.state[:SIZE] - (start()[:SIZE] + step)).max() < 2e-7
+    assert outcome.state.tobytes() == canonical(outcome.state).tobytes()
+
+
+def test_variances_do_not_fall_below_zero() -> None:
+    told = layout()
+    update = np.zeros(told.state_words, dtype=np.float32)
+    update[-4:] = [-0.01, -3.0, 1.0, -5.0]
+    total = encode(told, update, weight=10, loss=0.0, hits=0).words * np.uint32(3)
+    state = start()
+    state[-4:] = [0.005, 1.0, 1.0, 8.0]
+    outcome = next_state(told, state, total, survivors=3)
+    assert outcome.verdict is Verdict.GOOD
+    assert list(outcome.state[-4:]) == pytest.approx([0.0, 0.0, 2.0, 3.0], abs=1e-5)
+
+
+def test_arguments_must_fit() -> None:
+    total = honest()
+    for state, words in ((start()[:-1], total), (start(), total[:-4]), (start(), total.view("<i4"))):
+        with pytest.raises(LocalProtocolError):
+            next_state(layout(), state, words, survivors=3)
+
+
+def test_a_model_that_would_not_be_finite_stays() -> None:
+    state = start()
+    state[0] = np.finfo(np.float32).max
+    blocks = [Block(name="w", shape=(SIZE + 4,), kind="mean", clip_exponent=100, movement_exponent=100)]
+    told = Layout.of(blocks, roster_size=2, weight_cap=1)
+    update = np.zeros(SIZE + 4, dtype=np.float32)
+    update[0] = 2.0**99.9
+    state[0] = np.float32(3.4028235e38)
+    total = encode(told, update, weight=1).words * np.uint32(2)
+    assert next_state(told, state, total, survivors=2).verdict is Verdict.GOOD  # far below an ulp
+    state[0] = np.inf
+    outcome = next_state(told, state, total, survivors=2)
+    assert outcome.verdict is Verdict.VOID and outcome.state is state
+
+
+def weights_add_up_to_one() -> float:
+    """A site sends 1 - (the others' weights): the average is then the plain sum, however large."""
+    told = layout(movement=20)
+    total = honest(scale=0.05)
+    total[told.slot("weight")] = 1
+    outcome = next_state(told, start(), total, survivors=3)
+    return float(np.abs(outcome.state[:SIZE] - start()[:SIZE]).max())
+
+
+def test_weight_range() -> None:
+    assert weights_add_up_to_one() == 0.0
+
+
+def test_weight_range_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "judge", lambda *args, **kwargs: "")
+    assert weights_add_up_to_one() > 10.0
+
+
+def push_one_tensor() -> float:
+    """One colluding site among three uses its whole clip in every coordinate of a tensor."""
+    told = layout()
+    total = honest(sites=2)
+    pushed = np.zeros(told.state_words, dtype=np.float32)
+    pushed[:SIZE] = 0.9
+    total += encode(told, pushed, weight=64, loss=0.0, hits=0).words
+    outcome = next_state(told, start(), total, survivors=3)
+    return float(np.linalg.norm(outcome.state[:SIZE] - start()[:SIZE]))
+
+
+def test_movement_cap() -> None:
+    assert push_one_tensor() == 0.0
+
+
+def test_movement_cap_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "_moves_too_far", lambda *args: False)
+    assert push_one_tensor() > 2**3
+
+
+@pytest.mark.parametrize("ring_bits", [32, 64])
+def test_movement_cap_is_where_it_says(ring_bits: int) -> None:
+    """A step of L2 norm just below 2 passes a cap of 2**1, one just above does not."""
+    block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=1)
+    told = Layout.of([block], roster_size=3, weight_cap=8, ring_bits=ring_bits)
+    for part, verdict in ((0.1999, Verdict.GOOD), (0.2001, Verdict.VOID)):
+        words = encode(told, np.full(100, part, dtype=np.float32), weight=8).words
+        total = words * words.dtype.type(3)
+        assert next_state(told, np.zeros(100, dtype="<f4"), total, survivors=3).verdict is verdict
+
+
+def test_flush_to_zero_does_not_change_the_model() -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this processor has no flush-to-zero mode")
+    try:
+        flushed = self_contained_hashes()
+    finally:
+        torch.set_flush_denormal(False)
+    assert flushed == self_contained_hashes()
+
+
+def self_contained_hashes() -> list[bytes]:
+    """Results that land on subnormals, from a state at the edge of the normal numbers."""
+    block = Block(name="w", shape=(64,), kind="mean", clip_exponent=-100, movement_exponent=-90)
+    told = Layout.of([block], roster_size=2, weight_cap=1)
+    edge = np.ldexp(np.float32(1), -126) * np.arange(1, 65, dtype=np.float32)
+    update = (-edge * np.float32(1.5)).astype(np.float32)
+    total = encode(told, update, weight=1).words * np.uint32(2)
+    outcome = next_state(told, canonical(edge), total, survivors=2)
+    return [state_hash(canonical(edge)), state_hash(outcome.state), state_hash(canonical(edge * np.float32(0.3)))]

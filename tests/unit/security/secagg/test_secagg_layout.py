@@ -1,0 +1,187 @@
+"""Layouts: what may lie in the vector, and how clips follow from the schedule."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import rfc8785
+
+from security.errors import ConfigError
+from security.secagg import layout as layouts
+from security.secagg.layout import Block, Clips, Layout, power_of_two_above
+
+CLIPS = Clips(learning_rate=0.01, steps=10)
+
+
+def tensors() -> list[Block]:
+    return [
+        CLIPS.weights("conv.weight", (4, 3)),
+        CLIPS.weights("conv.bias", (4,)),
+        CLIPS.running_mean("norm.mean", [1.0, 1e-4, 9.0]),
+        CLIPS.running_variance("norm.var", [1.0, 1e-4, 9.0]),
+    ]
+
+
+def make(**changes: Any) -> Layout:
+    return Layout.of(tensors(), **({"roster_size": 10, "weight_cap": 2048} | changes))
+
+
+def test_sizes_and_places() -> None:
+    layout = make(loss_exponent=10, hits_maximum=4096)
+    assert layout.state_words == 22
+    assert layout.used_words == 25
+    assert layout.words == 28 and layout.byte_length == 112
+    assert layout.slot("conv.bias") == slice(12, 16)
+    assert layout.slot("weight") == slice(22, 23)
+    assert [layout.block_at(word).name for word in (0, 11, 12, 21, 22, 24)] == [
+        "conv.weight",
+        "conv.weight",
+        "conv.bias",
+        "norm.var",
+        "weight",
+        "hits",
+    ]
+    assert make(ring_bits=64).byte_length == 24 * 8
+
+
+@pytest.mark.parametrize("roster", [2, 3, 10, 100, 255])
+def test_the_quantum_leaves_room_for_the_whole_roster(roster: int) -> None:
+    layout = make(roster_size=roster)
+    assert roster * layout.quantum <= 2**31 - 1 < roster * (layout.quantum + 1)
+    wide = make(roster_size=roster, ring_bits=64)
+    assert roster * wide.quantum < 2**63
+
+
+def test_neighbours_with_one_clip_are_scaled_together() -> None:
+    runs = make().runs
+    assert [run.place for run in runs] == [slice(0, 16), slice(16, 22)]
+    assert runs[0].exponents == 0
+    assert list(runs[1].exponents) == [6 + unit for block in tensors()[2:] for unit in block.units]
+
+
+def test_json_carries_a_layout() -> None:
+    layout = make(loss_exponent=-2, hits_maximum=9)
+    text = rfc8785.dumps(layout.to_dict())
+    assert b"." not in text.replace(b"conv.", b"").replace(b"norm.", b"")
+    again = Layout.from_dict(json.loads(text))
+    assert again == layout
+    assert again.layout_hash == layout.layout_hash
+
+
+def test_every_field_moves_the_hash() -> None:
+    hashes = {make().layout_hash}
+    changes: list[dict[str, Any]] = [
+        {"roster_size": 11},
+        {"weight_cap": 2047},
+        {"ring_bits": 64},
+        {"loss_exponent": 1},
+        {"loss_exponent": 2},
+        {"hits_maximum": 5},
+    ]
+    for change in changes:
+        hashes.add(make(**change).layout_hash)
+    first = {"name": "conv.weight", "shape": (4, 3), "kind": "mean", "clip_exponent": 0, "movement_exponent": -1}
+    for change in ({"name": "w"}, {"shape": (3, 4)}, {"shape": (12,)}, {"clip_exponent": 1}, {"movement_exponent": 0}):
+        block = Block(**(first | change))  # type: ignore[arg-type]
+        hashes.add(Layout.of([block, *tensors()[1:]], roster_size=10, weight_cap=2048).layout_hash)
+    assert len(hashes) == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "median"},
+        {"name": ""},
+        {"shape": (0,)},
+        {"shape": (2**24 + 1,)},
+        {"clip_exponent": 101},
+        {"movement_exponent": -101},
+        {"units": (1,)},
+        {"nonnegative": True},
+        {"maximum": 3},
+        {"kind": "statistic", "units": (1, 2)},
+        {"kind": "statistic", "units": (101,)},
+        {"kind": "count"},
+    ],
+)
+def test_impossible_blocks(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Block(**({"name": "w", "shape": (1,), "kind": "mean"} | change))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"ring_bits": 33}, {"roster_size": 1}, {"roster_size": 256}, {"weight_cap": 0}, {"weight_cap": 2**31 // 9}],
+)
+def test_impossible_layouts(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        make(**change)
+
+
+def test_the_wide_ring_refuses_weights_that_overflow() -> None:
+    make(ring_bits=64, roster_size=100, weight_cap=2**20)
+    with pytest.raises(ConfigError):
+        make(ring_bits=64, roster_size=100, weight_cap=2**22)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"clip_exponent": 0.5}, {"shape": [1.0]}, {"colour": 1}, {"units": "zz"}, {"nonnegative": False}, {"shape": 3}],
+)
+def test_block_descriptions_are_strict(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Block.from_dict(CLIPS.weights("w", (2,)).to_dict() | change)
+
+
+@pytest.mark.parametrize("change", [{"ring_bits": 32.0}, {"roster_size": "10"}, {"weight_cap": True}, {"more": 1}])
+def test_layout_descriptions_are_strict(change: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        Layout.from_dict(make().to_dict() | change)
+
+
+def ask_for_class_counts() -> Layout:
+    told = make().to_dict()
+    told["blocks"].append({"name": "class_counts", "shape": [1], "kind": "count", "maximum": 100})
+    return Layout.from_dict(told)
+
+
+def test_class_counts_have_no_slot() -> None:
+    with pytest.raises(ConfigError, match="class_counts"):
+        ask_for_class_counts()
+
+
+def test_class_counts_have_no_slot_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layouts, "AUXILIARY", {"class_counts": "count"})
+    assert ask_for_class_counts().has("class_counts")
+
+
+@pytest.mark.parametrize(("value", "exponent"), [(1.0, 0), (1.01, 1), (0.5, -1), (0.26, -1), (1e-30, -99), (3.0, 2)])
+def test_power_of_two_above(value: float, exponent: int) -> None:
+    assert power_of_two_above(value) == exponent
+    assert 2.0**exponent >= value > 2.0 ** (exponent - 1)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_clips_need_a_positive_number(value: float) -> None:
+    with pytest.raises(ConfigError):
+        power_of_two_above(value)
+
+
+def test_clips_follow_from_the_schedule() -> None:
+    block = Clips(learning_rate=1e-3, steps=100).weights("w", (100,))
+    assert block.clip_exponent == 0  # 8 * 0.1, rounded up
+    assert block.movement_exponent == 0  # 0.1 * sqrt(100)
+    mean = CLIPS.running_mean("m", [4.0, 0.25], epsilon=0.0)
+    assert mean.units == (1, -1) and not mean.nonnegative
+    variance = CLIPS.running_variance("v", [4.0, 0.25], epsilon=0.0)
+    assert variance.units == (2, -2) and variance.nonnegative
+
+
+def test_a_dead_channel_gets_a_unit_near_the_others() -> None:
+    units = CLIPS.running_variance("v", np.array([1.0] * 9 + [1e-12]), epsilon=1e-9).units
+    assert units[-1] == -5 and set(units[:-1]) == {1}
