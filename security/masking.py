@@ -46,6 +46,13 @@ def mask(words: Words, masks: SiteMasks, *, workers: int = 1) -> None:
     prg.apply_streams(words, add=(masks.self_key, *masks.add), subtract=masks.subtract, workers=workers)
 
 
+def masked(words: Words, masks: SiteMasks, *, workers: int = 1) -> Words:
+    """Return a masked copy; cheaper than a copy that is masked in place afterwards."""
+    out = np.empty_like(words)
+    prg.apply_streams(out, source=words, add=(masks.self_key, *masks.add), subtract=masks.subtract, workers=workers)
+    return out
+
+
 def leaf_hashes(words: Words) -> list[bytes]:
     """Hash a vector in leaves of 256 KiB, the unit in which it travels and in which sums are checked."""
     data = words.view(np.uint8).data

@@ -42,7 +42,9 @@ def _require_words(words: Words) -> None:
         raise LocalProtocolError("masks go on one contiguous vector of little-endian 32- or 64-bit words")
 
 
-def _apply_range(words: Words, add: Sequence[Secret], subtract: Sequence[Secret], offset: int) -> None:
+def _apply_range(
+    words: Words, source: Words | None, add: Sequence[Secret], subtract: Sequence[Secret], offset: int
+) -> None:
     plus = [_stream(key, offset) for key in add]
     minus = [_stream(key, offset) for key in subtract]
     scratch = bytearray(min(CHUNK_BYTES, words.nbytes))
@@ -52,6 +54,8 @@ def _apply_range(words: Words, add: Sequence[Secret], subtract: Sequence[Secret]
     for start in range(0, len(words), step):
         chunk = words[start : start + step]
         mask = masks[: len(chunk)]
+        if source is not None:
+            np.copyto(chunk, source[start : start + step])
         # Only the last chunk is shorter, and there the streams end, so that drawing a full chunk does no harm.
         for stream in plus:
             stream.update_into(zeros, scratch)
@@ -64,6 +68,7 @@ def _apply_range(words: Words, add: Sequence[Secret], subtract: Sequence[Secret]
 def apply_streams(
     words: Words,
     *,
+    source: Words | None = None,
     add: Iterable[Secret] = (),
     subtract: Iterable[Secret] = (),
     offset: int = 0,
@@ -71,21 +76,25 @@ def apply_streams(
 ) -> None:
     """Add and subtract whole streams in place, modulo 2^32 or 2^64.
 
+    :param source: where the words come from, if not from `words` itself; copied chunk by chunk on the way.
     :param offset: the byte of the streams that the first word of `words` meets; a multiple of 16.
     :param workers: threads; AES runs outside the interpreter lock, so that they share the work.
     """
     _require_words(words)
+    if source is not None and (source.shape, source.dtype) != (words.shape, words.dtype):
+        raise LocalProtocolError("the source of a masked vector must have its length and type")
     plus, minus = tuple(add), tuple(subtract)
     chunks = -(-words.nbytes // CHUNK_BYTES)
     parts = max(1, min(workers, chunks))
     if parts == 1:
-        _apply_range(words, plus, minus, offset)
+        _apply_range(words, source, plus, minus, offset)
         return
     step = -(-chunks // parts) * CHUNK_BYTES // words.itemsize
     with ThreadPoolExecutor(parts) as pool:
-        futures = [
-            pool.submit(_apply_range, words[start : start + step], plus, minus, offset + start * words.itemsize)
-            for start in range(0, len(words), step)
-        ]
+        futures = []
+        for start in range(0, len(words), step):
+            part = slice(start, start + step)
+            taken = None if source is None else source[part]
+            futures.append(pool.submit(_apply_range, words[part], taken, plus, minus, offset + start * words.itemsize))
         for future in futures:
             future.result()

@@ -66,6 +66,18 @@ def test_signs_follow_the_order_of_ids() -> None:
         SiteMasks.of("b", KEYS[0], {"b": KEYS[1]})
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_masked_copy_leaves_the_update_alone(workers: int) -> None:
+    masks = SiteMasks.of("b", KEYS[0], {"a": KEYS[1], "c": KEYS[2]})
+    update, in_place = vector(), vector()
+    copied = masking.masked(update, masks, workers=workers)
+    masking.mask(in_place, masks)
+    assert (copied == in_place).all()
+    assert (update == vector()).all()
+    with pytest.raises(LocalProtocolError):
+        prg.apply_streams(update, source=vector(bits=64))
+
+
 def test_leaves_of_a_vector() -> None:
     words = vector()
     leaves = masking.leaf_hashes(words)
