@@ -33,7 +33,7 @@ class NamedSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """Rows of equal length; `where` is the file that row numbers in errors refer to."""
+    """Columns of equal length. Errors call a row by `row_names`, or by its number in `where`."""
 
     name: str
     class_names: tuple[str, ...]
@@ -47,7 +47,7 @@ class Catalogue:
     mean: tuple[float, ...] = IMAGENET_MEAN
     std: tuple[float, ...] = IMAGENET_STD
     where: str = ""
-    first_row: int = 0
+    row_names: tuple[str, ...] = ()
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
@@ -59,9 +59,8 @@ class Catalogue:
             raise DataError("columns of different length", where=self.where or self.name)
         for split in self.splits.values():
             if split.grouped:
-                check_grouped(
-                    self.units, split.sides, unit_kind=self.unit_kind, where=self.where, first_row=self.first_row
-                )
+                names = self.row_names or tuple(f"{self.where or self.name} row {row}" for row in range(len(self)))
+                check_grouped(self.units, split.sides, unit_kind=self.unit_kind, names=names)
 
     def __len__(self) -> int:
         return len(self.labels)

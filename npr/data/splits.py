@@ -62,16 +62,14 @@ def grouped_holdout(
     return np.asarray((folds == 0) if fraction <= 0.5 else (folds != 0))
 
 
-def check_grouped(
-    units: Sequence[str], sides: Sequence[str], *, unit_kind: str, where: str, first_row: int = 0
-) -> None:
+def check_grouped(units: Sequence[str], sides: Sequence[str], *, unit_kind: str, names: Sequence[str]) -> None:
     """Raise if a unit has rows on two sides; the error names the two rows and keeps the patient's id out."""
     first: dict[str, int] = {}
     for row, (unit, side) in enumerate(zip(units, sides, strict=True)):
         seen = first.setdefault(unit, row)
         if sides[seen] != side:
             raise DataError(
-                f"one {unit_kind} is in {sides[seen]!r} (row {seen + first_row}) and in {side!r}",
-                where=f"{where} row {row + first_row}",
+                f"one {unit_kind} is in {side!r} here and in {sides[seen]!r} in {names[seen]}",
+                where=names[row],
                 hint=f"put all images of a {unit_kind} on one side, or leave the split out and let it be made",
             )

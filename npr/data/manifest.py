@@ -1,0 +1,155 @@
+"""Two forms a hospital can bring without writing code: a CSV manifest, and a folder per class (docs/data.md)."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+
+from npr.data.catalogue import SIDES, Catalogue
+from npr.data.decode import open_image, squash
+from npr.data.rows import Decoding, Row, catalogue_of
+from npr.data.store import Storage
+from security.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
+UNITS = ("patient", "lesion", "study")
+COLUMNS = ("image", "label", *UNITS, "split", "site")
+
+
+def image_decoding(image_size: int, channels: int = 3) -> Decoding:
+    """PNG, JPEG and the like, squashed to a square."""
+    return Decoding(
+        read=lambda path, where: squash(open_image(path, channels=channels, where=where), image_size),
+        channels=channels,
+        image_size=image_size,
+        settings="image squash bilinear",
+    )
+
+
+def load_csv(
+    path: Path,
+    *,
+    image_size: int,
+    storage: Storage,
+    class_names: Sequence[str] | None = None,
+    decoding: Decoding | None = None,
+) -> Catalogue:
+    """The catalogue of a manifest `image,label[,patient][,split]`; images are looked for beside it.
+
+    :param class_names: the federation's classes in its order; without them, the labels that occur, sorted.
+    """
+    rows, unit_kind = read_manifest(path)
+    return catalogue_of(
+        rows,
+        class_names if class_names is not None else sorted({row.label for row in rows}),
+        name=path.stem,
+        where=path.name,
+        unit_kind=unit_kind,
+        decoding=decoding or image_decoding(image_size),
+        storage=storage,
+    )
+
+
+def read_manifest(path: Path) -> tuple[list[Row], str]:
+    """The rows and what their unit is: the patient if there is such a column, else the lesion, the study, the image."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            unit = _header(reader.fieldnames or (), path)
+            rows = [_row(entry, f"{path.name} row {reader.line_num}", path.parent, unit) for entry in reader]
+    except FileNotFoundError:
+        raise DataError("manifest is missing", where=str(path)) from None
+    except (csv.Error, UnicodeDecodeError, OSError) as error:
+        raise DataError(f"not a UTF-8 CSV file ({type(error).__name__})", where=str(path)) from None
+    return rows, unit or "image"
+
+
+def _header(names: Sequence[str], path: Path) -> str | None:
+    for needed in ("image", "label"):
+        if needed not in names:
+            raise DataError(
+                f"column {needed!r} is missing", where=f"{path.name} row 1", hint=f"columns: {', '.join(COLUMNS)}"
+            )
+    for name in names:
+        # A column meant as the patient but spelt otherwise would silently make the image the unit of privacy.
+        near = next((known for known in (*UNITS, "split") if known in name.lower() and name != known), None)
+        if near:
+            raise DataError(
+                f"column {name!r} looks like {near!r}",
+                where=f"{path.name} row 1",
+                hint=f"rename it to {near}, or remove it",
+            )
+        if names.count(name) > 1:
+            raise DataError(f"column {name!r} occurs twice", where=f"{path.name} row 1")
+    return next((unit for unit in UNITS if unit in names), None)
+
+
+def _row(entry: dict[str, str | None], where: str, root: Path, unit: str | None) -> Row:
+    if None in entry or None in entry.values():
+        raise DataError("more or fewer fields than the header", where=where)
+    fields = {name: (value or "").strip() for name, value in entry.items()}
+    for needed in ("image", "label", *([unit] if unit else [])):
+        if not fields[needed]:
+            raise DataError(f"{needed} is empty", where=where)
+    return Row(
+        id=Path(fields["image"]).as_posix(),
+        path=root / fields["image"],
+        label=fields["label"],
+        where=where,
+        unit=fields[unit] if unit else None,
+        site=fields.get("site") or "site",
+        side=fields.get("split") or None,
+    )
+
+
+def load_folders(
+    path: Path,
+    *,
+    image_size: int,
+    storage: Storage,
+    class_names: Sequence[str] | None = None,
+    decoding: Decoding | None = None,
+) -> Catalogue:
+    """`PATH/<class>/<image>`, or `PATH/train|test|validation/<class>/<image>`. Without ids, each image is a unit."""
+    tops = _folders(path)
+    split = bool(tops) and {top.name for top in tops} <= set(SIDES)
+    rows, found = list[Row](), set[str]()
+    for side in tops if split else [path]:
+        for folder in _folders(side):
+            found.add(folder.name)
+            rows += [
+                Row(
+                    id=file.relative_to(path).as_posix(),
+                    path=file,
+                    label=folder.name,
+                    where=f"{path.name}/{file.relative_to(path).as_posix()}",
+                    side=side.name if split else None,
+                )
+                for file in _files(folder, (".dcm",) if decoding else SUFFIXES)
+            ]
+    return catalogue_of(
+        rows,
+        class_names if class_names is not None else sorted(found),
+        name=path.name,
+        where=str(path),
+        unit_kind="image",
+        decoding=decoding or image_decoding(image_size),
+        storage=storage,
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    if not path.is_dir():
+        raise DataError("folder is missing", where=str(path))
+    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def _files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+    files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != "Thumbs.db")
+    for file in files:
+        if file.suffix.lower() not in suffixes:
+            raise DataError(
+                "not an image of a known type", where=f"{folder.name}/{file.name}", hint=f"known: {', '.join(suffixes)}"
+            )
+    return files
