@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from security import labels, pki
 from security.audit import canonical
-from security.errors import CodecError, ManifestRejected
+from security.errors import CodecError, ConfigError, ManifestRejected
 from security.secagg.layout import MAX_ROSTER, Layout
 
 FORMAT: Final = "lazaret-manifest/1"
@@ -45,7 +45,10 @@ def _read_layout(value: object) -> Layout:
         return value
     if not isinstance(value, dict):
         raise ValueError("expected an object")
-    return Layout.from_dict(value)
+    try:
+        return Layout.from_dict(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
 
 
 Name = Annotated[str, Field(pattern=pki.NAME_PATTERN)]
@@ -181,7 +184,7 @@ class Manifest(Document):
             return cls.model_validate_json(canonical.dumps(told))
         except ValidationError as error:
             raise ManifestRejected(
-                f"{describe(error)} is not what this version knows",
+                describe(error),
                 where=where,
                 hint="a newer format needs a newer package; otherwise ask the consortium",
             ) from None
@@ -213,11 +216,15 @@ class Manifest(Document):
 
 
 def describe(error: ValidationError) -> str:
-    """The first fault as `key.path: what`, without the value: it may be long, and it may be secret."""
-    fault = error.errors(include_input=False, include_url=False)[0]
+    """The first fault as `key.path: what`, without the value: it may be long, and it may be secret.
+
+    An unknown key comes before a missing one: where one name is misspelt, both are reported.
+    """
+    faults = error.errors(include_input=False, include_url=False)
+    fault = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
     path = ".".join(str(part) for part in fault["loc"]) or "document"
-    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-    return f"{path}: {fault['msg'].lower()}{more}"
+    what = "unknown key" if fault["type"] == "extra_forbidden" else fault["msg"].lower()
+    return f"{path}: {what}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
 
 
 class Envelope(Document):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +17,9 @@ from security.clock import ManualClock
 from security.consortium.authority import Authority
 from security.consortium.bundles import Answer, Request
 from security.consortium.enrolment import Identity
-from security.consortium.manifest import Manifest
+from security.consortium.manifest import Manifest, seal
 from security.consortium.plan import Plan
+from security.consortium.rules import sign
 from security.pki import Role, Subject, fingerprint
 
 NOW = 1_800_000_000_000
@@ -63,6 +68,13 @@ def subject(member: str, role: Role = Role.SITE, federation: str = "lesions") ->
     return Subject(federation=federation, role=role, member=member)
 
 
+@cache
+def _template(sites: tuple[str, ...]) -> World:
+    folder = Path(tempfile.mkdtemp(prefix="lazaret-world-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return World.enrolled(folder, sites)
+
+
 @dataclass
 class World:
     """Everything of one federation, and a clock."""
@@ -72,7 +84,14 @@ class World:
     clock: ManualClock
 
     @classmethod
-    def make(cls, folder: Path, sites: Sequence[str] = SITES, federation: str = "lesions") -> World:
+    def make(cls, folder: Path, sites: Sequence[str] = SITES) -> World:
+        """A fresh copy of a federation that was enrolled once: keys and fsyncs are what takes time."""
+        template = _template(tuple(sites))
+        shutil.copytree(template.folder, folder, dirs_exist_ok=True)
+        return cls(folder, Authority.open(folder / "consortium"), ManualClock(wall=NOW))
+
+    @classmethod
+    def enrolled(cls, folder: Path, sites: Sequence[str] = SITES, federation: str = "lesions") -> World:
         clock = ManualClock(wall=NOW)
         authority = Authority.create(folder / "consortium", federation, passphrase=None, now_ms=NOW)
         world = cls(folder, authority, clock)
@@ -114,6 +133,10 @@ class World:
 
     def publish(self) -> Manifest:
         return self.authority.publish(self.key, Plan.read(self.authority.plan_path), now_ms=self.now)
+
+    def signed(self, manifest: Manifest) -> bytes:
+        """Any manifest under the real root's signature: what a careless or coerced consortium could send out."""
+        return seal(manifest, sign(manifest, self.key))
 
     def published(self) -> bytes:
         return self.authority.manifest_path.read_bytes()

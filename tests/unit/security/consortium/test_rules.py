@@ -1,0 +1,376 @@
+"""Which manifests a site believes. Each rule is tested, and tested again with that one rule off: then it passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security import errors, pki
+from security.consortium import rules
+from security.consortium.manifest import Manifest, Privacy, Revocation, seal
+from security.errors import CertificateError, ManifestRejected, PolicyViolation, ToolkitError
+from security.pki import Purpose, Role
+from tests.support.consortium_world import DAY, NOW, World, subject
+
+Forge = Callable[[World, Manifest], bytes]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World.make(tmp_path_factory.mktemp("ours"))
+
+
+@pytest.fixture(scope="module")
+def manifest(world: World) -> Manifest:
+    return world.publish()
+
+
+@pytest.fixture(scope="module")
+def foreign(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """Another federation of the same name and with the same members, under another root."""
+    other = World.enrolled(tmp_path_factory.mktemp("theirs"))
+    other.publish()
+    return other
+
+
+def with_(document: Any, **changes: Any) -> Any:
+    return document.model_copy(update=changes)
+
+
+def change_member(manifest: Manifest, index: int, **changes: Any) -> Manifest:
+    roster = list(manifest.roster)
+    roster[index] = roster[index].model_copy(update=changes)
+    return with_(manifest, roster=tuple(roster))
+
+
+def issued(world: World, member: str, purpose: Purpose, role: Role = Role.SITE) -> str:
+    key = pki.new_signing_key() if purpose is Purpose.SIGNING else pki.new_tls_key()
+    certificate = pki.issue(
+        world.key, world.authority.root, subject(member, role), purpose, key.public_key(), now_ms=NOW
+    )
+    return pki.to_pem(certificate)
+
+
+def tampered(world: World, manifest: Manifest) -> bytes:
+    weaker = with_(manifest.aggregation, colluders=0, least_survivors=3, single_history=False)
+    signature = rules.sign(manifest, world.key)
+    return seal(with_(manifest, aggregation=weaker), signature)
+
+
+def other_federation(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, federation="ct-scans"))
+
+
+def from_the_future(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, issued_at_ms=NOW + 3 * DAY))
+
+
+def tls_certificate_for_signing(world: World, manifest: Manifest) -> bytes:
+    """With an Ed25519 key in it, so that nothing but its stated purpose tells it apart."""
+    key = pki.new_signing_key().public_key()
+    certificate = pki.issue(world.key, world.authority.root, subject("graz"), Purpose.TLS, key, now_ms=NOW)
+    return world.signed(change_member(manifest, 0, signing_certificate=pki.to_pem(certificate)))
+
+
+def certificate_of_another(world: World, manifest: Manifest) -> bytes:
+    return world.signed(change_member(manifest, 0, signing_certificate=issued(world, "salzburg", Purpose.SIGNING)))
+
+
+def coordinators_certificate(world: World, manifest: Manifest) -> bytes:
+    pem = issued(world, "graz", Purpose.SIGNING, Role.COORDINATOR)
+    return world.signed(change_member(manifest, 0, signing_certificate=pem))
+
+
+def revoked_member(world: World, manifest: Manifest) -> bytes:
+    entry = Revocation(certificate=manifest.roster[0].signing_sha256, member="graz", reason="lost", at_ms=NOW)
+    return world.signed(with_(manifest, revocations=(entry,)))
+
+
+def one_member_twice(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, roster=(*manifest.roster[:2], manifest.roster[1])))
+
+
+def coordinator_in_the_roster(world: World, manifest: Manifest) -> bytes:
+    pem = issued(world, "hub", Purpose.SIGNING)
+    double = manifest.roster[1].model_copy(update={"id": "hub", "signing_certificate": pem})
+    return world.signed(with_(manifest, roster=(manifest.roster[0], double, manifest.roster[2])))
+
+
+def unsorted_roster(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, roster=tuple(reversed(manifest.roster))))
+
+
+def layout_too_small(world: World, manifest: Manifest) -> bytes:
+    layout = replace(manifest.aggregation.layout, roster_size=2)
+    return world.signed(with_(manifest, aggregation=with_(manifest.aggregation, layout=layout)))
+
+
+def one_tls_key_for_two(world: World, manifest: Manifest) -> bytes:
+    return world.signed(change_member(manifest, 0, tls_keys=manifest.roster[1].tls_keys))
+
+
+def one_log_key_for_two(world: World, manifest: Manifest) -> bytes:
+    return world.signed(change_member(manifest, 0, audit_root=manifest.roster[1].audit_root))
+
+
+def two_sites(world: World, manifest: Manifest) -> bytes:
+    aggregation = with_(manifest.aggregation, least_survivors=2)
+    return world.signed(with_(manifest, roster=manifest.roster[:2], aggregation=aggregation))
+
+
+def two_sites_without_privacy(world: World, manifest: Manifest) -> bytes:
+    aggregation = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True)
+    return world.signed(with_(manifest, roster=manifest.roster[:2], aggregation=aggregation))
+
+
+def two_survivors(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, aggregation=with_(manifest.aggregation, least_survivors=2)))
+
+
+def impossible_thresholds(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, aggregation=with_(manifest.aggregation, colluders=2)))
+
+
+def audit_of_nothing(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, audit=with_(manifest.audit, mode="sampled", chunks_per_site=0)))
+
+
+def orphan_version(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, version=7))
+
+
+def repeated_config(world: World, manifest: Manifest) -> bytes:
+    training = with_(manifest.training, config_hashes=("cd" * 32, "cd" * 32))
+    return world.signed(with_(manifest, training=training))
+
+
+BAD: list[tuple[Forge, type[ToolkitError], str]] = [
+    (tampered, ManifestRejected, "rules.check_signature"),
+    (other_federation, ManifestRejected, "rules.check_federation"),
+    (from_the_future, ManifestRejected, "rules.check_clock"),
+    (tls_certificate_for_signing, errors.CertificatePurposeMismatch, "pki.check_purpose"),
+    (certificate_of_another, errors.CertificateNameMismatch, "pki.check_subject"),
+    (coordinators_certificate, errors.CertificateNameMismatch, "pki.check_subject"),
+    (revoked_member, errors.CertificateRevoked, "pki.check_revoked"),
+    (one_member_twice, ManifestRejected, "rules.check_roster"),
+    (coordinator_in_the_roster, ManifestRejected, "rules.check_roster"),
+    (unsorted_roster, ManifestRejected, "rules.check_roster"),
+    (layout_too_small, ManifestRejected, "rules.check_roster"),
+    (one_tls_key_for_two, ManifestRejected, "rules.check_distinct_keys"),
+    (one_log_key_for_two, ManifestRejected, "rules.check_distinct_keys"),
+    (two_sites, PolicyViolation, "rules.check_two_sites"),
+    (two_sites_without_privacy, PolicyViolation, "rules.check_two_sites"),
+    (two_survivors, PolicyViolation, "rules.check_two_sites"),
+    (impossible_thresholds, PolicyViolation, "rules.check_thresholds"),
+    (audit_of_nothing, ManifestRejected, "rules.check_audit"),
+    (orphan_version, ManifestRejected, "rules.check_version_one"),
+    (repeated_config, ManifestRejected, "rules.check_configs"),
+]
+IDS = [row[0].__name__ for row in BAD]
+
+
+def off(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """Disable checks by name, also where they stand in the list of consistency checks."""
+    for name in names:
+        module, function = name.split(".")
+        target = {"rules": rules, "pki": pki}[module]
+        original = getattr(target, function)
+        monkeypatch.setattr(target, function, lambda *args, **kwargs: None)
+        monkeypatch.setattr(rules, "CONSISTENCY", tuple(c for c in rules.CONSISTENCY if c is not original))
+
+
+def test_the_real_one_is_believed(world: World, manifest: Manifest) -> None:
+    assert rules.open_manifest(world.signed(manifest), world.authority.root, now_ms=NOW).digest == manifest.digest
+
+
+@pytest.mark.parametrize(("forge", "error", "check"), BAD, ids=IDS)
+def test_each_bad_manifest_is_refused(
+    world: World, manifest: Manifest, forge: Forge, error: type[ToolkitError], check: str
+) -> None:
+    with pytest.raises(error):
+        rules.open_manifest(forge(world, manifest), world.authority.root, now_ms=NOW)
+
+
+@pytest.mark.parametrize(("forge", "error", "check"), BAD, ids=IDS)
+def test_each_bad_manifest_is_refused_twin(
+    world: World,
+    manifest: Manifest,
+    forge: Forge,
+    error: type[ToolkitError],
+    check: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    others = {
+        # A member listed twice necessarily brings its keys twice.
+        "one_member_twice": ["rules.check_distinct_keys"],
+        "coordinator_in_the_roster": ["rules.check_distinct_keys"],
+        # A manifest of another federation has certificates that name that one.
+        "other_federation": ["pki.check_subject"],
+    }.get(forge.__name__, [])
+    data = forge(world, manifest)
+    off(monkeypatch, check, *others)
+    rules.open_manifest(data, world.authority.root, now_ms=NOW)
+
+
+def test_another_consortiums_manifest_is_refused(world: World, foreign: World) -> None:
+    with pytest.raises(ManifestRejected, match="not this consortium's"):
+        rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+
+
+def test_another_consortiums_manifest_is_refused_twin(
+    world: World, foreign: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    off(monkeypatch, "rules.check_signature")
+    with pytest.raises(errors.CertificateUntrusted):
+        rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+    off(monkeypatch, "pki.check_issuer")
+    rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+
+
+def test_a_clock_that_is_days_behind_is_told_so(world: World, manifest: Manifest) -> None:
+    with pytest.raises(CertificateError) as caught:
+        rules.open_manifest(world.signed(manifest), world.authority.root, now_ms=NOW - 3 * DAY)
+    assert "clock" in str(caught.value.hint)
+
+
+def test_two_sites_are_allowed_with_privacy(world: World, manifest: Manifest) -> None:
+    privacy = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    numbers = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True)
+    pair = with_(manifest, roster=manifest.roster[:2], aggregation=numbers, privacy=privacy)
+    rules.open_manifest(world.signed(pair), world.authority.root, now_ms=NOW)
+
+
+# One after another.
+
+
+def next_version(manifest: Manifest, **changes: Any) -> Manifest:
+    return with_(manifest, version=manifest.version + 1, previous=manifest.digest.hex(), **changes)
+
+
+def older(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    return next_version(next_version(manifest)), next_version(manifest)
+
+
+def same_version(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    return manifest, with_(manifest, run="run-2")
+
+
+def broken_chain(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    return manifest, with_(next_version(manifest), previous="00" * 32)
+
+
+def other_model(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    return manifest, next_version(manifest, model=with_(manifest.model, initial_state="11" * 32))
+
+
+def other_method(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    return manifest, next_version(manifest, training=with_(manifest.training, method="fedavg"))
+
+
+def other_federation_later(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    return manifest, next_version(manifest, federation="ct-scans")
+
+
+STEPS: list[tuple[Callable[[Manifest], tuple[Manifest, Manifest]], str]] = [
+    (older, "check_not_older"),
+    (same_version, "check_not_older"),
+    (broken_chain, "check_chain"),
+    (other_model, "check_run"),
+    (other_method, "check_run"),
+    (other_federation_later, "check_same_federation"),
+]
+STEP_IDS = [row[0].__name__ for row in STEPS]
+
+
+@pytest.mark.parametrize(("step", "check"), STEPS, ids=STEP_IDS)
+def test_each_bad_step_is_refused(manifest: Manifest, step: Any, check: str) -> None:
+    current, offered = step(manifest)
+    with pytest.raises(ManifestRejected):
+        rules.accept_newer(current, offered)
+
+
+@pytest.mark.parametrize(("step", "check"), STEPS, ids=STEP_IDS)
+def test_each_bad_step_is_refused_twin(
+    manifest: Manifest, step: Any, check: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, check, lambda current, offered: None)
+    current, offered = step(manifest)
+    assert rules.accept_newer(current, offered) is offered
+
+
+def test_history_goes_forward(manifest: Manifest) -> None:
+    assert rules.accept_newer(None, manifest) is manifest
+    again = Manifest.from_dict(manifest.to_dict())
+    assert rules.accept_newer(manifest, again) is manifest
+    second = next_version(manifest)
+    assert rules.accept_newer(manifest, second) is second
+    after_a_gap = next_version(next_version(second))
+    assert rules.accept_newer(second, after_a_gap) is after_a_gap
+    new_run = next_version(manifest, run="run-2", model=with_(manifest.model, initial_state="11" * 32))
+    assert rules.accept_newer(manifest, new_run) is new_run
+
+
+# Who is on the line.
+
+
+def tls_certificate(world: World, member: str) -> Any:
+    return world.identity(member).tls_certificate()
+
+
+def test_a_tls_peer_is_known_by_its_certificate(world: World, manifest: Manifest) -> None:
+    root = world.authority.root
+    assert rules.check_tls_peer(manifest, root, tls_certificate(world, "graz"), now_ms=NOW) == subject("graz")
+    hub = rules.check_tls_peer(manifest, root, tls_certificate(world, "hub"), now_ms=NOW)
+    assert hub == subject("hub", Role.COORDINATOR)
+
+
+def unlisted(world: World) -> Any:
+    return pki.read_certificate(issued(world, "salzburg", Purpose.TLS))
+
+
+def unpublished_key(world: World) -> Any:
+    return pki.read_certificate(issued(world, "graz", Purpose.TLS))
+
+
+@pytest.mark.parametrize("peer", [unlisted, unpublished_key])
+def test_a_tls_peer_outside_the_roster_is_refused(world: World, manifest: Manifest, peer: Any) -> None:
+    with pytest.raises(errors.CertificateNameMismatch, match="not in the roster"):
+        rules.check_tls_peer(manifest, world.authority.root, peer(world), now_ms=NOW)
+
+
+@pytest.mark.parametrize("peer", [unlisted, unpublished_key])
+def test_a_tls_peer_outside_the_roster_is_refused_twin(
+    world: World, manifest: Manifest, peer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rules, "check_pinned", lambda *args: None)
+    rules.check_tls_peer(manifest, world.authority.root, peer(world), now_ms=NOW)
+
+
+def test_other_wrong_peers_get_their_own_error(world: World, foreign: World, manifest: Manifest) -> None:
+    root = world.authority.root
+    with pytest.raises(errors.CertificateUntrusted):
+        rules.check_tls_peer(manifest, root, tls_certificate(foreign, "graz"), now_ms=NOW)
+    with pytest.raises(errors.CertificateExpired):
+        rules.check_tls_peer(manifest, root, tls_certificate(world, "graz"), now_ms=NOW + 400 * DAY)
+    signing = manifest.site("graz").certificate
+    with pytest.raises(errors.CertificatePurposeMismatch):
+        rules.check_tls_peer(manifest, root, signing, now_ms=NOW)
+    certificate = tls_certificate(world, "graz")
+    entry = Revocation(certificate=pki.fingerprint(certificate), member="graz", reason="lost laptop", at_ms=NOW)
+    with pytest.raises(errors.CertificateRevoked):
+        rules.check_tls_peer(with_(manifest, revocations=(entry,)), root, certificate, now_ms=NOW)
+
+
+def test_one_lapsed_certificate_does_not_stop_the_others(tmp_path: Path) -> None:
+    world = World.make(tmp_path, sites=("graz", "linz"))
+    world.enroll("vienna", days=10)
+    manifest = world.publish()
+    later = NOW + 20 * DAY
+    opened = rules.open_manifest(world.published(), world.authority.root, now_ms=later)
+    rules.check_signing_dates(opened.site("graz"), now_ms=later)
+    with pytest.raises(errors.CertificateExpired, match="vienna"):
+        rules.check_signing_dates(manifest.site("vienna"), now_ms=later)
