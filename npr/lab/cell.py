@@ -1,0 +1,165 @@
+"""One cell: train a federation for some rounds, evaluate it, and leave result and predictions in its directory.
+
+The federation is checkpointed after every round, so that a killed cell goes on at the round where it was.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from npr.backend import Aggregator, PlainAggregator
+from npr.data.dataset import FederatedDataset
+from npr.data.sources import open_dataset
+from npr.federation import Federation
+from npr.lab.plan import Cell, Settings
+from npr.lab.request import train_config
+from npr.lab.store import Json, read_json, write_json
+from npr.methods.base import Kind
+from npr.metrics import Predictions, save_predictions, summarise
+from npr.model import ModelSpec
+from security.errors import ConfigError
+
+# When set, a finished cell keeps its models (every site's and the global one), so that they can be looked at again.
+KEEP_MODELS = "LAZARET_LAB_KEEP_MODELS"
+
+OnRound = Callable[[int, str], None]
+ByKind = dict[Kind, list[Predictions]]
+
+
+def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRound) -> Json:
+    """Runs the cell, or what is left of it, and returns its result as stored."""
+    directory.mkdir(parents=True, exist_ok=True)
+    federation = build_federation(settings, cell)
+    history = _resume(federation, directory)
+    while federation.round < settings.rounds:
+        started = time.perf_counter()
+        report = federation.run_round()
+        entry: Json = {
+            "round": federation.round,
+            "loss": round(report.loss, 5),
+            "seconds": round(time.perf_counter() - started, 2),
+            "evaluation": {},
+        }
+        last = federation.round == settings.rounds
+        if not last and federation.round % settings.evaluate_every == 0:
+            entry["evaluation"] = _figures(_evaluate(federation, federation.method.reports))
+        history.append(entry)
+        on_round(federation.round, _describe(entry))
+        if not last:
+            _checkpoint(federation, history, directory)
+    if os.environ.get(KEEP_MODELS):
+        federation.checkpoint(directory / "final.safetensors")
+    final = _evaluate_last(federation)
+    history[-1]["evaluation"] = _figures(final)
+    for kind, predictions in final.items():
+        save_predictions(directory / f"predictions-{kind}.npz", predictions)
+    result = _result(settings, cell, federation, final, history)
+    # Written last: a cell is finished exactly when this file is there.
+    write_json(directory / "result.json", result)
+    _remove_checkpoint(directory)
+    return result
+
+
+def load_data(settings: Settings, fold: int | str) -> FederatedDataset:
+    data = settings.data
+    return open_dataset(data.source, fold=fold, folds=data.folds, image_size=data.image_size, seed=data.seed)
+
+
+def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset | None = None) -> Federation:
+    """The federation of a cell before its first round. The seed draws the initial model's head and all of training."""
+    dataset = dataset or load_data(settings, cell.fold)
+    spec = ModelSpec(
+        architecture=settings.model.architecture,
+        num_classes=dataset.num_classes,
+        in_channels=dataset.channels,
+        weights=settings.model.weights,
+        image_size=settings.data.image_size,
+        seed=cell.seed,
+    )
+    return Federation(
+        dataset=dataset,
+        spec=spec,
+        config=train_config(settings, cell),
+        seed=cell.seed,
+        aggregator=_aggregator(settings),
+    )
+
+
+def _aggregator(settings: Settings) -> Aggregator:
+    if settings.aggregation == "secure":
+        raise ConfigError("secure aggregation is not wired into the lab yet", hint="use --aggregation plain")
+    return PlainAggregator()
+
+
+def _evaluate(federation: Federation, kinds: Iterable[Kind]) -> ByKind:
+    return {kind: federation.evaluate(kind) for kind in kinds}
+
+
+def _evaluate_last(federation: Federation) -> ByKind:
+    """Locally updated models first: loading the last aggregate and fine-tuning, as some methods do, replaces them."""
+    kinds = federation.method.reports
+    before = _evaluate(federation, [kind for kind in kinds if kind == "local"])
+    federation.finish()
+    return _evaluate(federation, [kind for kind in kinds if kind != "local"]) | before
+
+
+def _figures(evaluation: ByKind) -> Json:
+    """The figures of a learning curve."""
+    figures = {kind: summarise(predictions) for kind, predictions in evaluation.items()}
+    return {
+        kind: {name: round(getattr(summary, name), 5) for name in ("pooled_recall", "mean_bacc", "mean_bauc")}
+        for kind, summary in figures.items()
+    }
+
+
+def _describe(entry: Json) -> str:
+    parts = [f"{kind} {100 * figures['pooled_recall']:.1f}" for kind, figures in entry["evaluation"].items()]
+    return ", ".join([f"loss {entry['loss']:.3f}", *parts, f"{entry['seconds']:.1f} s"])
+
+
+def _result(settings: Settings, cell: Cell, federation: Federation, final: ByKind, history: list[Json]) -> Json:
+    dataset = federation.dataset
+    return {
+        "key": cell.key,
+        "slug": cell.slug,
+        "method": cell.method,
+        "variant": cell.variant,
+        "options": dict(cell.options),
+        "seed": cell.seed,
+        "fold": cell.fold,
+        "config_hash": federation.config.config_hash,
+        "data_fingerprint": dataset.fingerprint,
+        "classes": list(dataset.class_names),
+        "counts": {
+            side: {site.name: row for site, row in zip(dataset.sites, dataset.counts(side).tolist(), strict=True)}
+            for side in ("train", "test")
+        },
+        "parameters_shared": federation.method.manifest(federation.model, settings.rounds).size,
+        "seconds": round(sum(entry["seconds"] for entry in history), 1),
+        "rounds": history,
+        "final": {kind: summarise(predictions).as_dict() for kind, predictions in final.items()},
+    }
+
+
+def _resume(federation: Federation, directory: Path) -> list[Json]:
+    """Goes back to the last checkpoint, if there is one; its history is cut to the rounds the checkpoint holds."""
+    state, log = directory / "checkpoint.safetensors", directory / "history.json"
+    if not state.exists() or not log.exists():
+        return []
+    federation.restore(state)
+    rounds: list[Json] = read_json(log)["rounds"]
+    return rounds[: federation.round]
+
+
+def _checkpoint(federation: Federation, history: list[Json], directory: Path) -> None:
+    """History before state: after a kill in between, the history is only longer, and `_resume` cuts it."""
+    write_json(directory / "history.json", {"rounds": history})
+    federation.checkpoint(directory / "checkpoint.safetensors")
+
+
+def _remove_checkpoint(directory: Path) -> None:
+    for name in ("checkpoint.safetensors", "history.json"):
+        (directory / name).unlink(missing_ok=True)

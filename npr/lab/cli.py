@@ -1,0 +1,210 @@
+"""The command `npr-lab`: compare federated methods on one machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npr.lab.plan import Plan, parse_folds, parse_grids, parse_integers, parse_value
+from security.errors import ConfigError, ToolkitError
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def cli() -> None:
+    """The laboratory: methods x seeds x folds on one data set, with tables, plots and benchmarks."""
+
+
+def _reports(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds --json: one object on stdout; what is for people then stays away."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+    @wraps(command)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return command(*args, **kwargs)
+
+    return wrapper
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+@cli.command("list")
+@_reports
+def list_methods(as_json: bool) -> None:
+    """The methods that can be run, aliases as rows of their own."""
+    from npr.lab.request import method_rows
+
+    rows = method_rows()
+    if as_json:
+        _print_json({"methods": rows})
+        return
+    width = max(len(row["name"]) for row in rows)
+    for row in rows:
+        note = f"alias of {row['alias_of']}" if row["alias_of"] else row["summary"]
+        click.echo(f"{row['name']:<{width}}  {note}")
+
+
+@cli.command()
+@click.option("--preset", "preset_name", default="quick", show_default=True, help="quick, paper-isic or paper-ich.")
+@click.option("--data", help="generated, ham10000, npz:PATH, csv:PATH, folders:PATH, dicom:PATH or fed-isic:PATH.")
+@click.option("--methods", help="Comma-separated; `npr-lab list` shows them.")
+@click.option("--seeds", help="For example 0,1 or 0-4.")
+@click.option("--folds", help="Numbers of cross-validation folds, or names of splits that came with the data.")
+@click.option("--fold-count", type=int, help="Into how many folds the data is divided.")
+@click.option("--rounds", type=int)
+@click.option("--evaluate-every", type=int, help="Rounds between evaluations; the last round always counts.")
+@click.option("--image-size", type=int)
+@click.option("--architecture", help="Any timm classifier.")
+@click.option("--weights", help="none, timm, package or file:PATH#SHA256.")
+@click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A training setting for all methods.")
+@click.option("--grid", "grids", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values to try; one cell each.")
+@click.option("--aggregation", type=click.Choice(["plain", "secure"]), default="plain", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Results directory.")
+@click.option("--engine", type=click.Choice(["process", "ray"]), default="process", show_default=True)
+@click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Cells that run at a time.")
+@click.option("--threads", type=click.IntRange(1), help="Threads of each cell.")
+@click.option("--ray-address", help="An existing cluster; without it a local one is started.")
+@click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL] that differences are taken to.")
+@click.option("--plots/--no-plots", default=True, show_default=True)
+@click.option("--dry-run", is_flag=True, help="Show the cells and stop.")
+@_reports
+def run(as_json: bool, dry_run: bool, **given: Any) -> None:
+    """Run every cell that is not finished in --out, then write results.json, table.md and plots there."""
+    plan = _plan(given)
+    if dry_run:
+        _print_plan(plan, as_json)
+        return
+    from npr.lab.run import Engine, run_plan
+    from npr.lab.tables import summary_table
+
+    threads = given["threads"] or _threads(given["workers"])
+    if given["workers"] == 1 and given["engine"] == "process":
+        import torch
+
+        torch.set_num_threads(threads)
+    engine = Engine(
+        name=given["engine"], workers=given["workers"], threads=threads, address=given["ray_address"]
+    )
+    results = run_plan(plan, given["out"], engine=engine, reference=given["reference"], plots=given["plots"])
+    if as_json:
+        _print_json(results)
+    else:
+        click.echo(summary_table(results), nl=False)
+        click.echo(f"\nwritten: {given['out'] / 'results.json'}", err=True)
+    if results["failed"]:
+        sys.exit(1)
+
+
+def _threads(workers: int) -> int:
+    """An equal share of the machine, or what OMP_NUM_THREADS says."""
+    import os
+
+    wanted = os.environ.get("OMP_NUM_THREADS", "")
+    return int(wanted) if wanted.isdigit() and int(wanted) > 0 else max(1, (os.cpu_count() or 1) // workers)
+
+
+def _plan(given: dict[str, Any]) -> Plan:
+    """Everything that can be wrong with the request is found here, before anything is loaded or written."""
+    from npr.lab.presets import preset
+    from npr.lab.request import OVERRIDES, make_plan
+
+    return make_plan(
+        preset(given["preset_name"]),
+        data=given["data"],
+        methods=[name.strip() for name in given["methods"].split(",")] if given["methods"] else None,
+        seeds=parse_integers(given["seeds"]) if given["seeds"] else None,
+        folds=parse_folds(given["folds"]) if given["folds"] else None,
+        grids=parse_grids(given["grids"]),
+        train=_assignments(given["train"], "--set"),
+        overrides={key: given[key] for key in OVERRIDES if given[key] is not None},
+        aggregation=given["aggregation"],
+    )
+
+
+def _assignments(texts: tuple[str, ...], where: str) -> dict[str, Any]:
+    values = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"cannot read {text!r}", where=where, hint="write KEY=VALUE")
+        values[key] = parse_value(value)
+    return values
+
+
+def _print_plan(plan: Plan, as_json: bool) -> None:
+    if as_json:
+        _print_json({"settings": plan.settings.model_dump(mode="json"), "cells": [cell.key for cell in plan.cells]})
+        return
+    for cell in plan.cells:
+        click.echo(cell.key)
+
+
+@cli.command()
+@click.argument("results", type=click.Path(path_type=Path))
+@click.option("--paper", is_flag=True, help="Our figures beside the paper's tables A to E.")
+@click.option("--dataset", type=click.Choice(["isic", "ich"]), default="isic", show_default=True)
+@click.option("--reference", help="METHOD[:MODEL] that differences are taken to; needs the run's predictions.")
+@_reports
+def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_json: bool) -> None:
+    """The table of a finished (or unfinished) run."""
+    from npr.lab.store import read_results
+    from npr.lab.summary import predictions_loader, summarise_cells
+    from npr.lab.tables import paper_comparison, paper_rows, summary_table
+
+    content = read_results(results)
+    if reference:
+        out = results if results.is_dir() else results.parent
+        rows = summarise_cells(content["cells"], predictions_loader(out), reference)
+        content = {**content, "reference": reference, "summary": rows}
+    if as_json:
+        beside = {"paper": paper_rows(content, dataset)} if paper else {}
+        _print_json({"reference": content["reference"], "rows": content["summary"], **beside})
+        return
+    click.echo(paper_comparison(content, dataset) if paper else summary_table(content), nl=False)
+
+
+@cli.command()
+@click.option("--dp", "private", is_flag=True, help="Measure the differentially private step instead.")
+@click.option("--check", is_flag=True, help="Exit with 1 when a ratio is above its limit.")
+@_reports
+def bench(private: bool, check: bool, as_json: bool) -> None:
+    """Ratios that say whether the code is fast, each taken within one run."""
+    from npr.lab.bench import dp_report, learning_report
+
+    report = dp_report() if private else learning_report()
+    if as_json:
+        _print_json(report)
+    else:
+        for name, limit in report["limits"].items():
+            verdict = "ok" if report[name] <= limit else "ABOVE"
+            click.echo(f"{name:<34} {report[name]:.3f}  (limit {limit})  {verdict}")
+    if check and any(report[name] > limit for name, limit in report["limits"].items()):
+        sys.exit(1)
+
+
+def main() -> None:
+    """Entry of the console script: our errors as one line and a hint, with their exit code."""
+    try:
+        cli(standalone_mode=False)
+    except ToolkitError as error:
+        click.echo(f"npr-lab: error: {error}", err=True)
+        if error.hint:
+            click.echo(f"hint: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("npr-lab: stopped; run the same command again to go on", err=True)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

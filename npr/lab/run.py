@@ -1,0 +1,81 @@
+"""One run of a plan: what is finished is kept, the rest runs, and every finished cell brings the results up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from npr.lab.engines import Outcome, run_inline, run_ray, run_workers
+from npr.lab.plan import Cell, Plan
+from npr.lab.progress import Reporter, reporter
+from npr.lab.store import Json, ResultStore, read_results, write_atomically
+from npr.lab.summary import predictions_loader, summarise_cells
+from npr.lab.tables import summary_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """Where to run: `name` is "process" or "ray"."""
+
+    name: str = "process"
+    workers: int = 1
+    threads: int = 1
+    address: str | None = None
+
+
+def run_plan(plan: Plan, out: Path, *, engine: Engine, reference: str, plots: bool) -> Json:
+    """Runs what is not finished and returns the results as written."""
+    store = ResultStore(out)
+    with store.locked():
+        store.load(plan)
+        todo = [cell for cell in plan.cells if not store.finished(cell)]
+        update = _updater(plan, store, reference)
+        update()
+        with reporter(len(todo)) as progress:
+            for cell, result, error in _outcomes(engine, plan, todo, store, progress):
+                if result is None:
+                    store.record_failure(cell, error)
+                    progress.cell_failed(cell.key, error)
+                else:
+                    store.record(cell, result)
+                    progress.cell_done(cell.key, headline(result))
+                update()
+    results = read_results(out)
+    if plots:
+        from npr.lab.plots import draw_all
+
+        draw_all(results, out)
+    return results
+
+
+def _outcomes(
+    engine: Engine, plan: Plan, todo: Sequence[Cell], store: ResultStore, progress: Reporter
+) -> Iterator[Outcome]:
+    if engine.name == "ray":
+        return run_ray(plan.settings, todo, store, progress, address=engine.address)
+    if engine.workers > 1:
+        return run_workers(
+            plan.settings, todo, store, progress, workers=engine.workers, threads=engine.threads
+        )
+    return run_inline(plan.settings, todo, store, progress)
+
+
+def _updater(plan: Plan, store: ResultStore, reference: str) -> Callable[[], None]:
+    """Writes results.json and table.md: after every cell, so that a killed run leaves a table of what it had."""
+
+    def update() -> None:
+        summary = summarise_cells(store.cells, predictions_loader(store.out), reference)
+        store.write(plan, {"reference": reference, "summary": summary})
+        write_atomically(store.out / "table.md", summary_table(read_results(store.out)).encode())
+
+    return update
+
+
+def headline(result: Json) -> str:
+    """The figures of a finished cell in a few words."""
+    parts = [
+        f"{kind} pooled recall {100 * figures['pooled_recall']:.1f}, mean over sites {100 * figures['mean_bacc']:.1f}"
+        for kind, figures in result["final"].items()
+    ]
+    return "; ".join([*parts, f"{result['seconds']:.0f} s"])

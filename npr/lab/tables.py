@@ -1,0 +1,154 @@
+"""Markdown tables: our own summary, and our figures beside the paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from npr.lab.paper_tables import TABLE_E, TABLES, Dataset, PaperRow, PaperTable
+
+Json = dict[str, Any]
+
+
+def summary_table(results: Json) -> str:
+    """The table a run ends with."""
+    rows = results["summary"]
+    lines = [
+        "| method | model | pooled recall [95 %] | difference [95 %] | by seed | mean over sites bACC | bAUC | cells |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        difference = row["difference"]
+        lines.append(_line(
+            row["variant"],
+            row["kind"],
+            _interval(row["pooled_recall"]),
+            f"{_interval(difference['pooled_recall'], signed=True)} vs {difference['reference']}" if difference else "",
+            " ".join(f"{value:+.1f}" for value in difference["by_seed"].values()) if difference else "",
+            _spread(row["mean_bacc"]),
+            _spread(row["mean_bauc"]),
+            str(row["cells"]),
+        ))
+    return "\n".join([*lines, "", *_notes(results)]) + "\n"
+
+
+def _notes(results: Json) -> list[str]:
+    settings = results["settings"]
+    notes = [
+        f"{settings['data']['source']} at {settings['data']['image_size']} px, {settings['model']['architecture']} "
+        f"(weights: {settings['model']['weights']}), {settings['rounds']} rounds, last round, "
+        f"{settings['aggregation']} aggregation. Figures in percent.",
+        "Pooled recall: mean recall over classes of all out-of-fold predictions together. Intervals draw whole lesions "
+        "or patients again, differences on the same draws; they do not cover chance in training, which the differences "
+        "by seed and the deviations over cells (±) show.",
+    ]
+    if results["failed"]:
+        notes.append("Failed: " + "; ".join(f"{entry['key']} ({entry['error']})" for entry in results["failed"]) + ".")
+    if results["not_run"]:
+        notes.append("Not run: " + "; ".join(results["not_run"]) + ".")
+    return [line for note in notes for line in (note, "")][:-1]
+
+
+def paper_rows(results: Json, dataset: Dataset) -> list[Json]:
+    """Tables A to D as data: the paper's figures and our row, or null where we have none."""
+    return [
+        {"table": table.name, "row": row.label, "paper": row.figures(dataset), "ours": _find(results, row)}
+        for table in TABLES
+        for row in table.rows
+    ]
+
+
+def paper_comparison(results: Json, dataset: Dataset) -> str:
+    """Our figures beside the paper's tables A to E. A row we have not run says so."""
+    parts = [_paper_table(table, results, dataset) for table in TABLES]
+    return "\n".join([*parts, _table_e(results, dataset)])
+
+
+def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
+    lines = [
+        f"### Table {table.name}: {table.title} ({dataset.upper()})",
+        "",
+        "| row | paper bACC | ours bACC | ours, best round | paper bAUC | ours bAUC | ours pooled recall |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in table.rows:
+        (bacc, bacc_sd), (bauc, bauc_sd) = row.figures(dataset)
+        ours = _find(results, row)
+        lines.append(_line(
+            row.label,
+            f"{bacc:.1f}±{bacc_sd:.1f}",
+            _spread(ours["mean_bacc"]) if ours else "not run",
+            _spread(ours["best_round_mean_bacc"]) if ours else "",
+            f"{bauc:.1f}±{bauc_sd:.1f}",
+            _spread(ours["mean_bauc"]) if ours else "not run",
+            _interval(ours["pooled_recall"]) if ours else "",
+        ))
+    return "\n".join(lines) + "\n"
+
+
+def _table_e(results: Json, dataset: Dataset) -> str:
+    """Gains by adding NPR; ours are differences of our own means over sites."""
+    lines = [
+        f"### Table E: NPR added to other methods ({dataset.upper()})",
+        "",
+        "| row | paper bACC (gain) | ours bACC (gain) | paper bAUC (gain) | ours bAUC (gain) |",
+        "|---|---|---|---|---|",
+    ]
+    at = 0 if dataset == "isic" else 2
+    for label, method, figures, gains in TABLE_E:
+        base = "fedavg" if method == "fednpr" else method.removesuffix("+npr")
+        ours, without = _headline(results, method), _headline(results, base)
+        lines.append(_line(
+            label,
+            f"{figures[at]:.1f} ({gains[at]:+.1f})",
+            _gain(ours, without, "mean_bacc"),
+            f"{figures[at + 1]:.1f} ({gains[at + 1]:+.1f})",
+            _gain(ours, without, "mean_bauc"),
+        ))
+    return "\n".join(lines) + "\n"
+
+
+def _gain(ours: Json | None, without: Json | None, field: str) -> str:
+    if ours is None:
+        return "not run"
+    if without is None:
+        return f"{ours[field][0]:.1f}"
+    return f"{ours[field][0]:.1f} ({ours[field][0] - without[field][0]:+.1f})"
+
+
+def _find(results: Json, row: PaperRow) -> Json | None:
+    """Our row with the same method and options; what the paper varies may also be one of the run's settings."""
+    train = results["settings"]["train"]
+    wanted = {key: value for key, value in row.options if train.get(key) != value}
+    for candidate in (wanted, dict(row.options)):
+        for ours in results["summary"]:
+            if ours["method"] == row.method and ours["options"] == candidate and _is_headline(ours, results):
+                return dict(ours)
+    return None
+
+
+def _headline(results: Json, method: str) -> Json | None:
+    for row in results["summary"]:
+        if row["method"] == method and not row["options"] and _is_headline(row, results):
+            return dict(row)
+    return None
+
+
+def _is_headline(row: Json, results: Json) -> bool:
+    """The paper judges personal models where a method has them, and locally updated models otherwise."""
+    kinds = {other["kind"] for other in results["summary"] if other["variant"] == row["variant"]}
+    return bool(row["kind"] == ("personal" if "personal" in kinds else "local"))
+
+
+def _line(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _interval(values: Sequence[float], *, signed: bool = False) -> str:
+    form = "{:+.1f}" if signed else "{:.1f}"
+    text = form.format(values[0])
+    return f"{text} [{form.format(values[1])}, {form.format(values[2])}]" if len(values) == 3 else text
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{values[0]:.1f}±{values[1]:.1f}" if len(values) == 2 else f"{values[0]:.1f}"
