@@ -84,7 +84,7 @@ COUNT: Final = Kind(name="an integer from 0 to 10^15 - 1", pattern="(?:0|[1-9][0
 INTEGER: Final = Kind(name="an integer below 10^15 in size", pattern="(?:0|-?[1-9][0-9]{0,14})")
 FLAG: Final = Kind(name="true or false", pattern="(?:true|false)")
 
-DATA_CLASSES: Final = ("control", "public-key", "sealed-share", "masked-vector", "checkpoint")
+DATA_CLASSES: Final = ("control", "public-key", "sealed-share", "mask-share", "masked-vector", "checkpoint")
 ROLES: Final = ("site", "coordinator")
 
 # The names events use in their annotations; the kind rides along for the checks.

@@ -1,0 +1,157 @@
+"""The signed heads of one log: read, checked against keys, and sorted into epochs and witnesses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from security.audit.collect import Findings
+from security.audit.epochs import EpochChain
+from security.audit.note import Checkpoint, KeyType, Note, VerifierKey, head_of
+from security.audit.roster import Roster
+from security.audit.store import LogFolder
+from security.errors import CodecError, VerificationFailed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """One head whose signatures verify: who signed it, as which epoch, and which witnesses saw it when."""
+
+    checkpoint: Checkpoint
+    note: Note
+    epochs: tuple[int, ...]
+    cosigners: Mapping[VerifierKey, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heads:
+    """All heads, smallest first, and the newest one with a full quorum."""
+
+    heads: tuple[Head, ...]
+    witnessed: Head | None
+    missing: tuple[str, ...]
+
+    @property
+    def newest(self) -> Head | None:
+        """The largest head."""
+        return self.heads[-1] if self.heads else None
+
+
+def read_heads(folder: LogFolder, chain: EpochChain | None, roster: Roster | None, findings: Findings) -> Heads:
+    """Check every signature on every head. What fails is a finding and is left out."""
+    origin = findings.log
+    cosigners = roster.cosigners_for(origin) if roster else ()
+    keys = (*(chain.keys if chain else ()), *cosigners)
+    strange = [path.name for path in folder.checkpoints.glob("*") if not _is_head_name(path.name)]
+    for name in strange:
+        findings.add("BadHead", f"checkpoints/ holds {name[:40]!r}, which is no head")
+    found = []
+    for size in folder.head_sizes():
+        where = f"checkpoints/{size}.note"
+        head = _read_head(folder.head_path(size).read_bytes(), where, keys, chain, roster, findings)
+        if head is not None and head.checkpoint.size != size:
+            findings.add("BadHead", f"{where} is a head of size {head.checkpoint.size}")
+        elif head is not None:
+            found.append(head)
+    witnessed, missing = _newest_witnessed(found, roster, origin)
+    _check_cosigned_note(folder, found, keys, chain, roster, findings)
+    return Heads(heads=tuple(found), witnessed=witnessed, missing=missing)
+
+
+def _is_head_name(name: str) -> bool:
+    stem = name.removesuffix(".note")
+    return name.endswith(".note") and stem.isascii() and stem.isdigit() and stem == str(int(stem))
+
+
+def _read_head(
+    data: bytes,
+    where: str,
+    keys: Sequence[VerifierKey],
+    chain: EpochChain | None,
+    roster: Roster | None,
+    findings: Findings,
+) -> Head | None:
+    try:
+        note = Note.parse(data)
+        checkpoint = head_of(note)
+    except CodecError as error:
+        findings.add("BadHead", f"{where}: {error.message}")
+        return None
+    if checkpoint.origin != findings.log:
+        findings.add("BadHead", f"{where} is a head of another log")
+        return None
+    if chain is None:
+        return Head(checkpoint=checkpoint, note=note, epochs=())
+    try:
+        verified = note.verify(keys)
+    except VerificationFailed as error:
+        findings.add("BadSignature", f"{where}: {error.message}")
+        return None
+    # Without a roster the witnesses' keys are unknown, and C2SP says to ignore unknown signers.
+    if roster is not None and note.unknown(keys):
+        findings.add("UnknownSigner", f"{where} is also signed by {note.unknown(keys)[0].name[:60]!r}")
+    epochs = tuple(number for number, key in enumerate(chain.keys) if key in verified)
+    if not epochs:
+        findings.add("BadSignature", f"{where} is not signed by the log itself")
+        return None
+    times = {key: time for key, time in verified.items() if key.kind is KeyType.COSIGNER and time is not None}
+    return Head(checkpoint=checkpoint, note=note, epochs=epochs, cosigners=times)
+
+
+def _newest_witnessed(found: Sequence[Head], roster: Roster | None, origin: str) -> tuple[Head | None, tuple[str, ...]]:
+    """The newest head with a quorum, or else what the newest one lacks.
+
+    A witness of a larger head has checked that it extends the smaller one, so its cosignature counts for both.
+    """
+    if roster is None or not found:
+        return None, ("the manifest",)
+    missing: tuple[str, ...] = ()
+    seen: dict[VerifierKey, int] = {}
+    for head in reversed(found):
+        for key, time in head.cosigners.items():
+            seen.setdefault(key, time)
+        lacking = roster.missing_for_quorum(origin, seen)
+        if not lacking:
+            return Head(checkpoint=head.checkpoint, note=head.note, epochs=head.epochs, cosigners=dict(seen)), ()
+        missing = lacking
+    return None, missing
+
+
+def _check_cosigned_note(
+    folder: LogFolder,
+    found: Iterable[Head],
+    keys: Sequence[VerifierKey],
+    chain: EpochChain | None,
+    roster: Roster | None,
+    findings: Findings,
+) -> None:
+    """cosigned.note is what a party hands out as proof: it must be one of the heads, and genuine throughout."""
+    if not folder.cosigned.exists():
+        return
+    head = _read_head(folder.cosigned.read_bytes(), "cosigned.note", keys, chain, roster, findings)
+    if head is not None and all(other.checkpoint != head.checkpoint for other in found):
+        if head.checkpoint.size > max((other.checkpoint.size for other in found), default=0):
+            findings.add("TruncatedTail", f"cosigned.note speaks of {head.checkpoint.size} entries")
+        else:
+            findings.add("BadHead", "cosigned.note is none of the heads in checkpoints/")
+
+
+def check_epochs(heads: Heads, rotations: Sequence[int], findings: Findings) -> None:
+    """A head inside an epoch is signed by that epoch's key only; the one at a rotation by both.
+
+    :param rotations: the entry numbers of `key.rotated`, in order.
+    """
+    sealed = set()
+    for head in heads.heads:
+        size = head.checkpoint.size
+        epoch = sum(entry < size for entry in rotations)
+        boundary = epoch > 0 and rotations[epoch - 1] == size - 1
+        due = (epoch - 1, epoch) if boundary else (epoch,)
+        if head.epochs and head.epochs != due:
+            signed = " and ".join(map(str, head.epochs))
+            findings.add("WrongEpochKey", f"head {size} is signed by epoch {signed}, due is {due}", size - 1)
+        if boundary:
+            sealed.add(size - 1)
+    for number, entry in enumerate(rotations):
+        if entry not in sealed:
+            findings.add("EpochUnsealed", f"no head of size {entry + 1} seals epoch {number}", entry)

@@ -1,0 +1,285 @@
+"""One pass over all entries of a log: form, order, time, tree, and what left.
+
+This is the verifier's hot loop. A line is hashed and matched against its type's expression; only what a check needs
+is turned into numbers. On a large log this costs less than reading the same lines with `json.loads`.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from security.audit.collect import Findings
+from security.audit.egress import LEAST_UNIFORMITY, MASKED, PERMITTED
+from security.audit.epochs import EpochChain
+from security.audit.event import MAX_LINE, SCHEMAS, explain
+from security.audit.heads import Heads
+from security.audit.ledger import EgressLedger
+from security.audit.machine import HEARTBEAT_MS, SEGMENT
+from security.audit.store import LogFolder
+from security.audit.witness import Held
+from security.merkle import HASH_SIZE, CompactRange
+
+SKEW_MS: Final = 5 * 60 * 1000
+SILENCE_MS: Final = 2 * HEARTBEAT_MS
+
+Match = re.Match[str]
+
+
+class Scan:
+    """The state of the pass. `run` reads everything; the rest are its results."""
+
+    def __init__(
+        self,
+        folder: LogFolder,
+        heads: Heads,
+        chain: EpochChain | None,
+        findings: Findings,
+        held: Sequence[Held] = (),
+    ) -> None:
+        self.folder = folder
+        self.findings = findings
+        self.size = 0
+        self.root = CompactRange()
+        self.rotations: list[int] = []
+        self.commitments: dict[int, str] = {}
+        self.ledger = EgressLedger(findings)
+        self.types: dict[str, int] = {}
+        self.manifest: str | None = None
+        self.latest_at: dict[int, int] = {}  # for each head, the latest time among the entries it covers
+        self.rounds_after_witness: set[str] = set()
+        self.forks: list[tuple[Held, CompactRange]] = []
+        self._heads = {head.checkpoint.size: head for head in heads.heads}
+        self._held: dict[int, list[Held]] = {}
+        for other in held:
+            self._held.setdefault(other.checkpoint.size, []).append(other)
+        self._stops = iter([*sorted({*self._heads, *self._held}), 1 << 62])
+        self._stop = next(self._stops)
+        self._witnessed = heads.witnessed.checkpoint.size if heads.witnessed else 0
+        self._chain = chain
+        self._origin = f'"{findings.log}"'
+        self._pending: list[bytes] = []
+        self._offset = 0
+        self._epoch = "0"
+        self._heartbeats = 0
+        self._boot = ""
+        self._boots: set[str] = set()
+        self._last_type = ""
+        self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
+        self._segment = sha256()
+        self._leaves = folder.leaves.open("rb") if folder.leaves.exists() else io.BytesIO()
+        self._handlers: Mapping[str, Callable[[Match, int], None]] = {
+            "log.genesis": self._genesis,
+            "manifest.adopted": self._adopted,
+            "agent.start": self._start,
+            "clock.adjusted": self._adjusted,
+            "cosigned": self._cosigned,
+            "egress": self._egress,
+            "heartbeat": self._heartbeat,
+            "key.rotated": self._rotated,
+            "log.recovered": self._recovered,
+            "net.counter": self.ledger.counter,
+            "segment.sealed": self._sealed,
+        }
+
+    def run(self, files: list[Path]) -> None:
+        """Read every segment."""
+        entry = self._entry
+        for number, path in enumerate(files):
+            if number:
+                self._digest_of_last = self._segment.hexdigest()
+                self._segment = sha256()
+            with path.open("rb", buffering=1 << 20) as lines:
+                for raw in lines:
+                    if self.size == self._stop:
+                        self._reach_head()
+                    self._segment.update(raw)
+                    if raw[-1] != 10:
+                        self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)
+                        self.size += 1
+                        self._pending.append(sha256(b"\x00" + raw).digest())
+                    else:
+                        entry(raw[:-1])
+            if self.size != (number + 1) * SEGMENT and number + 1 < len(files):
+                self.findings.add("SegmentMissing", f"{path.name} is not full although another follows", self.size)
+        self._flush()
+        while self._stop <= self.size:
+            self._reach_head()
+        self._check_leaves_end()
+
+    _digest_of_last = ""
+
+    def _entry(self, line: bytes) -> None:
+        seq = self.size
+        self.size = seq + 1
+        self._pending.append(sha256(b"\x00" + line).digest())
+        try:
+            text = line.decode()
+        except UnicodeDecodeError:
+            text = ""
+        kind = text[text.rfind('"', 0, -8) + 1 : -8]
+        schema = SCHEMAS.get(kind)
+        match = schema.line.fullmatch(text) if schema is not None and len(line) <= MAX_LINE else None
+        if match is None:
+            self.findings.add("MalformedEntry", f"entry {seq}: {explain(line)}", seq)
+            return
+        written, origin, epoch, boot, wall, mono, commitment = match.group(
+            "seq", "origin", "epoch", "boot", "ts", "mono_ms", "annex_commit"
+        )
+        if written != str(seq + self._offset):
+            self.findings.add("SequenceGap", f"entry {seq} says it is number {written}", seq)
+            self._offset = int(written) - seq
+        if origin != self._origin:
+            self.findings.add("ForeignEntry", f"entry {seq} is of another log", seq)
+        if epoch != self._epoch:
+            self.findings.add("WrongEpochKey", f"entry {seq} says epoch {epoch}, not {self._epoch}", seq)
+            self._epoch = epoch
+        if commitment != "null":
+            self.commitments[seq] = commitment[1:-1]
+        self._time(kind, boot, int(wall), int(mono), match, seq)
+        self._last_type = kind
+        self.types[kind] = self.types.get(kind, 0) + 1
+        handler = self._handlers.get(kind)
+        if handler is not None:
+            handler(match, seq)
+
+    def _time(self, kind: str, boot: str, wall: int, mono: int, match: Match, seq: int) -> None:
+        if wall < self._ts and (kind != "clock.adjusted" or int(match["body_offset_ms"]) > wall - self._ts + SKEW_MS):
+            self.findings.add("ClockRollback", f"entry {seq} is {self._ts - wall} ms earlier than the one before", seq)
+        if wall < self._floor and kind != "clock.adjusted":
+            self.findings.add("Backdated", f"entry {seq} is earlier than a cosignature logged before it", seq)
+        self._ts = wall
+        if wall > self._latest:
+            self._latest = wall
+        if boot == self._boot:
+            if mono < self._mono:
+                self.findings.add("MonotonicRollback", f"entry {seq} went back by {self._mono - mono} ms", seq)
+            elif mono - self._mono > SILENCE_MS:
+                self.findings.add("HeartbeatGap", f"{(mono - self._mono) // 60_000} minutes of silence", seq)
+            elif mono - self._sealed_mono > SILENCE_MS:
+                self.findings.add("HeartbeatGap", f"no head for {(mono - self._sealed_mono) // 60_000} minutes", seq)
+                self._sealed_mono = mono
+        else:
+            self._new_boot(boot, mono, seq)
+        self._mono = mono
+
+    def _new_boot(self, boot: str, mono: int, seq: int) -> None:
+        if boot in self._boots:
+            self.findings.add("MonotonicRollback", f"entry {seq} goes back to an earlier boot", seq)
+        if self._boot and self._last_type != "agent.stop":
+            self.findings.add("UncleanStop", f"a boot ends at entry {seq - 1} without agent.stop", seq - 1)
+            self.ledger.interrupted()
+        self._boots.add(boot)
+        self._boot, self._sealed_mono = boot, mono
+
+    # Types with a check of their own
+
+    def _genesis(self, match: Match, seq: int) -> None:
+        if seq:
+            self.findings.add("GenesisInvalid", f"a second genesis at entry {seq}", seq)
+        self.manifest = match["body_manifest"][1:-1]
+
+    def _adopted(self, match: Match, seq: int) -> None:
+        if match["body_old"][1:-1] != self.manifest:
+            self.findings.add("ManifestMismatch", f"entry {seq} replaces another manifest than the one in force", seq)
+        self.manifest = match["body_new"][1:-1]
+
+    def _start(self, match: Match, seq: int) -> None:
+        if match["body_insecure"] != "[]":
+            self.findings.add("InsecureOption", f"entry {seq}: {match['body_insecure'][:200]}", seq)
+
+    def _adjusted(self, match: Match, seq: int) -> None:
+        self.findings.add("ClockAdjusted", f"entry {seq}: by {match['body_offset_ms']} ms", seq)
+        # A step back that is owned up to moves the lower bound with it; witnesses' times still bound it from above.
+        self._floor = min(self._floor, self._ts)
+
+    def _cosigned(self, match: Match, _seq: int) -> None:
+        if match["body_origin"] == self._origin:
+            self._floor = max(self._floor, int(match["body_timestamp"]) * 1000 - SKEW_MS)
+
+    def _heartbeat(self, _match: Match, _seq: int) -> None:
+        self._heartbeats += 1
+
+    def _recovered(self, match: Match, seq: int) -> None:
+        self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
+
+    def _egress(self, match: Match, seq: int) -> None:
+        message, data_class, size, expected, masked, evenness, head = match.group(
+            "body_message",
+            "body_data_class",
+            "body_bytes",
+            "body_expected_bytes",
+            "body_masked",
+            "body_uniformity",
+            "body_head",
+        )
+        if PERMITTED.get(message[1:-1]) != data_class[1:-1]:
+            self.findings.add("ForbiddenMessage", f"{message} with {data_class} at entry {seq}", seq)
+        if size != expected or int(head) > seq:
+            self.findings.add("SurplusBytes", f"{message} at entry {seq}: {size} bytes, {expected} due", seq)
+        is_vector = data_class == f'"{MASKED}"'
+        if is_vector and (masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY):
+            self.findings.add("UnmaskedVector", f"{message} at entry {seq}, uniformity {evenness}", seq)
+        self.ledger.add(data_class[1:-1], int(size))
+        if seq >= self._witnessed and is_vector:
+            self.rounds_after_witness.add(match["round"])
+
+    def _rotated(self, match: Match, seq: int) -> None:
+        old, new, epoch = int(self._epoch), int(self._epoch) + 1, match["body_epoch"]
+        keys = self._chain.keys if self._chain else ()
+        if epoch != str(new):
+            self.findings.add("EpochChain", f"entry {seq} begins epoch {epoch} after {old}", seq)
+        elif self._chain and (
+            new >= len(keys) or match["body_old_vkey"] != f'"{keys[old]}"' or match["body_new_vkey"] != f'"{keys[new]}"'
+        ):
+            self.findings.add("EpochChain", f"entry {seq} names other keys than were endorsed", seq)
+        if not self._heartbeats:
+            self.findings.add("EpochWithoutHeartbeat", f"epoch {old} ends at entry {seq} without one", seq)
+        self.rotations.append(seq)
+        self._epoch, self._heartbeats = epoch, 0
+
+    def _sealed(self, match: Match, seq: int) -> None:
+        segment, digest = match.group("body_segment", "body_sha256")
+        if seq % SEGMENT or int(segment) != seq // SEGMENT - 1 or digest != f'"{self._digest_of_last}"':
+            self.findings.add("SegmentMismatch", f"entry {seq} seals segment {segment}", seq)
+
+    # Tree, heads and leaves.bin
+
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, []
+        self.root.extend(pending)
+        self._compare_leaves(pending)
+
+    def _compare_leaves(self, pending: list[bytes]) -> None:
+        kept = self._leaves.read(HASH_SIZE * len(pending))
+        if kept == b"".join(pending):
+            return
+        start = self.size - len(pending)
+        for index, leaf in enumerate(pending):
+            mine = kept[index * HASH_SIZE : (index + 1) * HASH_SIZE]
+            # The file is derived and not synced, so it may end early; but never below the newest signed head.
+            if mine != leaf and (mine or start + index < max(self._heads, default=0)):
+                self.findings.add("LeavesMismatch", f"entry {start + index} has another hash", start + index)
+
+    def _check_leaves_end(self) -> None:
+        if self._leaves.read(1):
+            self.findings.add("LeavesMismatch", "leaves.bin has hashes of entries that are not here", self.size)
+        self._leaves.close()
+
+    def _reach_head(self) -> None:
+        self._flush()
+        size, root, head = self._stop, self.root.root(), self._heads.get(self._stop)
+        if head is not None:
+            if root != head.checkpoint.root:
+                self.findings.add("RootMismatch", f"head {size} has another root", max(size - 1, 0))
+            self.latest_at[size] = self._latest
+            self._sealed_mono = self._mono
+        for other in self._held.get(size, ()):
+            if root != other.checkpoint.root:
+                self.forks.append((other, self.root.copy()))
+                self.findings.add("Fork", f"a witness holds another history of {size} entries", max(size - 1, 0))
+        self._stop = next(self._stops)

@@ -1,0 +1,263 @@
+"""One log, from a copy of its folder: is it whole, unchanged, signed, witnessed, and did only masked bytes leave?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import unquote
+
+from security.audit.annex import Annex
+from security.audit.collect import Findings
+from security.audit.epochs import EpochChain
+from security.audit.event import read_line
+from security.audit.findings import Finding, exit_code
+from security.audit.heads import Heads, check_epochs, read_heads
+from security.audit.ledger import EgressLedger
+from security.audit.note import VerifierKey
+from security.audit.roster import Roster
+from security.audit.scan import SKEW_MS, Scan
+from security.audit.store import FORMAT, LogFolder
+from security.audit.witness import Held
+from security.errors import AuditLogError, CodecError, ToolkitError, VerificationFailed
+
+MAX_ROUNDS_UNWITNESSED: Final = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keys:
+    """Whom to believe: the roster, and whether the auditor pinned it or took it from the log folder itself."""
+
+    roster: Roster | None
+    pinned: bool
+    problem: Finding | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What one log turned out to be."""
+
+    folder: Path
+    origin: str
+    role: str
+    size: int
+    heads: Heads
+    epochs: int
+    ledger: EgressLedger
+    types: Mapping[str, int] = field(default_factory=dict)
+    findings: tuple[Finding, ...] = ()
+    roster: Roster | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 3."""
+        return exit_code(self.findings)
+
+
+def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
+    """Run every check on one log.
+
+    :param held: heads of this log that others hold, if the auditor has them.
+    :raises AuditLogError: only where there is no log at all.
+    """
+    folder = LogFolder(path)
+    if not folder.path.is_dir() or not (folder.segments.is_dir() or folder.format.exists()):
+        raise AuditLogError("no privacy log here", where=str(path), hint="give the folder that holds FORMAT")
+    genesis = _first_entry(folder)
+    origin = _origin_of(folder, genesis)
+    findings = Findings(origin)
+    if not folder.format.exists() or folder.format.read_bytes() != FORMAT:
+        findings.add("FormatUnknown", "FORMAT is not that of this version")
+    roster = keys.roster if keys.roster is None or origin in keys.roster.by_origin else None
+    _note_keys(keys, roster, findings)
+    chain = _chain(folder, genesis, roster, findings)
+    heads = read_heads(folder, chain, roster, findings)
+    scan = Scan(folder, heads, chain, findings, held)
+    scan.run(_segments(folder, findings))
+    _check_genesis(genesis, roster, chain, findings)
+    _check_manifest(folder, scan, findings)
+    check_epochs(heads, scan.rotations, findings)
+    _check_chain_length(chain, scan, findings)
+    _check_coverage(heads, scan, findings)
+    _check_times(heads, scan, findings)
+    _check_witnesses(folder, roster, findings)
+    _check_held(scan, held, findings)
+    _check_annexes(folder, scan, findings)
+    return Verified(
+        folder=path,
+        origin=origin,
+        role=genesis["body"]["role"] if genesis else "unknown",
+        size=scan.size,
+        heads=heads,
+        epochs=len(scan.rotations) + 1,
+        ledger=scan.ledger,
+        types=scan.types,
+        findings=findings.listed(),
+        roster=roster,
+    )
+
+
+def _first_entry(folder: LogFolder) -> dict[str, Any] | None:
+    try:
+        with folder.segment(0).open("rb") as lines:
+            entry = read_line(lines.readline().removesuffix(b"\n"))
+    except (OSError, CodecError):
+        return None
+    return entry if entry["type"] == "log.genesis" else None
+
+
+def _origin_of(folder: LogFolder, genesis: Mapping[str, Any] | None) -> str:
+    """The log's own name; where its first entry is unreadable, that of its heads."""
+    if genesis is not None:
+        return str(genesis["origin"])
+    for size in folder.head_sizes():
+        first = folder.head_path(size).read_bytes().split(b"\n", 1)[0]
+        return first.decode(errors="replace")[:100]
+    return folder.path.name
+
+
+def _note_keys(keys: Keys, roster: Roster | None, findings: Findings) -> None:
+    if keys.problem is not None:
+        findings.add(keys.problem.code, keys.problem.detail)
+    elif keys.roster is not None and roster is None:
+        findings.add("GenesisInvalid", "the manifest knows no log of this name")
+    elif roster is None:
+        findings.add("ManifestMissing", "no manifest.json in the folder, and none given")
+    elif not keys.pinned:
+        findings.add("KeysNotPinned", "keys taken from the log itself; pin them with --root-key")
+
+
+def _segments(folder: LogFolder, findings: Findings) -> list[Path]:
+    try:
+        files = folder.segment_files()
+    except AuditLogError as error:
+        findings.add("SegmentMissing", error.message)
+        return sorted(folder.segments.glob("*.jsonl"))
+    if not files:
+        findings.add("SegmentMissing", "there are no segments")
+    return files
+
+
+def _chain(
+    folder: LogFolder, genesis: Mapping[str, Any] | None, roster: Roster | None, findings: Findings
+) -> EpochChain | None:
+    origin = findings.log
+    try:
+        if roster is not None:
+            root = roster.by_origin[origin].root
+        elif genesis is not None:
+            root = VerifierKey.parse(genesis["body"]["root_vkey"])
+        else:
+            findings.add("GenesisInvalid", "the first entry cannot be read, and no roster names the log's key")
+            return None
+        return EpochChain.verify(origin, root, folder.endorsements())
+    except (CodecError, VerificationFailed) as error:
+        findings.add("EpochChain", str(error))
+        return None
+
+
+def _check_genesis(
+    genesis: Mapping[str, Any] | None, roster: Roster | None, chain: EpochChain | None, findings: Findings
+) -> None:
+    if genesis is None:
+        findings.add("GenesisInvalid", "the first entry is no genesis", 0)
+        return
+    body = genesis["body"]
+    if chain is not None and body["epoch_vkey"] != str(chain.keys[0]):
+        findings.add("GenesisInvalid", "the key of epoch 0 is not the one endorsed", 0)
+    if roster is None:
+        return
+    party = roster.by_origin[findings.log]
+    if (body["role"], body["root_vkey"], body["cosigner_vkey"]) != (party.role, str(party.root), str(party.cosigner)):
+        findings.add("GenesisInvalid", "the genesis names another role or other keys than the roster", 0)
+
+
+def _check_manifest(folder: LogFolder, scan: Scan, findings: Findings) -> None:
+    if not folder.manifest.exists():
+        findings.add("ManifestMismatch", "manifest.json is missing")
+    elif scan.manifest is not None and sha256(folder.manifest.read_bytes()).hexdigest() != scan.manifest:
+        findings.add("ManifestMismatch", "manifest.json is not the manifest that the log names")
+
+
+def _check_chain_length(chain: EpochChain | None, scan: Scan, findings: Findings) -> None:
+    # A crash in mid-rotation may leave one endorsement too many; more than that was never announced.
+    if chain is not None and len(chain.keys) > len(scan.rotations) + 2:
+        findings.add("EpochChain", f"{len(chain.keys)} keys are endorsed, {len(scan.rotations) + 1} were announced")
+
+
+def _check_coverage(heads: Heads, scan: Scan, findings: Findings) -> None:
+    newest = heads.newest
+    if newest is None:
+        findings.add("Unsealed", f"{scan.size} entries and not one valid signed head")
+        return
+    size = newest.checkpoint.size
+    if size > scan.size:
+        findings.add("TruncatedTail", f"the newest head covers {size} entries, {scan.size} are here", scan.size)
+    elif size < scan.size:
+        findings.add("UnsealedTail", f"entries {size} to {scan.size - 1} are not under a signed head", size)
+    witnessed = heads.witnessed
+    if witnessed is None:
+        findings.add("NotWitnessed", f"no head of this log has a quorum; missing: {'; '.join(heads.missing)}")
+    elif len(scan.rounds_after_witness) > MAX_ROUNDS_UNWITNESSED:
+        findings.add(
+            "NotWitnessed",
+            f"{len(scan.rounds_after_witness)} rounds after the newest witnessed head {witnessed.checkpoint.size}",
+            witnessed.checkpoint.size,
+        )
+    elif witnessed.checkpoint.size < size:
+        findings.add("BeyondWitnessed", f"witnessed up to {witnessed.checkpoint.size} of {size} entries")
+
+
+def _check_times(heads: Heads, scan: Scan, findings: Findings) -> None:
+    """An entry is no later than the first witness's time on a head that covers it."""
+    for head in heads.heads:
+        if not head.cosigners or head.checkpoint.size not in scan.latest_at:
+            continue
+        seen = min(head.cosigners.values()) * 1000
+        if scan.latest_at[head.checkpoint.size] > seen + SKEW_MS:
+            late = scan.latest_at[head.checkpoint.size] - seen
+            findings.add(
+                "Backdated",
+                f"an entry under head {head.checkpoint.size} is {late // 1000} s later than a witness saw it",
+                head.checkpoint.size - 1,
+            )
+
+
+def _check_witnesses(folder: LogFolder, roster: Roster | None, findings: Findings) -> None:
+    """Heads that this party keeps for others must be genuine, or they could not serve as evidence."""
+    for path in sorted(folder.witness.glob("*.json")):
+        origin = unquote(path.stem)
+        party = roster.by_origin.get(origin) if roster else None
+        try:
+            kept = Held.parse(path.read_bytes())
+            if party is not None and roster is not None:
+                kept.verify(party.root, origin)
+                kept.head.verify((roster.by_origin[findings.log].cosigner,))
+            elif roster is not None:
+                raise VerificationFailed("of a log that is not in the roster")
+        except ToolkitError as error:
+            findings.add("WitnessRecordInvalid", f"witness/{path.name[:80]}: {error.message}")
+    for path in sorted(folder.evidence.glob("fork-*.json")):
+        findings.add("Fork", f"this party holds evidence of a fork: evidence/{path.name[:80]}")
+
+
+def _check_held(scan: Scan, held: Sequence[Held], findings: Findings) -> None:
+    """Heads that others hold: one beyond the end means that the end was cut off. The scan compared the others."""
+    largest = max((other.checkpoint.size for other in held), default=0)
+    if largest > scan.size:
+        findings.add("TruncatedTail", f"a witness holds a head of {largest} entries, {scan.size} are here", scan.size)
+
+
+def _check_annexes(folder: LogFolder, scan: Scan, findings: Findings) -> None:
+    missing = 0
+    for seq, commitment in scan.commitments.items():
+        try:
+            Annex.open(folder.annex_path(seq).read_bytes(), commitment)
+        except FileNotFoundError:
+            missing += 1
+        except (CodecError, VerificationFailed) as error:
+            findings.add("AnnexMismatch", f"annex of entry {seq}: {error.message}", seq)
+    if missing:
+        findings.add("AnnexUnavailable", f"{missing} of {len(scan.commitments)} annexes cannot be opened here")

@@ -1,0 +1,349 @@
+"""A small federation that writes real privacy logs: three sites, a coordinator, rounds, and one site under DP.
+
+Nothing is trained and no network is used, but every entry goes through the library that the agents use: the door, the
+log, the witnesses. What the logs say is therefore what a federation's logs say, and tests can tamper with copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+
+from security.audit import events as ev
+from security.audit.egress import Outgoing, pass_door
+from security.audit.kinds import decimal
+from security.audit.log import AuditLog
+from security.audit.note import KeyType, Signer, head_of
+from security.audit.roster import COORDINATOR, SITE, Party, Roster
+from security.audit.verify import Keys
+from security.audit.witness import Witness
+from security.clock import ManualClock
+from security.dp.accountant import ACCOUNTANT
+from security.dp.events import dp_sgd_event, rate_at_least
+from security.dp.filter import RenyiFilter
+from security.rng import CountedRandomness
+
+SITES = ("graz", "linz", "vienna")
+HUB = "hub"
+RUN = "run-1"
+NOW = 1_800_000_000_000
+FRAME = 4096
+FRAMES = 2
+MODEL_0 = sha256(b"the initial model").hexdigest()
+DP = RenyiFilter(order=8.0, delta=1e-5, cap=8.0)
+DP_ROUND = (dp_sgd_event(multiplier=1.1, clip=1.0, rate=rate_at_least(0.05), steps=40),)
+
+
+def digest(*parts: object) -> str:
+    """A stand-in for a digest that the protocol would give."""
+    return sha256("|".join(map(str, parts)).encode()).hexdigest()
+
+
+def origin(name: str) -> str:
+    """The log's name, as enrolment makes it."""
+    return f"{name}.lesions/audit"
+
+
+@dataclass
+class Member:
+    """One party with its keys, its open log and its witness."""
+
+    party: Party
+    root: Signer
+    cosigner: Signer
+    folder: Path
+    log: AuditLog = field(init=False)
+    witness: Witness = field(init=False)
+    spent: float = 0.0
+    sent: int = 0
+
+    @property
+    def keys(self) -> Path:
+        return self.folder.with_name(self.folder.name + ".keys")
+
+
+def new_member(name: str, role: str, folder: Path, rng: CountedRandomness) -> Member:
+    """Fresh keys and a place on disk."""
+    root = Signer.from_seed(origin(name), rng.bytes(32))
+    cosigner = Signer.from_seed(f"{name}.lesions/witness", rng.bytes(32), KeyType.COSIGNER)
+    party = Party(name=name, role=role, origin=origin(name), root=root.key, cosigner=cosigner.key)
+    return Member(party=party, root=root, cosigner=cosigner, folder=folder / name)
+
+
+class Federation:
+    """The whole of it. `make`, then `play` some rounds, then `stop`."""
+
+    def __init__(
+        self, members: Sequence[Member], manifest: bytes, clock: ManualClock, dp_sites: Sequence[str], digest_: str = ""
+    ) -> None:
+        self.members = {member.party.name: member for member in members}
+        self.roster = Roster(parties=tuple(member.party for member in members), digest=digest_)
+        self.clock = clock
+        self.rng = CountedRandomness(b"audit-log tests")
+        self.manifest = manifest
+        self.dp_sites = tuple(dp_sites)
+        self.model = MODEL_0
+        self.round = 0
+        for member in members:
+            member.log = AuditLog.create(
+                member.folder,
+                member.keys,
+                party=member.party,
+                roster=self.roster,
+                manifest=manifest,
+                policy=digest("policy", member.party.name),
+                root=member.root,
+                clock=clock,
+                rng=self.rng,
+            )
+            self._attach(member)
+            self._start(member)
+
+    @classmethod
+    def make(cls, folder: Path, sites: Sequence[str] = SITES, dp_sites: Sequence[str] = ("graz",)) -> Federation:
+        rng = CountedRandomness(b"audit-log keys")
+        members = [new_member(HUB, COORDINATOR, folder, rng), *(new_member(name, SITE, folder, rng) for name in sites)]
+        return cls(members, b'{"stands for":"a signed manifest"}\n', ManualClock(wall=NOW), dp_sites)
+
+    @property
+    def hub(self) -> Member:
+        return self.members[HUB]
+
+    @property
+    def sites(self) -> list[Member]:
+        return [member for member in self.members.values() if member.party.role == SITE]
+
+    @property
+    def folders(self) -> list[Path]:
+        return [member.folder for member in self.members.values()]
+
+    @property
+    def pinned(self) -> Keys:
+        return Keys(roster=self.roster, pinned=True)
+
+    def _attach(self, member: Member) -> None:
+        member.witness = Witness(member.folder, self.roster, member.cosigner, self.clock)
+
+    def _start(self, member: Member) -> None:
+        member.log.append(
+            ev.AgentStart(
+                version="0.1.0",
+                package=digest("package"),
+                dependencies=digest("constraints"),
+                proto=digest("proto"),
+                image=None,
+                config=digest("config", member.party.name),
+                insecure=(),
+            )
+        )
+        member.log.checkpoint()
+
+    def restart(self, name: str, *, stop: bool = True) -> None:
+        """Stop (or kill) and start one party."""
+        member = self.members[name]
+        if stop:
+            member.log.append(ev.AgentStop(reason="restart"))
+            member.log.close()
+        else:
+            member.log._writer.close()
+        self.clock.advance(1000)
+        member.log = AuditLog.open(
+            member.folder, member.keys, party=member.party, roster=self.roster, clock=self.clock, rng=self.rng
+        )
+        self._attach(member)
+        member.log.refuse_rollback(
+            held for other in self.members.values() if (held := other.witness.held(member.party.origin)) is not None
+        )
+        self._start(member)
+
+    def play(self, rounds: int = 1, *, dropouts: Sequence[str] = ()) -> None:
+        """Run rounds; sites in `dropouts` upload nothing."""
+        for _ in range(rounds):
+            self.round += 1
+            self._round(self.round, tuple(dropouts))
+
+    def _round(self, number: int, dropouts: tuple[str, ...]) -> None:
+        cohort = [member for member in self.sites]
+        names = [member.party.name for member in cohort]
+        context = digest("context", number, self.model, *names)
+        for member in cohort:
+            self._train(member, number, context, digest("cohort", *names), len(cohort))
+        survivors = [member for member in cohort if member.party.name not in dropouts]
+        for member in cohort:
+            self.clock.advance(40)
+            self._burst(member, number, len(cohort), uploads=member in survivors)
+        total = digest("sum", number, self.model)
+        following = digest("model", total)
+        for member in [*cohort, self.hub]:
+            self._finish(member, number, context, [m.party.name for m in survivors], dropouts)
+        self.hub.log.append(
+            ev.AggregatePublished(inputs=len(survivors), sum=total, model=following, previous=self.model),
+            run=RUN,
+            round=number,
+        )
+        self.model = following
+        for member in cohort:
+            member.log.append(
+                ev.NetCounter(source="namespace eth0", bytes_out=int(member.sent * 1.01) + 700, bytes_in=90_000),
+                run=RUN,
+                round=number,
+            )
+            member.sent = 0
+        self.exchange()
+
+    def _train(self, member: Member, number: int, context: str, cohort: str, size: int) -> None:
+        log, name = member.log, member.party.name
+        self.clock.advance(200)
+        if number == 1:
+            log.append(
+                ev.DataOpened(
+                    fingerprint=digest("hmac", name), purpose="model training", legal_basis="consent, study 12"
+                ),
+                run=RUN,
+                annex={"images": 812, "classes": [300, 500, 12]},
+            )
+        log.append(
+            ev.ModelReceived(model=self.model, bytes=16_000_000, layout=digest("layout"), sender=digest("hub spki")),
+            run=RUN,
+            round=number,
+        )
+        if name in self.dp_sites:
+            self._pay(member, number, ev.DpReserved)
+        self.clock.advance(60_000)
+        artefact = {"disposition": "local-only", "elements": 640, "hmac": digest("p", name), "kind": "prototypes"}
+        log.append(
+            ev.TrainDone(method="fednpr-per", steps=40, wall_ms=60_000, artefacts=(artefact,)), run=RUN, round=number
+        )
+        if name in self.dp_sites:
+            self._pay(member, number, ev.DpCommitted)
+        log.append(
+            ev.RoundInvited(
+                method="fednpr-per", attempt=0, context=context, cohort=cohort, cohort_size=size, rule="policy allows"
+            ),
+            run=RUN,
+            round=number,
+        )
+        log.checkpoint()
+
+    def _pay(self, member: Member, number: int, kind: type[ev.DpReserved] | type[ev.DpCommitted]) -> None:
+        cost = DP.divergence(DP_ROUND)
+        if kind is ev.DpReserved:
+            member.spent += cost
+        member.log.append(
+            kind(
+                reservation=digest("reservation", number)[:32],
+                mechanisms=tuple(event.to_json() for event in DP_ROUND),
+                delta=decimal(DP.delta),
+                unit="patient",
+                relation="add-or-remove-one",
+                accountant=ACCOUNTANT,
+                order=decimal(DP.order),
+                epsilon_round=f"{DP.epsilon(member.spent) - DP.epsilon(member.spent - cost):.6f}",
+                epsilon_total=f"{DP.epsilon(member.spent):.6f}",
+                cap=decimal(DP.cap),
+            ),
+            run=RUN,
+            round=number,
+        )
+
+    def _burst(self, member: Member, number: int, size: int, *, uploads: bool) -> None:
+        self.send(member, "Ready", b"r" * 40, number)
+        self.send(member, "Advert", self.rng.bytes(220), number, cohort=size)
+        self.send(member, "Shares", self.rng.bytes(180 * size), number, cohort=size)
+        if uploads:
+            self.send(member, "UploadHeader", self.rng.bytes(170), number, cohort=size)
+            for _ in range(FRAMES):
+                self.send(member, "UploadFrame", self.rng.bytes(FRAME), number, cohort=size, vector=True)
+        self.send(member, "Agree", self.rng.bytes(140), number, cohort=size)
+        self.send(member, "Unmask", self.rng.bytes(90 + 32 * size), number, cohort=size)
+        member.log.checkpoint()
+
+    def send(
+        self, member: Member, message: str, payload: bytes, number: int, *, cohort: int | None = None, vector: bool = False
+    ) -> str:
+        """One message through the door of a site into the coordinator's log; the receipt comes back."""
+        msg_id = self.rng.bytes(16).hex()
+        outgoing = Outgoing(
+            msg_id=msg_id,
+            message=message,
+            payload=payload,
+            expected_bytes=len(payload),
+            destination=digest("hub spki"),
+            head=head_of(member.log.head).size,
+            cohort_size=cohort,
+            dim=len(payload) // 4 if vector else None,
+            modulus_bits=32 if vector else None,
+            vector=payload if vector else None,
+        )
+        member.log.append(pass_door(outgoing), run=RUN, round=number)
+        member.sent += len(payload)
+        self.clock.advance(3)
+        arrived = ev.Ingress(
+            msg_id=msg_id,
+            sender=member.party.name,
+            message=message,
+            bytes=len(payload),
+            sha256=sha256(payload).hexdigest(),
+        )
+        at = self.hub.log.append(arrived, run=RUN, round=number)
+        head = head_of(self.hub.log.head)
+        member.log.append(
+            ev.Receipt(msg_id=msg_id, head_size=head.size, head_root=head.root.hex(), ingress=at, proof=None),
+            run=RUN,
+            round=number,
+        )
+        return msg_id
+
+    def _finish(
+        self, member: Member, number: int, context: str, survivors: list[str], dropouts: tuple[str, ...]
+    ) -> None:
+        member.log.append(
+            ev.SecaggSurvivors(
+                attempt=0,
+                context=context,
+                survivors=digest("survivors", *survivors),
+                count=len(survivors),
+                threshold=3,
+                dropouts=dropouts,
+            ),
+            run=RUN,
+            round=number,
+        )
+        member.log.append(
+            ev.SecaggUnmasked(attempt=0, context=context, self_mask=tuple(survivors), mask_key=dropouts),
+            run=RUN,
+            round=number,
+        )
+
+    def exchange(self) -> None:
+        """Everybody cuts a head, and everybody else cosigns it, as relayed by the coordinator."""
+        for member in self.members.values():
+            member.log.checkpoint()
+        for member in self.members.values():
+            size = head_of(member.log.head).size
+            note = member.log.head
+            for other in self.members.values():
+                if other is member:
+                    continue
+                offer = member.log.submission(other.witness.held_size(member.party.origin), note)
+                member.log.add_cosignature(size, other.witness.consider(offer))
+                root = head_of(note).root.hex()
+                other.log.append(ev.CheckpointSeen(origin=member.party.origin, size=size, root=root))
+        self.clock.advance(5)
+
+    def stop(self) -> None:
+        """An orderly end."""
+        for member in [*self.sites, self.hub]:
+            self.clock.advance(10)
+            member.log.append(ev.AgentStop(reason="end of run"))
+            member.log.close()
+
+
+def small_federation(folder: Path, rounds: int = 2) -> Federation:
+    """Some rounds, all stopped: clean logs to copy and tamper with."""
+    federation = Federation.make(folder)
+    federation.play(rounds)
+    federation.stop()
+    return federation
