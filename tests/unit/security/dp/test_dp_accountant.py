@@ -1,0 +1,98 @@
+"""Epsilon against the field's own accountants and against the published table of our specification."""
+
+from __future__ import annotations
+
+import warnings
+
+import dp_accounting
+import pytest
+from dp_accounting import rdp
+from opacus.accountants import PRVAccountant, RDPAccountant
+
+from security.dp.accountant import ORDERS, conversion, merged, pld_epsilon, rdp_epsilon, spent
+from security.dp.events import MechanismEvent, counts_event, dp_sgd_event, prototypes_event, rate_at_least
+
+DELTA = 1e-5
+
+# docs/spec/differential-privacy.md, section 6: records, steps, sigma, epsilon alone, with prototypes and counts.
+TABLE = [
+    (350, 400, 1, 29.6, 29.7),
+    (350, 400, 2, 9.9, 10.1),
+    (650, 800, 1, 21.5, 21.6),
+    (650, 800, 2, 7.1, 7.3),
+    (1800, 2240, 1, 11.7, 11.8),
+    (1800, 2240, 2, 3.9, 4.2),
+    (2700, 3360, 1, 9.1, 9.3),
+    (2700, 3360, 2, 3.1, 3.4),
+    (9930, 12400, 1, 4.2, 4.4),
+    (9930, 12400, 2, 1.5, 1.96),
+]
+
+
+def sgd(records: int, steps: int, sigma: float) -> MechanismEvent:
+    return dp_sgd_event(multiplier=sigma, clip=1.0, rate=rate_at_least(64 / records), steps=steps)
+
+
+def with_releases(event: MechanismEvent) -> list[MechanismEvent]:
+    return [event, prototypes_event(30.0, releases=80), counts_event(20.0)]
+
+
+@pytest.mark.parametrize(("records", "steps", "sigma", "alone", "together"), TABLE)
+def test_pld_equals_the_table_to_two_digits(
+    records: int, steps: int, sigma: int, alone: float, together: float
+) -> None:
+    event = sgd(records, steps, sigma)
+    # One per cent: less than the second digit, and no more than the table's own rounding.
+    assert pld_epsilon([event], DELTA) == pytest.approx(alone, rel=0.01)
+    assert pld_epsilon(with_releases(event), DELTA) == pytest.approx(together, rel=0.01)
+
+
+@pytest.mark.parametrize(("records", "steps", "sigma", "alone", "together"), TABLE)
+def test_rdp_is_within_two_per_cent_of_opacus_and_dp_accounting(
+    records: int, steps: int, sigma: int, alone: float, together: float
+) -> None:
+    history = with_releases(sgd(records, steps, sigma))
+    ours, _ = rdp_epsilon(history, DELTA)
+    opacus = RDPAccountant()
+    opacus.history = [(event.multiplier, event.q, event.steps) for event in history]
+    theirs = rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
+    for event in history:
+        one = dp_accounting.PoissonSampledDpEvent(event.q, dp_accounting.GaussianDpEvent(event.multiplier))
+        theirs.compose(one, event.steps)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert ours == pytest.approx(opacus.get_epsilon(DELTA), rel=0.02)
+    assert ours == pytest.approx(theirs.get_epsilon(DELTA), rel=0.02)
+    assert ours > together * 0.99
+
+
+def test_pld_agrees_with_the_third_accountant_that_shares_no_code_with_it() -> None:
+    event = sgd(2700, 3360, 2)
+    prv = PRVAccountant()
+    prv.history = [(event.multiplier, event.q, event.steps)]
+    assert pld_epsilon([event], DELTA) == pytest.approx(prv.get_epsilon(DELTA), rel=0.02)
+
+
+def test_a_release_with_everybody_costs_more_than_a_sampled_one() -> None:
+    full, part = (dp_sgd_event(multiplier=5.0, clip=1.0, rate=rate_at_least(q), steps=10) for q in (1.0, 0.1))
+    assert rdp_epsilon([full], DELTA)[0] > 3 * rdp_epsilon([part], DELTA)[0]
+
+
+def test_nothing_spent_is_zero_and_order_of_events_does_not_matter() -> None:
+    assert spent([], DELTA).rdp == spent([], DELTA).pld == 0.0
+    one, other = counts_event(5.0), prototypes_event(10.0)
+    assert rdp_epsilon([one, other], DELTA) == rdp_epsilon([other, one], DELTA)
+
+
+def test_equal_mechanisms_merge_and_sensitivity_counts() -> None:
+    two_steps = dp_sgd_event(multiplier=2.0, clip=0.5, rate=1 << 20, steps=2)
+    three_steps = dp_sgd_event(multiplier=2.0, clip=4.0, rate=1 << 20, steps=3)
+    assert merged([two_steps, three_steps]) == ((2.0, 1 << 20, 5),)
+
+
+def test_the_conversion_is_the_librarys() -> None:
+    order = 12.0
+    epsilon, best = rdp.compute_epsilon([order], [0.3], DELTA)
+    assert best == order
+    assert 0.3 + conversion(order, DELTA) == pytest.approx(epsilon)
+    assert order in ORDERS

@@ -1,0 +1,82 @@
+"""The planner's promises are kept by the ledger."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.dp.accountant import rdp_epsilon
+from security.dp.events import Mechanism, rate_at_least
+from security.dp.ledger import Ledger
+from security.dp.ledger_entries import Terms, Unit
+from security.dp.ledger_store import MemoryStore
+from security.dp.noise import NoiseSource
+from security.dp.planner import Schedule, cost, order_for, propose_multiplier, rounds_affordable
+from security.errors import BudgetExhausted, ConfigError
+
+DELTA = 1e-5
+PLAN = Schedule(rounds=20, steps=42, rate=rate_at_least(64 / 2700), multiplier=1.0, clip=1.0)
+
+
+def ledger_for(plan: Schedule, cap: float) -> Ledger:
+    order = order_for(plan, cap=cap, delta=DELTA)
+    terms = Terms(population="p", unit=Unit.PATIENT, delta=DELTA, cap=cap, order=order)
+    return Ledger.create(MemoryStore(), terms, version="v1")
+
+
+def test_events_of_a_round() -> None:
+    first, second, sixth = (PLAN.round_events(number) for number in (1, 2, 6))
+    kinds = [event.kind for event in first]
+    assert kinds == [Mechanism.CLASS_COUNTS, Mechanism.PROTOTYPES, Mechanism.PROTOTYPES, Mechanism.DP_SGD]
+    assert [event.kind for event in second] == [Mechanism.DP_SGD]
+    assert [event.kind for event in sixth] == [Mechanism.PROTOTYPES, Mechanism.DP_SGD]
+    assert len(PLAN.events()) == 20 + 1 + 2 + 3
+
+
+@pytest.mark.parametrize("epsilon", [3.0, 8.0])
+def test_the_proposed_noise_just_fits(epsilon: float) -> None:
+    multiplier = propose_multiplier(PLAN, epsilon=epsilon, delta=DELTA)
+    plan = replace(PLAN, multiplier=multiplier)
+    assert rdp_epsilon(plan.events(), DELTA)[0] <= epsilon
+    less = replace(PLAN, multiplier=multiplier - 0.01)
+    assert rdp_epsilon(less.events(), DELTA)[0] > epsilon
+    ledger = ledger_for(plan, epsilon)
+    for number in range(1, plan.rounds + 1):
+        ledger.reserve(run="r", round_number=number, events=plan.round_events(number), noise=NoiseSource())
+    assert ledger.state.epsilon <= epsilon
+
+
+def test_a_proposal_on_a_used_ledger_takes_what_is_left() -> None:
+    ledger = ledger_for(PLAN, 8.0)
+    fresh = propose_multiplier(PLAN, epsilon=8.0, delta=DELTA, state=ledger.state)
+    ledger.reserve(run="r", round_number=1, events=PLAN.round_events(1), noise=NoiseSource())
+    assert propose_multiplier(PLAN, epsilon=8.0, delta=DELTA, state=ledger.state) > fresh
+
+
+def test_rounds_affordable_is_where_the_ledger_stops() -> None:
+    plan = replace(PLAN, rounds=80)
+    ledger = ledger_for(plan, 4.0)
+    expected = rounds_affordable(ledger.state, plan)
+    assert 0 < expected < plan.rounds
+    for number in range(1, expected + 1):
+        ledger.reserve(run="r", round_number=number, events=plan.round_events(number), noise=NoiseSource())
+    with pytest.raises(BudgetExhausted):
+        ledger.reserve(run="r", round_number=0, events=plan.round_events(expected + 1), noise=NoiseSource())
+    assert rounds_affordable(ledger.state, plan, first=expected + 1) == 0
+    assert (
+        rounds_affordable(ledger.state, replace(plan, rounds=1, multiplier=50.0, prototypes_sigma=None), first=2) == 0
+    )
+
+
+def test_what_no_gradient_noise_can_repair_is_said() -> None:
+    with pytest.raises(ConfigError, match="no amount"):
+        propose_multiplier(replace(PLAN, counts_sigma=0.5), epsilon=1.0, delta=DELTA)
+    with pytest.raises(ConfigError):
+        replace(PLAN, rounds=0)
+
+
+def test_a_longer_history_costs_more() -> None:
+    plan = replace(PLAN, rounds=2)
+    once, twice = cost(plan, delta=DELTA), cost(plan, delta=DELTA, history=plan.events())
+    assert twice.rdp > once.rdp > once.pld
