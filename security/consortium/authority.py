@@ -274,7 +274,7 @@ class Authority:
 
     def publish(self, key: ec.EllipticCurvePrivateKey, plan: planning.Plan, *, now_ms: int) -> Manifest:
         """Sign the next manifest, read it back the way a site will, and only then write it."""
-        previous = self.latest(now_ms=now_ms)
+        previous = self._finish_interrupted(self.latest(now_ms=now_ms), now_ms)
         active = [record for record in self.members() if record.active]
         coordinators = [record for record in active if record.role == "coordinator"]
         if len(coordinators) != 1:
@@ -296,8 +296,20 @@ class Authority:
         )
         data = seal(manifest, sign(manifest, key))
         accept_newer(previous, open_manifest(data, self.root, now_ms=now_ms, where="new manifest"))
-        kept = self.folder / "history" / f"manifest-{manifest.version:06}.json"
-        keystore.write_atomically(kept, data, replace=False)
+        keystore.write_atomically(self._history_path(manifest.version), data, replace=False)
+        keystore.write_atomically(self.manifest_path, data)
+        return manifest
+
+    def _history_path(self, version: int) -> Path:
+        return self.folder / "history" / f"manifest-{version:06}.json"
+
+    def _finish_interrupted(self, latest: Manifest | None, now_ms: int) -> Manifest | None:
+        """A version that was signed but not yet handed out when the machine stopped: its number is not given twice."""
+        path = self._history_path(latest.version + 1 if latest else 1)
+        if not path.exists():
+            return latest
+        data = read_file(path)
+        manifest = open_manifest(data, self.root, now_ms=now_ms, where=str(path))
         keystore.write_atomically(self.manifest_path, data)
         return manifest
 

@@ -115,6 +115,16 @@ def test_versions_are_chained_and_kept(world: World) -> None:
     assert kept == ["manifest-000001.json", "manifest-000002.json"]
 
 
+def test_a_version_number_is_never_given_twice(world: World) -> None:
+    """The machine stops between the two writes of `publish`."""
+    world.publish()
+    handed_out = world.published()
+    signed = world.publish()
+    world.authority.manifest_path.write_bytes(handed_out)
+    third = world.publish()
+    assert (third.version, third.previous) == (3, signed.digest.hex())
+
+
 def test_a_left_run_does_not_come_back(world: World) -> None:
     world.publish()
     world.write_plan(PLAN.replace("run-1", "run-2"))
