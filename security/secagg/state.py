@@ -42,10 +42,13 @@ def _flush(state: State) -> bool:
 
     On the bits, because float comparisons depend on whether the process flushes subnormals.
     """
-    bits = state.view(np.uint32)
-    exponents = bits & _EXPONENT_BITS
-    np.multiply(bits, exponents != 0, out=bits)
-    return not bool((exponents == _EXPONENT_BITS).any())
+    finite = True
+    for part, _ in _chunks(slice(0, len(state))):
+        bits = state[part].view(np.uint32)
+        exponents = bits & _EXPONENT_BITS
+        np.multiply(bits, exponents != 0, out=bits)
+        finite = finite and not bool((exponents == _EXPONENT_BITS).any())
+    return finite
 
 
 def canonical(values: npt.ArrayLike) -> State:
