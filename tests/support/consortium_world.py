@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from security.clock import ManualClock
+from security.clock import Clock, ManualClock
 from security.consortium.authority import Authority
 from security.consortium.bundles import Answer, Request
 from security.consortium.enrolment import Identity
@@ -81,7 +81,7 @@ class World:
 
     folder: Path
     authority: Authority
-    clock: ManualClock
+    clock: Clock
 
     @classmethod
     def make(cls, folder: Path, sites: Sequence[str] = SITES) -> World:
