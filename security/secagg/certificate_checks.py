@@ -1,0 +1,194 @@
+"""What makes a certificate one: distinct members, enough of them, each signature over the right statement."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Sequence
+
+from security import key_agreement, merkle, shamir
+from security.codec import text, u64
+from security.errors import VerificationFailed
+from security.secagg import context as hashes
+from security.secagg import statements
+from security.secagg.certificates import (
+    AbortCertificate,
+    Ack,
+    CheckCertificate,
+    FraudProof,
+    Opened,
+    OpenedShare,
+    RepeatCertificate,
+    Signed,
+)
+from security.secagg.context import RoundContext
+from security.secagg.policy import AggregationPolicy, AuditMode
+from security.secagg.thresholds import Thresholds
+from security.secrets import Secret
+
+
+def check_distinct_members(sites: Sequence[str], members: Collection[str], where: str) -> None:
+    """Count people, not signatures."""
+    if len(set(sites)) != len(sites) or not set(sites) <= set(members):
+        raise VerificationFailed("signers are not distinct members of the cohort", where=where)
+
+
+def check_agreements(
+    policy: AggregationPolicy,
+    members: Collection[str],
+    t: int,
+    *,
+    kx: bytes,
+    survivors: bytes,
+    agreements: Sequence[Signed],
+) -> None:
+    """At least t members agreed to this very set under these very keys (section 8)."""
+    check_distinct_members([line.site for line in agreements], members, "agreements")
+    if len(agreements) < t:
+        raise VerificationFailed(f"{len(agreements)} agreements are fewer than the quorum of {t}", where="agreements")
+    statement = statements.agree(kx, survivors)
+    for line in agreements:
+        statements.verify(policy.entry(line.site), statement, line.signature)
+
+
+def check_abort_certificate(
+    policy: AggregationPolicy, members: Collection[str], thresholds: Thresholds, certificate: AbortCertificate
+) -> None:
+    """At least `a` members will never release: with the colluders' lies fewer than t releases can exist."""
+    check_distinct_members([line.site for line in certificate.lines], members, "abort certificate")
+    if len(certificate.lines) < thresholds.a:
+        raise VerificationFailed(
+            f"{len(certificate.lines)} aborts are fewer than the abort quorum of {thresholds.a}",
+            where="abort certificate",
+        )
+    for line in certificate.lines:
+        statements.verify(policy.entry(line.site), statements.abort(certificate.ctx, line.code), line.signature)
+
+
+def check_repeat_certificate(policy: AggregationPolicy, old: RoundContext, certificate: RepeatCertificate) -> bytes:
+    """The set was certified, not merely agreed to; returns U of the old attempt (section 8)."""
+    roots = [(line.site, line.root) for line in certificate.roots]
+    check_distinct_members([site for site, _ in roots], old.sites, "repeat certificate")
+    survivors = hashes.survivors_digest(certificate.kx, certificate.deals, roots)
+    check_agreements(
+        policy, old.sites, old.t, kx=certificate.kx, survivors=survivors, agreements=certificate.agreements
+    )
+    for fraud in certificate.frauds:
+        if fraud.kx != certificate.kx:
+            raise VerificationFailed("fraud proof is of another attempt", where="repeat certificate")
+        check_fraud_proof(policy, old, fraud)
+    return survivors
+
+
+def check_fraud_proof(policy: AggregationPolicy, context: RoundContext, proof: FraudProof) -> None:
+    """Exactly t shares, each as the dealer signed it, that do not open what the dealer committed to."""
+    advert = proof.advert
+    entry = policy.entry(advert.site)
+    if advert.ctx != context.ctx():
+        raise VerificationFailed("advert is of another attempt", where="fraud proof")
+    statements.verify(entry, statements.advert(advert), advert.signature)
+    statements.verify(entry, statements.deal(proof.kx, proof.root), proof.deal_signature)
+    check_distinct_members([share.holder for share in proof.shares], context.sites, "fraud proof")
+    kind = Opened(proof.kind)
+    for share in proof.shares:
+        _check_dealt(context, proof, share, kind)
+    opened = shamir.join(
+        {context.position(share.holder): Secret(share.share) for share in proof.shares}, threshold=context.t
+    )
+    if opens(context.ctx(), advert.site, kind, opened, commitment=advert.commitment, mask_key=advert.mask_key):
+        raise VerificationFailed("the shares do give the dealer's secret", where="fraud proof")
+
+
+def _check_dealt(context: RoundContext, proof: FraudProof, share: OpenedShare, kind: Opened) -> None:
+    dealer = proof.advert.site
+    leaf = hashes.share_leaf(
+        proof.kx, dealer=dealer, holder=share.holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box
+    )
+    merkle.verify_inclusion(
+        leaf=merkle.leaf_hash(leaf),
+        index=context.position(share.holder) - 1,
+        size=context.n,
+        path=share.path,
+        root=proof.root,
+    )
+    check_share_hash(
+        Secret(share.share),
+        kx=proof.kx,
+        dealer=dealer,
+        holder=share.holder,
+        kind=kind,
+        expected=share.b_hash if kind is Opened.SEED else share.s_hash,
+    )
+
+
+def check_share_hash(share: Secret, *, kx: bytes, dealer: str, holder: str, kind: Opened, expected: bytes) -> None:
+    """A share is the one its dealer listed."""
+    letter: shamir.ShareKind = "b" if kind is Opened.SEED else "s"
+    if shamir.share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=letter) != expected:
+        raise VerificationFailed("share is not the one that was dealt", where=f"dealer {dealer}")
+
+
+def opens(ctx: bytes, site: str, kind: Opened, secret: Secret, *, commitment: bytes, mask_key: bytes) -> bool:
+    """Whether a secret is the one behind a site's commitment or public mask key."""
+    if kind is Opened.SEED:
+        return hashes.commitment(ctx, site, secret.reveal()) == commitment
+    if key_agreement.clamp(secret.reveal()) != secret.reveal():
+        return False  # one scalar for each public key: R names it
+    return key_agreement.KeyPair(secret).public == mask_key
+
+
+def bitmap_of(chunks: Collection[int], total: int) -> bytes:
+    """Bits of the chunks found good, chunk 0 in the lowest bit of the first byte."""
+    bits = bytearray(-(-total // 8))
+    for chunk in chunks:
+        bits[chunk // 8] |= 1 << (chunk % 8)
+    return bytes(bits)
+
+
+def chunks_in(bitmap: bytes, total: int) -> set[int]:
+    """The chunks whose bits are set; a bitmap of another length, or with bits beyond the end, is refused."""
+    if len(bitmap) != -(-total // 8) or int.from_bytes(bitmap, "little") >> total:
+        raise VerificationFailed("bitmap does not fit the vector", where="acknowledgement")
+    return {chunk for chunk in range(total) if bitmap[chunk // 8] >> (chunk % 8) & 1}
+
+
+def check_ack(policy: AggregationPolicy, ack: Ack, *, result: bytes, state_hash: bytes) -> set[int]:
+    """An acknowledgement of this result by a roster site; returns the chunks it vouches for."""
+    if ack.result != result or ack.state_hash != state_hash:
+        raise VerificationFailed("acknowledgement is of another result", where=f"site {ack.site}")
+    statements.verify(policy.entry(ack.site), statements.ack(ack.result, ack.state_hash, ack.bitmap), ack.signature)
+    return chunks_in(ack.bitmap, policy.chunks)
+
+
+def covers(policy: AggregationPolicy, seen: Sequence[tuple[str, set[int]]], *, quorum: int) -> bool:
+    """Whether acknowledgements by distinct sites are enough (section 10).
+
+    Covered: each chunk by c + 1 sites, so that an honest one recomputed it. Sampled: a quorum of sites at all.
+    """
+    if policy.audit is AuditMode.SAMPLED:
+        return len(seen) >= quorum
+    counts = [0] * policy.chunks
+    for _, chunks in seen:
+        for chunk in chunks:
+            counts[chunk] += 1
+    return min(counts) > policy.c
+
+
+def check_certificate(
+    policy: AggregationPolicy, check: CheckCertificate | None, *, result: bytes, state_hash: bytes, quorum: int
+) -> None:
+    """A positive certificate, because an alarm would have to pass the coordinator (section 10)."""
+    if check is None:
+        raise VerificationFailed("the newest result comes without its check certificate", where="plan")
+    sites = [ack.site for ack in check.acks]
+    if len(set(sites)) != len(sites):
+        raise VerificationFailed("a site acknowledges twice", where="check certificate")
+    # A certificate outlives the roster it was made under: signatures of removed sites no longer count.
+    standing = [ack for ack in check.acks if policy.lists(ack.site)]
+    seen = [(ack.site, check_ack(policy, ack, result=result, state_hash=state_hash)) for ack in standing]
+    if not covers(policy, seen, quorum=quorum):
+        raise VerificationFailed("the acknowledgements do not cover the result", where="check certificate")
+
+
+def audit_rank(result: bytes, chunk: int, site: str) -> bytes:
+    """Who checks what is load balancing only; a hash spreads it evenly."""
+    return hashlib.sha256(result + u64(chunk) + text(site)).digest()

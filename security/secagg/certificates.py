@@ -1,0 +1,162 @@
+"""Signed statements that are carried on: aborts, agreements, acknowledgements and proofs of fraud.
+
+A certificate counts distinct members, never distinct signatures. Checking them is in `checks`; this file only says what
+they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from security.secagg.wire import (
+    DIGEST,
+    Bounded,
+    Count,
+    Digest,
+    Fixed,
+    Key,
+    Many,
+    Nested,
+    Number,
+    Signature,
+    SiteId,
+    Wire,
+)
+
+BOX_BYTES = 12 + 2 * 32 + 16  # nonce, the two shares, tag
+MAX_BITMAP = 64 * 1024
+
+
+class AbortCode(IntEnum):
+    """Why a site gave up, as coarsely as the coordinator may know it."""
+
+    FAILED_CHECK = 1
+    TIMED_OUT = 2
+    RESTARTED = 3
+    REQUESTED = 4
+    EXPIRED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signed(Wire):
+    """A member's name and its signature over what the enclosing certificate states."""
+
+    site: SiteId
+    signature: Signature
+
+
+SignedList = Annotated[tuple[Signed, ...], Many(Nested(Signed))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedRoot(Wire):
+    """A site and a Merkle root of its own."""
+
+    site: SiteId
+    root: Digest
+
+
+NamedRoots = Annotated[tuple[NamedRoot, ...], Many(Nested(NamedRoot))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortLine(Wire):
+    """One site's ABORT inside a certificate."""
+
+    site: SiteId
+    code: Annotated[int, Number(limit=max(AbortCode), least=min(AbortCode))]
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortCertificate(Wire):
+    """At least `a` members of the cohort will never release in this attempt: its sum can never exist."""
+
+    ctx: Digest
+    lines: Annotated[tuple[AbortLine, ...], Many(Nested(AbortLine))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advert(Wire):
+    """S1: a site's fresh keys for one attempt, and the heads of its privacy log and privacy ledger."""
+
+    site: SiteId
+    ctx: Digest
+    mask_key: Key
+    share_key: Key
+    commitment: Digest
+    sequence: Annotated[int, Number(least=1)]
+    log_size: Count
+    log_root: Digest
+    ledger_head: Digest
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedShare(Wire):
+    """One share that was released, with what ties it to the dealer's signed list."""
+
+    holder: SiteId
+    share: Annotated[bytes, DIGEST]
+    b_hash: Digest
+    s_hash: Digest
+    box: Annotated[bytes, Bounded(BOX_BYTES)]
+    path: Annotated[tuple[bytes, ...], Many(DIGEST, limit=8)]
+
+
+class Opened(IntEnum):
+    """Which of a dealer's two secrets a share belongs to."""
+
+    SEED = 0
+    MASK_KEY = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FraudProof(Wire):
+    """t shares, each as the dealer signed it, that do not give the secret the dealer committed to.
+
+    An honest dealer cannot be convicted: its shares do give its secret.
+    """
+
+    advert: Annotated[Advert, Nested(Advert)]
+    kx: Digest
+    root: Digest
+    deal_signature: Signature
+    kind: Annotated[int, Number(limit=max(Opened))]
+    shares: Annotated[tuple[OpenedShare, ...], Many(Nested(OpenedShare))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatCertificate(Wire):
+    """The only sum an earlier attempt can have is the one over this certified set; see the reuse rule (section 8)."""
+
+    ctx: Digest
+    kx: Digest
+    deals: Digest
+    roots: NamedRoots
+    agreements: SignedList
+    frauds: Annotated[tuple[FraudProof, ...], Many(Nested(FraudProof))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ack(Wire):
+    """A site has recomputed the next model and the chunks whose bits are set, and found them right."""
+
+    site: SiteId
+    result: Digest
+    state_hash: Digest
+    bitmap: Annotated[bytes, Bounded(MAX_BITMAP)]
+    signature: Signature
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckCertificate(Wire):
+    """Acknowledgements that together cover a result as the manifest's audit mode asks."""
+
+    acks: Annotated[tuple[Ack, ...], Many(Nested(Ack), limit=1024)]
+
+
+SHARE_BYTES = 32
+Share = Annotated[bytes, Fixed(SHARE_BYTES)]

@@ -1,0 +1,156 @@
+"""What an attempt is bound to: the hash of every step (docs/spec/secure-aggregation.md, section 4).
+
+Nothing hashes a later value: manifest, then CTX, adverts, KX, deals, D, uploads, U, certificate, opened secrets, R. A
+coordinator that shows two sites different values at any step makes their hashes differ, and with them either the masks
+or the signatures.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated
+
+from security import codec, labels
+from security.errors import CodecError
+from security.secagg import wire
+from security.secagg.thresholds import Thresholds
+from security.secagg.wire import Count, Digest, Many, Nested, SiteId, Wire
+
+PROTOCOL_VERSION = 1
+
+
+def digest(label: bytes, *parts: bytes) -> bytes:
+    hasher = hashlib.sha256(label)
+    for part in parts:
+        hasher.update(part)
+    return hasher.digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member(Wire):
+    """A site of the cohort, named together with the signing certificate it must use."""
+
+    site: SiteId
+    cert: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RepeatOf(Wire):
+    """An earlier attempt whose certified set this one repeats."""
+
+    ctx: Digest
+    survivors: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundContext(Wire):
+    """Everything that an attempt's keys are bound to before the first key is made; its hash is CTX.
+
+    `repeats` empty is a normal attempt; otherwise an exact repeat of the certified sets it names (section 8).
+    """
+
+    version: Count
+    federation: SiteId
+    manifest_hash: Digest
+    run: SiteId
+    round: Count
+    attempt: Count
+    n: Count
+    t: Count
+    a: Count
+    c: Count
+    m: Count
+    members: Annotated[tuple[Member, ...], Many(Nested(Member))]
+    coordinator_cert: Digest
+    repeats: Annotated[tuple[RepeatOf, ...], Many(Nested(RepeatOf), limit=64)]
+    state_hash: Digest
+    config_hash: Digest
+    layout_hash: Digest
+    prev_result: Digest
+
+    def __post_init__(self) -> None:
+        Wire.__post_init__(self)
+        ids = [member.site.encode() for member in self.members]
+        if any(low >= high for low, high in itertools.pairwise(ids)):
+            raise CodecError("members must be distinct and sorted by id", where="RoundContext.members")
+        if len({member.cert for member in self.members}) != len(ids) or len(ids) != self.n:
+            raise CodecError("members must be n in number, each with its own certificate", where="RoundContext.members")
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(member.site for member in self.members)
+
+    @property
+    def thresholds(self) -> Thresholds:
+        return Thresholds(n=self.n, t=self.t, a=self.a, c=self.c, m=self.m)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Round and attempt: what the high-water mark compares."""
+        return self.round, self.attempt
+
+    def position(self, site: str) -> int:
+        """The Shamir x-coordinate of a site, 1..n."""
+        return self.sites.index(site) + 1
+
+    def ctx(self) -> bytes:
+        return digest(labels.CONTEXT, self.to_bytes())
+
+
+def key_transcript(ctx: bytes, advert_bodies: Iterable[bytes]) -> bytes:
+    """KX: all fresh keys of the attempt, in the order of the members."""
+    return digest(labels.KEYS, ctx, codec.array(codec.tlv(body) for body in advert_bodies))
+
+
+def commitment(ctx: bytes, site: str, seed: bytes) -> bytes:
+    """com_i: fixes a site's self-mask seed before any share of it is dealt."""
+    return digest(labels.SELF_MASK_COMMITMENT, ctx, codec.text(site), codec.tlv(seed))
+
+
+def share_leaf(kx: bytes, *, dealer: str, holder: str, b_hash: bytes, s_hash: bytes, box: bytes) -> bytes:
+    """One line of a dealer's signed list: the two share hashes and the sealed box for one holder."""
+    ends = codec.text(dealer) + codec.text(holder)
+    return digest(labels.SHARE_LEAF, kx, ends, b_hash, s_hash, hashlib.sha256(box).digest())
+
+
+def _named(pairs: Sequence[tuple[str, bytes]]) -> bytes:
+    return codec.array(codec.text(site) + codec.tlv(root) for site, root in pairs)
+
+
+def deals_digest(kx: bytes, roots: Sequence[tuple[str, bytes]]) -> bytes:
+    """D: every dealer's root, over the whole cohort."""
+    return digest(labels.DEALS, kx, _named(roots))
+
+
+def survivors_digest(kx: bytes, deals: bytes, roots: Sequence[tuple[str, bytes]]) -> bytes:
+    """U: the survivors and the roots of their uploads; the one thing a site ever agrees to."""
+    return digest(labels.SURVIVORS, kx, deals, _named(roots))
+
+
+class Verdict(IntEnum):
+    """What the range tests say of a sum; a VOID sum leaves the model as it was."""
+
+    GOOD = 0
+    VOID = 1
+
+
+def result_digest(
+    *,
+    kx: bytes,
+    survivors: bytes,
+    verdict: Verdict,
+    sum_root: bytes,
+    seeds: Sequence[bytes],
+    keys: Sequence[bytes],
+    state_hash: bytes,
+) -> bytes:
+    """R: the sum, the secrets that were opened for it, and the model that follows; links the next round to this one."""
+    opened = codec.array(codec.tlv(seed) for seed in seeds) + codec.array(codec.tlv(key) for key in keys)
+    return digest(labels.RESULT, kx, survivors, codec.u64(verdict), sum_root, opened, state_hash)
+
+
+ZERO_DIGEST = bytes(wire.DIGEST.length)

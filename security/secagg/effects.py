@@ -1,0 +1,158 @@
+"""What a machine asks its shell to do, in order.
+
+`Persist` must be on disk (fsync) before anything after it is carried out: a `Send` that follows may be the one thing
+that a restarted machine must know it has said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from security.errors import ToolkitError
+from security.prg import Words
+from security.secagg.context import Verdict
+from security.secagg.messages import ChunkPiece, SumFrame, UploadFrame
+from security.secagg.wire import FRAME_BYTES, Wire
+
+Vector = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Append the record to the write-ahead log and wait until it is on disk."""
+
+    record: Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Replace the write-ahead log by these records, atomically: what is left out must be forgotten."""
+
+    records: tuple[Wire, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message to the other side: to the coordinator, or to the site named."""
+
+    message: Wire
+    to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SendUpload:
+    """Send the masked vector in frames, from `first` on."""
+
+    kx: bytes
+    words: Words = field(repr=False)
+    first: int = 0
+
+    def frames(self) -> Iterator[UploadFrame]:
+        data = self.words.data.cast("B")
+        for index in range(self.first, -(-len(data) // FRAME_BYTES)):
+            start = index * FRAME_BYTES
+            yield UploadFrame(kx=self.kx, index=index, data=bytes(data[start : start + FRAME_BYTES]))
+
+
+@dataclass(frozen=True, slots=True)
+class SendSum:
+    """Send the sum in frames to one site."""
+
+    to: str
+    result: bytes
+    words: Words = field(repr=False)
+
+    def frames(self) -> Iterator[SumFrame]:
+        data = self.words.data.cast("B")
+        for index in range(-(-len(data) // FRAME_BYTES)):
+            start = index * FRAME_BYTES
+            yield SumFrame(result=self.result, index=index, data=bytes(data[start : start + FRAME_BYTES]))
+
+
+@dataclass(frozen=True, slots=True)
+class SendPieces:
+    """Send a chunk of every upload to a site that checks the sum; read from the spool one by one."""
+
+    to: str
+    pieces: Callable[[], Iterator[ChunkPiece]] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SaveState:
+    """Keep a new global state, by its hash, before the record that names it is persisted."""
+
+    state_hash: bytes
+    state: Vector = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Advanced:
+    """The chain has moved on: a result was accepted (site) or published (coordinator)."""
+
+    round: int
+    result: bytes
+    state_hash: bytes
+    verdict: Verdict
+    survivors: tuple[str, ...]
+    total: Words = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """Enough acknowledgements cover the result."""
+
+    result: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt ended at this party without a sum; `error` says why, where a check failed."""
+
+    ctx: bytes
+    reason: str
+    error: ToolkitError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A plan was not joined. Nothing has left the site."""
+
+    ctx: bytes
+    error: ToolkitError
+
+
+@dataclass(frozen=True, slots=True)
+class Blamed:
+    """The coordinator holds something against a site; see `blame`."""
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """The machine has stopped for its operator."""
+
+    error: ToolkitError
+
+
+Effect = (
+    Persist
+    | Compact
+    | Send
+    | SendUpload
+    | SendSum
+    | SendPieces
+    | SaveState
+    | Advanced
+    | Certified
+    | Ended
+    | Refused
+    | Blamed
+    | Halted
+)
+Effects = tuple[Effect, ...]

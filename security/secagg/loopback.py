@@ -1,0 +1,342 @@
+"""A whole federation in one process: real machines on both sides, every message through the codec as bytes.
+
+`npr-lab` uses it for secure aggregation on one machine; tests and benchmarks do too. Sites can be told to fall silent
+at any message, which is how dropouts are simulated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from security.clock import Clock, SystemClock
+from security.errors import ToolkitError
+from security.prg import Words
+from security.rng import Randomness, SystemRandomness
+from security.secagg import messages
+from security.secagg import state as states
+from security.secagg.blame import BlameBook
+from security.secagg.certificates import CheckCertificate
+from security.secagg.context import Verdict
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.effects import (
+    Compact,
+    Effect,
+    Effects,
+    Halted,
+    Persist,
+    Refused,
+    Send,
+    SendPieces,
+    SendSum,
+    SendUpload,
+    Vector,
+)
+from security.secagg.journal import Journal
+from security.secagg.layout import Layout
+from security.secagg.policy import AggregationPolicy, AuditMode, RosterEntry
+from security.secagg.rounds import CoordinatorRound, RoundLost, RoundStart
+from security.secagg.site import SiteMachine
+from security.secagg.site_core import PendingUpdate, SiteCore
+from security.secagg.spool import MemorySpool, Spool
+from security.secagg.statements import Signer
+from security.secagg.thresholds import LEAST_SURVIVORS, default_colluders
+from security.secagg.transitions import CoordinatorState
+from security.secagg.wire import Wire
+from security.secrets import Secret
+from security.signing import SigningKey
+
+COORDINATOR = "coordinator"
+_OPEN = (
+    CoordinatorState.ADVERTISING,
+    CoordinatorState.DEALING,
+    CoordinatorState.UPLOADING,
+    CoordinatorState.AGREEING,
+    CoordinatorState.UNMASKING,
+    CoordinatorState.ABORTING,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A site falls silent instead of sending its `after + 1`-th message of a type; it comes back the next round."""
+
+    message: type[Wire]
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOutcome:
+    """How a round ended. `total` is None if it was lost."""
+
+    round: int
+    attempts: int
+    survivors: tuple[str, ...] = ()
+    verdict: Verdict | None = None
+    total: Words | None = field(default=None, repr=False)
+    state: Vector | None = field(default=None, repr=False)
+
+
+@dataclass
+class LoopbackSite:
+    """A site's machine and what a shell would keep for it."""
+
+    machine: SiteMachine
+    wal: list[Wire] = field(default_factory=list)
+    online: bool = True
+    drop: Drop | None = None
+    errors: list[ToolkitError] = field(default_factory=list)
+
+
+class LoopbackFederation:
+    """A coordinator and its sites; `run_round` takes encoded updates and brings back the next model."""
+
+    def __init__(
+        self,
+        layout: Layout,
+        sites: Sequence[str],
+        model: Vector,
+        *,
+        c: int | None = None,
+        m: int = LEAST_SURVIVORS,
+        audit: AuditMode = AuditMode.COVERED,
+        single_history: bool = True,
+        config_hash: bytes = bytes(32),
+        dp_active: bool = False,
+        randomness: Randomness | None = None,
+        clock: Clock | None = None,
+        spool: Spool | None = None,
+        workers: int = 1,
+    ) -> None:
+        self.randomness = randomness or SystemRandomness()
+        self.clock = clock or SystemClock()
+        self.config_hash = config_hash
+        self.workers = workers
+        self.keys = {name: SigningKey.generate(self.randomness) for name in (*sites, COORDINATOR)}
+        self.policy = AggregationPolicy(
+            federation="loopback",
+            manifest_version=1,
+            manifest_hash=hashlib.sha256(layout.layout_hash + states.state_hash(model)).digest(),
+            run="loopback",
+            roster=tuple(self._entry(name) for name in sorted(sites)),
+            coordinator=self._entry(COORDINATOR),
+            initial_state_hash=states.state_hash(model),
+            config_hashes=frozenset({config_hash}),
+            layout=layout,
+            c=default_colluders(len(sites)) if c is None else c,
+            m=m,
+            audit=audit,
+            single_history=single_history,
+            dp_active=dp_active,
+        )
+        self.core = CoordinatorCore(
+            policy=self.policy,
+            signer=Signer(COORDINATOR, self.keys[COORDINATOR]),
+            spool=spool or MemorySpool(),
+            clock=self.clock,
+            workers=workers,
+        )
+        self.book = BlameBook()
+        self.model = model
+        self.round = 0
+        self.prev_result = self.policy.manifest_hash
+        self.check: CheckCertificate | None = None
+        self.coordinator_wal: list[Wire] = []
+        self.transcript: list[tuple[str, str, bytes]] | None = None
+        self.bytes_up: dict[str, int] = dict.fromkeys(sites, 0)
+        self._queue: deque[tuple[str, str, bytes]] = deque()
+        self.sites = {name: LoopbackSite(self._machine(name, model)) for name in sorted(sites)}
+        for name in self.sites:
+            self._do_site(name, self.sites[name].machine.start())
+        self._queue.clear()
+
+    def _entry(self, name: str) -> RosterEntry:
+        key = self.keys[name].verify_key
+        return RosterEntry(site=name, cert=hashlib.sha256(key.raw).digest(), key=key)
+
+    def _machine(self, name: str, model: Vector) -> SiteMachine:
+        core = SiteCore(
+            policy=self.policy,
+            signer=Signer(name, self.keys[name]),
+            journal=Journal(),
+            storage_key=Secret(self.randomness.bytes(32)),
+            randomness=self.randomness,
+            clock=self.clock,
+            workers=self.workers,
+        )
+        return SiteMachine(core, model)
+
+    # Rounds.
+
+    def run_round(
+        self, updates: Mapping[str, Words], *, drops: Mapping[str, Drop] | None = None, audit: bool = True
+    ) -> RoundOutcome:
+        """Sum the encoded updates of the sites that have one; `drops` says who falls silent where."""
+        self.round += 1
+        head = states.state_hash(self.model)
+        for name, words in updates.items():
+            site = self.sites[name]
+            site.online, site.drop = True, (drops or {}).get(name)
+            pending = PendingUpdate(round=self.round, state_hash=head, config_hash=self.config_hash, words=words)
+            self._do_site(name, site.machine.load_update(pending))
+        start = RoundStart(
+            round=self.round,
+            state_hash=head,
+            config_hash=self.config_hash,
+            prev_result=self.prev_result,
+            check=self.check,
+        )
+        self.book.new_round()
+        planned = CoordinatorRound(self.core, self.book, start, self.model)
+        return self._run_attempts(planned, updates, audit=audit)
+
+    def _run_attempts(self, planned: CoordinatorRound, updates: Mapping[str, Words], *, audit: bool) -> RoundOutcome:
+        while True:
+            ready = [name for name in updates if self.sites[name].online]
+            try:
+                attempt = planned.next_attempt(ready)
+            except RoundLost:
+                return RoundOutcome(round=self.round, attempts=len(planned.attempts))
+            self.run_attempt(planned, attempt)
+            if attempt.publication is not None:
+                return self._publish(planned, attempt, audit=audit)
+
+    def run_attempt(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
+        """Carry messages until the attempt has ended; a step that waits for nobody is closed."""
+        self._do_coordinator(planned, attempt.start())
+        while True:
+            self.pump(planned, attempt)
+            if attempt.state not in _OPEN:
+                return
+            self._do_coordinator(planned, attempt.close_step())
+
+    def pump(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
+        """Deliver everything that is under way."""
+        while self._queue:
+            sender, receiver, data = self._queue.popleft()
+            message, _ = messages.decode(data)
+            try:
+                if receiver == COORDINATOR:
+                    self._do_coordinator(planned, attempt.receive(sender, message))
+                elif self.sites[receiver].online:
+                    self._do_site(receiver, self.sites[receiver].machine.receive(message))
+            except ToolkitError as error:
+                self._note_error(receiver, error)
+
+    def _publish(self, planned: CoordinatorRound, attempt: CoordinatorAttempt, *, audit: bool) -> RoundOutcome:
+        publication = attempt.publication
+        if publication is None:
+            raise RoundLost("there is no result")
+        self.model = attempt.model
+        self.prev_result = publication.result_hash
+        if audit and attempt.state is CoordinatorState.PUBLISHED:
+            self._cover(planned, attempt)
+        self.check = publication.certificate()
+        self._bring_back(attempt)
+        return RoundOutcome(
+            round=self.round,
+            attempts=len(planned.attempts),
+            survivors=publication.survivors,
+            verdict=Verdict(publication.result.verdict),
+            total=publication.total,
+            state=self.model,
+        )
+
+    def _cover(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
+        """Sites that went away leave chunks unchecked; the others take them over."""
+        publication = attempt.publication
+        if publication is None:
+            return
+        absent = tuple(sorted(set(attempt.context.sites) - set(publication.acks)))
+        order = messages.AuditOrder(result=publication.result_hash, absent=absent)
+        for name in attempt.context.sites:
+            if name not in absent:
+                self._send(COORDINATOR, name, order)
+        self.pump(planned, attempt)
+
+    def _bring_back(self, attempt: CoordinatorAttempt) -> None:
+        """Sites that missed the result get it now, as they would on reconnecting."""
+        publication = attempt.publication
+        if publication is None or self.check is None:
+            return
+        for name, site in self.sites.items():
+            site.online, site.drop = True, None
+            head = site.machine.core.head
+            if head.result == publication.result_hash or head.result != attempt.context.prev_result:
+                continue
+            if not head.vouched and attempt.plan.check is not None:
+                self._deliver(name, messages.Vouched(result=head.result, check=attempt.plan.check))
+            self._deliver(name, publication.result)
+            for frame in publication.sum_to(name).frames():
+                self._deliver(name, frame)
+        self._queue.clear()
+
+    def _deliver(self, name: str, message: Wire) -> None:
+        decoded, _ = messages.decode(messages.encode(message))
+        try:
+            self._do_site(name, self.sites[name].machine.receive(decoded))
+        except ToolkitError as error:
+            self._note_error(name, error)
+
+    # Carrying out effects.
+
+    def _note_error(self, receiver: str, error: ToolkitError) -> None:
+        if receiver in self.sites:
+            self.sites[receiver].errors.append(error)
+
+    def _send(self, sender: str, receiver: str, message: Wire) -> None:
+        data = messages.encode(message)
+        if self.transcript is not None:
+            self.transcript.append((sender, receiver, data))
+        self._queue.append((sender, receiver, data))
+
+    def _do_coordinator(self, planned: CoordinatorRound, effects: Effects) -> None:
+        planned.note(effects)
+        for effect in effects:
+            match effect:
+                case Persist(record):
+                    self.coordinator_wal.append(record)
+                case Send(message, to) if to is not None:
+                    self._send(COORDINATOR, to, message)
+                case SendSum():
+                    for frame in effect.frames():
+                        self._send(COORDINATOR, effect.to, frame)
+                case SendPieces(to, pieces):
+                    for piece in pieces():
+                        self._send(COORDINATOR, to, piece)
+                case _:
+                    pass
+
+    def _do_site(self, name: str, effects: Effects) -> None:
+        site = self.sites[name]
+        for effect in effects:
+            match effect:
+                case Persist(record):
+                    site.wal.append(record)
+                case Compact(records):
+                    site.wal[:] = records
+                case Send(message):
+                    self._send_from(name, message)
+                case SendUpload():
+                    for frame in effect.frames():
+                        self._send_from(name, frame)
+                case Refused() | Halted():
+                    site.errors.append(effect.error)
+                case _:
+                    self._note(name, effect)
+
+    def _note(self, name: str, effect: Effect) -> None:
+        """A place for subclasses to look at what happens."""
+
+    def _send_from(self, name: str, message: Wire) -> None:
+        site = self.sites[name]
+        if site.drop is not None and isinstance(message, site.drop.message):
+            if site.drop.after == 0:
+                site.online = False
+            site.drop = Drop(site.drop.message, site.drop.after - 1)
+        if site.online:
+            self.bytes_up[name] += len(messages.encode(message))
+            self._send(name, COORDINATOR, message)

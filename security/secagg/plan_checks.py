@@ -1,0 +1,199 @@
+"""What a site asks of a Plan before it makes a key (docs/spec/secure-aggregation.md, sections 2 and 8).
+
+One function for each rule, called by name from the machine, so that a test can take away exactly one and show the
+attack it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from security.errors import PolicyViolation, VerificationFailed
+from security.secagg import certificate_checks, statements
+from security.secagg.certificates import RepeatCertificate
+from security.secagg.context import PROTOCOL_VERSION, RoundContext
+from security.secagg.journal import AttemptMemory, Head, Journal
+from security.secagg.messages import Plan
+from security.secagg.policy import AggregationPolicy
+from security.secagg.records import ManifestSeen, UpdateBound
+
+ROUND_WINDOW = 1000
+MAX_ATTEMPTS = 64
+MAX_UPDATES_ON_ONE_STATE = 3
+
+
+def check_manifest_version(policy: AggregationPolicy, seen: ManifestSeen | None) -> None:
+    """An older manifest may have a smaller c; two of one version are two federations."""
+    if seen is None or policy.manifest_version > seen.version:
+        return
+    if policy.manifest_version < seen.version or policy.manifest_hash != seen.manifest_hash:
+        raise PolicyViolation(
+            f"manifest version {policy.manifest_version} does not follow version {seen.version}",
+            where="manifest",
+            hint="fetch the newest manifest from the consortium",
+        )
+
+
+def check_one_update(known: UpdateBound | None, bound: UpdateBound) -> None:
+    """One encoded update for each round: two of them in two attempts would leak their difference."""
+    if known is not None and (bound.round < known.round or (bound.round == known.round and bound != known)):
+        raise PolicyViolation("this round already has another update", where="update", hint="wait for the next round")
+
+
+def check_plan_signature(policy: AggregationPolicy, plan: Plan) -> None:
+    statements.verify(policy.coordinator, statements.plan(plan.context), plan.signature)
+
+
+def check_plan_federation(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Same protocol, federation, manifest, run and coordinator: no replay across studies, no second run."""
+    expected = (PROTOCOL_VERSION, policy.federation, policy.manifest_hash, policy.run, policy.coordinator.cert)
+    got = (context.version, context.federation, context.manifest_hash, context.run, context.coordinator_cert)
+    names = ("protocol version", "federation", "manifest", "run", "coordinator certificate")
+    for name, want, have in zip(names, expected, got, strict=True):
+        if want != have:
+            raise PolicyViolation(f"plan is of another {name}", where="plan")
+
+
+def check_plan_layout(policy: AggregationPolicy, context: RoundContext) -> None:
+    if context.layout_hash != policy.layout.layout_hash:
+        raise PolicyViolation("plan has another layout than the manifest", where="plan")
+
+
+def check_plan_members(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Only roster sites, each under its pinned certificate, none revoked."""
+    for member in context.members:
+        if policy.entry(member.site).cert != member.cert:
+            raise PolicyViolation("plan names another certificate than the manifest", where=f"site {member.site}")
+
+
+def check_plan_self(site: str, context: RoundContext) -> None:
+    if site not in context.sites:
+        raise PolicyViolation("this site is not in the cohort", where="plan")
+
+
+def check_plan_thresholds(policy: AggregationPolicy, context: RoundContext) -> None:
+    """c and m come from the manifest; n, t and a follow. A cohort of colluders and one victim is too small for c."""
+    if context.thresholds != policy.thresholds(len(context.members)):
+        raise PolicyViolation("plan has other thresholds than the manifest gives this cohort", where="plan")
+
+
+def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Two cohorts that could each hold a quorum must share an honest site."""
+    if policy.single_history and context.n != 2 and context.n < policy.least_cohort:
+        raise PolicyViolation(
+            f"a cohort of {context.n} leaves room for a second history",
+            where="plan",
+            hint=f"the manifest asks for at least {policy.least_cohort} sites",
+        )
+
+
+def check_plan_window(head: Head, journal: Journal, context: RoundContext) -> None:
+    """A far-off number would burn the high-water mark and lock the site out."""
+    latest = max(head.round, journal.high_water[0])
+    if context.round > latest + ROUND_WINDOW or context.attempt >= MAX_ATTEMPTS:
+        raise PolicyViolation("round or attempt number is out of the window", where="plan")
+
+
+def check_plan_high_water(head: Head, journal: Journal, context: RoundContext) -> None:
+    """The same round and attempt never twice: no two-time pad, no replay."""
+    if context.place <= journal.high_water or context.round <= head.round:
+        raise PolicyViolation("round and attempt are not above the last ones joined", where="plan")
+
+
+def check_plan_history(head: Head, context: RoundContext) -> None:
+    """A fork of the history ends here, or else in masks that do not cancel."""
+    if context.prev_result != head.result:
+        raise PolicyViolation("plan follows another result than this site has", where="plan")
+
+
+def check_plan_state(head: Head, update: UpdateBound, context: RoundContext) -> None:
+    """The state that this site computed itself, and that its update was trained on."""
+    if context.state_hash != head.state_hash or context.state_hash != update.state_hash:
+        raise PolicyViolation("plan is for another model than this site trained on", where="plan")
+
+
+def check_plan_config(policy: AggregationPolicy, update: UpdateBound, context: RoundContext) -> None:
+    """A configuration that the manifest lists, and that the update was trained under."""
+    if context.config_hash not in policy.config_hashes or context.config_hash != update.config_hash:
+        raise PolicyViolation("plan has a training configuration that is not the agreed one", where="plan")
+
+
+def check_plan_update(update: UpdateBound, context: RoundContext) -> None:
+    if context.round != update.round:
+        raise PolicyViolation("plan is for another round than the update at hand", where="plan")
+
+
+def check_plan_certificate(policy: AggregationPolicy, head: Head, plan: Plan) -> None:
+    """Nothing leaves a site under a state whose sum was not checked (section 10)."""
+    if head.round == 0 or head.vouched:
+        return
+    certificate_checks.check_certificate(
+        policy, plan.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
+    )
+
+
+def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, update: UpdateBound) -> None:
+    """Many sums of fresh updates on one standing model average the noise of training away."""
+    if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
+        return
+    if len(journal.uploaded) >= MAX_UPDATES_ON_ONE_STATE:
+        raise PolicyViolation(
+            f"{len(journal.uploaded)} different updates were already sent on this model",
+            where="plan",
+            hint="the operator decides: find out why rounds fail, or train with differential privacy",
+        )
+
+
+def check_plan_manifest_of_round(earlier: Sequence[AttemptMemory], context: RoundContext) -> None:
+    """One manifest version holds for all attempts of a round: quorums of different rosters need not meet."""
+    if any(memory.context.manifest_hash != context.manifest_hash for memory in earlier):
+        raise PolicyViolation("the manifest changed inside a round", where="plan", hint="go on with the next round")
+
+
+def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory], plan: Plan) -> None:
+    """The reuse rule (section 8): every earlier attempt that may hold this update is dead or exactly repeated."""
+    exact = {repeat.ctx: repeat.survivors for repeat in plan.context.repeats}
+    repeated: list[set[str]] = []
+    cheats: set[str] = set()
+    for memory in earlier:
+        if memory.upload is None:
+            continue
+        ctx = memory.context.ctx()
+        if ctx in exact:
+            certificate = _certified_repeat(policy, memory, plan, exact[ctx])
+            repeated.append({line.site for line in certificate.roots})
+            cheats |= {fraud.advert.site for fraud in certificate.frauds}
+        else:
+            _check_dead(policy, memory, plan)
+    check_plan_repeats_set(plan.context.sites, repeated, cheats)
+
+
+def check_plan_repeats_set(cohort: Sequence[str], repeated: Sequence[set[str]], cheats: set[str]) -> None:
+    """The new cohort is the certified set, less dealers with a fraud proof: it can only give the same sum again."""
+    if any(certified - cheats != set(cohort) for certified in repeated):
+        raise PolicyViolation("the cohort is not the set that it claims to repeat", where="plan")
+
+
+def _check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> None:
+    ctx = memory.context.ctx()
+    certificate = next((found for found in plan.aborts if found.ctx == ctx), None)
+    if certificate is None:
+        raise PolicyViolation(
+            "an earlier attempt that holds this update has neither an abort certificate nor an exact repeat",
+            where="plan",
+        )
+    certificate_checks.check_abort_certificate(policy, memory.context.sites, memory.context.thresholds, certificate)
+
+
+def _certified_repeat(
+    policy: AggregationPolicy, memory: AttemptMemory, plan: Plan, survivors: bytes
+) -> RepeatCertificate:
+    old = memory.context
+    certificate = next((found for found in plan.repeats if found.ctx == old.ctx()), None)
+    if certificate is None:
+        raise PolicyViolation("an exact repeat comes without its certificate", where="plan")
+    if certificate.kx != memory.kx:
+        raise VerificationFailed("repeat certificate is under other keys", where="plan")
+    if certificate_checks.check_repeat_certificate(policy, old, certificate) != survivors:
+        raise VerificationFailed("repeat certificate is of another set", where="plan")
+    return certificate

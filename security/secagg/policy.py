@@ -1,0 +1,130 @@
+"""What a party takes from the consortium's manifest and its own configuration, and never from the coordinator.
+
+See docs/spec/secure-aggregation.md, section 2. Everything the coordinator proposes is compared with this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+from security.errors import ConfigError, PolicyViolation
+from security.secagg import thresholds
+from security.secagg.layout import Layout
+from security.secagg.thresholds import Thresholds
+from security.secagg.wire import FRAME_BYTES
+from security.signing import VerifyKey
+
+DAY_MS = 24 * 3600 * 1000
+COVERED_ROSTER = 20  # above this, re-deriving every chunk costs the coordinator more traffic than the rounds
+
+
+class AuditMode(StrEnum):
+    """How a sum is checked before the next burst (section 10)."""
+
+    COVERED = "covered"
+    SAMPLED = "sampled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterEntry:
+    """A party, the SHA-256 of its signing certificate, and the key in it."""
+
+    site: str
+    cert: bytes
+    key: VerifyKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationPolicy:
+    """One manifest version, as the protocol needs it.
+
+    :param c: how many sites of the whole roster may collude with the coordinator.
+    :param m: the least number of survivors in a sum.
+    :param single_history: refuse cohorts so small that two histories could live side by side.
+    :param dp_active: whether this site's own privacy ledger is in force; the only local field besides `revoked`.
+    :param strict: do not even train on a state whose sum has not been checked.
+    """
+
+    federation: str
+    manifest_version: int
+    manifest_hash: bytes
+    run: str
+    roster: tuple[RosterEntry, ...]
+    coordinator: RosterEntry
+    initial_state_hash: bytes
+    config_hashes: frozenset[bytes]
+    layout: Layout
+    c: int
+    m: int = thresholds.LEAST_SURVIVORS
+    single_history: bool = True
+    allow_two_site: bool = False
+    dp_active: bool = False
+    audit: AuditMode = AuditMode.COVERED
+    spot_check_chunks: int = 1
+    secret_ttl_ms: int = DAY_MS
+    revoked: frozenset[bytes] = frozenset()
+    strict: bool = False
+    _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        everyone = (*self.roster, self.coordinator)
+        if len({entry.site for entry in everyone}) != len(everyone):
+            raise ConfigError("two parties have the same id", where="manifest [roster]")
+        if len({entry.cert for entry in everyone}) != len(everyone):
+            raise ConfigError("two parties have the same certificate", where="manifest [roster]")
+        if len({entry.key.raw for entry in everyone}) != len(everyone):
+            raise ConfigError("two parties have the same signing key", where="manifest [roster]")
+        if self.layout.roster_size < len(self.roster):
+            # The proof that no sum wraps counts on it (section 7).
+            raise ConfigError("the layout was made for a smaller roster", where="manifest [layout]")
+        if self.c < 0 or (self.m < thresholds.LEAST_SURVIVORS and not self.allow_two_site) or self.m < 2:
+            raise ConfigError("c must not be negative and m at least 3", where="manifest [thresholds]")
+        object.__setattr__(self, "_by_site", {entry.site: entry for entry in self.roster})
+
+    def entry(self, site: str) -> RosterEntry:
+        """The roster's entry of a site in good standing.
+
+        :raises PolicyViolation: if the site is unlisted or its certificate is revoked.
+        """
+        found = self._by_site.get(site)
+        if found is None:
+            raise PolicyViolation("site is not in the roster", where=f"site {site}")
+        if found.cert in self.revoked:
+            raise PolicyViolation("signing certificate is revoked", where=f"site {site}")
+        return found
+
+    def lists(self, site: str) -> bool:
+        """Whether a site is on the roster and not revoked."""
+        found = self._by_site.get(site)
+        return found is not None and found.cert not in self.revoked
+
+    @cached_property
+    def least_cohort(self) -> int:
+        """The smallest cohort this policy allows."""
+        return thresholds.least_cohort(c=self.c, m=self.m, roster=len(self.roster) if self.single_history else None)
+
+    def thresholds(self, n: int) -> Thresholds:
+        """The thresholds of a cohort of `n`.
+
+        :raises PolicyViolation: if such a cohort is not allowed.
+        """
+        if n == 2:
+            return self._two_sites()
+        return thresholds.derive(n=n, c=self.c, m=self.m)
+
+    def _two_sites(self) -> Thresholds:
+        """Each of two sites learns the other's update; only noise that is already in it protects anybody."""
+        if not (self.allow_two_site and self.dp_active):
+            raise PolicyViolation(
+                "a cohort of two would show each site the other's update",
+                where="thresholds",
+                hint="the manifest must allow two sites and this site must train with differential privacy",
+            )
+        return thresholds.derive(n=2, c=self.c, m=2)
+
+    @property
+    def chunks(self) -> int:
+        """How many 256 KiB chunks a vector has."""
+        return -(-self.layout.byte_length // FRAME_BYTES)

@@ -1,0 +1,281 @@
+"""What a party writes down before it acts (docs/spec/secure-aggregation.md, section 9).
+
+A site's records are what it must never contradict after a restart. A coordinator's are what it has shown: a restart
+never shows a second version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Final
+
+from security import codec
+from security.codec import Reader
+from security.errors import CodecError
+from security.secagg import messages
+from security.secagg.certificates import AbortCode, Ack, Advert
+from security.secagg.context import RoundContext
+from security.secagg.wire import DIGEST, MAX_NAME, Bounded, Count, Digest, Many, Nested, Number, SiteId, SiteIds, Wire
+
+MAX_SEALED: Final = 16 * 1024
+Context = Annotated[RoundContext, Nested(RoundContext)]
+
+
+class Outcome(IntEnum):
+    """How an attempt ended for a site. It is set once."""
+
+    RELEASED = 1
+    ABORTED = 2
+
+
+# A site's records.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestSeen(Wire):
+    """The highest manifest version met; a lower one, or another of the same version, is refused from then on."""
+
+    version: Count
+    manifest_hash: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateBound(Wire):
+    """The one encoded update of a round."""
+
+    round: Count
+    state_hash: Digest
+    config_hash: Digest
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Joined(Wire):
+    """A plan was accepted; moves the high-water mark and the advert sequence. Written before S1."""
+
+    context: Context
+    advert: Annotated[Advert, Nested(Advert)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeysSeen(Wire):
+    """KX, and the adverts behind it: the newest of each peer is kept, to notice a peer that was set back."""
+
+    ctx: Digest
+    kx: Digest
+    adverts: Annotated[tuple[Advert, ...], Many(Nested(Advert))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadBound(Wire):
+    """The upload's root. Written before the first frame: from here on a byte of it may be out."""
+
+    ctx: Digest
+    deals: Digest
+    root: Digest
+    state_hash: Digest
+    update: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed(Wire):
+    """The one set agreed to in an attempt, and the sealed answer that its certificate will release."""
+
+    ctx: Digest
+    survivors: Digest
+    sealed: Annotated[bytes, Bounded(MAX_SEALED)]
+    expires_ms: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnded(Wire):
+    """RELEASED or ABORTED, before either is sent; `place` keeps the high-water mark for attempts never joined."""
+
+    ctx: Digest
+    round: Count
+    attempt: Count
+    outcome: Annotated[int, Number(least=1, limit=2)]
+    code: Annotated[int, Number(limit=max(AbortCode))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyErased(Wire):
+    """The sealed answer of a released attempt has outlived its time."""
+
+    ctx: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultAccepted(Wire):
+    """The next link of the chain."""
+
+    round: Count
+    result: Digest
+    prev_result: Digest
+    state_hash: Digest
+    quorum: Count
+    verdict: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultVouched(Wire):
+    """Enough acknowledgements were seen for this result."""
+
+    result: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultAcked(Wire):
+    """This site's acknowledgement of a round: one result for each round."""
+
+    round: Count
+    result: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped(Wire):
+    """The site has halted for its operator; nothing but a new enrolment starts it again."""
+
+    reason: Annotated[bytes, Bounded(256)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remembered(Wire):
+    """What compaction keeps: marks that must outlive the attempts they came from."""
+
+    sequence: Count
+    round: Count
+    attempt: Count
+    released: Annotated[tuple[bytes, ...], Many(Bounded(32), limit=codec.U32_MAX)]
+    peers: Annotated[tuple[Advert, ...], Many(Nested(Advert))]
+    state_hash: Digest
+    updates: Annotated[tuple[bytes, ...], Many(DIGEST, limit=4096)]
+    acked_round: Count
+
+
+# A coordinator's records.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned(Wire):
+    """C0 as it was sent."""
+
+    plan: Annotated[messages.Plan, Nested(messages.Plan)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvertsShown(Wire):
+    """C1 as it was sent."""
+
+    adverts: Annotated[messages.Adverts, Nested(messages.Adverts)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DealsShown(Wire):
+    """All of S2: C2 is made from it, and blame at S5 needs it."""
+
+    shares: Annotated[tuple[messages.Shares, ...], Many(Nested(messages.Shares))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UploadCounted(Wire):
+    """An upload that is complete in the spool and has the root its site signed."""
+
+    header: Annotated[messages.UploadHeader, Nested(messages.UploadHeader)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SurvivorsShown(Wire):
+    """C3 as it was sent."""
+
+    survivors: Annotated[messages.Survivors, Nested(messages.Survivors)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumShown(Wire):
+    """C4 as it was sent."""
+
+    quorum: Annotated[messages.Quorum, Nested(messages.Quorum)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultShown(Wire):
+    """C5 as it was sent; the sum itself is in the spool under its root."""
+
+    result: Annotated[messages.Result, Nested(messages.Result)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AbortSeen(Wire):
+    """One site's ABORT of the attempt."""
+
+    abort: Annotated[messages.Abort, Nested(messages.Abort)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AckSeen(Wire):
+    """One site's acknowledgement of the result."""
+
+    ack: Annotated[Ack, Nested(Ack)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptClosed(Wire):
+    """The coordinator has nothing more to do in this attempt: DEAD or LOST."""
+
+    ctx: Digest
+    state: SiteId
+    reason: Annotated[bytes, Bounded(MAX_NAME)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlameNoted(Wire):
+    """What the coordinator holds against a site, kept over rounds."""
+
+    site: SiteId
+    reason: SiteId
+    others: SiteIds
+
+
+KINDS: Final[dict[int, type[Wire]]] = {
+    1: ManifestSeen,
+    2: UpdateBound,
+    3: Joined,
+    4: KeysSeen,
+    5: UploadBound,
+    6: Agreed,
+    7: AttemptEnded,
+    8: ResultAccepted,
+    9: ResultVouched,
+    10: ResultAcked,
+    11: Stopped,
+    12: Remembered,
+    13: ReplyErased,
+    50: Planned,
+    51: AdvertsShown,
+    52: DealsShown,
+    53: UploadCounted,
+    54: SurvivorsShown,
+    55: QuorumShown,
+    56: ResultShown,
+    57: AbortSeen,
+    58: AckSeen,
+    59: AttemptClosed,
+    60: BlameNoted,
+}
+_NUMBERS: Final = {cls: number for number, cls in KINDS.items()}
+
+
+def encode(record: Wire) -> bytes:
+    return codec.u32(_NUMBERS[type(record)]) + record.to_bytes()
+
+
+def decode(data: bytes) -> Wire:
+    reader = Reader(data, "journal record")
+    cls = KINDS.get(number := reader.u32())
+    if cls is None:
+        raise CodecError(f"unknown record kind {number}", where="journal")
+    record = cls.read(reader)
+    reader.finish()
+    return record

@@ -1,0 +1,157 @@
+"""One round at the coordinator: the next cohort, and its certificates (docs/spec/secure-aggregation.md, section 8).
+
+Pure planning over attempts that `coordinator` runs. An attempt that died before C2 needs nothing; one that may hold
+uploads needs its abort certificate; one whose set was certified but not opened can only be repeated exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+
+from security.errors import PolicyViolation
+from security.secagg import messages, statements
+from security.secagg.blame import BlameBook
+from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
+from security.secagg.context import PROTOCOL_VERSION, Member, RepeatOf, RoundContext
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.effects import Blamed, Effects, Vector
+from security.secagg.transitions import CoordinatorState
+
+
+class RoundLost(PolicyViolation):
+    """No further attempt of this round is possible; the next round begins, with fresh updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStart:
+    """What all attempts of a round share."""
+
+    round: int
+    state_hash: bytes
+    config_hash: bytes
+    prev_result: bytes
+    check: CheckCertificate | None = None
+
+
+@dataclass
+class CoordinatorRound:
+    """The attempts of one round, one after the other."""
+
+    core: CoordinatorCore
+    book: BlameBook
+    start: RoundStart
+    model: Vector = field(repr=False)
+    attempts: list[CoordinatorAttempt] = field(default_factory=list)
+
+    @property
+    def current(self) -> CoordinatorAttempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def most_attempts(self) -> int:
+        """c stalling sites cost c + 1 attempts; two more are for accidents."""
+        return self.core.policy.c + 3
+
+    def next_attempt(self, ready: Collection[str]) -> CoordinatorAttempt:
+        """Plan the next attempt with the sites that are ready now.
+
+        :raises RoundLost: if there can be none.
+        """
+        if len(self.attempts) >= self.most_attempts:
+            raise RoundLost(f"{len(self.attempts)} attempts failed", where=f"round {self.start.round}")
+        aborts, repeats = self._certificates()
+        cohort = self._repeated_set(repeats, ready) if repeats else self._cohort(ready)
+        plan = self._plan(cohort, aborts, repeats)
+        self.book.cohort_formed()
+        attempt = CoordinatorAttempt(self.core, plan, self.model)
+        self.attempts.append(attempt)
+        return attempt
+
+    def _certificates(self) -> tuple[list[AbortCertificate], list[RepeatCertificate]]:
+        aborts, repeats = [], []
+        for attempt in self.attempts:
+            if not attempt.holds_uploads:
+                continue
+            dead, certified = attempt.abort_certificate(), attempt.repeat_certificate()
+            if dead is not None:
+                aborts.append(dead)
+            elif certified is not None:
+                repeats.append(certified)
+            else:
+                raise RoundLost("an attempt ended with neither certificate", where=f"round {self.start.round}")
+        return aborts, repeats
+
+    def _repeated_set(self, repeats: list[RepeatCertificate], ready: Collection[str]) -> list[str]:
+        cheats = {fraud.advert.site for repeat in repeats for fraud in repeat.frauds}
+        sets = [{line.site for line in repeat.roots} - cheats for repeat in repeats]
+        if any(found != sets[0] for found in sets) or not sets[0] <= set(ready):
+            raise RoundLost("the certified set cannot be repeated", where=f"round {self.start.round}")
+        return sorted(sets[0])
+
+    def _cohort(self, ready: Collection[str]) -> list[str]:
+        """Everyone in good standing; those who only missed a step are taken back before a round is lost."""
+        policy = self.core.policy
+        listed = [site for site in ready if policy.lists(site)]
+        chosen = self.book.eligible(listed)
+        if not self._legal(len(chosen)):
+            chosen = sorted(site for site in listed if site not in self.book.excluded)
+        if not self._legal(len(chosen)):
+            raise RoundLost(
+                f"{len(chosen)} sites are too few for a cohort",
+                where=f"round {self.start.round}",
+                hint=f"the manifest asks for at least {policy.least_cohort}",
+            )
+        return chosen
+
+    def _legal(self, n: int) -> bool:
+        policy = self.core.policy
+        return n >= policy.least_cohort or (n == 2 and policy.allow_two_site)
+
+    def _plan(
+        self, cohort: list[str], aborts: list[AbortCertificate], repeats: list[RepeatCertificate]
+    ) -> messages.Plan:
+        policy, start = self.core.policy, self.start
+        sizes = policy.thresholds(len(cohort))
+        survivors = {attempt.ctx: attempt.survivors_hash() for attempt in self.attempts}
+        context = RoundContext(
+            version=PROTOCOL_VERSION,
+            federation=policy.federation,
+            manifest_hash=policy.manifest_hash,
+            run=policy.run,
+            round=start.round,
+            attempt=len(self.attempts) + 1,
+            n=sizes.n,
+            t=sizes.t,
+            a=sizes.a,
+            c=sizes.c,
+            m=sizes.m,
+            members=tuple(Member(site=site, cert=policy.entry(site).cert) for site in cohort),
+            coordinator_cert=policy.coordinator.cert,
+            repeats=tuple(RepeatOf(ctx=repeat.ctx, survivors=survivors[repeat.ctx]) for repeat in repeats),
+            state_hash=start.state_hash,
+            config_hash=start.config_hash,
+            layout_hash=policy.layout.layout_hash,
+            prev_result=start.prev_result,
+        )
+        unsigned = messages.Plan(
+            context=context, check=start.check, aborts=tuple(aborts), repeats=tuple(repeats), signature=bytes(64)
+        )
+        return replace(unsigned, signature=self.core.signer.sign(statements.plan(context)))
+
+    def note(self, effects: Effects) -> None:
+        """Enter what an attempt found out about sites; the shell passes every attempt's effects through here."""
+        attempt = self.current
+        for effect in effects:
+            if isinstance(effect, Blamed) and effect.reason == "missing":
+                self.book.missed(effect.site)
+            elif isinstance(effect, Blamed):
+                self.book.exclude(effect.site, effect.reason)
+        if attempt is None:
+            return
+        for accuser, dealer in attempt.accusations:
+            self.book.accuse(accuser, dealer, c=self.core.policy.c)
+        if attempt.state is CoordinatorState.PUBLISHED and attempt.opening is not None:
+            for site in attempt.opening.replies:
+                self.book.took_part(site)

@@ -1,0 +1,84 @@
+"""Everything that is ever signed, each with its own tag (docs/spec/secure-aggregation.md, section 5).
+
+Signer and verifier build the statement with the same function, so that they cannot disagree about its bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from security import codec, labels
+from security.secagg.certificates import Advert
+from security.secagg.context import RoundContext
+from security.secagg.policy import RosterEntry
+from security.signing import SigningKey
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """A tag and the fields under it."""
+
+    label: bytes
+    fields: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """A party's name with its key."""
+
+    site: str
+    key: SigningKey
+
+    def sign(self, statement: Statement) -> bytes:
+        return self.key.sign(statement.label, self.site, *statement.fields)
+
+
+def verify(entry: RosterEntry, statement: Statement, signature: bytes) -> None:
+    """Raise unless `signature` is this party's over the statement."""
+    entry.key.verify(signature, statement.label, entry.site, *statement.fields)
+
+
+def plan(context: RoundContext) -> Statement:
+    return Statement(labels.SIGN_PLAN, (context.to_bytes(),))
+
+
+def advert(signed: Advert) -> Statement:
+    return Statement(labels.SIGN_ADVERT, (signed.body(),))
+
+
+def deal(kx: bytes, root: bytes) -> Statement:
+    return Statement(labels.SIGN_DEAL, (kx, root))
+
+
+def accuse(kx: bytes, dealer: str) -> Statement:
+    return Statement(labels.SIGN_ACCUSE, (kx, dealer.encode()))
+
+
+def upload(kx: bytes, deals: bytes, length: int, root: bytes) -> Statement:
+    return Statement(labels.SIGN_UPLOAD, (kx, deals, codec.u64(length), root))
+
+
+def agree(kx: bytes, survivors: bytes) -> Statement:
+    return Statement(labels.SIGN_AGREE, (kx, survivors))
+
+
+def unmask(kx: bytes, survivors: bytes, shares: Sequence[bytes]) -> Statement:
+    return Statement(labels.SIGN_UNMASK, (kx, survivors, codec.array(codec.tlv(share) for share in shares)))
+
+
+def abort(ctx: bytes, code: int) -> Statement:
+    """Binds CTX, not KX: it may come before KX is known and must end every KX that two adverts of one site can make."""
+    return Statement(labels.SIGN_ABORT, (ctx, codec.u64(code)))
+
+
+def abort_request(ctx: bytes) -> Statement:
+    return Statement(labels.SIGN_ABORT_REQUEST, (ctx,))
+
+
+def result(result_hash: bytes) -> Statement:
+    return Statement(labels.SIGN_RESULT, (result_hash,))
+
+
+def ack(result_hash: bytes, state_hash: bytes, bitmap: bytes) -> Statement:
+    return Statement(labels.SIGN_ACK, (result_hash, state_hash, bitmap))

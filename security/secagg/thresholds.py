@@ -1,0 +1,70 @@
+"""How many sites must agree, and how many must abort (docs/spec/secure-aggregation.md, section 2).
+
+`c` is an absolute number of colluders over the whole roster. It does not shrink with the cohort: else a coordinator
+would plan a cohort of its colluders and one victim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from security.errors import PolicyViolation
+
+LEAST_SURVIVORS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thresholds:
+    """The sizes of one attempt: cohort `n`, quorum `t`, abort quorum `a`, colluders `c`, least survivors `m`."""
+
+    n: int
+    t: int
+    a: int
+    c: int
+    m: int
+
+
+def default_colluders(roster: int) -> int:
+    """Fewer than a third of the roster."""
+    return max(0, -(-roster // 3) - 1)
+
+
+def quorum(*, n: int, c: int, m: int) -> int:
+    """The least t with 2t > n + c: two quorums then share an honest site, which signs once.
+
+    c + 2 leaves two honest terms in every sum.
+    """
+    return max((n + c) // 2 + 1, c + 2, m)
+
+
+def abort_quorum(*, n: int, t: int, c: int) -> int:
+    """After this many ABORTs, colluders' lies included, fewer than t RELEASEs can ever exist."""
+    return n + c - t + 1
+
+
+def derive(*, n: int, c: int, m: int) -> Thresholds:
+    """The one legal set of thresholds of a cohort.
+
+    :raises PolicyViolation: if the cohort is too small for `c` and `m`.
+    """
+    t = quorum(n=n, c=c, m=m)
+    if t > n:
+        raise PolicyViolation(
+            f"a cohort of {n} cannot hold a quorum of {t}",
+            where="thresholds",
+            hint=f"with c = {c} and m = {m} a cohort needs at least {least_cohort(c=c, m=m)} sites",
+        )
+    return Thresholds(n=n, t=t, a=abort_quorum(n=n, t=t, c=c), c=c, m=m)
+
+
+def least_cohort(*, c: int, m: int, roster: int | None = None) -> int:
+    """The smallest legal cohort; with `roster`, the smallest that also excludes two histories."""
+    least = max(c + 2, m)
+    while quorum(n=least, c=c, m=m) > least:
+        least += 1
+    return least if roster is None else max(least, single_history_cohort(roster=roster, c=c))
+
+
+def single_history_cohort(*, roster: int, c: int) -> int:
+    """Two cohorts of this size share an honest site, so that two histories cannot live side by side."""
+    return (roster + c) // 2 + 1
