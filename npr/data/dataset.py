@@ -48,7 +48,8 @@ class ImageRows:
         return self._pool.dtype
 
     def __getitem__(self, index: Any) -> NDArray[np.uint8]:
-        return np.asarray(self._pool[self._rows[index]])
+        first, *rest = index if isinstance(index, tuple) else (index,)
+        return np.asarray(self._pool[(self._rows[first], *rest)])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:

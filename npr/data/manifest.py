@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def _row(entry: dict[str, str | None], where: str, root: Path, unit: str | None)
         if not fields[needed]:
             raise DataError(f"{needed} is empty", where=where)
     return Row(
-        id=Path(fields["image"]).as_posix(),
+        id=Path(os.path.normpath(fields["image"])).as_posix(),
         path=root / fields["image"],
         label=fields["label"],
         where=where,

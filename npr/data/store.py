@@ -67,7 +67,12 @@ def pool(decode: Decode, count: int, shape: tuple[int, int, int], *, key: str, s
     path = directory / f"images-{key}.npy"
     if not path.exists():
         _write(path, full, decode)
-    cached: NDArray[np.uint8] = np.load(path, mmap_mode=None if fits else "r", allow_pickle=False)
+    try:
+        cached: NDArray[np.uint8] = np.load(path, mmap_mode=None if fits else "r", allow_pickle=False)
+    except (ValueError, EOFError, OSError) as error:
+        raise DataError(
+            f"cached images cannot be read ({type(error).__name__})", where=str(path), hint="delete this file"
+        ) from None
     if cached.shape != full or cached.dtype != np.uint8:
         raise DataError(
             f"cached images have shape {cached.shape}, not {full}", where=str(path), hint="delete this file"
