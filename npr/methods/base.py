@@ -112,7 +112,10 @@ class Method:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(site.seed, site.name, round_number, "steps"))
             self.begin_round(site, round_number)
-            return self.work(site, round_number)
+            try:
+                return self.work(site, round_number)
+            finally:
+                site.within_round.clear()
 
     def work(self, site: Site, round_number: int) -> LocalReport:
         return self.epochs(site, round_number, site.optimizer(round_number))
@@ -143,7 +146,7 @@ class Method:
         """Loss of one batch, with a single pass through the extractor for every term."""
         features = site.model.features(batch.images)
         logits = site.model.logits(features)
-        loss = self.supervised(site, features, logits, batch.labels) + self.penalty(site, batch, features)
+        loss = self.supervised(site, features, logits, batch.labels) + self.penalty(site, batch, features, logits)
         if self.regulariser is not None:
             loss = self.regulariser.add(site, loss, features, batch.labels)
         return Step(loss, logits, features)
@@ -157,9 +160,9 @@ class Method:
             return functional.cross_entropy(logits, labels)
         return torch.zeros(())
 
-    def penalty(self, site: Site, batch: Batch, features: Tensor) -> Tensor | float:
+    def penalty(self, site: Site, batch: Batch, features: Tensor, logits: Tensor) -> Tensor | float:
         """What the method adds to the supervised loss."""
-        del site, batch, features
+        del site, batch, features, logits
         return 0.0
 
     def finish(self, site: Site, round_number: int) -> None:

@@ -13,7 +13,7 @@ from npr.methods.site import Site
 from npr.training import extract
 
 
-@register("fednpr-per", "FedNPR with the head kept at the site", npr=True, aliases=("fedper+npr",))
+@register("fednpr-per", "FedNPR with the head kept at the site", npr=True)
 @register("fedper", "shared extractor, personal head, no regularisation")
 class FedPer(Method):
     """With the regulariser it is FedNPR-Per.

@@ -12,7 +12,21 @@ from npr.config import TrainConfig
 from npr.methods.base import Method
 from security.errors import ConfigError, LocalProtocolError
 
-_MODULES = ("local", "fedavg", "fedper")
+# In the order in which they are listed.
+_MODULES = (
+    "local",
+    "fedavg",
+    "fedprox",
+    "moon",
+    "creff",
+    "fedrs",
+    "fedlc",
+    "balancefl",
+    "fedrep",
+    "fedrod",
+    "fedbabu",
+    "fedper",
+)
 _entries: dict[str, Entry] = {}
 M = TypeVar("M", bound=type[Method])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ class Site:
     A local round is a function of the received vector, this memory, the data, the configuration, the seed and the
     round's number, so that the lab and a real federation compute the same numbers.
 
-    :param kept: tensors a method keeps over rounds (a previous model, for instance), by name.
+    :ivar kept: tensors a method keeps over rounds (a previous model, for instance), by name.
+    :ivar within_round: what a method needs until the round's end and no longer (a frozen copy, for instance).
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Site:
         self.log_prior = self.prior.log(config.prior_floor)
         self.prototypes: Prototypes | None = None
         self.kept: dict[str, Tensor] = {}
+        self.within_round: dict[str, Any] = {}
         self._optimizers: dict[str, Optimizer] = {}
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._mean, self._std = mean, std
@@ -81,10 +84,17 @@ class Site:
     ) -> Optimizer:
         """The optimiser of this round over `named` (default: the whole model), with its memory if that persists."""
         if key not in self._optimizers or self.config.optimizer_state == "reset":
-            self._optimizers[key] = make_optimizer(self.config, named or self.model.named_parameters())
+            everything = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+            self._optimizers[key] = make_optimizer(self.config, named or everything)
             if key in self._saved:
                 load_optimizer_tensors(self._optimizers[key], self._saved.pop(key))
         optimizer = self._optimizers[key]
+        set_rate(optimizer, self.config.rate(round_number))
+        return optimizer
+
+    def fresh_optimizer(self, round_number: int, named: Iterable[tuple[str, nn.Parameter]]) -> Optimizer:
+        """An optimiser without memory, for work outside the rounds."""
+        optimizer = make_optimizer(self.config, named)
         set_rate(optimizer, self.config.rate(round_number))
         return optimizer
 

@@ -1,0 +1,39 @@
+"""FedProx (Li et al. 2020): FedAvg with a leash to the round's starting point."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from npr.data.loader import Batch
+from npr.methods.base import Method
+from npr.methods.registry import register
+from npr.methods.site import Site
+
+
+class ProxOptions(BaseModel):
+    """`mu` is the strength of the leash; the authors name no universal value."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    mu: float = Field(default=0.01, ge=0.0)
+
+
+@register("fedprox+npr", "FedProx with non-parametric regularisation", npr=True)
+@register("fedprox", "FedAvg and a quadratic leash to the received model")
+class FedProx(Method):
+    Options: ClassVar[type[BaseModel]] = ProxOptions
+    options: ProxOptions
+
+    def begin_round(self, site: Site, round_number: int) -> None:
+        super().begin_round(site, round_number)
+        site.within_round["start"] = [parameter.detach().clone() for parameter in site.model.parameters()]
+
+    def penalty(self, site: Site, batch: Batch, features: Tensor, logits: Tensor) -> Tensor | float:
+        """(mu / 2) ||w - w0||^2 over every trainable parameter; running statistics are no parameters."""
+        del batch, features, logits
+        pairs = zip(site.model.parameters(), site.within_round["start"], strict=True)
+        squares = [torch.sum((parameter - start) ** 2) for parameter, start in pairs]
+        return 0.5 * self.options.mu * torch.stack(squares).sum()
