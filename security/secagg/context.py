@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Annotated
 
 from security import codec, labels
@@ -46,7 +47,7 @@ class RepeatOf(Wire):
     survivors: Digest
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RoundContext(Wire):
     """Everything that an attempt's keys are bound to before the first key is made; its hash is CTX.
 
@@ -80,7 +81,7 @@ class RoundContext(Wire):
         if len({member.cert for member in self.members}) != len(ids) or len(ids) != self.n:
             raise CodecError("members must be n in number, each with its own certificate", where="RoundContext.members")
 
-    @property
+    @cached_property
     def sites(self) -> tuple[str, ...]:
         return tuple(member.site for member in self.members)
 
@@ -95,10 +96,19 @@ class RoundContext(Wire):
 
     def position(self, site: str) -> int:
         """The Shamir x-coordinate of a site, 1..n."""
-        return self.sites.index(site) + 1
+        return self._positions[site]
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {site: index for index, site in enumerate(self.sites, start=1)}
+
+    @cached_property
+    def _ctx(self) -> bytes:
+        return digest(labels.CONTEXT, self.to_bytes())
 
     def ctx(self) -> bytes:
-        return digest(labels.CONTEXT, self.to_bytes())
+        """CTX, the hash of everything above."""
+        return self._ctx
 
 
 def key_transcript(ctx: bytes, advert_bodies: Iterable[bytes]) -> bytes:

@@ -284,11 +284,11 @@ class CoordinatorAttempt:
             return ()
         signed = [Signed(site=s, signature=self.agreements[s]) for s in self.context.sites if s in self.agreements]
         quorum = messages.Quorum(kx=self.dealing.kx, survivors=message.survivors, agreements=tuple(signed))
-        self._certify(quorum)
+        self.certify(quorum)
         self._go(_E.ENOUGH_AGREE)
         return Persist(records.QuorumShown(quorum=quorum)), *self._to_all(quorum, list(self.agreements))
 
-    def _certify(self, quorum: messages.Quorum) -> None:
+    def certify(self, quorum: messages.Quorum) -> None:
         self.quorum = quorum
         alive = tuple(up.site for up in self.survivors.uploads) if self.survivors else ()
         self.opening = Opening(self.core.policy, self.dealing, alive, quorum.survivors)
@@ -417,6 +417,17 @@ class CoordinatorAttempt:
         return Persist(closed), *strikes, Ended(self.ctx, reason)
 
     # A site (re)connects.
+
+    def ask_again(self) -> Effects:
+        """Ask every member for what it still owes, as if all had just connected."""
+        self._wait()
+        if self.state is _S.UPLOADING and (done := self._uploads_done()):
+            return done
+        hellos = (
+            messages.Hello(site=site, open_ctx=self.ctx, round=0, result=hashes.ZERO_DIGEST)
+            for site in self.context.sites
+        )
+        return tuple(effect for hello in hellos for effect in self._hello(hello))
 
     def _hello(self, hello: messages.Hello) -> Effects:
         """Ask again for what this site still owes; it answers word for word as before."""

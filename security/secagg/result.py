@@ -50,7 +50,8 @@ def check_header(
     result_checks.check_result_context(policy, context)
     result_checks.check_result_extends(head, context)
     burst_checks.check_adverts_cohort(context, result.adverts)
-    burst_checks.check_advert_signatures(policy, result.adverts)
+    if memory is None or memory.kx != kx:  # a member has checked them at C1, and KX binds their bodies
+        burst_checks.check_advert_signatures(policy, result.adverts)
     result_checks.check_result_memory(memory, kx, result.deals, site, result)
     checked = CheckedHeader(result, kx, result_hash)
     result_checks.check_result_survivors(context, checked.survivors)

@@ -93,16 +93,19 @@ class Uploads:
             self.sum.take_out(index * FRAME_BYTES, self._spool.read(key, index))
         self._spool.remove(key)
 
-    def restore(self, header: UploadHeader) -> None:
-        """After a restart: count a complete upload from the spool."""
-        upload = Arriving(header)
+    def restore(self, header: UploadHeader, *, count: bool = True) -> None:
+        """After a restart: take up a complete upload from the spool, and into the sum if that is still to be opened."""
         key = spool_key(header)
+        leaves = []
         for index in range(self._frames):
-            self._count(upload, self._spool.read(key, index))
-        if merkle.root(upload.leaves) != header.root:
+            data = self._spool.read(key, index)
+            leaves.append(merkle.leaf_hash(data))
+            if count:
+                self.sum.add(index * FRAME_BYTES, data)
+        if merkle.root(leaves) != header.root:
             raise VerificationFailed("spooled upload is not what its site signed", where=f"site {header.site}")
         self.complete[header.site] = header
-        self._leaves[header.site] = upload.leaves
+        self._leaves[header.site] = leaves
 
     def header(self, site: str) -> UploadHeader | None:
         """What a site has announced, arriving or complete."""

@@ -1,0 +1,133 @@
+"""The write-ahead log on disk: append, wait until it is there, read it back after a crash.
+
+A record is ``u32 length || first 8 bytes of SHA-256 || bytes``. What a crash tore off at the very end was never
+followed by a message, so that it is cut away; damage anywhere else is refused, because a site that forgets may answer
+twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from security import codec
+from security.errors import ConfigError, DataError
+from security.secagg import records
+from security.secagg.wire import Wire
+
+MAGIC: Final = b"lazaret write-ahead log 1\n"
+_CHECK = 8
+
+
+def _framed(record: Wire) -> bytes:
+    data = records.encode(record)
+    return codec.u32(len(data)) + hashlib.sha256(data).digest()[:_CHECK] + data
+
+
+def _whole(data: bytes, at: int) -> int | None:
+    """Where a record that starts at `at` ends, if a whole and undamaged one does."""
+    start = at + 4 + _CHECK
+    end = start + int.from_bytes(data[at : at + 4], "big")
+    if end > len(data) or hashlib.sha256(data[start:end]).digest()[:_CHECK] != data[at + 4 : start]:
+        return None
+    return end
+
+
+class WriteAheadLog:
+    """One file, one writer. `records` are those that were there when it was opened."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = self._open()
+        self.records = self._read()
+
+    def _open(self) -> BinaryIO:
+        file = open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - closed in `close`
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise ConfigError(
+                "another process has this state directory open", where=str(self._path), hint="stop it first"
+            ) from error
+        return file
+
+    def _read(self) -> tuple[Wire, ...]:
+        data = self._file.read()
+        if not data.startswith(MAGIC):
+            if not MAGIC.startswith(data):
+                raise DataError("not a write-ahead log of this project", where=str(self._path))
+            self._reset(MAGIC)
+            return ()
+        found, at = [], len(MAGIC)
+        while at < len(data):
+            end = self._end(data, at)
+            if end is None:
+                self._cut(at)
+                break
+            found.append(records.decode(data[at + 4 + _CHECK : end]))
+            at = end
+        return tuple(found)
+
+    def _end(self, data: bytes, at: int) -> int | None:
+        """Where the record at `at` ends; None if it is the torn tail."""
+        end = _whole(data, at)
+        if end is not None:
+            return end
+        # A whole record further on means that this one was not the last to be written: it was damaged later.
+        if any(_whole(data, later) is not None for later in range(at + 1, len(data))):
+            raise DataError(
+                f"write-ahead log is damaged at byte {at}",
+                where=str(self._path),
+                hint="restoring an older copy is not safe: the site must be enrolled anew",
+            )
+        return None
+
+    def _cut(self, at: int) -> None:
+        self._file.seek(at)
+        self._file.truncate()
+        self._sync()
+
+    def _reset(self, content: bytes) -> None:
+        self._file.seek(0)
+        self._file.write(content)
+        self._file.truncate()
+        self._sync()
+
+    def _sync(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def append(self, record: Wire) -> None:
+        """Return when the record is on disk; after a failure (a full disk) the log is as it was before."""
+        start = self._file.seek(0, os.SEEK_END)
+        try:
+            self._file.write(_framed(record))
+            self._sync()
+        except OSError:
+            self._file.seek(start)
+            self._file.truncate()
+            raise
+
+    def compact(self, kept: Iterable[Wire]) -> None:
+        """Replace the whole log at once; a crash leaves either the old one or the new one."""
+        fresh = self._path.with_suffix(".new")
+        with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(MAGIC + b"".join(_framed(record) for record in kept))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(fresh, self._path)
+        folder = os.open(self._path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+        self._file.close()
+        self._file = self._open()
+
+    def close(self) -> None:
+        self._file.close()
