@@ -76,7 +76,7 @@ def _pieces(layout: Layout, top: float) -> Iterator[tuple[slice, Any]]:
     A clip is a power of two, so that this division is exact and |x| <= clip gives exactly |product| <= top.
     """
     for run in layout.runs:
-        factors = np.ldexp(top, np.negative(run.exponents))
+        factors = np.divide(top, run.clips)
         for start in range(run.place.start, run.place.stop, CHUNK_WORDS):
             part = slice(start, min(start + CHUNK_WORDS, run.place.stop))
             yield part, factors if factors.ndim == 0 else factors[start - run.place.start :][: part.stop - start]
@@ -161,4 +161,4 @@ def decode(layout: Layout, total: Words) -> Decoded:
 def step_size(layout: Layout, run: Run, weight: int) -> Any:
     """g = C * W / (Q * sum of weights), correctly rounded; a number, or one for each value of the run."""
     base = float(Fraction(layout.weight_cap, layout.quantum * weight))
-    return np.ldexp(base, run.exponents)
+    return np.multiply(base, run.clips)

@@ -124,11 +124,11 @@ class Block:
 class Run:
     """Neighbouring tensors that are scaled in one go: real models have hundreds of tiny ones.
 
-    :param exponents: of the clips: one for the whole run, or one for each value.
+    :param clips: one for the whole run, or one for each value; powers of two, so that scaling by them is exact.
     """
 
     place: slice
-    exponents: int | npt.NDArray[np.int32]
+    clips: npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,11 +265,12 @@ class Layout:
         for (_, exponent), members in groupby(self.placed(), key=lambda placed: _scaling(placed[0])):
             blocks, places = zip(*members, strict=True)
             place = slice(places[0].start, places[-1].stop)
-            if exponent is None:
-                channels = [unit + block.clip_exponent for block in blocks for unit in block.units]
-                runs.append(Run(place, np.array(channels, dtype=np.int32)))
-            else:
-                runs.append(Run(place, exponent))
+            exponents: list[int] | int = (
+                exponent
+                if exponent is not None
+                else [unit + block.clip_exponent for block in blocks for unit in block.units]
+            )
+            runs.append(Run(place, np.ldexp(1.0, np.array(exponents, dtype=np.int32))))
         return tuple(runs)
 
     def block_at(self, word: int) -> Block:

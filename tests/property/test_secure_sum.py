@@ -21,7 +21,7 @@ from security.secagg.layout import Block, Layout
 from security.secagg.state import canonical, judge, next_state
 from security.secrets import Secret
 
-SETTINGS = settings(max_examples=100, deadline=None, derandomize=True)
+SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
 NAMES = st.text(alphabet="abAB019-", min_size=1, max_size=4)
 
 

@@ -59,8 +59,8 @@ def test_the_quantum_leaves_room_for_the_whole_roster(roster: int) -> None:
 def test_neighbours_with_one_clip_are_scaled_together() -> None:
     runs = make().runs
     assert [run.place for run in runs] == [slice(0, 16), slice(16, 22)]
-    assert runs[0].exponents == 0
-    assert list(runs[1].exponents) == [6 + unit for block in tensors()[2:] for unit in block.units]
+    assert runs[0].clips.tolist() == 1.0
+    assert runs[1].clips.tolist() == [2.0 ** (6 + unit) for block in tensors()[2:] for unit in block.units]
 
 
 def test_json_carries_a_layout() -> None:
