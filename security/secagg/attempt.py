@@ -171,8 +171,8 @@ class OpenAttempt:
             if advert.site != self.site
         }
         self_key = key_agreement.self_mask_key(self.seed, kx=self.kx, site=self.site)
-        self.vector = update.copy()
-        masking.mask(self.vector, masking.SiteMasks.of(self.site, self_key, pairs), workers=workers)
+        masks = masking.SiteMasks.of(self.site, self_key, pairs)
+        self.vector = masking.masked(update, masks, workers=workers)
         root = masking.vector_root(self.vector)
         length = self.vector.nbytes
         signature = self.signer.sign(statements.upload(self.kx, self.deals, length, root))

@@ -206,21 +206,23 @@ class LoopbackFederation:
 
     def run_attempt(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
         """Carry messages until the attempt has ended; a step that waits for nobody is closed."""
-        self._do_coordinator(planned, attempt.start())
+        self._do_coordinator(attempt.start())
         while True:
-            self.pump(planned, attempt)
+            self.pump(planned)
             if attempt.state not in _OPEN:
                 return
-            self._do_coordinator(planned, attempt.close_step())
+            effects = attempt.close_step()
+            planned.note(effects)
+            self._do_coordinator(effects)
 
-    def pump(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
+    def pump(self, planned: CoordinatorRound) -> None:
         """Deliver everything that is under way."""
         while self._queue:
             sender, receiver, data = self._queue.popleft()
             message, _ = messages.decode(data)
             try:
                 if receiver == COORDINATOR:
-                    self._do_coordinator(planned, attempt.receive(sender, message))
+                    self._do_coordinator(planned.receive(sender, message))
                 elif self.sites[receiver].online:
                     self._do_site(receiver, self.sites[receiver].machine.receive(message))
             except ToolkitError as error:
@@ -255,7 +257,7 @@ class LoopbackFederation:
         for name in attempt.context.sites:
             if name not in absent:
                 self._send(COORDINATOR, name, order)
-        self.pump(planned, attempt)
+        self.pump(planned)
 
     def _bring_back(self, attempt: CoordinatorAttempt) -> None:
         """Sites that missed the result get it now, as they would on reconnecting."""
@@ -293,8 +295,7 @@ class LoopbackFederation:
             self.transcript.append((sender, receiver, data))
         self._queue.append((sender, receiver, data))
 
-    def _do_coordinator(self, planned: CoordinatorRound, effects: Effects) -> None:
-        planned.note(effects)
+    def _do_coordinator(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
                 case Persist(record):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
-from security.errors import PolicyViolation
+from security.errors import PolicyViolation, RemoteProtocolError
 from security.secagg import messages, statements
 from security.secagg.blame import BlameBook
 from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
@@ -18,6 +18,7 @@ from security.secagg.coordinator import CoordinatorAttempt
 from security.secagg.coordinator_core import CoordinatorCore
 from security.secagg.effects import Blamed, Effects, Vector
 from security.secagg.transitions import CoordinatorState
+from security.secagg.wire import Wire
 
 
 class RoundLost(PolicyViolation):
@@ -140,18 +141,33 @@ class CoordinatorRound:
         )
         return replace(unsigned, signature=self.core.signer.sign(statements.plan(context)))
 
+    def receive(self, site: str, message: Wire) -> Effects:
+        """Take a message from a site, for whichever attempt of this round it belongs to."""
+        effects = self.attempt_of(message).receive(site, message)
+        self.note(effects)
+        return effects
+
+    def attempt_of(self, message: Wire) -> CoordinatorAttempt:
+        """The attempt that a message names by its context or keys; the newest if it names none."""
+        ctx = getattr(message, "ctx", getattr(message, "open_ctx", b""))
+        kx = getattr(message, "kx", b"")
+        for attempt in self.attempts:
+            if ctx == attempt.ctx or (kx and kx == attempt.dealing.kx):
+                return attempt
+        if self.current is None:
+            raise RemoteProtocolError("no attempt is open", where=f"round {self.start.round}")
+        return self.current
+
     def note(self, effects: Effects) -> None:
-        """Enter what an attempt found out about sites; the shell passes every attempt's effects through here."""
-        attempt = self.current
+        """Enter what an attempt found out about sites."""
         for effect in effects:
             if isinstance(effect, Blamed) and effect.reason == "missing":
                 self.book.missed(effect.site)
             elif isinstance(effect, Blamed):
                 self.book.exclude(effect.site, effect.reason)
-        if attempt is None:
-            return
-        for accuser, dealer in attempt.accusations:
-            self.book.accuse(accuser, dealer, c=self.core.policy.c)
-        if attempt.state is CoordinatorState.PUBLISHED and attempt.opening is not None:
-            for site in attempt.opening.replies:
-                self.book.took_part(site)
+        for attempt in self.attempts:
+            for accuser, dealer in attempt.accusations:
+                self.book.accuse(accuser, dealer, c=self.core.policy.c)
+            if attempt.state is CoordinatorState.PUBLISHED and attempt.opening is not None:
+                for site in attempt.opening.replies:
+                    self.book.took_part(site)
