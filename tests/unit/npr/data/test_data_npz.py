@@ -1,0 +1,110 @@
+"""The one-file form: JPEG bytes with offsets and a row of columns."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from npr.data.npz import load_npz
+from npr.data.sources import open_catalogue, open_dataset
+from npr.data.store import Storage
+from security.errors import DataError
+
+
+def jpeg(colour) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 30), colour).save(buffer, "JPEG", quality=95)
+    return buffer.getvalue()
+
+
+def columns(rows=12):
+    files = [jpeg((20 * row, 100, 60)) for row in range(rows)]
+    return {
+        "jpeg": np.frombuffer(b"".join(files), dtype=np.uint8),
+        "offsets": np.cumsum([0, *map(len, files)]),
+        "image_id": np.array([f"I{row}" for row in range(rows)], dtype="S4"),
+        "lesion_id": np.array([f"L{row // 2}" for row in range(rows)], dtype="S4"),
+        "label": (np.arange(rows) // 2 % 3).astype(np.int8),
+        "class_names": np.array(["A", "B", "C"], dtype="S1"),
+        "site": np.array(["north", "south"] * (rows // 2), dtype="S5"),
+        "fold": np.array(["train"] * (rows - 3) + ["test"] * 3, dtype="S5"),
+        "fold_lesion": np.array(["train"] * (rows - 4) + ["test"] * 4, dtype="S5"),
+    }
+
+
+@pytest.fixture
+def write(tmp_path):
+    def save(**changes):
+        arrays = {name: value for name, value in {**columns(), **changes}.items() if value is not None}
+        np.savez(tmp_path / "set.npz", **arrays)
+        return tmp_path / "set.npz"
+
+    return save
+
+
+def test_images_columns_and_both_folds(write):
+    path = write()
+    catalogue = open_catalogue(f"npz:{path}", image_size=16)
+    assert catalogue.images.shape == (12, 16, 16, 3) and catalogue.unit_kind == "lesion"
+    assert np.abs(catalogue.images[:, 8, 8, 0].astype(int) - 20 * np.arange(12)).max() <= 4
+    leaky = open_dataset(f"npz:{path}", fold="fold", image_size=16)
+    assert leaky.counts("test").sum() == 3 and leaky.fold == "fold"
+    honest = open_dataset(f"npz:{path}", fold="fold_lesion", image_size=16)
+    assert honest.counts("test").sum() == 4 and [s.name for s in honest.sites] == ["north", "south"]
+
+
+def test_decoded_once_per_process_until_the_file_changes(write):
+    path = write()
+    first = load_npz(path, image_size=16, storage=Storage())
+    assert load_npz(path.parent, image_size=16, storage=Storage()) is first
+    write(label=np.zeros(12, np.int8), site=np.array(["elsewhere"] * 12, dtype="S9"))
+    assert load_npz(path, image_size=16, storage=Storage()) is not first
+
+
+def test_the_cache_is_keyed_by_content_and_size(write, tmp_path):
+    storage = Storage(cache_dir=tmp_path / "cache")
+    for size in (16, 24, 16):
+        load_npz(write(), image_size=size, storage=storage)
+    assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "where"),
+    [
+        ({"label": np.array([0, 1, 2, 3] * 3, np.int8)}, "label 3 is not one of 3", "set.npz row 3"),
+        ({"image_id": np.array(["I0"] * 12, dtype="S4")}, "image id of row 0 occurs again", "set.npz row 1"),
+        ({"class_names": np.array([], dtype="S1")}, "class list is empty", "set.npz"),
+        ({"fold": np.array(["train"] * 11 + ["exam"], dtype="S5")}, "split is 'exam'", "set.npz row 11"),
+        ({"fold_lesion": np.array(["train", "test"] * 6, dtype="S5")}, "one lesion is in", "set.npz row 1"),
+        ({"jpeg": np.zeros(100_000, np.uint8)}, "cannot be read", "set.npz row 0"),
+    ],
+)
+def test_mistakes_name_the_row(write, changes, message, where):
+    path = write(**changes)
+    with pytest.raises(DataError, match=message) as caught:
+        open_catalogue(f"npz:{path}", image_size=16)
+    assert caught.value.where == where
+
+
+def test_not_the_form(write, tmp_path):
+    with pytest.raises(DataError, match="array site is missing"):
+        open_catalogue(f"npz:{write(site=None)}")
+    with pytest.raises(DataError, match="3 offsets"):
+        open_catalogue(f"npz:{write(offsets=np.arange(3))}")
+    with pytest.raises(DataError, match="file is missing"):
+        open_catalogue(f"npz:{tmp_path}/none.npz")
+    (tmp_path / "set.npz").write_bytes(b"something else")
+    with pytest.raises(DataError, match="not a plain npz"):
+        open_catalogue(f"npz:{tmp_path}/set.npz")
+    (tmp_path / "second.npz").write_bytes(b"")
+    with pytest.raises(DataError, match="2 npz files"):
+        open_catalogue(f"npz:{tmp_path}")
+
+
+def test_objects_are_not_unpickled(tmp_path):
+    np.savez(tmp_path / "set.npz", **{**columns(), "image_id": np.array([{"x": 1}] * 12, dtype=object)})
+    with pytest.raises(DataError, match="not a plain npz"):
+        open_catalogue(f"npz:{tmp_path}/set.npz")
