@@ -18,7 +18,7 @@ class RepOptions(BaseModel):
     """Passes over the features that fit the head, in each round and once more after the last aggregation."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    head_epochs: int = Field(default=1, ge=1)
+    head_epochs: int = Field(default=1, ge=0)
     final_head_epochs: int = Field(default=10, ge=0)
 
 
