@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from security.clock import Clock, SystemClock
 from security.errors import ToolkitError
@@ -29,6 +29,7 @@ from security.secagg.effects import (
     Halted,
     Persist,
     Refused,
+    SaveState,
     Send,
     SendPieces,
     SendSum,
@@ -38,6 +39,7 @@ from security.secagg.effects import (
 from security.secagg.journal import Journal
 from security.secagg.layout import Layout
 from security.secagg.policy import AggregationPolicy, AuditMode, RosterEntry
+from security.secagg.publication import Publication
 from security.secagg.rounds import CoordinatorRound, RoundLost, RoundStart
 from security.secagg.site import SiteMachine
 from security.secagg.site_core import PendingUpdate, SiteCore
@@ -88,6 +90,8 @@ class LoopbackSite:
     wal: list[Wire] = field(default_factory=list)
     online: bool = True
     drop: Drop | None = None
+    update: PendingUpdate | None = None
+    saved: dict[bytes, Vector] = field(default_factory=dict, repr=False)
     errors: list[ToolkitError] = field(default_factory=list)
 
 
@@ -147,10 +151,13 @@ class LoopbackFederation:
         self.coordinator_wal: list[Wire] = []
         self.transcript: list[tuple[str, str, bytes]] | None = None
         self.bytes_up: dict[str, int] = dict.fromkeys(sites, 0)
-        self._queue: deque[tuple[str, str, bytes]] = deque()
+        # Streams of messages, so that a vector is never under way as a whole.
+        self._queue: deque[Iterator[tuple[str, str, bytes]]] = deque()
         self.sites = {name: LoopbackSite(self._machine(name, model)) for name in sorted(sites)}
-        for name in self.sites:
-            self._do_site(name, self.sites[name].machine.start())
+        self.planned: CoordinatorRound
+        for name, site in self.sites.items():
+            site.saved[states.state_hash(model)] = model
+            self._do_site(name, site.machine.start())
         self._queue.clear()
 
     def _entry(self, name: str) -> RosterEntry:
@@ -175,13 +182,26 @@ class LoopbackFederation:
         self, updates: Mapping[str, Words], *, drops: Mapping[str, Drop] | None = None, audit: bool = True
     ) -> RoundOutcome:
         """Sum the encoded updates of the sites that have one; `drops` says who falls silent where."""
+        self.begin_round(updates, drops)
+        while True:
+            ready = [name for name in updates if self.sites[name].online]
+            try:
+                attempt = self.planned.next_attempt(ready)
+            except RoundLost:
+                return RoundOutcome(round=self.round, attempts=len(self.planned.attempts))
+            self.run_attempt(attempt)
+            if (attempt := self.planned.attempts[-1]).publication is not None:
+                return self._publish(attempt, audit=audit)
+
+    def begin_round(self, updates: Mapping[str, Words], drops: Mapping[str, Drop] | None = None) -> None:
+        """Hand every site its update and open the round at the coordinator."""
         self.round += 1
         head = states.state_hash(self.model)
         for name, words in updates.items():
             site = self.sites[name]
             site.online, site.drop = True, (drops or {}).get(name)
-            pending = PendingUpdate(round=self.round, state_hash=head, config_hash=self.config_hash, words=words)
-            self._do_site(name, site.machine.load_update(pending))
+            site.update = PendingUpdate(round=self.round, state_hash=head, config_hash=self.config_hash, words=words)
+            self._do_site(name, site.machine.load_update(site.update))
         start = RoundStart(
             round=self.round,
             state_hash=head,
@@ -190,98 +210,95 @@ class LoopbackFederation:
             check=self.check,
         )
         self.book.new_round()
-        planned = CoordinatorRound(self.core, self.book, start, self.model)
-        return self._run_attempts(planned, updates, audit=audit)
+        self.planned = CoordinatorRound(self.core, self.book, start, self.model)
 
-    def _run_attempts(self, planned: CoordinatorRound, updates: Mapping[str, Words], *, audit: bool) -> RoundOutcome:
-        while True:
-            ready = [name for name in updates if self.sites[name].online]
-            try:
-                attempt = planned.next_attempt(ready)
-            except RoundLost:
-                return RoundOutcome(round=self.round, attempts=len(planned.attempts))
-            self.run_attempt(planned, attempt)
-            if attempt.publication is not None:
-                return self._publish(planned, attempt, audit=audit)
-
-    def run_attempt(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
+    def run_attempt(self, attempt: CoordinatorAttempt) -> None:
         """Carry messages until the attempt has ended; a step that waits for nobody is closed."""
         self._do_coordinator(attempt.start())
+        self.finish_attempt()
+
+    def finish_attempt(self) -> None:
+        """Carry on with the newest attempt until it has ended."""
         while True:
-            self.pump(planned)
+            self.pump()
+            attempt = self.planned.attempts[-1]
             if attempt.state not in _OPEN:
                 return
             effects = attempt.close_step()
-            planned.note(effects)
+            self.planned.note(effects)
             self._do_coordinator(effects)
 
-    def pump(self, planned: CoordinatorRound) -> None:
+    def pump(self) -> None:
         """Deliver everything that is under way."""
         while self._queue:
-            sender, receiver, data = self._queue.popleft()
+            item = next(self._queue[0], None)
+            if item is None:
+                self._queue.popleft()
+                continue
+            sender, receiver, data = item
             message, _ = messages.decode(data)
             try:
                 if receiver == COORDINATOR:
-                    self._do_coordinator(planned.receive(sender, message))
+                    self._do_coordinator(self.planned.receive(sender, message))
                 elif self.sites[receiver].online:
                     self._do_site(receiver, self.sites[receiver].machine.receive(message))
             except ToolkitError as error:
                 self._note_error(receiver, error)
 
-    def _publish(self, planned: CoordinatorRound, attempt: CoordinatorAttempt, *, audit: bool) -> RoundOutcome:
+    def _publish(self, attempt: CoordinatorAttempt, *, audit: bool) -> RoundOutcome:
         publication = attempt.publication
         if publication is None:
             raise RoundLost("there is no result")
         self.model = attempt.model
         self.prev_result = publication.result_hash
         if audit and attempt.state is CoordinatorState.PUBLISHED:
-            self._cover(planned, attempt)
+            self._cover(attempt, publication)
         self.check = publication.certificate()
-        self._bring_back(attempt)
+        self._bring_back(attempt, publication)
         return RoundOutcome(
             round=self.round,
-            attempts=len(planned.attempts),
+            attempts=len(self.planned.attempts),
             survivors=publication.survivors,
             verdict=Verdict(publication.result.verdict),
             total=publication.total,
             state=self.model,
         )
 
-    def _cover(self, planned: CoordinatorRound, attempt: CoordinatorAttempt) -> None:
+    def _cover(self, attempt: CoordinatorAttempt, publication: Publication) -> None:
         """Sites that went away leave chunks unchecked; the others take them over."""
-        publication = attempt.publication
-        if publication is None:
-            return
         absent = tuple(sorted(set(attempt.context.sites) - set(publication.acks)))
         order = messages.AuditOrder(result=publication.result_hash, absent=absent)
         for name in attempt.context.sites:
             if name not in absent:
                 self._send(COORDINATOR, name, order)
-        self.pump(planned)
+        self.pump()
 
-    def _bring_back(self, attempt: CoordinatorAttempt) -> None:
+    def _bring_back(self, attempt: CoordinatorAttempt, publication: Publication) -> None:
         """Sites that missed the result get it now, as they would on reconnecting."""
-        publication = attempt.publication
-        if publication is None or self.check is None:
-            return
         for name, site in self.sites.items():
             site.online, site.drop = True, None
             head = site.machine.core.head
-            if head.result == publication.result_hash or head.result != attempt.context.prev_result:
+            if head.result != attempt.context.prev_result:
                 continue
             if not head.vouched and attempt.plan.check is not None:
-                self._deliver(name, messages.Vouched(result=head.result, check=attempt.plan.check))
-            self._deliver(name, publication.result)
+                self._send(COORDINATOR, name, messages.Vouched(result=head.result, check=attempt.plan.check))
+            self._send(COORDINATOR, name, publication.result)
             for frame in publication.sum_to(name).frames():
-                self._deliver(name, frame)
-        self._queue.clear()
+                self._send(COORDINATOR, name, frame)
+        self.pump()
+        self.check = publication.certificate()
 
-    def _deliver(self, name: str, message: Wire) -> None:
-        decoded, _ = messages.decode(messages.encode(message))
-        try:
-            self._do_site(name, self.sites[name].machine.receive(decoded))
-        except ToolkitError as error:
-            self._note_error(name, error)
+    def restart_site(self, name: str) -> None:
+        """The site's process dies and starts again: what it knows is what it has written down."""
+        site = self.sites[name]
+        journal = Journal.replay(site.wal)
+        site.machine = SiteMachine(
+            replace(site.machine.core, journal=journal), site.saved[journal.head(self.policy).state_hash]
+        )
+        site.online = True
+        self._do_site(name, site.machine.start())
+        if site.update is not None and site.update.round > journal.head(self.policy).round:
+            self._do_site(name, site.machine.load_update(site.update))
 
     # Carrying out effects.
 
@@ -290,10 +307,27 @@ class LoopbackFederation:
             self.sites[receiver].errors.append(error)
 
     def _send(self, sender: str, receiver: str, message: Wire) -> None:
-        data = messages.encode(message)
-        if self.transcript is not None:
-            self.transcript.append((sender, receiver, data))
-        self._queue.append((sender, receiver, data))
+        self._queue.append(self._stream(sender, receiver, iter([message])))
+
+    def _stream(self, sender: str, receiver: str, source: Iterator[Wire]) -> Iterator[tuple[str, str, bytes]]:
+        """Encode messages when their turn has come; a site that has fallen silent sends no more."""
+        for message in source:
+            if sender in self.sites and not self._still_sends(sender, message):
+                return
+            data = messages.encode(message)
+            if sender in self.sites:
+                self.bytes_up[sender] += len(data)
+            if self.transcript is not None:
+                self.transcript.append((sender, receiver, data))
+            yield sender, receiver, data
+
+    def _still_sends(self, name: str, message: Wire) -> bool:
+        site = self.sites[name]
+        if site.drop is not None and isinstance(message, site.drop.message):
+            if site.drop.after == 0:
+                site.online = False
+            site.drop = Drop(site.drop.message, site.drop.after - 1)
+        return site.online
 
     def _do_coordinator(self, effects: Effects) -> None:
         for effect in effects:
@@ -303,13 +337,11 @@ class LoopbackFederation:
                 case Send(message, to) if to is not None:
                     self._send(COORDINATOR, to, message)
                 case SendSum():
-                    for frame in effect.frames():
-                        self._send(COORDINATOR, effect.to, frame)
+                    self._queue.append(self._stream(COORDINATOR, effect.to, effect.frames()))
                 case SendPieces(to, pieces):
-                    for piece in pieces():
-                        self._send(COORDINATOR, to, piece)
+                    self._queue.append(self._stream(COORDINATOR, to, pieces()))
                 case _:
-                    pass
+                    self._note(COORDINATOR, effect)
 
     def _do_site(self, name: str, effects: Effects) -> None:
         site = self.sites[name]
@@ -320,24 +352,16 @@ class LoopbackFederation:
                 case Compact(records):
                     site.wal[:] = records
                 case Send(message):
-                    self._send_from(name, message)
+                    self._send(name, COORDINATOR, message)
                 case SendUpload():
-                    for frame in effect.frames():
-                        self._send_from(name, frame)
+                    self._queue.append(self._stream(name, COORDINATOR, effect.frames()))
+                case SaveState(state_hash, state):
+                    newest = list(site.saved.items())[-1]
+                    site.saved = dict([newest, (state_hash, state)])
                 case Refused() | Halted():
                     site.errors.append(effect.error)
                 case _:
                     self._note(name, effect)
 
-    def _note(self, name: str, effect: Effect) -> None:
+    def _note(self, party: str, effect: Effect) -> None:
         """A place for subclasses to look at what happens."""
-
-    def _send_from(self, name: str, message: Wire) -> None:
-        site = self.sites[name]
-        if site.drop is not None and isinstance(message, site.drop.message):
-            if site.drop.after == 0:
-                site.online = False
-            site.drop = Drop(site.drop.message, site.drop.after - 1)
-        if site.online:
-            self.bytes_up[name] += len(messages.encode(message))
-            self._send(name, COORDINATOR, message)
