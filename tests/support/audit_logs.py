@@ -17,13 +17,17 @@ from security.audit.kinds import decimal
 from security.audit.log import AuditLog
 from security.audit.note import KeyType, Signer, head_of
 from security.audit.roster import COORDINATOR, SITE, Party, Roster
+from security.audit.store import Disk
 from security.audit.verify import Keys
 from security.audit.witness import Witness
 from security.clock import ManualClock
+from security.consortium.views import audit_roster
 from security.dp.accountant import ACCOUNTANT
 from security.dp.events import dp_sgd_event, rate_at_least
 from security.dp.filter import RenyiFilter
+from security.pki import Role
 from security.rng import CountedRandomness
+from tests.support.consortium_world import World, subject
 
 SITES = ("graz", "linz", "vienna")
 HUB = "hub"
@@ -32,8 +36,8 @@ NOW = 1_800_000_000_000
 FRAME = 4096
 FRAMES = 2
 MODEL_0 = sha256(b"the initial model").hexdigest()
-DP = RenyiFilter(order=8.0, delta=1e-5, cap=8.0)
-DP_ROUND = (dp_sgd_event(multiplier=1.1, clip=1.0, rate=rate_at_least(0.05), steps=40),)
+DP = RenyiFilter(order=5.0, delta=1e-5, cap=8.0)
+DP_ROUND = (dp_sgd_event(multiplier=1.1, clip=1.0, rate=rate_at_least(0.02), steps=40),)
 
 
 def digest(*parts: object) -> str:
@@ -44,6 +48,18 @@ def digest(*parts: object) -> str:
 def origin(name: str) -> str:
     """The log's name, as enrolment makes it."""
     return f"{name}.lesions/audit"
+
+
+class QuickDisk(Disk):
+    """Writes without waiting for the disk: these logs need not survive a power cut."""
+
+    def sync(self, descriptor: int) -> None:
+        pass
+
+    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        path.chmod(mode)
 
 
 @dataclass
@@ -97,6 +113,7 @@ class Federation:
                 root=member.root,
                 clock=clock,
                 rng=self.rng,
+                disk=QuickDisk(),
             )
             self._attach(member)
             self._start(member)
@@ -106,6 +123,21 @@ class Federation:
         rng = CountedRandomness(b"audit-log keys")
         members = [new_member(HUB, COORDINATOR, folder, rng), *(new_member(name, SITE, folder, rng) for name in sites)]
         return cls(members, b'{"stands for":"a signed manifest"}\n', ManualClock(wall=NOW), dp_sites)
+
+    @classmethod
+    def from_world(cls, world: World, folder: Path, dp_sites: Sequence[str] = ("graz",)) -> Federation:
+        """The same with real keys and a really signed manifest."""
+        manifest = world.publish()
+        roster = audit_roster(manifest)
+        members = []
+        for party in roster.parties:
+            role = Role.COORDINATOR if party.role == COORDINATOR else Role.SITE
+            who, identity = subject(party.name, role), world.identity(party.name)
+            member = Member(
+                party=party, root=identity.audit_root(who), cosigner=identity.cosigner(who), folder=folder / party.name
+            )
+            members.append(member)
+        return cls(members, world.published(), world.clock, dp_sites, roster.digest)
 
     @property
     def hub(self) -> Member:
@@ -124,7 +156,7 @@ class Federation:
         return Keys(roster=self.roster, pinned=True)
 
     def _attach(self, member: Member) -> None:
-        member.witness = Witness(member.folder, self.roster, member.cosigner, self.clock)
+        member.witness = Witness(member.folder, self.roster, member.cosigner, self.clock, QuickDisk())
 
     def _start(self, member: Member) -> None:
         member.log.append(
@@ -150,7 +182,13 @@ class Federation:
             member.log._writer.close()
         self.clock.advance(1000)
         member.log = AuditLog.open(
-            member.folder, member.keys, party=member.party, roster=self.roster, clock=self.clock, rng=self.rng
+            member.folder,
+            member.keys,
+            party=member.party,
+            roster=self.roster,
+            clock=self.clock,
+            rng=self.rng,
+            disk=QuickDisk(),
         )
         self._attach(member)
         member.log.refuse_rollback(
@@ -165,7 +203,7 @@ class Federation:
             self._round(self.round, tuple(dropouts))
 
     def _round(self, number: int, dropouts: tuple[str, ...]) -> None:
-        cohort = [member for member in self.sites]
+        cohort = self.sites
         names = [member.party.name for member in cohort]
         context = digest("context", number, self.model, *names)
         for member in cohort:
@@ -261,7 +299,14 @@ class Federation:
         member.log.checkpoint()
 
     def send(
-        self, member: Member, message: str, payload: bytes, number: int, *, cohort: int | None = None, vector: bool = False
+        self,
+        member: Member,
+        message: str,
+        payload: bytes,
+        number: int,
+        *,
+        cohort: int | None = None,
+        vector: bool = False,
     ) -> str:
         """One message through the door of a site into the coordinator's log; the receipt comes back."""
         msg_id = self.rng.bytes(16).hex()

@@ -1,0 +1,210 @@
+"""What logging and verifying cost, as ratios taken in one process: to a bare synced write, and to a plain read.
+
+The log that is verified is a real one: entries of a site's rounds, a signed head every `HEAD_EVERY` entries, and every
+check of `verify` on.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from security.audit.egress import PERMITTED
+from security.audit.events import Egress, Heartbeat, Receipt
+from security.audit.kinds import decimal
+from security.audit.log import AuditLog
+from security.audit.note import KeyType, Signer, head_of
+from security.audit.roster import Party, Roster
+from security.audit.store import Disk, LogFolder
+from security.audit.verify import Keys, verify
+from security.audit.witness import Witness
+from security.clock import ManualClock, SystemClock
+from security.rng import SystemRandomness
+
+HEAD_EVERY: Final = 85  # a head after every batch of messages: what a site's log has
+STEP_MS: Final = 700
+
+
+class _Unsynced(Disk):
+    """For making a large log quickly; never for a real one."""
+
+    def sync(self, descriptor: int) -> None:
+        """Do not wait."""
+
+    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        """Write in place."""
+        path.write_bytes(data)
+        path.chmod(mode)
+
+
+def _parties(rng: SystemRandomness) -> tuple[Roster, list[tuple[Party, Signer, Signer]]]:
+    made = []
+    for name, role in (("hub", "coordinator"), ("site-a", "site"), ("site-b", "site"), ("site-c", "site")):
+        root = Signer.from_seed(f"{name}.bench/audit", rng.bytes(32))
+        cosigner = Signer.from_seed(f"{name}.bench/witness", rng.bytes(32), KeyType.COSIGNER)
+        party = Party(name=name, role=role, origin=root.key.name, root=root.key, cosigner=cosigner.key)
+        made.append((party, root, cosigner))
+    return Roster(parties=tuple(party for party, _, _ in made)), made
+
+
+def _entry(number: int, head: int) -> Egress | Receipt:
+    """Messages and receipts in turn, as in a round."""
+    ident, digest = f"{number // 2:032x}", sha256(number.to_bytes(8, "big")).hexdigest()
+    if number % 2:
+        return Receipt(msg_id=ident, head_size=head, head_root=digest, ingress=number, proof=None)
+    message = "UploadFrame" if number % 8 else "Agree"
+    vector = message == "UploadFrame"
+    return Egress(
+        msg_id=ident,
+        message=message,
+        data_class=PERMITTED[message],
+        bytes=262_196 if vector else 180,
+        sha256=digest,
+        expected_bytes=262_196 if vector else 180,
+        cohort_size=3,
+        dim=65_536 if vector else None,
+        masked=vector,
+        modulus_bits=32 if vector else None,
+        uniformity=decimal(0.25 + number % 1000 / 2000) if vector else None,
+        destination=digest,
+        head=head,
+    )
+
+
+def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> tuple[Path, Roster]:
+    """A log of about `entries` entries with heads, epochs, segments and witnesses."""
+    rng, clock = SystemRandomness(), ManualClock()
+    roster, made = _parties(rng)
+    party, root, _ = made[1]
+    path = folder / "log"
+    log = AuditLog.create(
+        path,
+        folder / "keys",
+        party=party,
+        roster=roster,
+        manifest=b"{}\n",
+        policy="0" * 64,
+        root=root,
+        clock=clock,
+        rng=rng,
+        disk=_Unsynced(),
+    )
+    while log.size < entries:
+        clock.advance(STEP_MS)
+        log.append(_entry(log.size, head_of(log.head).size), run="bench", round=log.size // 1000)
+        if log.size % HEAD_EVERY == 0:
+            log.tick()
+            log.checkpoint()
+            progress(log.size)
+    log.append(Heartbeat(size=log.size))
+    log.checkpoint()
+    for other, _, cosigner in made:
+        if other is not party:
+            witness = Witness(folder / other.name, roster, cosigner, clock, _Unsynced())
+            log.add_cosignature(head_of(log.head).size, witness.consider(log.submission(0)))
+    log.close()
+    return path, roster
+
+
+def plain_read(path: Path) -> int:
+    """What anybody would write: parse each line and hash it."""
+    count = 0
+    for file in sorted(LogFolder(path).segments.glob("*.jsonl")):
+        with file.open("rb") as lines:
+            for line in lines:
+                json.loads(line)
+                sha256(line).digest()
+                count += 1
+    return count
+
+
+def bench_verify(folder: Path, entries: int, progress: Callable[[int], object]) -> dict[str, Any]:
+    """Verify against a plain read of the same lines, in turns."""
+    path, roster = make_log(folder, entries, progress)
+    keys = Keys(roster=roster, pinned=True)
+    plain, full, codes = [], [], set[str]()
+    for _ in range(3):
+        gc.collect()
+        start = time.perf_counter()
+        count = plain_read(path)
+        middle = time.perf_counter()
+        found = verify(path, keys)
+        full.append(time.perf_counter() - middle)
+        plain.append(middle - start)
+        codes |= {finding.code for finding in found.findings}
+    return {
+        "entries": count,
+        "heads": len(found.heads.heads),
+        "epochs": found.epochs,
+        "findings": sorted(codes),
+        "plain_read_s": round(min(plain), 3),
+        "verify_s": round(min(full), 3),
+        "verify_over_plain_read": round(min(full) / min(plain), 3),
+    }
+
+
+def _timed(action: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
+    """One entry of about 500 bytes against a bare write and sync of as many bytes, in turns; medians."""
+    rng = SystemRandomness()
+    roster, made = _parties(rng)
+    party, root, _ = made[1]
+    log = AuditLog.create(
+        folder / "append",
+        folder / "append-keys",
+        party=party,
+        roster=roster,
+        manifest=b"{}\n",
+        policy="0" * 64,
+        root=root,
+        clock=SystemClock(),
+        rng=rng,
+    )
+    bare, ours, heads = list[float](), list[float](), list[float]()
+    descriptor = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+
+    def write_bare(number: int) -> None:
+        os.write(descriptor, number.to_bytes(500, "big"))
+        os.fsync(descriptor)
+
+    def write_entry(number: int) -> None:
+        log.append(_entry(2 * number, 1), run="bench", round=1)
+
+    for number in range(rounds):
+        # In turns, and each first every other time: the disk's own work is then shared fairly.
+        pair = [(write_bare, bare), (write_entry, ours)]
+        for action, times in pair if number % 2 else reversed(pair):
+            times.append(_timed(partial(action, number)))
+        if number % 20 == 19:
+            heads.append(_timed(log.checkpoint))
+    os.close(descriptor)
+    size = LogFolder(folder / "append").segment(0).stat().st_size // log.size
+    log.close()
+    return {
+        "entry_bytes": size,
+        "bare_fsync_ms": round(statistics.median(bare) * 1000, 4),
+        "append_ms": round(statistics.median(ours) * 1000, 4),
+        "append_over_bare_fsync": round(statistics.median(ours) / statistics.median(bare), 3),
+        "checkpoint_ms": round(statistics.median(heads) * 1000, 4),
+    }
+
+
+def bench(entries: int, appends: int, where: Path | None, progress: Callable[[int], object]) -> dict[str, Any]:
+    """Both, in a temporary folder that is removed afterwards."""
+    with tempfile.TemporaryDirectory(prefix="privacy-audit-", dir=where) as name:
+        folder = Path(name)
+        return {**bench_append(folder, appends), **bench_verify(folder, entries, progress)}

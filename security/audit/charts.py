@@ -1,0 +1,143 @@
+"""Charts as inline SVG: no script, no fonts from elsewhere, readable in black and white."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from security.audit.dp_replay import Statement
+from security.audit.html import Markup, tag
+from security.audit.wording import when
+
+WIDTH: Final = 720
+_DASHES: Final = ("", "7 4", "2 4", "10 3 2 3")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """Maps numbers to pixels."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        span = self.high - self.low or 1.0
+        return round(self.start + (value - self.low) / span * (self.end - self.start), 1)
+
+
+def _svg(height: int, title: str, *children: Markup) -> Markup:
+    return tag(
+        "svg",
+        tag("title", title),
+        *children,
+        xmlns="http://www.w3.org/2000/svg",
+        viewBox=f"0 0 {WIDTH} {height}",
+        role="img",
+        cls="chart",
+    )
+
+
+def _label(x: float, y: float, words: str, *, anchor: str = "start", cls: str | None = None) -> Markup:
+    return tag("text", words, x=x, y=y, text_anchor=anchor, cls=cls)
+
+
+def _line(x1: float, y1: float, x2: float, y2: float, cls: str) -> Markup:
+    return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, cls=cls)
+
+
+def _ticks(high: float, count: int = 4) -> list[float]:
+    """Round numbers from zero to a little below `high`."""
+    step = next(s * 10.0**e for e in range(-4, 7) for s in (1, 2, 2.5, 5) if s * 10.0**e * count >= high)
+    return [index * step for index in range(count + 1) if index * step <= high * 1.001]
+
+
+def epsilon_chart(statements: Sequence[Statement]) -> Markup:
+    """Epsilon after each round for every site with a budget, under its cap."""
+    height, left, bottom = 260, 48, 222
+    cap = max(float(statement.cap) for statement in statements)
+    top = max([cap, *(item.recomputed for statement in statements for item in statement.series)]) * 1.08
+    longest = max(len(statement.series) for statement in statements)
+    x, y = _Scale(0, longest, left, WIDTH - 92), _Scale(0, top, bottom, 16)
+    parts = [
+        part
+        for value in _ticks(top)
+        for part in (
+            _line(left, y(value), WIDTH - 92, y(value), "grid"),
+            _label(left - 8, y(value) + 4, f"{value:g}", anchor="end"),
+        )
+    ]
+    parts += [
+        _line(left, y(cap), WIDTH - 92, y(cap), "cap"),
+        _label(WIDTH - 86, y(cap) + 4, f"cap {cap:g}", cls="strong"),
+    ]
+    for number, statement in enumerate(statements):
+        points = [(x(0), y(0))]
+        for index, item in enumerate(statement.series):
+            # A round is paid at once, so the curve is a staircase.
+            points += [(x(index), y(item.recomputed)), (x(index + 1), y(item.recomputed))]
+        path = " ".join(f"{px},{py}" for px, py in points)
+        parts.append(tag("polyline", points=path, cls="curve", stroke_dasharray=_DASHES[number % 4] or None))
+        end = statement.series[-1].recomputed
+        parts.append(_label(WIDTH - 86, y(end) + 4, f"{statement.site} {end:.2f}", cls="strong"))
+    parts += _round_axis(statements, x, bottom)
+    return _svg(height, "epsilon after each round, and the cap", *parts)
+
+
+def _round_axis(statements: Sequence[Statement], x: _Scale, bottom: int) -> list[Markup]:
+    longest = max(statements, key=lambda statement: len(statement.series)).series
+    every = max(1, len(longest) // 10)
+    marks = [
+        _label(x(index + 0.5), bottom + 16, str(item.round), anchor="middle")
+        for index, item in enumerate(longest)
+        if index % every == 0
+    ]
+    return [*marks, _label((x.start + x.end) / 2, bottom + 33, "round", anchor="middle")]
+
+
+def cohort_chart(rounds: Sequence[str], sites: Sequence[str], took_part: Mapping[tuple[str, str], str]) -> Markup:
+    """Which site was in which sum: filled for in, ring for invited and dropped, nothing for absent."""
+    left, step_y = 110, 26
+    height = 40 + step_y * len(sites)
+    x = _Scale(0, len(rounds), left, WIDTH - 12)
+    width = min(18.0, max(2.0, (x.end - x.start) / max(1, len(rounds)) * 0.7))
+    parts = []
+    for row, site in enumerate(sites):
+        y = 14 + row * step_y
+        parts += [_label(left - 12, y + 12, site, anchor="end"), _line(left, y + 8, WIDTH - 12, y + 8, "grid")]
+        for column, name in enumerate(rounds):
+            state = took_part.get((site, name))
+            if state is not None:
+                centre = x(column + 0.5)
+                parts.append(
+                    tag("rect", x=round(centre - width / 2, 1), y=y, width=round(width, 1), height=16, rx=2, cls=state)
+                )
+    every = max(1, len(rounds) // 12)
+    parts += [
+        _label(x(column + 0.5), height - 6, name, anchor="middle")
+        for column, name in enumerate(rounds)
+        if column % every == 0
+    ]
+    return _svg(height, "which site took part in which round", *parts)
+
+
+def witness_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str]]]]) -> Markup:
+    """For each log, when a head of it was cosigned."""
+    times = [time for _, seen in rows for time, _ in seen]
+    left, step_y = 110, 26
+    height = 44 + step_y * len(rows)
+    x = _Scale(min(times), max(times), left + 6, WIDTH - 18)
+    parts = []
+    for row, (name, seen) in enumerate(rows):
+        y = 22 + row * step_y
+        parts += [_label(left - 12, y + 4, name, anchor="end"), _line(left, y, WIDTH - 12, y, "grid")]
+        parts += [
+            tag("circle", tag("title", f"{who} {when(time)}"), cx=x(time), cy=y, r=4, cls="dot") for time, who in seen
+        ]
+    parts += [
+        _label(left, height - 6, when(min(times))),
+        _label(WIDTH - 12, height - 6, when(max(times)), anchor="end"),
+    ]
+    return _svg(height, "when heads were cosigned", *parts)

@@ -1,0 +1,355 @@
+"""`privacy-audit`: what an auditor types. Works offline, on copies, with nothing but the consortium's root.
+
+Exit codes: 0 clean, 1 a finding, 2 bad usage, 3 cannot decide. A finding outranks what cannot be decided.
+Heavy imports happen inside the commands, so that help answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from security.errors import ConfigError, ToolkitError
+
+if TYPE_CHECKING:
+    from security.audit.cross import Crossed
+    from security.audit.dp_replay import Statement
+    from security.audit.findings import Finding
+    from security.audit.verify import Verified
+
+LOG = click.Path(exists=True, file_okay=False, path_type=Path)
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+root_key = click.option("--root-key", type=FILE, help="The consortium's root certificate (PEM); pins every key.")
+as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+logs = click.argument("logs", nargs=-1, required=True, type=LOG)
+one_log = click.argument("log", type=LOG)
+
+
+class _Group(click.Group):
+    """Turns our errors into a line, a hint and their exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ToolkitError as error:
+            click.echo(f"privacy-audit: error: {error}", err=True)
+            if error.hint:
+                click.echo(f"hint: {error.hint}", err=True)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+def main() -> None:
+    """Check privacy logs: what left each site, that it was masked, what epsilon it cost, and that nobody changed it."""
+
+
+def _emit(data: dict[str, Any]) -> None:
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def _finish(code: int, *, quiet: bool = False) -> None:
+    from security.audit.wording import VERDICTS
+
+    if not quiet:
+        click.echo(f"verdict: {VERDICTS[code]}")
+    sys.exit(code)
+
+
+def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], Statement | None]:
+    """A log's findings with those of its privacy accounting; the accountant is imported only where there is one."""
+    from security.audit.collect import Findings
+    from security.audit.facts import read_history
+
+    if not log.types.get("dp.reserved") and not log.types.get("dp.committed"):
+        return log.findings, None
+    from security.audit.dp_replay import replay
+
+    findings = Findings(log.origin)
+    party = log.roster.by_origin.get(log.origin) if log.roster else None
+    name = party.name if party else log.origin
+    statement = replay(read_history(log.folder, origin=log.origin, name=name, role=log.role), findings)
+    return (*log.findings, *findings.listed()), statement
+
+
+def _held_file(path: Path) -> Any:
+    from security.audit.witness import Held
+
+    return Held.parse(path.read_bytes())
+
+
+@main.command()
+@logs
+@root_key
+@click.option("--held", multiple=True, type=FILE, help="A head of the log that a witness holds (witness/*.json).")
+@as_json
+def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as_json: bool) -> None:
+    """Check each log by itself: entries, tree, signatures, epochs, witnesses, lengths, masks, epsilon."""
+    from security.audit import wording
+    from security.audit.findings import exit_code
+    from security.audit.keys import keys_for
+    from security.audit.verify import verify as verify_log
+
+    heads = [_held_file(path) for path in held]
+    everything: list[Finding] = []
+    shown = []
+    for path in logs:
+        result = verify_log(path, keys_for(path, root_key))
+        mine = [head for head in heads if head.checkpoint.origin == result.origin]
+        if mine:
+            result = verify_log(path, keys_for(path, root_key), mine)
+        findings, statement = _with_privacy(result)
+        everything.extend(findings)
+        shown.append(wording.log_json(result, findings, statement))
+        if not as_json:
+            for line in wording.log_lines(result, findings, statement):
+                click.echo(line)
+    code = exit_code(everything)
+    if as_json:
+        _emit({"verdict": wording.VERDICTS[code], "logs": shown})
+    _finish(code, quiet=as_json)
+
+
+def _crossed(paths: Sequence[Path], root_key: Path | None, *, second_opinion: bool = False) -> Crossed:
+    from security.audit.cross import cross as cross_logs
+    from security.audit.keys import keys_for
+
+    return cross_logs(paths, {path: keys_for(path, root_key) for path in paths}, second_opinion=second_opinion)
+
+
+@main.command()
+@logs
+@root_key
+@click.option("--evidence", type=click.Path(file_okay=False, path_type=Path), help="Write proofs of forks here.")
+@as_json
+def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as_json: bool) -> None:
+    """Check logs against each other: every message at both ends, one model, one cohort, one history."""
+    from security.audit import wording
+    from security.audit.findings import Severity
+
+    result = _crossed(logs, root_key)
+    statements = {statement.site: statement for statement in result.statements}
+    by_log = {
+        log.origin: (log, statements.get(history.name))
+        for log, history in zip(result.logs, result.histories, strict=True)
+    }
+    if evidence is not None and result.forks:
+        evidence.mkdir(parents=True, exist_ok=True)
+        for number, fork in enumerate(result.forks):
+            (evidence / f"fork-{number}.json").write_bytes(fork.encode())
+    if as_json:
+        _emit(
+            {
+                "verdict": wording.VERDICTS[result.exit_code],
+                "matched_messages": result.matched,
+                "logs": [wording.log_json(log, log.findings, found) for log, found in by_log.values()],
+                "between": [finding.to_json() for finding in result.joint],
+            }
+        )
+        _finish(result.exit_code, quiet=True)
+    for log, statement in by_log.values():
+        own = tuple(finding for finding in result.joint if finding.log == log.origin)
+        for line in wording.log_lines(log, (*log.findings, *own), statement):
+            click.echo(line)
+    between = tuple(finding for finding in result.joint if finding.log not in by_log)
+    click.echo("between the logs")
+    if wording.clean(between, wording.MATCHING):
+        click.echo(f"ok    {result.matched:,} messages match at both ends: same bytes, same length, same type")
+    if wording.clean(between, wording.AGREEMENT):
+        click.echo("ok    all saw the same models, cohorts and survivors; no mask was opened twice")
+    for line in wording.finding_lines(sorted(between, key=lambda item: item.severity is Severity.NOTE)):
+        click.echo(line)
+    _finish(result.exit_code)
+
+
+@main.command()
+@one_log
+@click.option("--by", type=click.Choice(["round", "class", "message"]), default="class", show_default=True)
+@as_json
+def egress(log: Path, by: str, as_json: bool) -> None:
+    """What left, added up by round, data class or message type."""
+    from security.audit.facts import read_history
+    from security.audit.wording import quantity
+
+    history = read_history(log, origin="", name="", role="")
+    totals: dict[str, list[int]] = {}
+    for record in history.of("egress"):
+        name = {
+            "round": f"{record.run or '-'} round {record.round}",
+            "class": record.body["data_class"],
+            "message": record.body["message"],
+        }[by]
+        total = totals.setdefault(name, [0, 0, 0])
+        total[0] += 1
+        total[1] += record.body["bytes"]
+        total[2] += record.body["bytes"] - record.body["expected_bytes"]
+    rows: list[dict[str, Any]] = [
+        {by: name, "messages": count, "bytes": size, "surplus": surplus}
+        for name, (count, size, surplus) in totals.items()
+    ]
+    if as_json:
+        _emit({"by": by, "rows": rows, "blocked": len(list(history.of("egress.blocked")))})
+        return
+    for row in rows:
+        click.echo(
+            f"{row[by]:<28} {row['messages']:>8,} messages {quantity(row['bytes']):>10}  {row['surplus']} surplus"
+        )
+    click.echo(f"blocked at the door: {len(list(history.of('egress.blocked')))}")
+
+
+@main.command()
+@one_log
+@click.option("--recompute", is_flag=True, help="Also give the tighter PLD figure as a second opinion.")
+@as_json
+def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
+    """What privacy was spent, recomputed from the recorded mechanisms."""
+    from security.audit import wording
+    from security.audit.collect import Findings
+    from security.audit.dp_replay import replay
+    from security.audit.facts import read_history
+    from security.audit.findings import exit_code
+
+    findings = Findings(log.name)
+    statement = replay(
+        read_history(log, origin=log.name, name=log.name, role="site"), findings, second_opinion=recompute
+    )
+    code = exit_code(findings.listed())
+    if as_json:
+        found = [finding.to_json() for finding in findings.listed()]
+        _emit({"epsilon": wording.statement_json(statement), "findings": found})
+        _finish(code, quiet=True)
+    if statement is None:
+        click.echo("no differential privacy is claimed in this log")
+    else:
+        for item in statement.series:
+            click.echo(f"{item.run} round {item.round}: written {item.written:.4f}, recomputed {item.recomputed:.4f}")
+        click.echo(wording.epsilon_line(statement))
+        click.echo(
+            f"second opinions: best order {statement.best_rdp:.3f}"
+            + (f", PLD {statement.pld:.3f}" if statement.pld is not None else "")
+        )
+    for line in wording.finding_lines(findings.listed()):
+        click.echo(line)
+    _finish(code)
+
+
+@main.command()
+@one_log
+@root_key
+@as_json
+def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
+    """Who cosigned which head, and when."""
+    from security.audit import wording
+    from security.audit.keys import keys_for
+    from security.audit.verify import verify as verify_log
+
+    result = verify_log(log, keys_for(log, root_key))
+    rows: list[dict[str, Any]] = [
+        {
+            "size": head.checkpoint.size,
+            "root": head.checkpoint.root.hex(),
+            "epochs": list(head.epochs),
+            "cosigners": {key.name: time for key, time in sorted(head.cosigners.items(), key=lambda item: item[1])},
+        }
+        for head in result.heads.heads
+    ]
+    if as_json:
+        _emit({"origin": result.origin, "heads": rows})
+        _finish(result.exit_code, quiet=True)
+    click.echo(wording.plain(f"{result.origin}: {wording.witness_names(result)}"))
+    for row in rows:
+        seen = ", ".join(f"{name} {wording.when(time)}" for name, time in row["cosigners"].items()) or "-"
+        click.echo(f"{row['size']:>10,}  {row['root'][:16]}  epoch {'+'.join(map(str, row['epochs']))}  {seen}")
+    for line in wording.finding_lines(result.findings):
+        click.echo(line)
+    _finish(result.exit_code)
+
+
+@main.command()
+@one_log
+@click.option("--seq", type=click.IntRange(min=0), required=True, help="The number of the entry.")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True)
+def prove(log: Path, seq: int, output: Path) -> None:
+    """Write one entry with the proof that it is in the log."""
+    from security.audit.proof import prove as prove_entry
+
+    proof = prove_entry(log, seq)
+    output.write_bytes(proof.encode())
+    click.echo(f"{output}: entry {seq}, {len(proof.path)} hashes to a signed head")
+
+
+@main.command("check-proof")
+@click.argument("proof", type=FILE)
+@click.option("--manifest", type=FILE, help="A copy of the signed manifest: who holds which key.")
+@root_key
+@as_json
+def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_json: bool) -> None:
+    """Check a proof that somebody was handed, without the log."""
+    from security.audit import wording
+    from security.audit.keys import roster_from
+    from security.audit.note import head_of
+    from security.audit.proof import Proof
+
+    parsed = Proof.parse(proof.read_bytes())
+    origin = head_of(parsed.head).origin
+    if manifest is None:
+        click.echo(wording.plain(f"????  {origin}: whose key signed this is not known; give --manifest"), err=True)
+        sys.exit(3)
+    roster = roster_from(manifest, root_key)
+    if origin not in roster.by_origin:
+        raise ConfigError("the manifest knows no log of this name", where=wording.plain(origin))
+    entry = parsed.check(roster.by_origin[origin].root)
+    witnesses = parsed.witnesses(roster)
+    if as_json:
+        _emit({"origin": origin, "entry": entry, "witnesses": witnesses, "pinned": root_key is not None})
+        return
+    click.echo(
+        wording.plain(f"ok    entry {entry['seq']} of {origin}: {entry['type']} at {wording.when(entry['ts'] / 1000)}")
+    )
+    seen = ", ".join(f"{name} {wording.when(time)}" for name, time in sorted(witnesses.items()))
+    click.echo(wording.plain(f"      head {head_of(parsed.head).size}, cosigned by {seen or 'nobody'}"))
+    if root_key is None:
+        click.echo("note  keys taken from the manifest as given; pin them with --root-key")
+
+
+@main.command()
+@logs
+@root_key
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help=".html or .json")
+def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
+    """One self-contained page (or JSON) that says what was checked, what was found, and how to repeat it."""
+    from security.audit import wording
+    from security.audit.report import render, report_json
+
+    if output.suffix not in (".html", ".json"):
+        raise ConfigError("a report is .html or .json", where=str(output))
+    result = _crossed(logs, root_key, second_opinion=True)
+    if output.suffix == ".json":
+        output.write_text(json.dumps(report_json(result), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    else:
+        output.write_text(render(result, pinned=root_key is not None), encoding="utf-8")
+    click.echo(f"{output}: {wording.VERDICTS[result.exit_code]}")
+    sys.exit(result.exit_code)
+
+
+@main.command()
+@click.option("--entries", default=1_000_000, show_default=True, type=click.IntRange(min=1000))
+@click.option("--appends", default=300, show_default=True, type=click.IntRange(min=20))
+@click.option("--folder", type=LOG, help="Where to work; default: the system's temporary folder.")
+@as_json
+def bench(entries: int, appends: int, folder: Path | None, as_json: bool) -> None:
+    """What logging and verifying cost on this machine."""
+    from security.audit.bench import bench as run
+
+    with click.progressbar(length=entries, label="writing a log", file=sys.stderr) as bar:
+        figures = run(entries, appends, folder, lambda size: bar.update(size - bar.pos))
+    if as_json:
+        _emit(figures)
+        return
+    for name, value in figures.items():
+        click.echo(f"{name:<24} {value}")

@@ -1,0 +1,108 @@
+"""The history a log tells, for comparing logs and for reports: typed access to the entries that matter there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from security.audit.event import read_line, type_of
+from security.audit.store import LogFolder
+from security.errors import CodecError
+
+TYPES: Final = frozenset(
+    {
+        "agent.start",
+        "agent.stop",
+        "aggregate.published",
+        "cosigned",
+        "dp.committed",
+        "dp.reserved",
+        "egress",
+        "egress.blocked",
+        "ingress",
+        "key.rotated",
+        "model.received",
+        "net.counter",
+        "receipt",
+        "round.declined",
+        "round.invited",
+        "secagg.survivors",
+        "secagg.unmasked",
+        "train.done",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One entry, as far as a comparison needs it."""
+
+    seq: int
+    ts: int
+    boot: str
+    type: str
+    run: str | None
+    round: int | None
+    body: dict[str, Any]
+
+    @property
+    def key(self) -> tuple[str | None, int | None]:
+        """The round it belongs to."""
+        return self.run, self.round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The records of one log by type, in order, and when each boot began and ended."""
+
+    origin: str
+    name: str
+    role: str
+    by_type: dict[str, list[Record]] = field(default_factory=dict)
+    boots: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    def of(self, *types: str) -> Iterator[Record]:
+        """Records of some types; those of one type are in order."""
+        for name in types:
+            yield from self.by_type.get(name, ())
+
+
+def read_history(path: Path, *, origin: str, name: str, role: str) -> History:
+    """Read a log that was verified; lines that are no entries are left to the verifier's findings."""
+    history = History(origin=origin, name=name, role=role)
+    for file in sorted(LogFolder(path).segments.glob("*.jsonl")):
+        with file.open("rb") as lines:
+            for raw in lines:
+                _take(history, raw.removesuffix(b"\n"))
+    return history
+
+
+def _take(history: History, line: bytes) -> None:
+    if type_of(line.decode(errors="replace")) not in TYPES:
+        return
+    try:
+        entry = read_line(line)
+    except CodecError:
+        return
+    record = Record(
+        seq=entry["seq"],
+        ts=entry["ts"],
+        boot=entry["boot"],
+        type=entry["type"],
+        run=entry["run"],
+        round=entry["round"],
+        body=entry["body"],
+    )
+    history.by_type.setdefault(record.type, []).append(record)
+    first, _ = history.boots.get(record.boot, (record.ts, record.ts))
+    history.boots[record.boot] = (first, record.ts)
+
+
+def rounds_of(histories: Sequence[History]) -> list[tuple[str | None, int]]:
+    """Every (run, round) that any log speaks of, in order."""
+    keys = {
+        (record.run, record.round) for history in histories for record in history.of(*TYPES) if record.round is not None
+    }
+    return sorted(keys, key=lambda key: (key[0] or "", key[1]))

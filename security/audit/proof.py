@@ -1,0 +1,112 @@
+"""A single entry with everything needed to check it, in C2SP's tlog-proof form: to hand one fact to one person."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from security.audit import canonical
+from security.audit.epochs import EpochChain
+from security.audit.event import read_line
+from security.audit.note import Note, VerifierKey, head_of
+from security.audit.roster import Roster
+from security.audit.store import LogFolder
+from security.errors import CodecError, ConfigError, VerificationFailed
+from security.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
+
+HEADER: Final = "c2sp.org/tlog-proof@v1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """An entry, its place, the path to a signed head, and the endorsements that lead to the head's key."""
+
+    line: bytes
+    index: int
+    path: tuple[bytes, ...]
+    head: Note
+    endorsements: tuple[Note, ...]
+
+    def encode(self) -> bytes:
+        """The proof file. The entry and the endorsements travel in `extra`, which nobody has to believe."""
+        notes = [note.encode().decode() for note in self.endorsements]
+        extra = canonical.dumps({"endorsements": notes, "entry": self.line.decode()})
+        lines = [HEADER, f"extra {_b64(extra)}", f"index {self.index}", *map(_b64, self.path), "", ""]
+        return "\n".join(lines).encode() + self.head.encode()
+
+    @classmethod
+    def parse(cls, data: bytes) -> Proof:
+        """Read a proof file strictly."""
+        try:
+            top, note = data.split(b"\n\n", 1)
+            header, extra, index, *path = top.decode("ascii").split("\n")
+            value = canonical.loads(base64.b64decode(extra.removeprefix("extra "), validate=True))
+            if header != HEADER or not index.startswith("index ") or len(path) > MAX_PATH:
+                raise CodecError("not a proof of an entry")
+            return cls(
+                line=value["entry"].encode(),
+                index=int(index.removeprefix("index ")),
+                path=tuple(base64.b64decode(step, validate=True) for step in path),
+                head=Note.parse(note),
+                endorsements=tuple(Note.parse(text.encode()) for text in value["endorsements"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CodecError("not a proof of an entry") from error
+
+    def check(self, root: VerifierKey) -> dict[str, Any]:
+        """The entry, if it is in the log that `root` speaks for.
+
+        :raises VerificationFailed: if that is not shown.
+        """
+        head = head_of(self.head)
+        if head.origin != root.name:
+            raise VerificationFailed("the proof is of another log", where=head.origin)
+        chain = EpochChain.verify(head.origin, root, self.endorsements)
+        self.head.verify(chain.keys)
+        verify_inclusion(leaf=leaf_hash(self.line), index=self.index, size=head.size, path=self.path, root=head.root)
+        entry = read_line(self.line)
+        if entry["seq"] != self.index or entry["origin"] != head.origin:
+            raise VerificationFailed("the entry is not the one the proof names")
+        return entry
+
+    def witnesses(self, roster: Roster) -> dict[str, int]:
+        """Who cosigned the head, and when."""
+        keys = roster.cosigners_for(head_of(self.head).origin)
+        known = {(key.name, key.id) for key in keys}
+        if not any((line.name, line.key_id) in known for line in self.head.signatures):
+            return {}
+        return {key.name: time or 0 for key, time in self.head.verify(keys).items()}
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def prove(path: Path, seq: int) -> Proof:
+    """Prove one entry under the newest witnessed head that covers it, or else the newest head."""
+    folder = LogFolder(path)
+    folder.check_format()
+    tree, wanted = Tree(), b""
+    for file in folder.segment_files():
+        with file.open("rb") as lines:
+            for raw in lines:
+                line = raw.removesuffix(b"\n")
+                if tree.size == seq:
+                    wanted = line
+                tree.append(leaf_hash(line))
+    sizes = [size for size in folder.head_sizes() if seq < size <= tree.size]
+    if not wanted or not sizes:
+        raise ConfigError(f"entry {seq} is not under a signed head", where=str(path), hint=f"there are {tree.size}")
+    size = sizes[-1]
+    if folder.cosigned.exists():
+        cosigned = head_of(Note.parse(folder.cosigned.read_bytes())).size
+        size = cosigned if cosigned in sizes else size
+    return Proof(
+        line=wanted,
+        index=seq,
+        path=tree.inclusion_path(seq, size),
+        head=folder.head(size),
+        endorsements=tuple(folder.endorsements()),
+    )

@@ -1,0 +1,381 @@
+"""The auditor's report: one page, self-contained, without script, that prints on paper and says how to repeat it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from security.audit import charts, report_text, wording
+from security.audit.cross import Crossed
+from security.audit.facts import History, rounds_of
+from security.audit.findings import Finding, Severity
+from security.audit.html import Child, Markup, code, table, tag
+from security.audit.report_style import STYLE
+from security.audit.roster import SITE
+
+Round = tuple[str | None, int]
+
+
+def report_json(result: Crossed) -> dict[str, Any]:
+    """The same facts for machines."""
+    return {
+        "verdict": wording.VERDICTS[result.exit_code],
+        "matched_messages": result.matched,
+        "logs": [wording.log_json(log, log.findings, None) for log in result.logs],
+        "privacy": [wording.statement_json(statement) for statement in result.statements],
+        "rounds": [_round_json(result, key) for key in rounds_of(result.histories)],
+        "findings": [finding.to_json() for finding in result.findings],
+    }
+
+
+def render(result: Crossed, *, pinned: bool) -> str:
+    """The page."""
+    sections = [
+        _verdict(result),
+        _checked(result, pinned),
+        _parties(result),
+        _findings(result),
+        _rounds(result),
+        _ledger(result),
+        _privacy(result),
+        _timeline(result),
+        _meaning(),
+        _regulations(),
+        _appendix(result, pinned),
+    ]
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        # Even if something slipped through the escaping, a browser would neither run nor fetch it.
+        tag("meta", http_equiv="Content-Security-Policy", content="default-src 'none'; style-src 'unsafe-inline'"),
+        tag("title", "Privacy audit report"),
+        tag("style", Markup(STYLE)),
+    )
+    body = tag("body", tag("main", sections))
+    return "<!doctype html>\n" + tag("html", head, body, lang="en") + "\n"
+
+
+def _section(title: str, *children: Child) -> Markup:
+    return tag("section", tag("h2", title), *children)
+
+
+def _verdict(result: Crossed) -> Markup:
+    kind = {0: "good", 1: "bad", 3: "open"}[result.exit_code]
+    title, sentence = report_text.VERDICTS[result.exit_code]
+    counts = Counter(finding.severity for finding in result.findings)
+    names = ", ".join(history.name for history in result.histories)
+    ends = [record.ts for history in result.histories for record in history.of("agent.start", "agent.stop")]
+    summary = (
+        f"{counts[Severity.FAIL]} findings, {counts[Severity.UNDECIDED]} undecided, {counts[Severity.NOTE]} notes. "
+        f"Logs of {names}."
+    )
+    return tag(
+        "header",
+        tag("p", "Lazaret privacy audit", cls="kicker"),
+        tag("h1", "What left each hospital, and what it cost"),
+        tag(
+            "div",
+            tag("p", title, cls="word"),
+            tag("p", sentence),
+            tag("p", summary, cls="small"),
+            cls=f"verdict {kind}",
+        ),
+        tag("p", f"From {wording.when(min(ends) / 1000)} to {wording.when(max(ends) / 1000)}.", cls="small")
+        if ends
+        else None,
+    )
+
+
+def _checked(result: Crossed, pinned: bool) -> Markup:
+    entries, heads = sum(log.size for log in result.logs), sum(len(log.heads.heads) for log in result.logs)
+    cosigned = sum(len(head.cosigners) for log in result.logs for head in log.heads.heads)
+    done = [
+        f"{entries:,} entries parsed strictly and hashed again; {heads:,} signed heads compared with the tree",
+        f"{cosigned:,} cosignatures of witnesses, and heads that each party holds of the others",
+        f"{sum(log.ledger.count for log in result.logs):,} outgoing messages: type, exact length, mask",
+        f"{result.matched:,} of them matched with the coordinator's log by identity, digest, length and type",
+        "one model, one cohort and one survivor set in each round, across all logs given",
+        f"epsilon of {len(result.statements)} site(s) recomputed from recorded mechanisms",
+    ]
+    open_points = [finding for finding in result.findings if finding.severity is Severity.UNDECIDED]
+    not_done = [f"{finding.log}: {finding.detail}" for finding in open_points]
+    if not pinned:
+        not_done.append("keys were taken from the logs themselves; pin them with --root-key")
+    if not any(log.ledger.readings for log in result.logs):
+        not_done.append("no network counters were logged, so nothing outside the agent confirms the byte totals")
+    not_done += list(report_text.NEVER_SHOWN)
+    return _section(
+        "What was checked, and what could not be",
+        tag(
+            "div",
+            tag("div", tag("h3", "Checked"), tag("ul", [tag("li", item) for item in done], cls="ticks")),
+            tag("div", tag("h3", "Not shown by these logs"), tag("ul", [tag("li", item) for item in not_done])),
+            cls="two",
+        ),
+    )
+
+
+def _parties(result: Crossed) -> Markup:
+    rows = []
+    for log, history in zip(result.logs, result.histories, strict=True):
+        newest, witnessed = log.heads.newest, log.heads.witnessed
+        parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
+        names = sorted(parties.get(key, key.name) for key in witnessed.cosigners) if witnessed else []
+        rows.append(
+            (
+                tag("strong", history.name),
+                log.role,
+                log.size,
+                newest.checkpoint.size if newest else "none",
+                f"{witnessed.checkpoint.size:,} by {', '.join(names)}" if witnessed else "not witnessed",
+                log.epochs,
+                code(newest.checkpoint.root.hex(), 12) if newest else "",
+            )
+        )
+    head = ("party", "role", "entries", "newest head", "witnessed up to", "key epochs", "root hash")
+    return _section("The logs", table(head, rows, numeric=(2, 3, 5)))
+
+
+def _findings(result: Crossed) -> Markup:
+    weights = {Severity.FAIL: 0, Severity.UNDECIDED: 1, Severity.NOTE: 2}
+    found = sorted(result.findings, key=lambda finding: weights[finding.severity])
+    if not found:
+        return _section("Findings", tag("p", "None."))
+    return _section("Findings", [_finding(finding) for finding in found])
+
+
+def _finding(finding: Finding) -> Markup:
+    kind = {Severity.FAIL: "bad", Severity.UNDECIDED: "open", Severity.NOTE: "quiet"}[finding.severity]
+    where = f" Entries: {', '.join(f'{entry:,}' for entry in finding.entries)}." if finding.entries else ""
+    return tag(
+        "article",
+        tag("h3", tag("span", finding.severity.value, cls="badge"), " ", finding.code),
+        tag("p", finding.detail),
+        tag(
+            "p",
+            f"{finding.meaning}. Log: {finding.log}.{where} Next: {finding.ask}.",
+            cls="small",
+        ),
+        cls=f"finding {kind}",
+    )
+
+
+# Rounds
+
+
+def _round_json(result: Crossed, key: Round) -> dict[str, Any]:
+    facts = _RoundFacts(result.histories, key)
+    return {
+        "run": key[0],
+        "round": key[1],
+        "models": sorted(facts.models),
+        "cohorts": sorted(facts.cohorts),
+        "uploads": sorted(facts.uploads),
+        "dropouts": sorted(facts.dropouts),
+        "bytes": dict(facts.bytes),
+        "surplus": facts.surplus,
+    }
+
+
+class _RoundFacts:
+    """What all logs say about one round."""
+
+    def __init__(self, histories: Sequence[History], key: Round) -> None:
+        self.models: set[str] = set()
+        self.cohorts: set[str] = set()
+        self.cohort_size = 0
+        self.uploads: set[str] = set()
+        self.dropouts: set[str] = set()
+        self.bytes: Counter[str] = Counter()
+        self.surplus = 0
+        self.unmasked = 0
+        for history in histories:
+            self._take(history, key)
+
+    def _take(self, history: History, key: Round) -> None:
+        for record in history.of("model.received", "round.invited", "egress", "secagg.survivors"):
+            if record.key != key:
+                continue
+            body = record.body
+            match record.type:
+                case "model.received":
+                    self.models.add(body["model"])
+                case "round.invited":
+                    self.cohorts.add(body["cohort"])
+                    self.cohort_size = max(self.cohort_size, body["cohort_size"])
+                case "secagg.survivors":
+                    self.dropouts.update(body["dropouts"])
+                case _:
+                    self.bytes[body["data_class"]] += body["bytes"]
+                    self.surplus += body["bytes"] - body["expected_bytes"]
+                    if body["data_class"] == "masked-vector":
+                        self.uploads.add(history.name)
+                        self.unmasked += not body["masked"]
+
+
+def _rounds(result: Crossed) -> Markup:
+    spent = {
+        (item.run, item.round): f"{item.recomputed:.2f}" for statement in result.statements for item in statement.series
+    }
+    rows = []
+    for key in rounds_of(result.histories):
+        facts = _RoundFacts(result.histories, key)
+        control = sum(facts.bytes.values()) - facts.bytes["masked-vector"]
+        rows.append(
+            (
+                key[1],
+                _one_of(facts.models),
+                [f"{facts.cohort_size}, ", _one_of(facts.cohorts)],
+                f"{len(facts.uploads)}" + (f" (without {', '.join(sorted(facts.dropouts))})" if facts.dropouts else ""),
+                wording.quantity(facts.bytes["masked-vector"]),
+                wording.quantity(control),
+                _equation(facts.surplus),
+                "yes" if not facts.unmasked else tag("strong", "NO", cls="alarm"),
+                spent.get(key, "-"),
+            )
+        )
+    head = (
+        "round",
+        "model in",
+        "cohort",
+        "in the sum",
+        "masked",
+        "other",
+        "beyond the equation",
+        "all masked",
+        "epsilon",
+    )
+    note = "Every length must equal what its type, cohort and dimension give; one surplus byte would be a finding."
+    return _section("Round by round", tag("p", note), table(head, rows, numeric=(0, 4, 5, 6, 8)))
+
+
+def _one_of(values: set[str]) -> Child:
+    """One digest, or an alarm where parties saw several."""
+    if len(values) <= 1:
+        return code(next(iter(values), "-"), 10)
+    return tag("strong", f"{len(values)} different", cls="alarm")
+
+
+def _equation(surplus: int) -> Child:
+    return "0 B" if surplus == 0 else tag("strong", f"{surplus:+,} B", cls="alarm")
+
+
+def _ledger(result: Crossed) -> Markup:
+    classes = sorted({name for log in result.logs for name in log.ledger.messages})
+    rows: list[list[Child]] = []
+    for log, history in zip(result.logs, result.histories, strict=True):
+        if log.role != SITE:
+            continue
+        row: list[Child] = [tag("strong", history.name)]
+        row += [f"{wording.quantity(log.ledger.bytes[name])} in {log.ledger.messages[name]:,}" for name in classes]
+        row += [
+            wording.quantity(log.ledger.total),
+            wording.quantity(log.ledger.counted) if log.ledger.readings else "-",
+        ]
+        row.append(log.types.get("egress.blocked", 0))
+        rows.append(row)
+    head = ["site", *classes, "all", "network counted", "blocked"]
+    return _section(
+        "Everything that left, by class of data",
+        tag("p", report_text.CLASSES),
+        table(head, rows, numeric=range(1, len(head))),
+    )
+
+
+def _privacy(result: Crossed) -> Markup:
+    if not result.statements:
+        return _section("Differential privacy", tag("p", report_text.NO_PRIVACY))
+    rows = [
+        (
+            tag("strong", statement.site),
+            f"{statement.epsilon:.3f}",
+            statement.cap,
+            statement.delta,
+            statement.unit,
+            statement.relation,
+            f"{statement.best_rdp:.3f}",
+            f"{statement.pld:.3f}" if statement.pld is not None else "-",
+            statement.accountant,
+        )
+        for statement in result.statements
+    ]
+    claimed = {statement.site for statement in result.statements}
+    others = [history.name for history in result.histories if history.role == SITE and history.name not in claimed]
+    head = ("site", "epsilon", "cap", "delta", "unit", "neighbours", "best RDP order", "PLD", "accountant")
+    return _section(
+        "Differential privacy",
+        tag("figure", charts.epsilon_chart(result.statements), tag("figcaption", report_text.EPSILON_CAPTION)),
+        table(head, rows, numeric=(1, 2, 3, 6, 7)),
+        tag("dl", [(tag("dt", term), tag("dd", words)) for term, words in report_text.SP_800_226]),
+        tag("p", f"Not claimed for: {', '.join(others)}.") if others else None,
+    )
+
+
+def _timeline(result: Crossed) -> Markup:
+    keys = rounds_of(result.histories)
+    sites = [history.name for history in result.histories if history.role == SITE]
+    cells: dict[tuple[str, str], str] = {}
+    for key in keys:
+        facts = _RoundFacts(result.histories, key)
+        for site in sites:
+            if site in facts.uploads:
+                cells[site, str(key[1])] = "in"
+            elif site in facts.dropouts:
+                cells[site, str(key[1])] = "out"
+    rows = [
+        (
+            history.name,
+            sorted({(time, key.name) for head in log.heads.heads for key, time in head.cosigners.items()}),
+        )
+        for log, history in zip(result.logs, result.histories, strict=True)
+    ]
+    figures: list[Child] = []
+    if keys and sites:
+        chart = charts.cohort_chart([str(key[1]) for key in keys], sites, cells)
+        figures.append(tag("figure", chart, tag("figcaption", report_text.COHORT_CAPTION)))
+    if any(seen for _, seen in rows):
+        figures.append(tag("figure", charts.witness_chart(rows), tag("figcaption", report_text.WITNESS_CAPTION)))
+    return _section("Cohorts and witnesses over time", figures or tag("p", "Nothing to draw."))
+
+
+def _meaning() -> Markup:
+    return _section(
+        "What these logs can and cannot show",
+        [tag("p", paragraph) for paragraph in report_text.MEANING],
+        tag("ol", [tag("li", tag("strong", name), ": ", words) for name, words in report_text.LEGS]),
+    )
+
+
+def _regulations() -> Markup:
+    return _section(
+        "Regulation map",
+        tag("p", report_text.REGULATION_NOTE, cls="small"),
+        table(("rule", "asks for", "evidence in this report"), report_text.REGULATIONS),
+    )
+
+
+def _appendix(result: Crossed, pinned: bool) -> Markup:
+    names = " ".join(log.folder.name for log in result.logs)
+    pin = " --root-key root.pem"
+    commands = "\n".join(
+        (
+            f"privacy-audit verify {names}{pin}",
+            f"privacy-audit cross {names}{pin}",
+            f"privacy-audit report {names}{pin} -o report.html",
+        )
+    )
+    rows = [
+        (code(log.origin), head.checkpoint.size, code(head.checkpoint.root.hex()))
+        for log in result.logs
+        for head in ((log.heads.newest,) if log.heads.newest else ())
+    ]
+    return _section(
+        "How to repeat this",
+        tag("p", report_text.REPEAT if pinned else report_text.REPEAT_UNPINNED),
+        tag("pre", commands),
+        tag("h3", "Newest heads"),
+        table(("log", "size", "root hash"), rows, numeric=(1,)),
+        tag("div", tag("p", "Auditor"), tag("p", "Date"), tag("p", "Signature"), cls="sign"),
+    )
