@@ -1,0 +1,238 @@
+"""One encoding for each message, one message for each encoding, and sizes that follow from public numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from security import codec
+from security.errors import CodecError
+from security.secagg import certificates, messages, records, wire, wire_size
+from security.secagg.certificates import Advert
+from security.secagg.context import RoundContext
+from security.secagg.loopback import COORDINATOR, Drop, LoopbackFederation
+from security.secagg.wire import Wire
+from tests.support.secagg_world import federation, random_updates
+
+
+@cache
+def recorded() -> tuple[tuple[str, str, bytes], ...]:
+    """Two rounds of five sites, the second with a site that drops out."""
+    run = federation(5)
+    run.transcript = []
+    run.run_round(random_updates(run.policy.layout, run.sites, 1))
+    run.run_round(random_updates(run.policy.layout, run.sites, 2), drops={"site-01": Drop(messages.UploadFrame)})
+    return tuple(run.transcript)
+
+
+@cache
+def five() -> LoopbackFederation:
+    return federation(5)
+
+
+@cache
+def examples() -> dict[type[Wire], tuple[Wire, bytes]]:
+    found: dict[type[Wire], tuple[Wire, bytes]] = {}
+    for _, _, data in recorded():
+        message, _ = messages.decode(data)
+        found.setdefault(type(message), (message, data))
+    return found
+
+
+def test_a_round_uses_most_messages() -> None:
+    assert len(examples()) >= 16
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Any value that a kind of field can hold."""
+    match kind:
+        case wire.Number():
+            return st.integers(kind.least, kind.limit)
+        case wire.Fixed():
+            return st.binary(min_size=kind.length, max_size=kind.length)
+        case wire.Bounded():
+            return st.sampled_from([b"", bytes(min(kind.limit, certificates.BOX_BYTES))])
+        case wire.Name():
+            return st.sampled_from(["a", "1", "12", "site-07", "north.example"])
+        case wire.Nested():
+            return instances(kind.type)
+        case wire.Many():
+            return st.lists(values(kind.item), max_size=min(2, kind.limit)).map(tuple)
+        case wire.Maybe():
+            return st.none() | values(kind.item)
+    raise AssertionError(kind)
+
+
+def instances(cls: type[Wire]) -> st.SearchStrategy[Any]:
+    if cls is RoundContext:
+        plan = examples()[messages.Plan][0]
+        assert isinstance(plan, messages.Plan)
+        return st.integers(0, 2**64 - 1).map(lambda number: replace(plan.context, round=number))
+    return st.fixed_dictionaries({name: values(kind) for name, kind in wire.kinds(cls)}).map(lambda told: cls(**told))
+
+
+@pytest.mark.parametrize("cls", [*messages.KINDS.values(), *records.KINDS.values()], ids=lambda cls: cls.__name__)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=st.data())
+def test_round_trip(cls: type[Wire], data: st.DataObject) -> None:
+    value = data.draw(instances(cls))
+    raw = value.to_bytes()
+    assert cls.from_bytes(raw) == value
+    for broken in (raw + b"\0", raw[:-1]):
+        with pytest.raises(CodecError):
+            cls.from_bytes(broken)
+    if cls in messages.KINDS.values():
+        assert messages.decode(messages.encode(value, log_head=b"head")) == (value, b"head")
+    else:
+        assert records.decode(records.encode(value)) == value
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_garbage_is_refused_or_means_exactly_itself(data: st.DataObject) -> None:
+    """Flip bytes of a real message: it is refused, or it is the one encoding of another message."""
+    _, raw = data.draw(st.sampled_from(sorted(examples().values(), key=lambda pair: pair[1][:4])))
+    changed = bytearray(raw[:2000])
+    for _ in range(data.draw(st.integers(1, 4))):
+        changed[data.draw(st.integers(0, min(len(changed), 400) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        message, head = messages.decode(bytes(changed))
+    except CodecError:
+        return
+    assert messages.encode(message, log_head=head) == bytes(changed)
+
+
+def test_unknown_kinds_and_long_heads() -> None:
+    with pytest.raises(CodecError, match="unknown message kind 999"):
+        messages.decode(codec.u32(999) + codec.tlv(b""))
+    with pytest.raises(CodecError, match="log head"):
+        messages.encode(messages.Ready(site="a", round=1), log_head=bytes(messages.MAX_LOG_HEAD + 1))
+    with pytest.raises(CodecError, match="unknown record kind"):
+        records.decode(codec.u32(999))
+
+
+@pytest.mark.parametrize(
+    ("build", "text"),
+    [
+        (lambda: messages.Ready(site="", round=1), "expected a name"),
+        (lambda: messages.Ready(site="a/b", round=1), "expected a name"),
+        (lambda: messages.Ready(site="a" * 65, round=1), "expected a name"),
+        (lambda: messages.Ready(site="a", round=-1), "whole number"),
+        (lambda: messages.Ready(site="a", round=True), "whole number"),
+        (lambda: messages.Refusal(site="a", ctx=bytes(31)), "expected 32 bytes"),
+        (lambda: messages.UploadFrame(kx=bytes(32), index=0, data=bytes(256 * 1024 + 1)), "at most"),
+        (lambda: messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=b"x"), "empty or 92"),
+        (lambda: messages.Rollback(advert="x"), "expected a Advert"),  # type: ignore[arg-type]
+        (lambda: messages.AuditOrder(result=bytes(32), absent=["a"]), "tuple"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_message_is_checked_when_it_is_made(build: Callable[[], Any], text: str) -> None:
+    with pytest.raises(CodecError, match=text):
+        build()
+
+
+def test_members_are_sorted_distinct_and_counted() -> None:
+    plan = examples()[messages.Plan][0]
+    assert isinstance(plan, messages.Plan)
+    members = plan.context.members
+    for broken in (members[::-1], members[:-1], (members[0], *members[:-1])):
+        with pytest.raises(CodecError, match="members"):
+            replace(plan.context, members=broken)
+
+
+def test_ids_that_run_together_sign_different_bytes() -> None:
+    """ "1" + "23" and "12" + "3" are not the same: every field has its length."""
+    advert = examples()[Advert][0]
+    assert isinstance(advert, Advert)
+    bodies = {replace(advert, site=site).body() for site in ("1", "12", "23", "123")}
+    assert len(bodies) == 4
+
+
+def expected_size(sender: str, receiver: str, message: Wire) -> int:
+    run = five()
+    sites, layout = list(run.sites), run.policy.layout
+    told = {"federation": run.policy.federation, "run": run.policy.run}
+    match message:
+        case messages.Hello():
+            return wire_size.hello(sender)
+        case Advert():
+            return wire_size.advert(sender)
+        case messages.Shares():
+            return wire_size.shares(sender, n=5)
+        case messages.UploadHeader():
+            return wire_size.upload_header(sender)
+        case messages.UploadFrame() | messages.SumFrame():
+            return wire_size.frame(message.index, vector_bytes=layout.byte_length)
+        case messages.Agree():
+            return wire_size.agree(sender)
+        case messages.Unmask():
+            return wire_size.unmask(sender, n=5)
+        case messages.ChunkRequest():
+            return wire_size.chunk_request(sender)
+        case messages.Ack():
+            return wire_size.ack(sender, chunks=run.policy.chunks)
+        case messages.Adverts():
+            return wire_size.adverts(sites)
+        case messages.Deliver():
+            return wire_size.deliver(sites, receiver)
+        case messages.Survivors():
+            return wire_size.survivors([line.site for line in message.uploads])
+        case messages.Quorum():
+            return wire_size.quorum([line.site for line in message.agreements])
+        case messages.Result():
+            alive, agreeing = [u.site for u in message.uploads], [s.site for s in message.agreements]
+            return wire_size.result(sites, alive=alive, agreeing=agreeing, **told)
+        case messages.ChunkPiece():
+            return wire_size.chunk_piece(message.site, message.chunk, vector_bytes=layout.byte_length)
+        case messages.AbortRequest():
+            return wire_size.abort_request(sites, **told)
+        case messages.Abort():
+            return wire_size.abort(sender)
+    return -1
+
+
+def test_sizes_follow_from_public_numbers() -> None:
+    seen = set()
+    for sender, receiver, data in recorded():
+        message, _ = messages.decode(data)
+        size = expected_size(sender, receiver, message)
+        if size >= 0:
+            assert size == len(data), type(message).__name__
+            seen.add(type(message))
+    assert len(seen) >= 15
+
+
+def test_sizes_of_what_a_quiet_round_does_not_send() -> None:
+    advert = examples()[Advert][0]
+    assert isinstance(advert, Advert)
+    for message, size in (
+        (messages.Ready(site="ab", round=7), wire_size.ready("ab", log_head=9)),
+        (messages.Refusal(site="ab", ctx=bytes(32)), wire_size.refusal("ab", log_head=9)),
+        (messages.Abort(site="ab", ctx=bytes(32), code=1, signature=bytes(64)), wire_size.abort("ab", log_head=9)),
+        (
+            messages.Accusation(site="ab", kx=bytes(32), dealer="xyz", signature=bytes(64)),
+            wire_size.accusation("ab", "xyz", log_head=9),
+        ),
+        (messages.Rollback(advert=advert), wire_size.rollback(advert.site, log_head=9)),
+    ):
+        assert len(messages.encode(message, log_head=bytes(9))) == size
+
+
+def test_an_upload_is_hardly_larger_than_its_vector() -> None:
+    for n, bound in ((10, 1.001), (100, 1.005)):
+        vector = 4 * 4_007_548
+        control = wire_size.advert("site-00") + wire_size.shares("site-00", n=n) + wire_size.agree("site-00")
+        total = wire_size.upload("site-00", vector_bytes=vector) + control + wire_size.unmask("site-00", n=n)
+        assert total <= bound * vector
+
+
+def test_messages_of_sites_are_those_that_sites_send() -> None:
+    for sender, _, data in recorded():
+        message, _ = messages.decode(data)
+        assert (type(message) in messages.FROM_SITE) == (sender != COORDINATOR)

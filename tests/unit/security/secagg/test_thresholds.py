@@ -1,0 +1,105 @@
+"""Sizes of quorums: the numbers of the specification, and why they are what they are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.errors import ConfigError, PolicyViolation
+from security.secagg import thresholds
+from security.secagg.loopback import LoopbackFederation
+from tests.support.secagg_world import federation
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "t", "a"),
+    [
+        (3, 0, 3, 1),
+        (3, 1, 3, 2),
+        (4, 1, 3, 3),
+        (5, 1, 4, 3),
+        (6, 1, 4, 4),
+        (7, 2, 5, 5),
+        (10, 3, 7, 7),
+        (20, 6, 14, 13),
+        (50, 16, 34, 33),
+        (100, 33, 67, 67),
+    ],
+)
+def test_table(n: int, c: int, t: int, a: int) -> None:
+    sizes = thresholds.derive(n=n, c=c, m=3)
+    assert (sizes.t, sizes.a) == (t, a)
+
+
+def test_default_colluders() -> None:
+    assert [thresholds.default_colluders(n) for n in (2, 3, 4, 6, 7, 10, 100)] == [0, 0, 1, 1, 2, 3, 33]
+
+
+def test_every_legal_cohort_has_the_three_properties() -> None:
+    legal = 0
+    for n in range(2, 80):
+        for c in range(n):
+            try:
+                sizes = thresholds.derive(n=n, c=c, m=3)
+            except PolicyViolation:
+                continue
+            legal += 1
+            assert 2 * sizes.t - n > c, "two quorums share an honest site"
+            assert sizes.t - c >= 2, "every sum has two honest terms"
+            assert n - sizes.a + c < sizes.t <= n - (sizes.a - 1) + c, "a is the least number that kills a sum"
+            assert c < sizes.a <= sizes.t, "colluders alone cannot abort"
+    assert legal > 1000
+
+
+def test_colluders_and_one_victim_are_no_cohort() -> None:
+    with pytest.raises(PolicyViolation, match="cannot hold a quorum") as caught:
+        thresholds.derive(n=4, c=3, m=3)
+    assert "at least 5" in str(caught.value.hint)
+
+
+def test_smallest_cohorts() -> None:
+    assert thresholds.least_cohort(c=33, m=3) == 35
+    assert thresholds.least_cohort(c=3, m=3) == 5
+    assert thresholds.least_cohort(c=3, m=3, roster=10) == 7
+    assert thresholds.least_cohort(c=0, m=3) == 3
+
+
+def two_sites(**options: bool) -> LoopbackFederation:
+    made = federation(3)
+    made.policy = replace(made.policy, **options)  # type: ignore[arg-type]
+    return made
+
+
+def test_two_sites_need_the_manifest_and_noise() -> None:
+    for allow, noise in ((False, False), (True, False), (False, True)):
+        with pytest.raises(PolicyViolation, match="each site the other's update"):
+            two_sites(allow_two_site=allow, dp_active=noise).policy.thresholds(2)
+    sizes = two_sites(allow_two_site=True, dp_active=True).policy.thresholds(2)
+    assert (sizes.n, sizes.t, sizes.m) == (2, 2, 2)
+
+
+def test_a_policy_refuses_confusion() -> None:
+    policy = federation(3).policy
+    one, two, three = policy.roster
+    for roster, text in (
+        ((one, replace(two, site=one.site), three), "same id"),
+        ((one, replace(two, cert=one.cert), three), "same certificate"),
+        ((one, replace(two, key=one.key), three), "same signing key"),
+    ):
+        with pytest.raises(ConfigError, match=text):
+            replace(policy, roster=roster)
+    with pytest.raises(ConfigError, match="m at least 3"):
+        replace(policy, m=2)
+    with pytest.raises(ConfigError, match="smaller roster"):
+        replace(policy, roster=federation(4).policy.roster, coordinator=federation(4).policy.coordinator)
+
+
+def test_unlisted_and_revoked_sites_have_no_entry() -> None:
+    policy = federation(3).policy
+    with pytest.raises(PolicyViolation, match="not in the roster"):
+        policy.entry("stranger")
+    revoked = replace(policy, revoked=frozenset({policy.roster[0].cert}))
+    with pytest.raises(PolicyViolation, match="revoked"):
+        revoked.entry(policy.roster[0].site)
+    assert not revoked.lists(policy.roster[0].site) and revoked.lists(policy.roster[1].site)
