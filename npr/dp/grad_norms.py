@@ -21,7 +21,7 @@ from torch.nn import functional
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
 from security.errors import ConfigError
 
-from timm.layers import Conv2dSame  # isort: skip
+from timm.layers import Conv2dSame, Linear as TimmLinear  # isort: skip
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ def shares_of(layer: nn.Module, a: Tensor, b: Tensor, wanted: frozenset[Tensor])
 
 def supports(layer: nn.Module) -> bool:
     """Exact types only: a subclass may transform its weight first, and its gradient then has another form."""
-    if type(layer) not in (nn.Linear, nn.Conv2d, Conv2dSame, nn.GroupNorm, nn.LayerNorm):
+    if type(layer) not in (nn.Linear, TimmLinear, nn.Conv2d, Conv2dSame, nn.GroupNorm, nn.LayerNorm):
         return False
     if isinstance(layer, nn.LayerNorm):
         return len(layer.normalized_shape) == 1

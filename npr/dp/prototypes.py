@@ -58,12 +58,11 @@ def public_projection(width: int, dimensions: int, public_seed: str) -> Real:
 
 def unit_features(features: Real, projection: Real) -> Real:
     """Project, then normalise; zero where that is impossible, so that no record makes the sums infinite."""
-    projected = np.nan_to_num(features.astype(np.float64), nan=np.inf) @ projection.T
-    with np.errstate(invalid="ignore", over="ignore"):
-        length = np.linalg.norm(projected, axis=1, keepdims=True)
-        unit = projected / length
-    good = np.isfinite(unit).all(axis=1) & np.isfinite(length[:, 0]) & (length[:, 0] > 0)
-    return np.where(good[:, None], unit, 0.0)
+    finite = np.isfinite(features).all(axis=1, keepdims=True)
+    projected = np.where(finite, features, 0.0) @ projection.T
+    with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+        unit = projected / np.linalg.norm(projected, axis=1, keepdims=True)
+    return np.where(np.isfinite(unit).all(axis=1, keepdims=True), unit, 0.0)
 
 
 def class_sums(unit: Real, labels: NDArray[np.int64], units: Units, classes: int) -> Lattice:

@@ -44,7 +44,11 @@ class RenyiFilter:
 
     def epsilon(self, divergence: float) -> float:
         """Epsilon that a total divergence stands for; nothing spent is zero."""
-        return max(0.0, divergence + conversion(self.order, self.delta)) if divergence > 0 else 0.0
+        if divergence == 0:
+            return 0.0
+        epsilon = divergence + conversion(self.order, self.delta)
+        # Not max(): that would turn a NaN into zero.
+        return 0.0 if epsilon < 0 else epsilon
 
     def admit(self, divergence: float, events: Sequence[MechanismEvent]) -> float:
         """The total divergence after `events`, or BudgetExhausted."""

@@ -1,0 +1,3 @@
+"""Prepares torchvision before a test module here imports timm."""
+
+from npr import _torchvision as _torchvision
