@@ -55,3 +55,6 @@ SIGN_RENEWAL: Final = _label("renewal-sig")
 # Privacy ledger: its hash chain, and the salted commitment to its head that goes into the advert.
 DP_LEDGER: Final = _label("dp-ledger")
 DP_LEDGER_COMMITMENT: Final = _label("dp-ledger-head")
+
+# Names of messages in the privacy logs.
+MESSAGE_ID: Final = _label("msgid")

@@ -1,0 +1,165 @@
+"""Writes federation.proto from the message types, so that schema and code cannot drift apart.
+
+Each field's comment states its data class and its bound. Run `scripts/generate-protos` after changing a message; a test
+compares what is committed with what this file writes.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Collection, Iterator
+from typing import Final
+
+from security import relay
+from security.codec import U32_MAX, U64_MAX
+from security.secagg import wire
+from security.secagg.wire import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
+
+SEQUENCE_FIELD: Final = 100
+LOG_HEAD_FIELD: Final = 101
+MAX_FRAME: Final = 1024 * 1024
+
+HEADER: Final = """\
+// The only wire schema. Written by protos/schema.py from the message types; do not edit, run scripts/generate-protos.
+//
+// A comment behind a field says which class of data it holds and how large it may be. Every field is required, except
+// messages marked "none or one": presence is explicit (edition 2023), and a message with a field missing, unknown,
+// repeated or in another order than its number is refused. Numbers have fixed width, so that a message's length
+// follows from public sizes alone.
+//
+// Classes: control (names, counters, codes), digest, signature, public-key, checkpoint (heads of privacy logs),
+// sealed-share (encrypted for one peer), mask-share (of a mask, released only after agreement), opened-mask,
+// masked-vector, aggregate (the sum over all survivors), model, manifest. There is no field for an update that is not
+// masked, for a prototype, a class count or an image.
+edition = "2023";
+
+package lazaret.federation.v1;
+"""
+SERVICE: Final = """\
+// A site opens one stream and keeps it; the coordinator pushes over it and never connects to a site.
+service Federation {
+  rpc Converse(stream FromSite) returns (stream FromCoordinator);
+}
+"""
+# Where the kind of a field does not tell its class of data.
+CLASSES: Final = {
+    "Advert.mask_key": "public-key",
+    "Advert.share_key": "public-key",
+    "EpochKey.public": "public-key",
+    "EpochKey.endorser": "checkpoint",
+    "HeadSignature.key_id": "checkpoint",
+    "HeadSignature.value": "signature",
+    "DealtShare.box": "sealed-share",
+    "OpenedShare.box": "sealed-share",
+    "OpenedShare.share": "mask-share",
+    "Unmask.shares": "mask-share",
+    "Result.seeds": "opened-mask",
+    "Result.keys": "opened-mask",
+    "UploadFrame.data": "masked-vector",
+    "ChunkPiece.data": "masked-vector",
+    "SumFrame.data": "aggregate",
+    "StateFrame.data": "model",
+    "ManifestFrame.data": "manifest",
+    "Ack.bitmap": "control",
+}
+
+
+def schema() -> str:
+    messages = "\n".join(_message(cls) for cls in _closure(relay.KINDS[number] for number in sorted(relay.KINDS)))
+    site = _envelope("FromSite", "What a site may send; nothing else leaves a hospital.", relay.FROM_SITE)
+    coordinator = _envelope("FromCoordinator", "What the coordinator may send.", relay.FROM_COORDINATOR)
+    return "\n".join([HEADER, SERVICE, site, coordinator, messages])
+
+
+def field_name(cls: type[Wire]) -> str:
+    """The name of a message in its envelope: `UploadFrame` is `upload_frame`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+
+
+def _closure(roots: Iterator[type[Wire]]) -> list[type[Wire]]:
+    """Every type that is used, each before the first one that holds it."""
+    found: dict[type[Wire], None] = {}
+
+    def visit(cls: type[Wire]) -> None:
+        for _, kind in kinds(cls):
+            inner = _item(kind)
+            if isinstance(inner, Nested):
+                visit(inner.type)
+        found[cls] = None
+
+    for root in roots:
+        visit(root)
+    return list(found)
+
+
+def _envelope(name: str, words: str, allowed: Collection[type[Wire]]) -> str:
+    lines = [f"// {words}", f"message {name} {{"]
+    lines.append(f"  fixed64 sequence = {SEQUENCE_FIELD};  // control; 1, 2, 3, ... on each stream")
+    lines.append(
+        f"  SignedHead log_head = {LOG_HEAD_FIELD};  // checkpoint; the sender's newest; none or one: not with frames"
+    )
+    lines.append(f"  oneof message {{  // exactly one; the whole at most {MAX_FRAME} bytes")
+    lines += [
+        f"    {cls.__name__} {field_name(cls)} = {number};"
+        for number, cls in sorted(relay.KINDS.items())
+        if cls in allowed
+    ]
+    return "\n".join([*lines, "  }", "}", ""])
+
+
+def _message(cls: type[Wire]) -> str:
+    words = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
+    lines = [f"// {line}" for line in textwrap.wrap(words, 116)]
+    lines.append(f"message {cls.__name__} {{")
+    for number, (name, kind) in enumerate(kinds(cls), 1):
+        repeated = "repeated " if isinstance(kind, Many) else ""
+        told = f"{_class(cls, name, kind)}; {bound(kind)}"
+        lines.append(f"  {repeated}{proto_type(_item(kind))} {name} = {number};  // {told}")
+    return "\n".join([*lines, "}", ""])
+
+
+def _item(kind: Kind) -> Kind:
+    return kind.item if isinstance(kind, Many | Maybe) else kind
+
+
+def proto_type(kind: Kind) -> str:
+    if isinstance(kind, Number):
+        return "fixed32" if kind.limit <= U32_MAX else "fixed64"
+    if isinstance(kind, Fixed | Bounded):
+        return "bytes"
+    if isinstance(kind, Name | relay.LogName):
+        return "string"
+    if isinstance(kind, Nested):
+        return kind.type.__name__
+    raise TypeError(f"no wire type for {kind}")
+
+
+def bound(kind: Kind) -> str:
+    if isinstance(kind, Number):
+        powers = {U64_MAX: "2^64-1", 2**53 - 1: "2^53-1", U32_MAX: "2^32-1"}
+        return f"{kind.least}..{powers.get(kind.limit, kind.limit)}"
+    if isinstance(kind, Fixed):
+        return f"{kind.length} bytes"
+    if isinstance(kind, Bounded):
+        return f"at most {kind.limit} bytes"
+    if isinstance(kind, Name | relay.LogName):
+        return f"at most {wire.MAX_NAME if isinstance(kind, Name) else relay.MAX_LOG_NAME} bytes"
+    if isinstance(kind, Many):
+        each = "" if isinstance(kind.item, Nested) else f", each {bound(kind.item)}"
+        return f"at most {kind.limit}{each}"
+    return "none or one" if isinstance(kind, Maybe) else "one"
+
+
+def _class(cls: type[Wire], name: str, kind: Kind) -> str:
+    told = CLASSES.get(f"{cls.__name__}.{name}")
+    inner = _item(kind)
+    if told:
+        return told
+    if isinstance(inner, Nested):
+        return f"see {inner.type.__name__}"
+    if isinstance(inner, Fixed):
+        return {32: "digest", 64: "signature"}[inner.length]
+    if isinstance(inner, Bounded):
+        raise TypeError(f"{cls.__name__}.{name} needs a class of data in protos/schema.py")
+    return "checkpoint" if isinstance(inner, relay.LogName) else "control"
