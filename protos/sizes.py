@@ -119,8 +119,8 @@ def _field(number: int, kind: Kind, length: Any) -> int:
         return _delimited(number, kind.length)
     if isinstance(kind, Nested):
         return _delimited(number, _body(kind.type, length))
-    if length is None or (isinstance(kind, Bounded) and length > kind.limit):
-        raise LocalProtocolError("a length is missing or too large")
+    if length is None or length < 0 or (isinstance(kind, Bounded) and length > kind.limit):
+        raise LocalProtocolError("a length is missing or out of bounds")
     return _delimited(number, length)
 
 

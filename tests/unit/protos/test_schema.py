@@ -1,0 +1,116 @@
+"""The schema is what the message types say, the stubs are what the schema says, and there is no place to hide data."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+
+from protos import federation_pb2 as pb
+from protos.schema import schema
+from security import relay
+from security.secagg.wire import kinds
+
+ROOT = Path(__file__).parents[3]
+FIELD = re.compile(r"^  (repeated )?(\w+) (\w+) = (\d+);  // ([\w-]+|see \w+); (.+)$")
+STUBS = ("federation_pb2.py", "federation_pb2.pyi", "federation_pb2_grpc.py")
+
+
+def test_the_committed_schema_is_what_the_types_say() -> None:
+    assert (ROOT / "protos" / "federation.proto").read_text() == schema(), "run scripts/generate-protos"
+
+
+def test_the_committed_stubs_are_what_the_schema_says(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}"]
+    outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
+    subprocess.run([*command, *outputs, "protos/federation.proto"], cwd=ROOT, check=True, timeout=120)
+    for name in STUBS:
+        made, committed = tmp_path / "protos" / name, ROOT / "protos" / name
+        assert made.read_text() == committed.read_text(), f"{name}: run scripts/generate-protos"
+
+
+def test_every_field_states_its_class_and_its_bound() -> None:
+    inside, fields = "", 0
+    for line in schema().splitlines():
+        if line.startswith("message "):
+            inside = line.split()[1]
+        elif line.startswith("  ") and " = " in line and inside not in ("FromSite", "FromCoordinator"):
+            found = FIELD.match(line)
+            assert found, f"{inside}: {line}"
+            fields += 1
+    assert fields > 150
+
+
+def all_messages(start: Descriptor) -> dict[str, Descriptor]:
+    found: dict[str, Descriptor] = {}
+    waiting = [start]
+    while waiting:
+        message = waiting.pop()
+        if message.name not in found:
+            found[message.name] = message
+            waiting += [field.message_type for field in message.fields if field.message_type]
+    return found
+
+
+def test_only_plain_types_travel() -> None:
+    """No map, no Any, no float, no enum that grows: nothing whose size or meaning is open."""
+    allowed = {
+        FieldDescriptor.TYPE_BYTES,
+        FieldDescriptor.TYPE_STRING,
+        FieldDescriptor.TYPE_FIXED32,
+        FieldDescriptor.TYPE_FIXED64,
+        FieldDescriptor.TYPE_MESSAGE,
+    }
+    for start in (pb.FromSite.DESCRIPTOR, pb.FromCoordinator.DESCRIPTOR):
+        for message in all_messages(start).values():
+            assert not message.is_extendable
+            for field in message.fields:
+                assert field.type in allowed, f"{message.name}.{field.name}"
+                assert field.is_repeated or field.has_presence, f"{message.name}.{field.name}"
+
+
+def test_every_message_travels_in_its_direction_under_its_number() -> None:
+    for envelope, allowed in ((pb.FromSite, relay.FROM_SITE), (pb.FromCoordinator, relay.FROM_COORDINATOR)):
+        oneof = envelope.DESCRIPTOR.oneofs_by_name["message"]
+        carried = {field.number: field.message_type.name for field in oneof.fields}
+        assert carried == {number: cls.__name__ for number, cls in relay.KINDS.items() if cls in allowed}
+        assert len(envelope.DESCRIPTOR.fields) == len(carried) + 2
+    assert set(relay.KINDS.values()) == relay.FROM_SITE | relay.FROM_COORDINATOR
+
+
+def test_field_numbers_follow_the_types() -> None:
+    for cls in relay.KINDS.values():
+        descriptor = pb.DESCRIPTOR.message_types_by_name[cls.__name__]
+        assert [field.name for field in descriptor.fields] == [name for name, _ in kinds(cls)]
+        assert [field.number for field in descriptor.fields] == list(range(1, len(descriptor.fields) + 1))
+
+
+def classes_from_a_site() -> dict[str, set[str]]:
+    reachable = all_messages(pb.FromSite.DESCRIPTOR)
+    classes: dict[str, set[str]] = {}
+    inside = ""
+    for line in schema().splitlines():
+        if line.startswith("message "):
+            inside = line.split()[1]
+        found = FIELD.match(line)
+        if found and inside in reachable and found[2] == "bytes":
+            classes.setdefault(found[5], set()).add(f"{inside}.{found[3]}")
+    return classes
+
+
+def test_no_field_can_carry_a_plaintext_update() -> None:
+    """The only bytes of a site that are not digests, keys, signatures or shares are the masked vector and a bitmap."""
+    classes = classes_from_a_site()
+    assert classes.pop("masked-vector") == {"UploadFrame.data"}
+    assert classes.pop("control") == {"Ack.bitmap"}
+    assert classes.pop("sealed-share") == {"DealtShare.box"}
+    assert set(classes) == {"digest", "signature", "public-key", "mask-share", "checkpoint"}
+
+
+def test_one_service_one_stream() -> None:
+    service = pb.DESCRIPTOR.services_by_name["Federation"]
+    (method,) = service.methods
+    assert (method.name, method.client_streaming, method.server_streaming) == ("Converse", True, True)

@@ -1,0 +1,81 @@
+"""Heads and cosignatures in typed pieces give back the very notes that were signed."""
+
+from __future__ import annotations
+
+import pytest
+
+from security import relay
+from security.audit.epochs import Endorsement, endorse
+from security.audit.note import Checkpoint, KeyType, Note, Signer
+from security.audit.witness import Held, Submission
+from security.errors import CodecError
+from security.relay import EpochKey, Head, HeadSignature, SignedHead, message_id
+
+ORIGIN = "graz.lesions/audit"
+ROOT = Signer.from_seed(ORIGIN, bytes([1]) * 32)
+EPOCHS = [Signer.from_seed(ORIGIN, bytes([number]) * 32) for number in (2, 3)]
+WITNESS = Signer.from_seed("linz.lesions/witness", bytes([9]) * 32, KeyType.COSIGNER)
+
+
+def endorsements() -> tuple[Note, ...]:
+    first, second = (Endorsement(origin=ORIGIN, epoch=n, key=key.key) for n, key in enumerate(EPOCHS))
+    return endorse(ROOT, first), endorse(EPOCHS[0], second)
+
+
+def signed_head(size: int = 5) -> Note:
+    text = Checkpoint(origin=ORIGIN, size=size, root=bytes(range(32))).text
+    return Note(text=text, signatures=(EPOCHS[1].sign(text), WITNESS.cosign(text, 1_800_000_000)))
+
+
+def test_a_head_comes_back_byte_for_byte() -> None:
+    note = signed_head()
+    typed = SignedHead.of(note)
+    assert typed.note.encode() == note.encode()
+    assert SignedHead.from_bytes(typed.to_bytes()) == typed
+    assert typed.note.verify([EPOCHS[1].key, WITNESS.key]) == {EPOCHS[1].key: None, WITNESS.key: 1_800_000_000}
+
+
+def test_a_submission_comes_back() -> None:
+    offer = Submission(old_size=3, path=(bytes(32), bytes([7]) * 32), head=signed_head(), endorsements=endorsements())
+    travelled = Head.from_bytes(Head.of("linz", offer).to_bytes())
+    assert travelled.submission == offer
+    assert travelled.witness == "linz"
+
+
+def test_a_held_head_comes_back_and_still_verifies() -> None:
+    held = Held(head=signed_head(), endorsements=endorsements())
+    travelled = relay.Held.from_bytes(relay.Held.of("linz", held).to_bytes()).held
+    assert travelled == held
+    travelled.verify(ROOT.key, ORIGIN)
+
+
+def test_epoch_keys_travel_in_order_only() -> None:
+    first, second = endorsements()
+    assert EpochKey.of(first, 0).note(ORIGIN, 0) == first
+    with pytest.raises(CodecError, match="not in order"):
+        EpochKey.of(second, 0)
+
+
+@pytest.mark.parametrize("length", [0, 63, 65, 71])
+def test_a_signature_has_one_of_two_lengths(length: int) -> None:
+    with pytest.raises(CodecError):
+        HeadSignature(name=ORIGIN, key_id=bytes(4), value=bytes(length))
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a+b", "x" * 161, "é", "/a"])
+def test_log_names_hold_nothing_but_a_name(name: str) -> None:
+    with pytest.raises(CodecError, match="log name"):
+        HeadSignature(name=name, key_id=bytes(4), value=bytes(64))
+
+
+def test_message_ids_are_all_different() -> None:
+    places = [
+        (site, session, sequence, from_site)
+        for site in ("a", "b", "a1")
+        for session in (1, 2, 11)
+        for sequence in (1, 2, 11)
+        for from_site in (True, False)
+    ]
+    ids = {message_id(site, session, number, from_site=way) for site, session, number, way in places}
+    assert len(ids) == len(places)
+    assert all(len(name) == 32 for name in ids)
