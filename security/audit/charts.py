@@ -80,10 +80,19 @@ def epsilon_chart(statements: Sequence[Statement]) -> Markup:
             points += [(x(index), y(item.recomputed)), (x(index + 1), y(item.recomputed))]
         path = " ".join(f"{px},{py}" for px, py in points)
         parts.append(tag("polyline", points=path, cls="curve", stroke_dasharray=_DASHES[number % 4] or None))
-        end = statement.series[-1].recomputed
-        parts.append(_label(WIDTH - 86, y(end) + 4, f"{statement.site} {end:.2f}", cls="strong"))
+    parts += _end_labels(statements, y)
     parts += _round_axis(statements, x, bottom)
     return _svg(height, "epsilon after each round, and the cap", *parts)
+
+
+def _end_labels(statements: Sequence[Statement], y: _Scale) -> list[Markup]:
+    """Names at the ends of the curves, pushed down where they would cover each other."""
+    labels, lowest = [], 0.0
+    for statement in sorted(statements, key=lambda item: -item.epsilon):
+        at = max(y(statement.epsilon) + 4, lowest + 14)
+        labels.append(_label(WIDTH - 86, at, f"{statement.site} {statement.epsilon:.2f}", cls="strong"))
+        lowest = at
+    return labels
 
 
 def _round_axis(statements: Sequence[Statement], x: _Scale, bottom: int) -> list[Markup]:

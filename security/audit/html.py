@@ -54,4 +54,4 @@ def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, numeric: It
 def code(value: str, length: int | None = None) -> Markup:
     """A digest or name in fixed width, shortened for reading, whole on hover."""
     shown = value if length is None or len(value) <= length else value[:length] + "\N{HORIZONTAL ELLIPSIS}"
-    return tag("code", shown, title=value if shown != value else None)
+    return tag("code", shown, title=value if shown != value else None, cls="long" if len(shown) > 40 else None)

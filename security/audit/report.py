@@ -139,15 +139,23 @@ def _parties(result: Crossed) -> Markup:
 
 
 def _findings(result: Crossed) -> Markup:
-    weights = {Severity.FAIL: 0, Severity.UNDECIDED: 1, Severity.NOTE: 2}
-    found = sorted(result.findings, key=lambda finding: weights[finding.severity])
-    if not found:
-        return _section("Findings", tag("p", "None."))
-    return _section("Findings", [_finding(finding) for finding in found])
+    order = (Severity.FAIL, Severity.UNDECIDED)
+    weighty = sorted(
+        (item for item in result.findings if item.severity in order), key=lambda f: order.index(f.severity)
+    )
+    notes = [finding for finding in result.findings if finding.severity is Severity.NOTE]
+    rows = [(tag("strong", note.code), note.log, note.detail, note.ask) for note in notes]
+    return _section(
+        "Findings",
+        [_finding(finding) for finding in weighty] if weighty else tag("p", "None."),
+        [tag("h3", "Notes, which change nothing"), table(("note", "log", "what", "to learn more"), rows)]
+        if notes
+        else None,
+    )
 
 
 def _finding(finding: Finding) -> Markup:
-    kind = {Severity.FAIL: "bad", Severity.UNDECIDED: "open", Severity.NOTE: "quiet"}[finding.severity]
+    kind = "bad" if finding.severity is Severity.FAIL else "open"
     where = f" Entries: {', '.join(f'{entry:,}' for entry in finding.entries)}." if finding.entries else ""
     return tag(
         "article",

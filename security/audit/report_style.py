@@ -44,10 +44,10 @@ td{border-bottom:1px solid var(--line);padding:7px 12px 7px 0;vertical-align:top
 .n{text-align:right}
 td.n{white-space:nowrap}
 code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.86em}
-td code{overflow-wrap:anywhere}
+td code{white-space:nowrap}
+td code.long{white-space:normal;overflow-wrap:anywhere}
 pre{background:var(--back);padding:14px 18px;overflow-x:auto;border-radius:3px;line-height:1.7}
 .finding{border-left:4px solid;padding:8px 0 4px 18px;margin:0 0 1.1em;break-inside:avoid}
-.finding.quiet{border-left-color:var(--line)}
 .finding p{margin:.15em 0 .35em}
 .badge{
  display:inline-block;font-size:.7rem;font-weight:600;text-transform:uppercase;letter-spacing:.05em;

@@ -1,0 +1,173 @@
+"""Tools of somebody who owns a log folder, and perhaps its live key, and wants to change what it says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security.audit.collect import Findings
+from security.audit.epochs import EpochKeys
+from security.audit.findings import Finding, Severity
+from security.audit.log import AuditLog
+from security.audit.note import Checkpoint, Note, Signer
+from security.audit.roster import SITE, Roster
+from security.audit.store import LogFolder
+from security.audit.verify import Keys, verify
+from security.audit.witness import Held, Witness
+from security.clock import ManualClock
+from security.merkle import Tree, leaf_hash
+from security.rng import CountedRandomness
+from tests.support.audit_logs import NOW, Member, QuickDisk, new_member
+
+
+def weighty(findings: Iterable[Finding]) -> set[str]:
+    """Codes of findings that keep a log from being clean."""
+    return {finding.code for finding in findings if finding.severity is not Severity.NOTE}
+
+
+@contextmanager
+def without(*codes: str) -> Iterator[None]:
+    """Switch off the checks that give these codes, and no others."""
+    add = Findings.add
+
+    def deaf(self: Findings, code: str, detail: str, *entries: int) -> None:
+        if code not in codes:
+            add(self, code, detail, *entries)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Findings, "add", deaf)
+        yield
+
+
+class Lonely:
+    """One log without peers: nobody else's word, so what a check catches it catches by itself."""
+
+    def __init__(self, folder: Path, name: str = "graz") -> None:
+        self.rng = CountedRandomness(b"lonely")
+        self.clock = ManualClock(wall=NOW)
+        self.member: Member = new_member(name, SITE, folder, self.rng)
+        self.roster = Roster(parties=(self.member.party,))
+        self.log = AuditLog.create(
+            self.member.folder,
+            self.member.keys,
+            party=self.member.party,
+            roster=self.roster,
+            manifest=b"{}\n",
+            policy="0" * 64,
+            root=self.member.root,
+            clock=self.clock,
+            rng=self.rng,
+            disk=QuickDisk(),
+        )
+
+    @property
+    def keys(self) -> Keys:
+        return Keys(roster=self.roster, pinned=True)
+
+    @property
+    def folder(self) -> Path:
+        return self.member.folder
+
+    def reopen(self) -> AuditLog:
+        self.log = AuditLog.open(
+            self.member.folder,
+            self.member.keys,
+            party=self.member.party,
+            roster=self.roster,
+            clock=self.clock,
+            rng=self.rng,
+            disk=QuickDisk(),
+        )
+        return self.log
+
+    def signer(self, epoch: int) -> Signer:
+        """The live key, as an intruder would find it on disk."""
+        return EpochKeys(self.member.keys, self.member.party.origin, self.rng).load(epoch)
+
+    def watcher(self, folder: Path) -> Witness:
+        """An outside party that remembers this log's heads."""
+        other = new_member("outside", SITE, folder, self.rng)
+        roster = Roster(parties=(self.member.party, other.party))
+        return Witness(other.folder, roster, other.cosigner, self.clock, QuickDisk())
+
+    def show(self, watcher: Witness) -> Held:
+        """Let somebody see the newest head."""
+        watcher.consider(self.log.submission(watcher.held_size(self.log.origin)))
+        held = watcher.held(self.log.origin)
+        assert held is not None
+        return held
+
+    def codes(self, held: Sequence[Held] = ()) -> set[str]:
+        return weighty(verify(self.folder, self.keys, held).findings)
+
+
+class Tampering:
+    """Rewrites a log folder in place."""
+
+    def __init__(self, path: Path) -> None:
+        self.folder = LogFolder(path)
+
+    @property
+    def lines(self) -> list[bytes]:
+        return [line for file in self.folder.segment_files() for line in file.read_bytes().splitlines()]
+
+    def write(self, lines: Sequence[bytes], *, leaves: bool = True) -> None:
+        """Put other entries in place, and their hashes too, as somebody would who knows about leaves.bin."""
+        self.folder.segment(0).write_bytes(b"".join(line + b"\n" for line in lines))
+        if leaves:
+            self.folder.leaves.write_bytes(b"".join(map(leaf_hash, lines)))
+
+    def edit(self, seq: int, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change one entry and encode it properly again."""
+        lines = self.lines
+        entry = json.loads(lines[seq])
+        change(entry)
+        lines[seq] = encode(entry)
+        self.write(lines)
+
+    def renumber(self, lines: Sequence[bytes]) -> list[bytes]:
+        """Give lines the sequence numbers of where they stand."""
+        return [encode({**json.loads(line), "seq": number}) for number, line in enumerate(lines)]
+
+    def resign(self, signer: Signer, sizes: Iterable[int] | None = None, *, least: int = 0) -> None:
+        """Drop heads from `least` on and sign new ones at the same sizes, or at those given."""
+        tree = Tree(map(leaf_hash, self.lines))
+        old = [size for size in self.folder.head_sizes() if size >= least]
+        for size in old:
+            self.folder.head_path(size).unlink()
+        for size in old if sizes is None else sizes:
+            if size <= tree.size:
+                text = Checkpoint(origin=signer.key.name, size=size, root=tree.root(size)).text
+                self.folder.head_path(size).write_bytes(Note(text=text, signatures=(signer.sign(text),)).encode())
+
+    def cut(self, size: int) -> None:
+        """Go back to an earlier head: entries, hashes and later heads are gone."""
+        self.write(self.lines[:size])
+        for head in self.folder.head_sizes():
+            if head > size:
+                self.folder.head_path(head).unlink()
+
+    def strip_cosignatures(self) -> None:
+        """Leave only the log's own signatures."""
+        self.folder.cosigned.unlink(missing_ok=True)
+        for size in self.folder.head_sizes():
+            note = self.folder.head(size)
+            own = tuple(line for line in note.signatures if line.name == note.text.split("\n", 1)[0])
+            self.folder.head_path(size).write_bytes(Note(text=note.text, signatures=own).encode())
+
+
+def encode(entry: dict[str, Any]) -> bytes:
+    """Canonical JSON by the standard library alone."""
+    return json.dumps(entry, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def copied(source: Path, target: Path) -> Path:
+    """A copy to ruin."""
+    shutil.copytree(source, target)
+    return target
