@@ -20,7 +20,11 @@ MASKED: Final = "masked-vector"
 
 # Which class of data each message of a site carries. What is not here does not leave.
 PERMITTED: Final[dict[str, str]] = {
+    "Open": "control",
     "Hello": "control",
+    "Pong": "control",
+    "Decline": "control",
+    "Rollback": "control",
     "Ready": "control",
     "Refusal": "control",
     "Accusation": "control",
@@ -36,6 +40,7 @@ PERMITTED: Final[dict[str, str]] = {
     "UploadFrame": MASKED,
     "Head": "checkpoint",
     "Cosignature": "checkpoint",
+    "Held": "checkpoint",
 }
 
 LEAST_UNIFORMITY: Final = 1e-9

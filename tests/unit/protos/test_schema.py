@@ -12,6 +12,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from protos import federation_pb2 as pb
 from protos.schema import schema
 from security import relay
+from security.audit.egress import PERMITTED
 from security.secagg.wire import kinds
 
 ROOT = Path(__file__).parents[3]
@@ -114,3 +115,7 @@ def test_one_service_one_stream() -> None:
     service = pb.DESCRIPTOR.services_by_name["Federation"]
     (method,) = service.methods
     assert (method.name, method.client_streaming, method.server_streaming) == ("Converse", True, True)
+
+
+def test_the_egress_door_knows_every_message_of_a_site() -> None:
+    assert {cls.__name__ for cls in relay.FROM_SITE} <= set(PERMITTED)
