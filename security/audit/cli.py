@@ -289,12 +289,15 @@ def prove(log: Path, seq: int, output: Path) -> None:
 @root_key
 @as_json
 def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_json: bool) -> None:
-    """Check a proof that somebody was handed, without the log."""
+    """Check a proof of an entry, or of a fork, that somebody was handed, without the log."""
     from security.audit import wording
     from security.audit.keys import roster_from
     from security.audit.note import head_of
     from security.audit.proof import Proof
 
+    if proof.read_bytes()[:1] == b"{":
+        _check_fork(proof, manifest, root_key)
+        return
     parsed = Proof.parse(proof.read_bytes())
     origin = head_of(parsed.head).origin
     if manifest is None:
@@ -315,6 +318,20 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
     click.echo(wording.plain(f"      head {head_of(parsed.head).size}, cosigned by {seen or 'nobody'}"))
     if root_key is None:
         click.echo("note  keys taken from the manifest as given; pin them with --root-key")
+
+
+def _check_fork(proof: Path, manifest: Path | None, root_key: Path | None) -> None:
+    from security.audit.keys import roster_from
+    from security.audit.witness import Fork
+    from security.audit.wording import plain
+
+    fork = Fork.parse(proof.read_bytes())
+    if manifest is None:
+        click.echo(plain(f"????  {fork.origin}: whose keys signed this is not known; give --manifest"), err=True)
+        sys.exit(3)
+    fork.verify(roster_from(manifest, root_key).by_origin[fork.origin].root)
+    click.echo(plain(f"FAIL  Fork  {fork.origin} signed two histories; this file proves it"))
+    sys.exit(1)
 
 
 @main.command()

@@ -308,5 +308,6 @@ def _forks(log: Verified, held: Sequence[Held]) -> Iterable[Fork]:
                 held=other.head,
                 shown=newest.note,
                 endorsements=tuple(LogFolder(log.folder).endorsements()),
+                other_root=tree.root(head.size),
                 path=tree.consistency_path(head.size, newest.checkpoint.size),
             )

@@ -114,28 +114,63 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Two heads of one log, both signed by its keys, that no one history explains: proof that travels."""
+    """Two heads of one log, both signed by its keys, that no one history explains: proof that travels.
+
+    :param other_root: the root that the shown history has at the size of the held head; it differs from the held one.
+    :param path: the consistency proof from `other_root` to the shown head.
+    """
 
     origin: str
     held: Note
     shown: Note
     endorsements: tuple[Note, ...]
+    other_root: bytes
     path: tuple[bytes, ...] = ()
+
+    def verify(self, root: VerifierKey) -> None:
+        """Check the evidence without any log at hand.
+
+        :raises VerificationFailed: if it does not convict the holder of the log's keys.
+        """
+        chain = EpochChain.verify(self.origin, root, self.endorsements)
+        heads = []
+        for note in (self.held, self.shown):
+            note.verify(chain.keys)
+            heads.append(head_of(note))
+        held, shown = heads
+        if held.origin != self.origin or shown.origin != self.origin or self.other_root == held.root:
+            raise VerificationFailed("this is no fork", where=self.origin)
+        verify_consistency(
+            old_size=held.size, old_root=self.other_root, new_size=shown.size, new_root=shown.root, path=self.path
+        )
 
     def encode(self) -> bytes:
         """The bytes of the evidence file."""
-        return (
-            canonical.dumps(
-                {
-                    "endorsements": [note.encode().decode() for note in self.endorsements],
-                    "held": self.held.encode().decode(),
-                    "origin": self.origin,
-                    "path": [base64.b64encode(step).decode() for step in self.path],
-                    "shown": self.shown.encode().decode(),
-                }
+        evidence = {
+            "endorsements": [note.encode().decode() for note in self.endorsements],
+            "held": self.held.encode().decode(),
+            "origin": self.origin,
+            "other_root": base64.b64encode(self.other_root).decode(),
+            "path": [base64.b64encode(step).decode() for step in self.path],
+            "shown": self.shown.encode().decode(),
+        }
+        return canonical.dumps(evidence) + b"\n"
+
+    @classmethod
+    def parse(cls, data: bytes) -> Fork:
+        """Read an evidence file."""
+        value = canonical.loads(data.removesuffix(b"\n"))
+        try:
+            return cls(
+                origin=value["origin"],
+                held=Note.parse(value["held"].encode()),
+                shown=Note.parse(value["shown"].encode()),
+                endorsements=tuple(Note.parse(note.encode()) for note in value["endorsements"]),
+                other_root=base64.b64decode(value["other_root"], validate=True),
+                path=tuple(base64.b64decode(step, validate=True) for step in value["path"]),
             )
-            + b"\n"
-        )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CodecError("not evidence of a fork") from error
 
 
 def decide(held: Held | None, offer: Submission, root: VerifierKey, origin: str) -> Checkpoint:
@@ -239,7 +274,14 @@ class Witness:
     def _keep_evidence(self, origin: str, held: Held | None, offer: Submission) -> None:
         if held is None:
             return
-        fork = Fork(origin=origin, held=held.head, shown=offer.head, endorsements=offer.endorsements, path=offer.path)
+        # At one size the two heads are the whole proof; at another, the log's owner has to show where it branched.
+        fork = Fork(
+            origin=origin,
+            held=held.head,
+            shown=offer.head,
+            endorsements=offer.endorsements,
+            other_root=head_of(offer.head).root,
+        )
         data = fork.encode()
         name = f"fork-{canonical_name(data)}.json"
         self._folder.evidence.mkdir(parents=True, exist_ok=True)
