@@ -46,8 +46,9 @@ def _flush(state: State) -> bool:
     for part, _ in _chunks(slice(0, len(state))):
         bits = state[part].view(np.uint32)
         exponents = bits & _EXPONENT_BITS
-        np.multiply(bits, exponents != 0, out=bits)
-        finite = finite and not bool((exponents == _EXPONENT_BITS).any())
+        if not exponents.all():
+            np.multiply(bits, exponents != 0, out=bits)
+        finite = finite and exponents.max() != _EXPONENT_BITS
     return finite
 
 
@@ -158,9 +159,7 @@ def judge(layout: Layout, signed: Words, *, survivors: int) -> str:
 def _moves_too_far(layout: Layout, block: Block, signed: Words, weight: int) -> bool:
     """Compare the L2 norm of a tensor's step with its cap, as whole numbers."""
     coarse = max(0, (layout.roster_size * layout.quantum).bit_length() - 31)
-    moved = 0
-    for part, _ in _chunks(slice(0, len(signed))):
-        moved += _movement(signed[part], coarse)
+    moved = sum(_movement(signed[part], coarse) for part, _ in _chunks(slice(0, len(signed))))
     # The step is S*C*W / (Q*weight) with S = s * 2^coarse, and `moved` is the sum of s^2 / 2^24.
     step = (moved << (MOVEMENT_SHIFT + 2 * coarse)) * layout.weight_cap**2
     bound = (layout.quantum * weight) ** 2
@@ -168,8 +167,7 @@ def _moves_too_far(layout: Layout, block: Block, signed: Words, weight: int) -> 
 
 
 def _movement(part: Words, coarse: int) -> int:
-    squares: Any = part.astype(np.int64)
-    squares >>= coarse
-    np.multiply(squares, squares, out=squares)
+    steps = part >> coarse if coarse else part
+    squares: Any = np.multiply(steps, steps, dtype=np.int64)
     squares >>= MOVEMENT_SHIFT
     return int(squares.sum())
