@@ -1,15 +1,20 @@
-"""`open_dataset`: one call from the name of a data set to one fold of it."""
+"""`open_dataset`: one call from the name of a data set to one fold of it.
+
+A name is `kind`, `kind:path` or `kind:path?option=value&option=value`: one string that fits into a configuration file,
+on a command line and beside a result.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Self
 
 from npr.data.catalogue import Catalogue, assemble
 from npr.data.dataset import FederatedDataset
-from npr.data.dicom import load_dicom
+from npr.data.dicom import Window, load_dicom
 from npr.data.fed_isic import load_fed_isic
 from npr.data.generated import GeneratedSpec, generate
 from npr.data.manifest import load_csv, load_folders
@@ -31,6 +36,54 @@ _BY_PATH: dict[str, Callable[..., Catalogue]] = {
 _NAMED_CLASSES = ("csv", "folders", "dicom")
 
 
+def _switch(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise ConfigError(f"{value!r} is neither on nor off")
+    return value == "on"
+
+
+def _window(value: str) -> Window:
+    level, _, width = value.partition("/")
+    try:
+        return Window(level=float(level), width=float(width))
+    except ValueError:
+        raise ConfigError(f"window {value!r} is not LEVEL/WIDTH", hint="for example 40/80") from None
+
+
+# What may follow `?`, per kind, and how its value is read; `partition` may follow every kind.
+_OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
+    "fed-isic": {"colour_constancy": _switch, "brightness": _switch},
+    "dicom": {"window": _window},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceName:
+    """A data set's name, taken apart."""
+
+    kind: str
+    rest: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    partition: PartitionSpec = field(default_factory=PartitionSpec)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        name, _, query = text.partition("?")
+        kind, _, rest = name.partition(":")
+        if not (kind == "generated" or name == "ham10000" or (kind in _BY_PATH and rest)):
+            known = ", ".join(["generated", "ham10000", *(f"{name}:PATH" for name in _BY_PATH)])
+            raise ConfigError(f"unknown data source {text!r}", hint=f"one of {known}")
+        readers = {"partition": PartitionSpec.parse, **_OPTIONS.get(kind, {})}
+        options: dict[str, Any] = {}
+        for part in filter(None, query.split("&")):
+            key, _, value = part.partition("=")
+            if key not in readers or key in options:
+                raise ConfigError(f"unexpected option {part!r}", where=name, hint=f"once each: {', '.join(readers)}")
+            options[key] = readers[key](value)
+        chosen = options.pop("partition", PartitionSpec())
+        return cls(kind=kind, rest=rest, options=options, partition=chosen)
+
+
 def data_root() -> Path:
     """The folder with real data sets; it is never guessed."""
     root = os.environ.get(DATA_VARIABLE)
@@ -47,20 +100,22 @@ def open_catalogue(
     class_names: Sequence[str] | None = None,
     storage: Storage | None = None,
 ) -> Catalogue:
-    """Every image of `source` (`kind` or `kind:path`), before a fold is chosen."""
+    """Every image of `source`, cut into the sites it asks for, before a fold is chosen."""
     if image_size < 8:
         raise ConfigError(f"image_size = {image_size} shows nothing", hint="use 8 or more")
-    kind, _, rest = source.partition(":")
-    if kind == "generated":
-        return generate(GeneratedSpec.parse(rest, seed=seed), image_size=image_size)
-    where = storage or Storage.from_environment()
-    if source == "ham10000":
-        return replace(load_npz(data_root() / "ham10000_fed", image_size=image_size, storage=where), name=source)
-    if kind not in _BY_PATH or not rest:
-        known = ", ".join(["generated", "ham10000", *(f"{name}:PATH" for name in _BY_PATH)])
-        raise ConfigError(f"unknown data source {source!r}", hint=f"one of {known}")
-    options = {"class_names": class_names} if kind in _NAMED_CLASSES else {}
-    return _BY_PATH[kind](Path(rest), image_size=image_size, storage=where, **options)
+    name = SourceName.parse(source)
+    return partition(_load(name, image_size, seed, class_names, storage or Storage.from_environment()), name.partition)
+
+
+def _load(
+    name: SourceName, image_size: int, seed: int, class_names: Sequence[str] | None, storage: Storage
+) -> Catalogue:
+    if name.kind == "generated":
+        return generate(GeneratedSpec.parse(name.rest, seed=seed), image_size=image_size)
+    if name.kind == "ham10000":
+        return replace(load_npz(data_root() / "ham10000_fed", image_size=image_size, storage=storage), name=name.kind)
+    classes = {"class_names": class_names} if name.kind in _NAMED_CLASSES else {}
+    return _BY_PATH[name.kind](Path(name.rest), image_size=image_size, storage=storage, **classes, **name.options)
 
 
 def open_dataset(
@@ -71,7 +126,6 @@ def open_dataset(
     seed: int = 0,
     image_size: int = 224,
     validation: float = 0.0,
-    partitioned: PartitionSpec | str | None = None,
     class_names: Sequence[str] | None = None,
     storage: Storage | None = None,
 ) -> FederatedDataset:
@@ -80,11 +134,7 @@ def open_dataset(
     :param fold: the name of a split that came with the data, or a number below `folds`.
     :param seed: of the folds made here and of generated images; not of training.
     :param validation: share of the training patients to hold out as a validation side.
-    :param partitioned: cut the images into other sites, e.g. `dirichlet:sites=10,alpha=0.5,missing=0.3`.
     :param class_names: the federation's classes in its order, for sources that would take them from the labels.
     """
     catalogue = open_catalogue(source, image_size=image_size, seed=seed, class_names=class_names, storage=storage)
-    if partitioned is not None:
-        spec = PartitionSpec.parse(partitioned) if isinstance(partitioned, str) else partitioned
-        catalogue = partition(catalogue, spec)
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation)

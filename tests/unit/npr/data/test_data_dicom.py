@@ -69,6 +69,9 @@ def test_manifest_of_slices_takes_the_patient_from_the_header(save, tmp_path):
     assert catalogue.images.shape == (4, 32, 32, 1) and catalogue.images.max() > 0
     assert catalogue.unit_kind == "patient" and len(set(catalogue.units)) == 2
     assert catalogue.mean == (0.456,) and catalogue.std == (0.224,)
+    wide = open_catalogue(f"dicom:{tmp_path}/m.csv?window=0/4000", image_size=32)
+    assert (catalogue.images.min(), catalogue.images.max()) == (0, 255)  # air and bone are clipped in the brain window
+    assert wide.images.min() > 0 and wide.images.max() < 255 and wide.fingerprint != catalogue.fingerprint
 
 
 def test_without_patient_the_study_and_without_study_the_slice(save, tmp_path):

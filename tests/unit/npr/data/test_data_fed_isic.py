@@ -50,7 +50,7 @@ def test_colour_constancy_and_brightness_are_switches(layout):
     storage = Storage()
     raw = load_fed_isic(root, image_size=32, storage=storage, colour_constancy=False).images
     even = load_fed_isic(root, image_size=32, storage=storage).images
-    bright = load_fed_isic(root, image_size=32, storage=storage, brightness=True).images
+    bright = open_catalogue(f"fed-isic:{root}?brightness=on&colour_constancy=on", image_size=32).images
     assert np.abs(raw.astype(int) - even).max() > 20
     assert np.array_equal(even[0], shades_of_gray(raw[0]))  # a flat image: order of the steps cannot matter
     assert bright.mean() == pytest.approx(140, abs=2) and even.mean() != pytest.approx(140, abs=2)
@@ -70,7 +70,7 @@ def test_lesions_are_kept_together_where_the_metadata_knows_them(layout):
     catalogue = open_catalogue(f"fed-isic:{root}", image_size=32)
     assert catalogue.unit_kind == "lesion" and catalogue.units == ("L1", "ISIC_2", "L9", "L1")
     for fold in range(3):
-        dataset = open_dataset(f"fed-isic:{root}", fold=fold, folds=3, image_size=32, partitioned="dirichlet:sites=1")
+        dataset = open_dataset(f"fed-isic:{root}?partition=dirichlet:sites=1", fold=fold, folds=3, image_size=32)
         assert not set(dataset.sites[0].train.units) & set(dataset.sites[0].test.units)
 
 

@@ -116,8 +116,7 @@ def test_parse_and_refuse():
 
 
 def test_through_open_dataset():
-    dataset = open_dataset(
-        "generated:balanced=6,sites=2", image_size=8, partitioned="dirichlet:sites=3,alpha=5,missing=0.2", folds=3
-    )
+    source = "generated:balanced=6,sites=2?partition=dirichlet:sites=3,alpha=5,missing=0.2"
+    dataset = open_dataset(source, image_size=8, folds=3)
     assert [site.name for site in dataset.sites] == ["site_01", "site_02", "site_03"]
     assert dataset.counts().sum() + dataset.counts("test").sum() == 2 * 8 * 7

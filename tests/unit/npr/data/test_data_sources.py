@@ -15,6 +15,21 @@ def test_unknown_sources_list_the_known(source):
     assert "csv:PATH" in caught.value.hint and "generated" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("generated?brightness=on", "unexpected option 'brightness=on'"),
+        ("fed-isic:x?brightness=yes", "neither on nor off"),
+        ("fed-isic:x?brightness=on&brightness=off", "unexpected option"),
+        ("dicom:x?window=40", "not LEVEL/WIDTH"),
+        ("generated?partition=iid", "unknown partition"),
+    ],
+)
+def test_options_are_checked_before_anything_is_read(source, message):
+    with pytest.raises(ConfigError, match=message):
+        open_catalogue(source)
+
+
 def test_real_data_is_never_guessed(monkeypatch):
     monkeypatch.delenv("LAZARET_DATA", raising=False)
     with pytest.raises(ConfigError, match="LAZARET_DATA is not set"):
