@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 
 from npr.data.dataset import Samples
 from security.errors import DataError
@@ -105,7 +104,7 @@ def class_aucs(labels: Labels, scores: Scores) -> NDArray[np.float64]:
     rows, classes = scores.shape
     if rows == 0:
         return np.full(classes, np.nan)
-    ranks = rankdata(scores, axis=0)
+    ranks = np.stack([_midranks(column) for column in scores.T], axis=1)
     member = labels[:, None] == np.arange(classes)
     positives = member.sum(axis=0).astype(np.float64)
     pairs = positives * (rows - positives)
@@ -113,6 +112,13 @@ def class_aucs(labels: Labels, scores: Scores) -> NDArray[np.float64]:
     out = np.full(classes, np.nan)
     np.divide(above, pairs, out=out, where=pairs > 0)
     return out
+
+
+def _midranks(values: NDArray[Any]) -> NDArray[np.float64]:
+    """Ranks from 1; equal values share the mean of theirs."""
+    ordered = np.sort(values)
+    below, upto = (np.searchsorted(ordered, values, side=side) for side in ("left", "right"))
+    return np.asarray((below + upto + 1) / 2)
 
 
 def balanced_auc(labels: Labels, scores: Scores) -> float:

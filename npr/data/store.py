@@ -25,6 +25,7 @@ Decode = Callable[[int], NDArray[np.uint8]]
 # Half of a small workstation's memory; a full Fed-ISIC2019 at 224 px (3.5 GB) just fits.
 DEFAULT_MEMORY_LIMIT = 4 << 30
 CACHE_VARIABLE = "LAZARET_CACHE"
+_ROWS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +100,13 @@ def _write(path: Path, shape: tuple[int, ...], decode: Decode) -> None:
 def _fill(images: NDArray[np.uint8], decode: Decode) -> None:
     """Decode on all cores (Pillow lets go of the interpreter lock); the error of the lowest row is the one raised."""
 
-    def one(row: int) -> None:
-        images[row] = decode(row)
+    def some(start: int) -> None:
+        for row in range(start, min(start + _ROWS_AT_A_TIME, len(images))):
+            images[row] = decode(row)
 
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as workers:
         try:
-            for _ in workers.map(one, range(len(images)), chunksize=64):
+            for _ in workers.map(some, range(0, len(images), _ROWS_AT_A_TIME)):
                 pass
         except BaseException:
             workers.shutdown(wait=True, cancel_futures=True)
