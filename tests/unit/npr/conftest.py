@@ -48,6 +48,11 @@ SPEC = ModelSpec(num_classes=CLASSES, architecture="test_efficientnet", image_si
 
 
 @pytest.fixture
+def tiny() -> ModelSpec:
+    return SPEC
+
+
+@pytest.fixture
 def toy() -> Callable[..., Federation]:
     """Build a federation: toy("fedavg", counts=..., seed=..., any key of TrainConfig, options={...})."""
 
