@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Sequence
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -191,7 +190,7 @@ def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
 def _override(block: Block, exponents: dict[str, int]) -> Block:
     for pattern, exponent in exponents.items():
         if fnmatchcase(block.name, pattern):
-            return replace(block, clip_exponent=exponent)
+            return block.with_clip(exponent)
     return block
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from typing import Any, Final, Literal, cast, get_args
@@ -79,6 +79,11 @@ class Block:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def with_clip(self, exponent: int) -> Block:
+        """The same tensor with another clip; the movement cap keeps its distance from it."""
+        moved = self.movement_exponent + exponent - self.clip_exponent
+        return replace(self, clip_exponent=exponent, movement_exponent=moved)
+
     def encode(self) -> bytes:
         return b"".join(
             (
@@ -146,8 +151,6 @@ class Layout:
             raise _bad("ring_bits", f"{self.ring_bits} is neither 32 nor 64")
         if not 2 <= self.roster_size <= MAX_ROSTER:
             raise _bad("roster_size", f"{self.roster_size} is not in 2..{MAX_ROSTER}")
-        if self.weight_cap < 1:
-            raise _bad("weight_cap", "must be at least 1")
         self._require_order()
         self._require_no_overflow()
         offsets, at = {}, 0
@@ -176,8 +179,6 @@ class Layout:
 
     def _require_no_overflow(self) -> None:
         """Recompute N * max|z| <= 2^(k-1) - 1 for every slot: then no sum of at most N sites wraps."""
-        if self.quantum < 1:
-            raise _bad("roster_size", "leaves no resolution in this ring")
         for block in self.blocks:
             largest = block.maximum if block.kind == "count" else self.quantum
             if self.roster_size * largest > self.half_ring:
@@ -341,17 +342,19 @@ class Clips:
     """How clips and movement caps follow from the training schedule, for `consortium publish`.
 
     With an optimiser that moves a coordinate by about the learning rate in a step, ``learning_rate * steps`` is as far
-    as a weight goes in a round. The clip is `margin` times that, the cap on the L2 norm of a tensor's averaged step is
-    that far in every coordinate; both rounded up to a power of two.
+    as a weight goes in a round; plain SGD with momentum m adds up to 1 / (1 - m) times that. The clip is `margin` times
+    this reach, the cap on the L2 norm of a tensor's averaged step is the reach in every coordinate; both rounded up to
+    a power of two.
     """
 
     learning_rate: float
     steps: int
+    momentum: float = 0.0
     margin: float = 8.0
     statistic_exponent: int = DEFAULT_STATISTIC_EXPONENT
 
     def weights(self, name: str, shape: tuple[int, ...]) -> Block:
-        reach = self.learning_rate * self.steps
+        reach = self.learning_rate * self.steps / (1.0 - self.momentum)
         return Block(
             name=name,
             shape=shape,

@@ -40,6 +40,11 @@ def test_a_failed_verification_says_nothing_more() -> None:
     assert texts == {"signature does not verify"}
 
 
+def test_a_signing_key_comes_back_from_its_seed() -> None:
+    key = SigningKey.generate(RANDOM)
+    assert SigningKey(key.seed) == key
+
+
 def test_lengths_of_signing_keys() -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         SigningKey(Secret(bytes(31)))

@@ -176,10 +176,19 @@ def test_clips_follow_from_the_schedule() -> None:
     block = Clips(learning_rate=1e-3, steps=100).weights("w", (100,))
     assert block.clip_exponent == 0  # 8 * 0.1, rounded up
     assert block.movement_exponent == 0  # 0.1 * sqrt(100)
+    pushed = Clips(learning_rate=1e-3, steps=100, momentum=0.75).weights("w", (100,))
+    assert (pushed.clip_exponent, pushed.movement_exponent) == (2, 2)
     mean = CLIPS.running_mean("m", [4.0, 0.25], epsilon=0.0)
     assert mean.units == (1, -1) and not mean.nonnegative
     variance = CLIPS.running_variance("v", [4.0, 0.25], epsilon=0.0)
     assert variance.units == (2, -2) and variance.nonnegative
+
+
+def test_another_clip_moves_its_cap_along() -> None:
+    block = Clips(learning_rate=1e-3, steps=100).weights("w", (100,))
+    wider = block.with_clip(block.clip_exponent + 3)
+    assert wider.movement_exponent == block.movement_exponent + 3
+    assert wider.with_clip(block.clip_exponent) == block
 
 
 def test_a_dead_channel_gets_a_unit_near_the_others() -> None:
