@@ -103,27 +103,23 @@ def _stay(state: SiteState, *events: SiteEvent) -> dict[SiteEvent, SiteState]:
 
 _GIVE_UP = dict.fromkeys((_SE.ABORT_REQUEST, _SE.DEADLINE, _SE.FAILURE), _S.IDLE)
 _RESULT = (_SE.RESULT, _SE.SUM_FRAME)
+_OVER = {_SE.SUM_COMPLETE: _S.IDLE, _SE.ROLLBACK: _S.HALTED}
 
 SITE: Mapping[SiteState, Mapping[SiteEvent, SiteState]] = {
     _S.IDLE: _stay(_S.IDLE, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.JUMP, _SE.STATE_FRAME, _SE.AUDIT_ORDER)
-    | {_SE.PLAN: _S.ADVERTISED, _SE.SUM_COMPLETE: _S.IDLE, _SE.ROLLBACK: _S.HALTED, _SE.BAD_SUM: _S.HALTED},
-    _S.ADVERTISED: _stay(_S.ADVERTISED) | _GIVE_UP | {_SE.ADVERTS: _S.DEALT, _SE.ROLLBACK: _S.HALTED},
-    _S.DEALT: _stay(_S.DEALT) | _GIVE_UP | {_SE.DELIVER: _S.UPLOADED, _SE.ROLLBACK: _S.HALTED},
-    _S.UPLOADED: _stay(_S.UPLOADED, _SE.RESUME, *_RESULT)
-    | _GIVE_UP
-    | {_SE.SURVIVORS: _S.AGREED, _SE.SUM_COMPLETE: _S.IDLE, _SE.ROLLBACK: _S.HALTED},
+    | _OVER
+    | {_SE.PLAN: _S.ADVERTISED, _SE.BAD_SUM: _S.HALTED},
+    # A result ends whatever is open: a site that was away during its own round learns of the sum like this.
+    _S.ADVERTISED: _stay(_S.ADVERTISED, *_RESULT) | _GIVE_UP | _OVER | {_SE.ADVERTS: _S.DEALT},
+    _S.DEALT: _stay(_S.DEALT, *_RESULT) | _GIVE_UP | _OVER | {_SE.DELIVER: _S.UPLOADED},
+    _S.UPLOADED: _stay(_S.UPLOADED, _SE.RESUME, *_RESULT) | _GIVE_UP | _OVER | {_SE.SURVIVORS: _S.AGREED},
     # After AGREE a failed check changes nothing: the message is refused and the first answer stands.
     _S.AGREED: _stay(_S.AGREED, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE)
-    | {
-        _SE.QUORUM: _S.RELEASED,
-        _SE.PLAN: _S.ADVERTISED,
-        _SE.SUM_COMPLETE: _S.IDLE,
-        _SE.ABORT_REQUEST: _S.IDLE,
-        _SE.DEADLINE: _S.IDLE,
-        _SE.ROLLBACK: _S.HALTED,
-    },
+    | _OVER
+    | {_SE.QUORUM: _S.RELEASED, _SE.PLAN: _S.ADVERTISED, _SE.ABORT_REQUEST: _S.IDLE, _SE.DEADLINE: _S.IDLE},
     _S.RELEASED: _stay(_S.RELEASED, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.QUORUM)
-    | {_SE.PLAN: _S.ADVERTISED, _SE.SUM_COMPLETE: _S.IDLE, _SE.DEADLINE: _S.IDLE, _SE.ROLLBACK: _S.HALTED},
+    | _OVER
+    | {_SE.PLAN: _S.ADVERTISED, _SE.DEADLINE: _S.IDLE},
     _S.HALTED: {},
 }
 

@@ -10,10 +10,12 @@ import numpy as np
 from security.clock import ManualClock
 from security.prg import Words
 from security.rng import CountedRandomness
-from security.secagg import fixed_point
+from security.secagg import fixed_point, messages, records
 from security.secagg import state as states
+from security.secagg.effects import Effects, Persist
 from security.secagg.layout import Block, Layout
 from security.secagg.loopback import LoopbackFederation
+from security.secagg.wire import Wire
 
 CONFIG = bytes(range(32))
 
@@ -30,13 +32,44 @@ def small_layout(roster: int, *, words: int = 40, ring_bits: int = 32, weight_ca
     return Layout.of(tensors, roster_size=roster, weight_cap=weight_cap, ring_bits=ring_bits)
 
 
+class RecordedFederation(LoopbackFederation):
+    """Keeps every record a site ever wrote, also those that compaction has dropped since."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self.written: dict[str, list[Wire]] = {}
+        super().__init__(*args, **options)
+
+    def _do_site(self, name: str, effects: Effects) -> None:
+        self.written.setdefault(name, []).extend(e.record for e in effects if isinstance(e, Persist))
+        super()._do_site(name, effects)
+
+    def check_promises(self) -> None:
+        """In each attempt at most one AGREE, and not both RELEASE and ABORT; adverts only ever count up."""
+        for name, history in self.written.items():
+            agreed = [record.ctx for record in history if isinstance(record, records.Agreed)]
+            assert len(set(agreed)) == len(agreed), f"{name} agreed twice"
+            ends = [record for record in history if isinstance(record, records.AttemptEnded)]
+            assert len({record.ctx for record in ends}) == len(ends), f"{name} ended an attempt twice"
+            sequence = [record.advert.sequence for record in history if isinstance(record, records.Joined)]
+            assert sequence == sorted(set(sequence)), f"{name} repeated an advert"
+
+    def releases(self) -> dict[tuple[bytes, bytes], set[str]]:
+        """Who has sent shares, by keys and set; needs a transcript."""
+        found: dict[tuple[bytes, bytes], set[str]] = {}
+        for sender, _, data in self.transcript or ():
+            message, _ = messages.decode(data)
+            if isinstance(message, messages.Unmask):
+                found.setdefault((message.kx, message.survivors), set()).add(sender)
+        return found
+
+
 def federation(
     count: int, *, seed: bytes = b"tests", layout: Layout | None = None, **options: Any
-) -> LoopbackFederation:
+) -> RecordedFederation:
     layout = layout or small_layout(count)
     model = states.canonical(np.linspace(-1, 1, layout.state_words))
     options.setdefault("clock", ManualClock())
-    return LoopbackFederation(
+    return RecordedFederation(
         layout, names(count), model, config_hash=CONFIG, randomness=CountedRandomness(seed), **options
     )
 
