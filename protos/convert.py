@@ -16,15 +16,11 @@ from google.protobuf.message import DecodeError
 
 from protos import federation_pb2 as pb
 from protos.encoding import check_same, parcel_pieces
-from protos.schema import MAX_FRAME, field_name
+from protos.schema import field_name
 from security import relay
 from security.errors import CodecError, LocalProtocolError
-from security.relay import ManifestFrame, SignedHead
-from security.secagg.messages import ChunkPiece, StateFrame, SumFrame, UploadFrame
+from security.relay import FRAMES, MAX_PARCEL, SignedHead
 from security.secagg.wire import Kind, Many, Maybe, Nested, Wire, kinds
-
-# Pieces of something that was announced with a head; everything else carries the sender's newest one.
-FRAMES: Final = frozenset({UploadFrame, SumFrame, StateFrame, ChunkPiece, ManifestFrame})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +54,7 @@ class Direction:
         if (parcel.log_head is None) != (cls in FRAMES):
             raise LocalProtocolError("every message but a frame carries a log head", where=cls.__name__)
         data = b"".join(parcel_pieces(parcel.message, parcel.sequence, parcel.log_head))
-        if len(data) > MAX_FRAME:
+        if len(data) > MAX_PARCEL:
             raise LocalProtocolError(f"{cls.__name__} of {len(data)} bytes is larger than a frame may be")
         return data
 
@@ -68,7 +64,7 @@ class Direction:
         :raises CodecError: for bytes that are not the one encoding of an allowed message.
         """
         name = self.envelope.DESCRIPTOR.name
-        if len(data) > MAX_FRAME:
+        if len(data) > MAX_PARCEL:
             raise CodecError(f"{len(data)} bytes are more than a frame may have", where=name)
         envelope = self.envelope()
         try:

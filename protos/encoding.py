@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from protos.schema import LOG_HEAD_FIELD, SEQUENCE_FIELD
 from security import relay
 from security.codec import U32_MAX
 from security.errors import CodecError
-from security.relay import SignedHead
+from security.relay import LOG_HEAD_FIELD, SEQUENCE_FIELD, SignedHead
 from security.secagg.wire import Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
 
 NUMBER_OF: Final = {cls: number for number, cls in relay.KINDS.items()}

@@ -6,6 +6,7 @@ compares what is committed with what this file writes.
 
 from __future__ import annotations
 
+import hashlib
 import re
 import textwrap
 from collections.abc import Collection, Iterator
@@ -15,10 +16,6 @@ from security import relay
 from security.codec import U32_MAX, U64_MAX
 from security.secagg import wire
 from security.secagg.wire import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
-
-SEQUENCE_FIELD: Final = 100
-LOG_HEAD_FIELD: Final = 101
-MAX_FRAME: Final = 1024 * 1024
 
 HEADER: Final = """\
 // The only wire schema. Written by protos/schema.py from the message types; do not edit, run scripts/generate-protos.
@@ -72,6 +69,11 @@ def schema() -> str:
     return "\n".join([HEADER, SERVICE, site, coordinator, messages])
 
 
+def schema_digest() -> str:
+    """What the privacy log records at every start: the schema that the wire was bound to."""
+    return hashlib.sha256(schema().encode()).hexdigest()
+
+
 def field_name(cls: type[Wire]) -> str:
     """The name of a message in its envelope: `UploadFrame` is `upload_frame`."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
@@ -93,13 +95,12 @@ def _closure(roots: Iterator[type[Wire]]) -> list[type[Wire]]:
     return list(found)
 
 
-def _envelope(name: str, words: str, allowed: Collection[type[Wire]]) -> str:
-    lines = [f"// {words}", f"message {name} {{"]
-    lines.append(f"  fixed64 sequence = {SEQUENCE_FIELD};  // control; 1, 2, 3, ... on each stream")
-    lines.append(
-        f"  SignedHead log_head = {LOG_HEAD_FIELD};  // checkpoint; the sender's newest; none or one: not with frames"
-    )
-    lines.append(f"  oneof message {{  // exactly one; the whole at most {MAX_FRAME} bytes")
+def _envelope(name: str, summary: str, allowed: Collection[type[Wire]]) -> str:
+    lines = [f"// {summary}", f"message {name} {{"]
+    lines.append(f"  fixed64 sequence = {relay.SEQUENCE_FIELD};  // control; 1, 2, 3, ... on each stream")
+    words = "the sender's newest; none or one: not with frames"
+    lines.append(f"  SignedHead log_head = {relay.LOG_HEAD_FIELD};  // checkpoint; {words}")
+    lines.append(f"  oneof message {{  // exactly one; the whole at most {relay.MAX_PARCEL} bytes")
     lines += [
         f"    {cls.__name__} {field_name(cls)} = {number};"
         for number, cls in sorted(relay.KINDS.items())

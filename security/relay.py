@@ -22,7 +22,7 @@ from security.codec import Reader
 from security.errors import CodecError
 from security.secagg.messages import FROM_SITE as PROTOCOL_FROM_SITE
 from security.secagg.messages import KINDS as PROTOCOL_KINDS
-from security.secagg.messages import Rollback
+from security.secagg.messages import ChunkPiece, Rollback, StateFrame, SumFrame, UploadFrame
 from security.secagg.wire import (
     DIGEST,
     FRAME_BYTES,
@@ -46,6 +46,10 @@ MAX_SIGNATURES: Final = 64
 MAX_PATH: Final = 63
 COSIGNATURE_BYTES: Final = 72
 MANIFEST_BYTES: Final = 4 * 1024 * 1024
+MAX_PARCEL: Final = 1024 * 1024
+# In the envelope beside the message, whose field number is its kind.
+SEQUENCE_FIELD: Final = 100
+LOG_HEAD_FIELD: Final = 101
 _LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
@@ -295,6 +299,8 @@ RELAY_KINDS: Final[dict[int, type[Wire]]] = {
 BOTH_WAYS: Final = frozenset({Rollback, Head, Cosignature, Held})
 FROM_SITE: Final = PROTOCOL_FROM_SITE | BOTH_WAYS | {Open, Pong, Decline}
 KINDS: Final[dict[int, type[Wire]]] = PROTOCOL_KINDS | RELAY_KINDS
+# Pieces of something that was announced with a head; everything else carries the sender's newest one.
+FRAMES: Final = frozenset({UploadFrame, SumFrame, StateFrame, ChunkPiece, ManifestFrame})
 FROM_COORDINATOR: Final = (frozenset(KINDS.values()) - FROM_SITE) | BOTH_WAYS
 
 

@@ -139,6 +139,22 @@ def test_the_environment_may_hold_the_passphrase(tmp_path: Path, run: Run, monke
     assert not (tmp_path / "d").exists()
 
 
+def test_the_passphrase_is_asked_for_otherwise(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cli.PASSPHRASE_VARIABLE, raising=False)
+    asked: list[dict[str, Any]] = []
+
+    def prompt(question: str, **options: Any) -> str:
+        asked.append(options)
+        return "typed words"
+
+    monkeypatch.setattr(cli.click, "prompt", prompt)
+    made = run("init", "lesions", "--dir", tmp_path / "c")
+    assert made.code == 0 and "root fingerprint" in made.out
+    assert asked[0]["hide_input"] and asked[0]["confirmation_prompt"]
+    shown = run("show", "--dir", tmp_path / "c")
+    assert "no manifest published yet" in shown.out
+
+
 def test_a_passphrase_file_open_to_others_is_refused(tmp_path: Path, run: Run) -> None:
     path = tmp_path / "passphrase"
     path.write_text("words")
@@ -186,6 +202,8 @@ def test_renewal_in_mid_run(tmp_path: Path, home: Path, run: Run) -> None:
     graz = install(tmp_path, home, "graz")
     before = graz.install_manifest((home / "manifest.json").read_bytes(), now_ms=now())
     graz.renew(subject("graz"))
+    wrong = ["--fingerprint", "00" * 32]
+    assert run("renew", "graz", "--request", graz.request_path, *wrong, "--dir", home, "--no-passphrase").code == 1
     renewed = run("renew", "graz", "--request", graz.request_path, "--dir", home, "--no-passphrase", "--json")
     assert renewed.code == 0, renewed.err
     assert len(renewed.json["signing_certificates"]) == 2
@@ -211,8 +229,10 @@ def test_revocation_and_show(tmp_path: Path, home: Path, run: Run) -> None:
     assert state["graz"] == "revoked" and state["linz"] == "enrolled"
     text = run("show", "--dir", home).out
     assert "stolen server" in text and "salzburg" in text
-    again = run("revoke", "graz", "--reason", "x", "--dir", home)
+    again = run("revoke", "graz", "--reason", "x", "--dir", home, "--json")
     assert again.code == 2
+    one = shown["members"][1]["tls_certificates"][0]["sha256"]
+    assert run("revoke", "hub", "--reason", "x", "--certificate", one, "--dir", home, "--json").json["id"] == "hub"
 
 
 def test_show_prints_a_manifest_for_people(tmp_path: Path, home: Path, run: Run) -> None:
@@ -255,6 +275,7 @@ def test_two_sites_are_refused(tmp_path: Path, home: Path, run: Run) -> None:
     (home / "federation.toml").write_text(PLAN + "[aggregation]\nallow_two_sites = true\n" + PRIVACY)
     allowed = run("publish", "--dir", home, "--no-passphrase")
     assert allowed.code == 0 and "learns the other's noisy update" in allowed.err
+    assert "epsilon 8, delta 0.00001 for each patient" in run("show", "--dir", home).out
 
 
 def test_sampled_audit_is_spelled_out(home: Path, run: Run) -> None:

@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from protos import federation_pb2 as pb
-from protos.convert import FRAMES, FROM_COORDINATOR, FROM_SITE, Direction, Parcel
+from protos.convert import FROM_COORDINATOR, FROM_SITE, Direction, Parcel
 from protos.encoding import tag, varint
 from protos.schema import field_name
 from security import relay
 from security.errors import CodecError, LocalProtocolError
-from security.relay import Pong, SignedHead
+from security.relay import FRAMES, Pong, SignedHead
 from security.secagg.wire import Many, Maybe, Nested, Wire, kinds
 from tests.support.wire_strategies import heads, messages
 

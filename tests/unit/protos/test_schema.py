@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from protos import federation_pb2 as pb
-from protos.schema import schema
+from protos.schema import CLASSES, schema, schema_digest
 from security import relay
 from security.audit.egress import PERMITTED
 from security.secagg.wire import kinds
@@ -109,6 +111,17 @@ def test_no_field_can_carry_a_plaintext_update() -> None:
     assert classes.pop("control") == {"Ack.bitmap"}
     assert classes.pop("sealed-share") == {"DealtShare.box"}
     assert set(classes) == {"digest", "signature", "public-key", "mask-share", "checkpoint"}
+
+
+def test_the_digest_is_the_committed_files() -> None:
+    assert schema_digest() == hashlib.sha256((ROOT / "protos" / "federation.proto").read_bytes()).hexdigest()
+
+
+def test_bytes_without_a_class_have_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new field that holds free bytes does not slip into the schema unseen."""
+    monkeypatch.delitem(CLASSES, "UploadFrame.data")
+    with pytest.raises(TypeError, match=r"UploadFrame\.data needs a class"):
+        schema()
 
 
 def test_one_service_one_stream() -> None:

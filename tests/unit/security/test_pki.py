@@ -197,10 +197,23 @@ def test_foreign_certificates_raise_our_errors(ours: Authority) -> None:
         pki.subject_of(_bare(ours))
     with pytest.raises(errors.CertificatePurposeMismatch, match="extension"):
         pki.check_purpose(ours.root, Purpose.TLS, Role.SITE, "x")
+    other_curve = ec.generate_private_key(ec.SECP384R1())
+    with pytest.raises(errors.CertificateError, match="neither Ed25519 nor ECDSA P-256"):
+        pki.certificate_key(pki.make_root(other_curve, "lesions", now_ms=NOW))
+    with pytest.raises(errors.CertificatePurposeMismatch, match="P-256"):
+        pki.read_request(pki.make_request(other_curve, "hub"), Purpose.TLS)
+    with pytest.raises(errors.CertificateError, match="names no member"):
+        pki.read_request(_nameless_request(), Purpose.SIGNING)
     with pytest.raises(errors.ConfigError, match="do not belong together"):
         pki.issue(pki.new_tls_key(), ours.root, SITE, Purpose.TLS, pki.new_tls_key().public_key(), now_ms=NOW)
     with pytest.raises(errors.ConfigError, match="neither a host name"):
         pki.make_request(pki.new_tls_key(), "hub", ["no such host"])
+
+
+def _nameless_request() -> str:
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    request = builder.sign(pki.new_signing_key(), None)
+    return request.public_bytes(pki.serialization.Encoding.PEM).decode()
 
 
 def _bare(ours: Authority) -> x509.Certificate:

@@ -143,6 +143,12 @@ def test_a_changed_model_needs_a_new_run(world: World) -> None:
     assert latest is not None and latest.version == 1
 
 
+def test_a_renewal_is_of_the_member_it_is_asked_for(world: World) -> None:
+    request = world.identity("linz").renew(subject("linz"))
+    with pytest.raises(ConfigError, match="request is of site linz"):
+        world.authority.renew(world.key, "graz", request, now_ms=NOW, days=30)
+
+
 def test_a_coordinator_is_needed(world: World) -> None:
     world.authority.revoke("hub", "moved", now_ms=NOW)
     with pytest.raises(PolicyViolation, match="0 coordinators"):

@@ -76,6 +76,7 @@ def test_no_value_is_taken_for_another_type(told: dict[str, Any]) -> None:
         (("manifest", "privacy", "epsilon"), "8.0"),
         (("manifest", "previous"), ""),
         (("manifest", "roster"), {}),
+        (("manifest", "aggregation", "layout"), []),
         (("manifest", "format"), "lazaret-manifest/2"),
         (("signature",), "zz"),
     ]:
@@ -152,6 +153,11 @@ def test_a_float_survives_as_text(value: float) -> None:
     except ValueError:
         return  # more digits than any sensible setting has
     assert real(text) == value
+
+
+def test_an_absurd_number_is_no_number() -> None:
+    with pytest.raises(ManifestRejected, match="not a number"):
+        real("1e999")
 
 
 def test_site_lookup_names_the_missing_one(world: World) -> None:

@@ -117,6 +117,11 @@ def one_log_key_for_two(world: World, manifest: Manifest) -> bytes:
     return world.signed(change_member(manifest, 0, audit_root=manifest.roster[1].audit_root))
 
 
+def mixed_up_log_keys(world: World, manifest: Manifest) -> bytes:
+    member = manifest.roster[0]
+    return world.signed(change_member(manifest, 0, audit_root=member.cosigner, cosigner=member.audit_root))
+
+
 def two_sites(world: World, manifest: Manifest) -> bytes:
     aggregation = with_(manifest.aggregation, least_survivors=2)
     return world.signed(with_(manifest, roster=manifest.roster[:2], aggregation=aggregation))
@@ -162,6 +167,7 @@ BAD: list[tuple[Forge, type[ToolkitError], str]] = [
     (layout_too_small, ManifestRejected, "rules.check_roster"),
     (one_tls_key_for_two, ManifestRejected, "rules.check_distinct_keys"),
     (one_log_key_for_two, ManifestRejected, "rules.check_distinct_keys"),
+    (mixed_up_log_keys, ManifestRejected, "rules.check_distinct_keys"),
     (two_sites, PolicyViolation, "rules.check_two_sites"),
     (two_sites_without_privacy, PolicyViolation, "rules.check_two_sites"),
     (two_survivors, PolicyViolation, "rules.check_two_sites"),
@@ -229,6 +235,17 @@ def test_another_consortiums_manifest_is_refused_twin(
         rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
     off(monkeypatch, "pki.check_issuer")
     rules.open_manifest(foreign.published(), world.authority.root, now_ms=NOW)
+
+
+def test_a_root_of_another_kind_signs_nothing(world: World, manifest: Manifest) -> None:
+    with pytest.raises(ManifestRejected, match="no ECDSA key"):
+        rules.open_manifest(world.signed(manifest), manifest.roster[0].certificate, now_ms=NOW)
+
+
+def test_a_member_without_a_signing_key_has_none(world: World, manifest: Manifest) -> None:
+    member = manifest.roster[0].model_copy(update={"signing_certificate": issued(world, "graz", Purpose.TLS)})
+    with pytest.raises(ManifestRejected, match="Ed25519"):
+        _ = member.signing_key
 
 
 def test_a_clock_that_is_days_behind_is_told_so(world: World, manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""How long each message of a site must be, from public numbers alone: the size equation of the egress door.
+"""How long each message of a site is on the wire, from public numbers alone: the size equation of the egress door.
 
 The outbox refuses a message of any other length, and an auditor recomputes the same from the log. Nothing here looks at
 a message: a length that followed from the message itself would prove nothing about it.
@@ -10,12 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from protos.convert import FRAMES
-from protos.schema import LOG_HEAD_FIELD, SEQUENCE_FIELD
 from security import relay
 from security.codec import U32_MAX
 from security.errors import LocalProtocolError
-from security.relay import SignedHead
+from security.relay import FRAMES, LOG_HEAD_FIELD, SEQUENCE_FIELD, SignedHead
 from security.secagg.certificates import BOX_BYTES
 from security.secagg.wire import FRAME_BYTES, Bounded, Fixed, Kind, Many, Maybe, Nested, Number, Wire, kinds
 

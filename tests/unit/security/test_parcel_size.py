@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.convert import FRAMES, FROM_SITE, Parcel
-from protos.sizes import Shape, expected_bytes
+from protos.convert import FROM_SITE, Parcel
 from security import relay
 from security.errors import LocalProtocolError
-from security.relay import EpochKey, HeadSignature, SignedHead
+from security.parcel_size import Shape, expected_bytes
+from security.relay import FRAMES, EpochKey, HeadSignature, SignedHead
 from security.secagg import certificates, messages
 from security.secagg.messages import DealtShare
 from security.secagg.wire import FRAME_BYTES, Wire
