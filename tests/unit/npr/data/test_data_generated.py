@@ -132,7 +132,7 @@ class TestDifficulty:
         train, test = sides
         torch.manual_seed(0)
         half = (0.5, 0.5, 0.5)
-        net, epochs, size = _network(), 14, 64
+        net, epochs, size = _network(), 10, 64
         optimizer = torch.optim.Adam(net.parameters())
         steps = epochs * len(Batches(train, batch_size=size, mean=half, std=half))
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=steps)
