@@ -115,7 +115,7 @@ class Tampering:
 
     @property
     def lines(self) -> list[bytes]:
-        return [line for file in self.folder.segment_files() for line in file.read_bytes().splitlines()]
+        return [line for file in self.folder.segment_files() for line in file.read_bytes().split(b"\n")[:-1]]
 
     def write(self, lines: Sequence[bytes], *, leaves: bool = True) -> None:
         """Put other entries in place, and their hashes too, as somebody would who knows about leaves.bin."""
