@@ -311,42 +311,29 @@ class CoordinatorAttempt:
         if secrets is None:
             blamed = tuple(Blamed(fraud.advert.site, "fraud") for fraud in self.opening.frauds)
             return (*blamed, *self._over(_E.FRAUD, "a dealer cheated"))
-        seeds, keys = secrets
-        survivors, dealing = self.opening.survivors, self.dealing
-        adverts = [dealing.adverts[site] for site in self.context.sites]
+        layout, survivors = self.core.policy.layout, self.opening.survivors
         total = self.uploads.sum
-        total.unmask(opened_masks(dealing.kx, adverts, survivors, seeds, keys), workers=self.core.workers)
-        layout = self.core.policy.layout
+        adverts = [self.dealing.adverts[site] for site in self.context.sites]
+        total.unmask(opened_masks(self.dealing.kx, adverts, survivors, *secrets), workers=self.core.workers)
         outcome = states.next_state(layout, self.model, total.total, survivors=len(survivors))
         result = build_result(
-            self.core.signer,
-            dealing,
-            self.survivors,
-            self.quorum,
-            seeds=seeds,
-            keys=keys,
-            total=total.total,
-            outcome=outcome,
+            self.core.signer, self.dealing, self.survivors, self.quorum, secrets, total=total.total, outcome=outcome
         )
         spool_sum(self.core.spool, result.sum_root, total.total)
         self.publication = Publication(self.core.policy, result, self.uploads, total.total)
         self.model = outcome.state
         self._go(_E.SUM_DONE)
+        return self._publish(self.publication, outcome)
+
+    def _publish(self, published: Publication, outcome: states.Outcome) -> Effects:
+        result, place = published.result, self.context.round
         moved = Advanced(
-            self.context.round,
-            self.publication.result_hash,
-            result.state_hash,
-            outcome.verdict,
-            survivors,
-            total.total,
+            place, published.result_hash, result.state_hash, outcome.verdict, published.survivors, published.total
         )
-        effects: list[Effect] = [
-            SaveState(result.state_hash, outcome.state),
-            Persist(records.ResultShown(result=result)),
-        ]
-        effects.append(moved)
+        effects: list[Effect] = [SaveState(result.state_hash, outcome.state)]
+        effects += [Persist(records.ResultShown(result=result)), moved]
         for site in self.context.sites:
-            effects += [Send(result, to=site), self.publication.sum_to(site)]
+            effects += [Send(result, to=site), published.sum_to(site)]
         return tuple(effects)
 
     # After the result.
@@ -359,8 +346,7 @@ class CoordinatorAttempt:
         if not covered or self.state is _S.CERTIFIED:
             return (seen,)
         self._go(_E.COVERED)
-        self.uploads.discard()
-        return seen, Certified(self.publication.result_hash)
+        return seen, Certified(self.publication.result_hash), self.uploads.discard()
 
     def _chunk_request(self, request: messages.ChunkRequest) -> Effects:
         if self.publication is None:
@@ -402,19 +388,28 @@ class CoordinatorAttempt:
     def _die(self, reason: str, present: Iterable[str]) -> Effects:
         """Before C2: nothing masked exists, so that the attempt just ends."""
         self._go(_E.DROP)
-        return (*self._ended(reason, present), *self._to_all(self.abort_request()))
+        return self._ended(reason, present)
 
     def _over(self, event: CoordinatorEvent, reason: str) -> Effects:
         self._go(event)
-        self.uploads.discard()
-        return self._ended(reason, self.context.sites)
+        return (*self._ended(reason, self.context.sites), self.uploads.discard())
 
     def _ended(self, reason: str, present: Iterable[str]) -> Effects:
         there = set(present)
         self.missing = self.missing or tuple(site for site in self.context.sites if site not in there)
         closed = records.AttemptClosed(ctx=self.ctx, state=str(self.state), reason=reason.encode()[:64])
         strikes = tuple(Blamed(site, "missing") for site in self.missing)
-        return Persist(closed), *strikes, Ended(self.ctx, reason)
+        return (
+            Persist(closed),
+            *strikes,
+            Ended(self.ctx, reason),
+            *self._to_all(self.abort_request(), self._still_open()),
+        )
+
+    def _still_open(self) -> list[str]:
+        """Sites that must close this attempt before they can join the next one; who agreed can wait for a repeat."""
+        settled = set(self.aborts) | (set(self.agreements) if self.state is _S.LOST else set())
+        return [site for site in self.context.sites if site not in settled]
 
     # A site (re)connects.
 

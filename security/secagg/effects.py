@@ -90,6 +90,13 @@ class SaveState:
 
 
 @dataclass(frozen=True, slots=True)
+class Discard:
+    """Remove these vectors from the spool: what was persisted before says that they are no longer needed."""
+
+    keys: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Advanced:
     """The chain has moved on: a result was accepted (site) or published (coordinator)."""
 
@@ -148,6 +155,7 @@ Effect = (
     | SendSum
     | SendPieces
     | SaveState
+    | Discard
     | Advanced
     | Certified
     | Ended

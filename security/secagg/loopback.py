@@ -24,6 +24,7 @@ from security.secagg.coordinator import CoordinatorAttempt
 from security.secagg.coordinator_core import CoordinatorCore
 from security.secagg.effects import (
     Compact,
+    Discard,
     Effect,
     Effects,
     Halted,
@@ -190,8 +191,9 @@ class LoopbackFederation:
             except RoundLost:
                 return RoundOutcome(round=self.round, attempts=len(self.planned.attempts))
             self.run_attempt(attempt)
-            if (attempt := self.planned.attempts[-1]).publication is not None:
-                return self._publish(attempt, audit=audit)
+            newest = self.planned.current
+            if newest is not None and newest.publication is not None:
+                return self._publish(newest, audit=audit)
 
     def begin_round(self, updates: Mapping[str, Words], drops: Mapping[str, Drop] | None = None) -> None:
         """Hand every site its update and open the round at the coordinator."""
@@ -338,6 +340,9 @@ class LoopbackFederation:
                     self._send(COORDINATOR, to, message)
                 case SendSum():
                     self._queue.append(self._stream(COORDINATOR, effect.to, effect.frames()))
+                case Discard(keys):
+                    for key in keys:
+                        self.core.spool.remove(key)
                 case SendPieces(to, pieces):
                     self._queue.append(self._stream(COORDINATOR, to, pieces()))
                 case _:

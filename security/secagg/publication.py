@@ -28,9 +28,8 @@ def build_result(
     dealing: Dealing,
     survivors: Survivors,
     quorum: Quorum,
+    secrets: tuple[tuple[bytes, ...], tuple[bytes, ...]],
     *,
-    seeds: tuple[bytes, ...],
-    keys: tuple[bytes, ...],
     total: Words,
     outcome: states.Outcome,
 ) -> Result:
@@ -43,8 +42,8 @@ def build_result(
         agreements=quorum.agreements,
         verdict=int(outcome.verdict),
         sum_root=masking.vector_root(total),
-        seeds=seeds,
-        keys=keys,
+        seeds=secrets[0],
+        keys=secrets[1],
         state_hash=states.state_hash(outcome.state),
         signature=bytes(64),
     )

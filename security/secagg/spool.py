@@ -14,6 +14,13 @@ from security.errors import LocalProtocolError
 from security.secagg.wire import FRAME_BYTES
 
 
+class Gone(LocalProtocolError):
+    """A vector is not in the spool, or not any more."""
+
+    def __init__(self) -> None:
+        super().__init__("vector is not in the spool", where="spool")
+
+
 class Spool(Protocol):
     """Vectors in frames of 256 KiB, the last one shorter."""
 
@@ -26,7 +33,10 @@ class Spool(Protocol):
         ...
 
     def read(self, key: bytes, index: int) -> bytes:
-        """One frame."""
+        """One frame.
+
+        :raises Gone: if it is not there.
+        """
         ...
 
     def seal(self, key: bytes) -> None:
@@ -52,7 +62,10 @@ class MemorySpool:
         return len(self._vectors.get(key, ()))
 
     def read(self, key: bytes, index: int) -> bytes:
-        return self._vectors[key][index]
+        frames = self._vectors.get(key, [])
+        if index >= len(frames):
+            raise Gone
+        return frames[index]
 
     def seal(self, key: bytes) -> None:
         del key
@@ -86,9 +99,15 @@ class FileSpool:
             return 0
 
     def read(self, key: bytes, index: int) -> bytes:
-        with self._path(key).open("rb") as file:
-            file.seek(index * FRAME_BYTES)
-            return file.read(FRAME_BYTES)
+        try:
+            with self._path(key).open("rb") as file:
+                file.seek(index * FRAME_BYTES)
+                frame = file.read(FRAME_BYTES)
+        except FileNotFoundError:
+            raise Gone from None
+        if not frame:
+            raise Gone
+        return frame
 
     def seal(self, key: bytes) -> None:
         with self._path(key).open("rb") as file:

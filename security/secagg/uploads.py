@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from security import codec, merkle
 from security.errors import RemoteProtocolError, VerificationFailed
 from security.masking import Accumulator
+from security.secagg.effects import Discard
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, UploadFrame, UploadHeader
-from security.secagg.spool import Spool
+from security.secagg.spool import Gone, Spool
 from security.secagg.wire import FRAME_BYTES
 
 
@@ -118,21 +119,23 @@ class Uploads:
         return None if upload is None else len(upload.leaves)
 
     def pieces(self, result: bytes, chunk: int, survivors: Sequence[str]) -> Iterator[ChunkPiece]:
-        """One chunk of every upload, each with its path."""
+        """One chunk of every upload, each with its path; ends early if the uploads are covered and gone meanwhile."""
         if not 0 <= chunk < self._frames:
             raise RemoteProtocolError("there is no such chunk", where="audit")
         for site in survivors:
+            try:
+                data = self._spool.read(spool_key(self.complete[site]), chunk)
+            except Gone:
+                return
             yield ChunkPiece(
                 result=result,
                 chunk=chunk,
                 site=site,
-                data=self._spool.read(spool_key(self.complete[site]), chunk),
+                data=data,
                 path=merkle.inclusion_path(self._leaves[site], chunk),
             )
 
-    def discard(self) -> None:
-        """Delete every file: after the acknowledgements, or when the attempt is over for good."""
-        for site in list(self.arriving):
-            self.drop(site)
-        for header in self.complete.values():
-            self._spool.remove(spool_key(header))
+    def discard(self) -> Discard:
+        """Every file: after the acknowledgements, or when the attempt is over for good."""
+        headers = [*self.complete.values(), *(upload.header for upload in self.arriving.values())]
+        return Discard(tuple(spool_key(header) for header in headers))
