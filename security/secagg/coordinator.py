@@ -31,6 +31,7 @@ from security.secagg.effects import (
 )
 from security.secagg.opening import Opening
 from security.secagg.publication import Publication, build_result, spool_sum
+from security.secagg.reconnect import owed
 from security.secagg.result import opened_masks
 from security.secagg.transitions import COORDINATOR, CoordinatorEvent, CoordinatorState, step
 from security.secagg.uploads import Uploads
@@ -418,32 +419,7 @@ class CoordinatorAttempt:
         self._wait()
         if self.state is _S.UPLOADING and (done := self._uploads_done()):
             return done
-        hellos = (
-            messages.Hello(site=site, open_ctx=self.ctx, round=0, result=hashes.ZERO_DIGEST)
-            for site in self.context.sites
-        )
-        return tuple(effect for hello in hellos for effect in self._hello(hello))
+        return tuple(effect for site in self.context.sites for effect in owed(self, site, self.ctx))
 
     def _hello(self, hello: messages.Hello) -> Effects:
-        """Ask again for what this site still owes; it answers word for word as before."""
-        site, state = hello.site, self.state
-        owed: Wire | None = None
-        if state is _S.ADVERTISING and site not in self.dealing.adverts:
-            owed = self.plan
-        elif state is _S.DEALING and site not in self.dealing.shares:
-            owed = self.dealing_adverts()
-        elif state is _S.UPLOADING and site not in self.uploads.complete and site not in self.aborts:
-            at = self.uploads.next_frame(site)
-            kx = self.dealing.kx
-            owed = self.dealing.deliver_to(site) if at is None else messages.UploadResume(kx=kx, next_frame=at)
-        elif state in (_S.AGREEING, _S.UNMASKING) and site not in self.aborts:
-            owed = self.quorum if site in self.agreements and self.quorum else self.survivors
-        elif state is _S.PUBLISHED and self.publication is not None and site not in self.publication.acks:
-            return Send(self.publication.result, to=site), self.publication.sum_to(site)
-        elif state in (_S.ABORTING, _S.DEAD) and hello.open_ctx == self.ctx and site not in self.aborts:
-            owed = self.abort_request()
-        return () if owed is None else (Send(owed, to=site),)
-
-    def dealing_adverts(self) -> messages.Adverts:
-        ordered = tuple(self.dealing.adverts[site] for site in self.context.sites)
-        return messages.Adverts(ctx=self.ctx, adverts=ordered)
+        return owed(self, hello.site, hello.open_ctx)

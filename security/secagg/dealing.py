@@ -47,11 +47,14 @@ class Dealing:
         self.adverts[advert.site] = advert
         if known is not None or len(self.adverts) < self.context.n:
             return None
-        ordered = tuple(self.adverts[site] for site in self.context.sites)
-        burst_checks.check_advert_keys(ordered)
-        shown = Adverts(ctx=self.ctx, adverts=ordered)
+        shown = self.shown()
+        burst_checks.check_advert_keys(shown.adverts)
         self.fix_adverts(shown)
         return shown
+
+    def shown(self) -> Adverts:
+        """C1."""
+        return Adverts(ctx=self.ctx, adverts=tuple(self.adverts[site] for site in self.context.sites))
 
     def fix_adverts(self, shown: Adverts) -> None:
         self.adverts = {advert.site: advert for advert in shown.adverts}
