@@ -14,7 +14,8 @@ from security.dp.events import MechanismEvent, counts_event, dp_sgd_event, proto
 
 DELTA = 1e-5
 
-# docs/spec/differential-privacy.md, section 6: records, steps, sigma, epsilon alone, with prototypes and counts.
+# Figures computed before this code was written: records, steps, sigma, epsilon alone, with prototypes and counts
+# (80 releases at 30, one at 20). docs/spec/differential-privacy.md, section 6, prints ours.
 TABLE = [
     (350, 400, 1, 29.6, 29.7),
     (350, 400, 2, 9.9, 10.1),
