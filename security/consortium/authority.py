@@ -237,12 +237,21 @@ class Authority:
         return record
 
     def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> Enrolled:
-        """Take back everything a member holds, or one certificate of it; takes effect with the next manifest."""
+        """Take back everything a member holds, or what it holds for the key of one certificate.
+
+        By key, because a certificate is taken back when its key is lost, and a renewal may have certified the same key
+        again. Takes effect with the next manifest.
+        """
         record = self.member(member)
+        keys = {
+            pki.key_fingerprint(pki.certificate_key(entry.parsed))
+            for entry in record.issued
+            if certificate in (None, pki.fingerprint(entry.parsed))
+        }
         chosen = {
             entry.certificate
             for entry in record.issued
-            if entry.revoked_at_ms is None and certificate in (None, pki.fingerprint(entry.parsed))
+            if entry.revoked_at_ms is None and pki.key_fingerprint(pki.certificate_key(entry.parsed)) in keys
         }
         if not chosen:
             what = "has no standing certificate" if certificate is None else "holds no such certificate"

@@ -17,7 +17,7 @@ from security.clock import SystemClock
 from security.consortium import show as showing
 from security.consortium.authority import Authority
 from security.consortium.bundles import Request, grouped, read_file, same_fingerprint
-from security.consortium.plan import Plan, warnings
+from security.consortium.plan import Plan
 from security.consortium.rules import open_manifest
 from security.consortium.template import PLAN
 from security.errors import ConfigError, VerificationFailed
@@ -227,10 +227,10 @@ def publish(
     plan = Plan.read(plan_path or authority.plan_path)
     key = _unlock(authority, passphrase_file, no_passphrase)
     manifest = authority.publish(key, plan, now_ms=_now())
-    for warning in warnings(manifest):
+    summary = showing.manifest_summary(manifest, _now())
+    for warning in summary["warnings"]:
         say(f"note: {warning}")
     if as_json:
-        summary = showing.manifest_summary(manifest, _now())
         emit(summary | {"path": str(authority.manifest_path.resolve())})
         return
     click.echo(f"manifest version {manifest.version} of {manifest.federation}, run {manifest.run}")

@@ -15,6 +15,7 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from security import labels, pki
 from security.audit.note import KeyType, VerifierKey
@@ -24,6 +25,8 @@ from security.pki import Purpose, Role, Subject
 from security.secagg import thresholds
 from security.signing import statement
 
+# Order of the base point of P-256 (SEC 2, section 2.4.2).
+P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 CLOCK_SKEW_MS: Final = 3_600_000
 TWO_SITES_HINT: Final = (
     "with two sites each learns the other's update: set allow_two_sites = true and a [privacy] table, or enrol a third"
@@ -43,7 +46,8 @@ def open_manifest(data: bytes, root: x509.Certificate, *, now_ms: int, where: st
 
 
 def sign(manifest: Manifest, key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.sign(_signed_bytes(manifest), ec.ECDSA(hashes.SHA256()))
+    r, s = decode_dss_signature(key.sign(_signed_bytes(manifest), ec.ECDSA(hashes.SHA256())))
+    return encode_dss_signature(r, min(s, P256_ORDER - s))
 
 
 def _signed_bytes(manifest: Manifest) -> bytes:
@@ -55,13 +59,21 @@ def check_signature(manifest: Manifest, signature: bytes, root: x509.Certificate
     if not isinstance(key, ec.EllipticCurvePublicKey):
         raise ManifestRejected("the root certificate holds no ECDSA key", where="root certificate")
     try:
+        check_one_form(signature)
         key.verify(signature, _signed_bytes(manifest), ec.ECDSA(hashes.SHA256()))
-    except InvalidSignature:
+    except (InvalidSignature, ValueError):
         raise ManifestRejected(
             "the signature is not this consortium's",
             where=_where(manifest),
             hint="fetch the manifest again; if that does not help, compare the root's fingerprint with the consortium",
         ) from None
+
+
+def check_one_form(signature: bytes) -> None:
+    """(r, s) and (r, n - s) verify alike: one of them is refused, so that nobody can give one manifest two files."""
+    r, s = decode_dss_signature(signature)
+    if s > P256_ORDER // 2 or encode_dss_signature(r, s) != signature:
+        raise InvalidSignature
 
 
 def check_federation(manifest: Manifest, root: x509.Certificate) -> None:

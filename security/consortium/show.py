@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,8 @@ from security.consortium.manifest import Manifest
 from security.consortium.plan import warnings
 from security.pki import Purpose
 from security.secagg import thresholds
+
+EXPIRY_WARNING_DAYS: Final = 30
 
 
 def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
@@ -54,8 +56,21 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
         "audit": manifest.audit.mode,
         "privacy": manifest.privacy.model_dump() if manifest.privacy else None,
         "revoked": [revocation.model_dump() for revocation in manifest.revocations],
-        "warnings": warnings(manifest),
+        "warnings": warnings(manifest) + expiring(manifest, now_ms),
     }
+
+
+def expiring(manifest: Manifest, now_ms: int) -> list[str]:
+    """Members who will soon be left out of rounds, or are already."""
+    notes = []
+    for member in (manifest.coordinator, *manifest.roster):
+        left = pki.days_left(member.certificate, now_ms)
+        if left < EXPIRY_WARNING_DAYS:
+            state = f"ends in {left} days" if left >= 0 else "has ended"
+            notes.append(
+                f"the signing certificate of {member.id} {state}: renew it, or {member.id} is left out of rounds"
+            )
+    return notes
 
 
 def member_summary(record: Enrolled, now_ms: int) -> dict[str, Any]:

@@ -250,6 +250,14 @@ def test_show_prints_a_manifest_for_people(tmp_path: Path, home: Path, run: Run)
     assert as_json["least_cohort"] == 3
 
 
+def test_certificates_that_end_soon_are_named(home: Path, run: Run) -> None:
+    run("renew", "graz", "--days", 20, "--dir", home, "--no-passphrase")
+    published = run("publish", "--dir", home, "--no-passphrase")
+    assert published.code == 0
+    assert re.search(r"^note: the signing certificate of graz ends in (19|20) days", published.err, re.M)
+    assert "linz" not in published.err
+
+
 def test_a_tampered_manifest_is_not_shown(home: Path, run: Run) -> None:
     run("publish", "--dir", home, "--no-passphrase")
     path = home / "manifest.json"

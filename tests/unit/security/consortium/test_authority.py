@@ -107,6 +107,14 @@ def test_one_lost_tls_key_can_be_revoked_alone(world: World) -> None:
         world.authority.revoke("graz", "x", certificate="00" * 32, now_ms=NOW)
 
 
+def test_a_lost_key_is_revoked_in_all_its_certificates(world: World) -> None:
+    lost = world.identity("graz").tls_certificate()
+    world.authority.renew(world.key, "graz", None, now_ms=NOW, days=365)
+    record = world.authority.revoke("graz", "key copied", certificate=pki.fingerprint(lost), now_ms=NOW)
+    assert len([entry for entry in record.issued if entry.revoked_at_ms]) == 2
+    assert not record.active and len(record.standing(Purpose.SIGNING)) == 2
+
+
 def test_versions_are_chained_and_kept(world: World) -> None:
     first, second = world.publish(), world.publish()
     assert (first.version, second.version) == (1, 2)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from security import errors, pki
 from security.consortium import rules
@@ -246,6 +247,24 @@ def test_a_member_without_a_signing_key_has_none(world: World, manifest: Manifes
     member = manifest.roster[0].model_copy(update={"signing_certificate": issued(world, "graz", Purpose.TLS)})
     with pytest.raises(ManifestRejected, match="Ed25519"):
         _ = member.signing_key
+
+
+def other_form(world: World, manifest: Manifest) -> bytes:
+    """Anybody can turn a signature into the other one that verifies; the root key is not needed."""
+    r, s = decode_dss_signature(rules.sign(manifest, world.key))
+    return seal(manifest, encode_dss_signature(r, rules.P256_ORDER - s))
+
+
+def test_a_manifest_has_one_file(world: World, manifest: Manifest) -> None:
+    with pytest.raises(ManifestRejected, match="signature"):
+        rules.open_manifest(other_form(world, manifest), world.authority.root, now_ms=NOW)
+    with pytest.raises(ManifestRejected, match="signature"):
+        rules.open_manifest(seal(manifest, b"\x00" * 70), world.authority.root, now_ms=NOW)
+
+
+def test_a_manifest_has_one_file_twin(world: World, manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "check_one_form", lambda signature: None)
+    rules.open_manifest(other_form(world, manifest), world.authority.root, now_ms=NOW)
 
 
 def test_a_clock_that_is_days_behind_is_told_so(world: World, manifest: Manifest) -> None:
