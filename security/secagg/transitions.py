@@ -180,3 +180,7 @@ def diagram(table: Mapping[S, Mapping[E, S]]) -> str:
                 arrows.setdefault(target, []).append(event.value)
         lines += [f"    {state} --> {target}: {', '.join(events)}" for target, events in arrows.items()]
     return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(diagram(SITE), diagram(COORDINATOR), sep="\n\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,27 @@ def small_layout(roster: int, *, words: int = 40, ring_bits: int = 32, weight_ca
     return Layout.of(tensors, roster_size=roster, weight_cap=weight_cap, ring_bits=ring_bits)
 
 
+Hook = Callable[[str, str, Wire], Iterable[Wire]]
+
+
 class RecordedFederation(LoopbackFederation):
-    """Keeps every record a site ever wrote, also those that compaction has dropped since."""
+    """Keeps every record a site ever wrote, also those that compaction has dropped since.
+
+    `hook` stands on the wire: it gets sender, receiver and message, and says what arrives instead.
+    """
+
+    hook: Hook | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         self.written: dict[str, list[Wire]] = {}
         super().__init__(*args, **options)
+
+    def _stream(self, sender: str, receiver: str, source: Iterator[Wire]) -> Iterator[tuple[str, str, bytes]]:
+        if self.hook is None:
+            return super()._stream(sender, receiver, source)
+        hook = self.hook
+        changed = (arrives for message in source for arrives in hook(sender, receiver, message))
+        return super()._stream(sender, receiver, changed)
 
     def _do_site(self, name: str, effects: Effects) -> None:
         self.written.setdefault(name, []).extend(e.record for e in effects if isinstance(e, Persist))
