@@ -11,6 +11,7 @@ from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
 from npr import metrics
+from npr.data.dataset import Samples
 from npr.metrics import Predictions
 from security.errors import DataError
 
@@ -95,7 +96,9 @@ class TestSanity24:
 def test_one_class_and_no_image_have_no_auc():
     labels = np.zeros(3, dtype=np.int64)
     assert np.isnan(metrics.balanced_auc(labels, np.full((3, 2), 0.5, np.float32)))
-    assert np.isnan(metrics.balanced_accuracy(labels[:0], np.empty((0, 2), np.float32)))
+    none = labels[:0], np.empty((0, 2), np.float32)
+    for metric in (metrics.balanced_accuracy, metrics.balanced_auc, metrics.expected_calibration_error):
+        assert np.isnan(metric(*none))
 
 
 def test_calibration_by_hand():
@@ -152,6 +155,36 @@ def test_predictions_round_trip_without_pickle(tmp_path: Path):
     assert [p.name for p in tmp_path.iterdir()] == ["cell.npz"]
 
 
+def test_predictions_of_samples_carry_codes_and_no_names():
+    samples = Samples(
+        images=np.zeros((3, 2, 2, 1), np.uint8),
+        labels=np.array([0, 1, 1]),
+        ids=("i1", "i2", "i3"),
+        units=("p1", "p1", "p2"),
+        unit_kind="patient",
+        num_classes=2,
+    )
+    made = Predictions.of("a", samples, np.eye(2)[[0, 1, 0]], fold=3, seed=1)
+    assert made.units[0] == made.units[1] != made.units[2] and len(set(made.ids.tolist())) == 3
+    assert (made.fold, made.seed, made.scores.dtype, len(made)) == ("3", 1, np.float32, 3)
+    assert np.array_equal(made.ids, metrics.codes(["i1", "i2", "i3"])) and (made.ids >= 0).all()
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_rest(tmp_path, monkeypatch):
+    cells = [predictions(np.random.default_rng(0))]
+    file = tmp_path / "cell.npz"
+    metrics.save_predictions(file, cells)
+    before = file.read_bytes()
+
+    def full(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("numpy.savez_compressed", full)
+    with pytest.raises(OSError, match="disk full"):
+        metrics.save_predictions(file, cells)
+    assert file.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["cell.npz"]
+
+
 @pytest.mark.parametrize("content", [b"", b"not an archive", b"PK\x03\x04 cut off"])
 def test_a_damaged_file_is_one_clear_error(tmp_path, content):
     file = tmp_path / "cell.npz"
@@ -166,6 +199,10 @@ def test_predictions_refuse_what_cannot_be_scored():
     labels = np.array([0, 5], dtype=np.int64)
     with pytest.raises(DataError, match="no score column"):
         Predictions(site="a", labels=labels, scores=np.ones((2, 2), np.float32), units=labels, ids=labels)
+    with pytest.raises(DataError, match="do not fit"):
+        Predictions(site="a", labels=labels, scores=np.ones((3, 6), np.float32), units=labels, ids=labels)
+    with pytest.raises(DataError, match="no predictions"):
+        metrics.pooled([])
     bad = np.full((2, 6), np.nan, np.float32)
     with pytest.raises(DataError, match="finite"):
         Predictions(site="a", labels=labels, scores=bad, units=labels, ids=labels)

@@ -74,6 +74,13 @@ def test_manifest_of_slices_takes_the_patient_from_the_header(save, tmp_path):
     assert wide.images.min() > 0 and wide.images.max() < 255 and wide.fingerprint != catalogue.fingerprint
 
 
+def test_a_patient_column_goes_before_the_header(save, tmp_path):
+    for number in range(2):
+        save(tmp_path / f"{number}.dcm", PatientID="header")
+    (tmp_path / "m.csv").write_text("image,label,patient\n0.dcm,a,p0\n1.dcm,a,p1\n")
+    assert open_catalogue(f"dicom:{tmp_path}/m.csv", image_size=16).units == ("p0", "p1")
+
+
 def test_without_patient_the_study_and_without_study_the_slice(save, tmp_path):
     save(tmp_path / "s" / "a" / "1.dcm", PatientID="")
     assert open_catalogue(f"dicom:{tmp_path}/s", image_size=16).unit_kind == "study"

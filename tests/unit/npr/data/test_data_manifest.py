@@ -195,3 +195,10 @@ def test_grey_images_become_rgb(tmp_path):
     (tmp_path / "m.csv").write_text("image,label\ng.png,x\n")
     images = open_catalogue(f"csv:{tmp_path}/m.csv", image_size=16).images
     assert images.shape == (1, 16, 16, 3) and (images == 90).all()
+
+
+def test_an_image_too_large_to_be_meant_is_refused(write_manifest, monkeypatch):
+    monkeypatch.setattr("npr.data.decode.MAX_PIXELS", 100)
+    with pytest.raises(DataError, match="24 x 18 pixels is too large") as caught:
+        open_catalogue(f"csv:{write_manifest(GOOD)}", image_size=16)
+    assert caught.value.where == "manifest.csv row 2"

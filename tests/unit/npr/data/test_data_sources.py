@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
 
+import pytest
+import torch
+
+from npr.data.augment import Augmentation
+from npr.data.loader import Batches
 from npr.data.sources import open_catalogue, open_dataset
+from npr.data.store import Storage
 from security.errors import ConfigError, DataError
 
 
@@ -62,3 +68,29 @@ def test_folds_test_every_image_once():
             assert not set(site.train.units) & set(site.test.units)
             seen += site.test.ids
     assert len(seen) == len(set(seen)) == 2 * 8 * 12
+
+
+def test_batches_from_images_that_do_not_fit_into_memory(write_manifest, tmp_path):
+    path = write_manifest([[f"{n}.png", "ab"[n % 2], f"p{n}"] for n in range(12)], ("image", "label", "patient"))
+    bounded = Storage(memory_limit=100, cache_dir=tmp_path / "cache")
+    on_disk, in_memory = (
+        open_dataset(f"csv:{path}", fold=0, image_size=16, storage=storage).sites[0].train
+        for storage in (bounded, Storage())
+    )
+
+    def run(samples):
+        settings = {"batch_size": 4, "mean": (0.5,) * 3, "std": (0.5,) * 3, "seed": (1,)}
+        return torch.cat([b.images for b in Batches(samples, **settings, augment=Augmentation(), shuffle=True)])
+
+    assert torch.equal(run(on_disk), run(in_memory))
+
+
+def test_a_catalogue_refuses_what_cannot_be_one():
+    good = open_catalogue("generated:balanced=1,sites=1", image_size=8)
+    assert "patient-" not in repr(good)
+    with pytest.raises(DataError, match="class list is empty"):
+        replace(good, class_names=())
+    with pytest.raises(DataError, match="different length"):
+        replace(good, sites=good.sites[1:])
+    with pytest.raises(DataError, match="no image"):
+        replace(good, labels=good.labels[:0])
