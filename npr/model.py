@@ -121,7 +121,8 @@ def _load_weights(extractor: nn.Module, spec: ModelSpec) -> None:
     target = extractor.state_dict()
     if spec.weights == "package":
         # Both sides list layers in the same order under different names; the last two tensors are the classifier.
-        source = dict(zip(target, (tensor for _, tensor in package_tensors()), strict=False))
+        flat = zip(target.items(), package_tensors(), strict=False)
+        source = {name: _from_tensorflow(values, tensor.shape) for (name, tensor), (_, values) in flat}
     else:
         source = _read_file(spec.weights.removeprefix("file:"))
     first = extractor.default_cfg["first_conv"] + ".weight"  # type: ignore[index, operator]
@@ -137,6 +138,14 @@ def _load_weights(extractor: nn.Module, spec: ModelSpec) -> None:
             raise ConfigError(f"{name} has {value.numel()} values, expected {tensor.numel()}", where=spec.weights)
         loaded[name] = value.reshape(tensor.shape)
     extractor.load_state_dict(loaded)
+
+
+def _from_tensorflow(flat: Tensor, shape: torch.Size) -> Tensor:
+    """The package keeps kernels in TensorFlow's order, (height, width, in, out); torch has (out, in, height, width)."""
+    if len(shape) != 4:
+        return flat
+    out, _, height, width = shape
+    return flat.view(height, width, -1, out).permute(3, 2, 0, 1)
 
 
 def _read_file(reference: str) -> dict[str, Tensor]:

