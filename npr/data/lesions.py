@@ -37,7 +37,8 @@ PIGMENT = np.array(
     ],
     dtype=np.float32,
 )
-CHUNK = 128
+# Pictures are drawn some at a time, fewer of large ones: a few hundred bytes per pixel are in use at once.
+CHUNK, CHUNK_PIXELS = 128, 1 << 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,8 +114,9 @@ def photograph(
 ) -> NDArray[np.uint8]:
     """Picture i shows lesion `of[i]` through camera `cameras[i]`: (N, size, size, 3)."""
     images = np.empty((len(of), size, size, 3), dtype=np.uint8)
-    for start in range(0, len(of), CHUNK):
-        rows = slice(start, start + CHUNK)
+    chunk = min(CHUNK, max(1, CHUNK_PIXELS // size**2))
+    for start in range(0, len(of), chunk):
+        rows = slice(start, start + chunk)
         rng = np.random.default_rng([seed, 2, start])
         images[rows] = _photograph(lesions, of[rows], cameras[rows], size, rng)
     return images
@@ -155,7 +157,7 @@ def _photograph(
 
 
 def _frame(n: int, size: int, zoom: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-    """Coordinates in the lesion's own frame; each picture is turned, shifted and mirrored anew."""
+    """Coordinates in the lesion's own frame; each picture is turned and shifted anew."""
     axis = (np.arange(size, dtype=np.float32) + 0.5) / size * 2 - 1
     x = axis[None, None, :] - rng.uniform(-0.18, 0.18, size=(n, 1, 1))
     y = axis[None, :, None] - rng.uniform(-0.18, 0.18, size=(n, 1, 1))
