@@ -51,7 +51,11 @@ class InitialModel:
         return cls(path=path, tensors=floats, metadata=metadata)
 
     def shared(self, personal: Sequence[str], *, local_statistics: bool) -> dict[str, npt.NDArray[np.float32]]:
-        """The tensors that travel. A pattern that matches nothing is a mistake: it would let a personal part out."""
+        """The tensors that travel: neither the plan's personal ones nor those that the exporter calls personal.
+
+        A pattern that matches nothing is a mistake, and would let a personal part out.
+        """
+        personal = [*personal, *self.metadata.get("personal", "").split()]
         for pattern in personal:
             if not any(fnmatchcase(name, pattern) for name in self.tensors):
                 raise ConfigError(

@@ -131,6 +131,13 @@ def test_the_exporter_may_give_facts_and_order(world: World) -> None:
         InitialModel.read(world.authority.folder / "initial.safetensors").shared((), local_statistics=False)
 
 
+def test_what_the_exporter_calls_personal_stays_whatever_the_plan_says(world: World) -> None:
+    write_initial_model(world.authority.folder / "initial.safetensors", {"personal": "head.weight bn.weight"})
+    world.write_plan(PLAN.replace('["head.*"]', "[]"))
+    names = {block.name for block in world.publish().aggregation.layout.state_blocks}
+    assert names == {"conv.weight", "bn.running_mean", "bn.running_var"}
+
+
 @pytest.mark.parametrize(
     ("tensors", "match"),
     [
