@@ -66,7 +66,9 @@ class DpSgd:
         self.steps_left = event.steps
         self._noise = reservation.noise.fork()
         self._drawn = np.empty(self._clipped.sum.numel(), dtype=np.float64)
-        self._gradient = torch.empty_like(self._clipped.sum)
+        # Laid out in memory like the parameters: torch's fused optimizers walk both with one index and would silently
+        # move the wrong weights of a channels-last model if the layouts differed.
+        self._gradients = [torch.empty_like(parameter, requires_grad=False) for parameter in self._clipped.parameters]
         self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="dp-noise")
 
     def run(self, per_record_loss: Callable[[Indices], Tensor]) -> list[StepReport]:
@@ -99,9 +101,9 @@ class DpSgd:
         noisy.mul_(self._sigma / grid).add_(self._clipped.sum, alpha=1.0 / grid).round_()
         if not bool(noisy.isfinite().all()):
             raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its charge stands")
-        self._gradient.copy_(noisy.mul_(grid / self._divisor))
-        for parameter, part in zip(self._clipped.parameters, self._clipped.split(self._gradient), strict=True):
-            parameter.grad = part
+        parts = self._clipped.split(noisy.mul_(grid / self._divisor))
+        for parameter, gradient, part in zip(self._clipped.parameters, self._gradients, parts, strict=True):
+            parameter.grad = gradient.copy_(part)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, clipped: list[nn.Parameter]) -> None:

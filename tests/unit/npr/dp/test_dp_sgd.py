@@ -191,3 +191,19 @@ def test_a_patient_with_many_images_moves_the_sum_no_further_than_one_with_one()
         # Half a grid step for each coordinate is what rounding adds.
         slack = 0.5 * grid_step(0.5) * gradient(model).numel() ** 0.5
         assert float(gradient(model).norm()) <= 0.5 * len(units) + slack
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_a_channels_last_model_moves_like_any_other(fused: bool) -> None:
+    """Fused optimizers walk parameter and gradient with one index, whatever their layouts."""
+    moved = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.manual_seed(0)
+        conv = nn.Conv2d(3, 4, 3)
+        model = nn.Sequential(conv, nn.AdaptiveAvgPool2d(1), nn.Flatten()).to(memory_format=layout)
+        x, y = torch.randn(5, 3, 8, 8), torch.arange(5) % 4
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0, fused=fused)
+        paid = reservation(noise=Silent())
+        DpSgd(model, optimizer, reservation=paid, units=Units(range(5)), divisor=1.0).step(losses_of(model, x, y))
+        moved.append(conv.weight.detach().contiguous())
+    torch.testing.assert_close(*moved, rtol=1e-3, atol=2 * grid_step(0.5))
