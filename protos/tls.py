@@ -1,0 +1,80 @@
+"""TLS 1.3 with a certificate on both sides, and nothing else; the one place where gRPC's credentials are made.
+
+gRPC's Python API cannot name a least version. Its one switch for ciphers, an environment variable that is read once, is
+set here to a TLS 1.2 suite that needs an RSA certificate. All our certificates are ECDSA, so TLS 1.2 finds no cipher in
+common and ends in the handshake; TLS 1.3 has suites of its own, which the variable does not touch. Import this module
+before grpc.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Final
+
+from cryptography import x509
+
+from security import keystore, pki
+from security.consortium.bundles import read_file
+from security.consortium.enrolment import Identity
+from security.errors import CertificateError, LocalProtocolError
+from security.relay import MAX_PARCEL
+
+SUITES: Final = "GRPC_SSL_CIPHER_SUITES"
+RSA_ONLY: Final = "ECDHE-RSA-AES256-GCM-SHA384"
+_TOO_LATE: Final = "grpc" in sys.modules and os.environ.get(SUITES) != RSA_ONLY
+os.environ[SUITES] = RSA_ONLY
+
+import grpc  # noqa: E402  # it reads the variable when it starts
+
+METHOD: Final = "/lazaret.federation.v1.Federation/Converse"
+# A parcel has a bound of its own; gRPC only needs to let it through. Pings keep firewalls from forgetting the stream
+# during an hour of training, and tell a dead peer from a silent one.
+OPTIONS: Final[tuple[tuple[str, int], ...]] = (
+    ("grpc.max_receive_message_length", MAX_PARCEL + 1024),
+    ("grpc.max_send_message_length", MAX_PARCEL + 1024),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 20_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.enable_retries", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+
+def server_credentials(identity: Identity) -> grpc.ServerCredentials:
+    """The coordinator's side: a client without a certificate of this federation's root gets no stream."""
+    root, key, certificate = _files(identity)
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=root, require_client_auth=True)
+
+
+def channel_credentials(identity: Identity) -> grpc.ChannelCredentials:
+    """A site's side: the coordinator must show a certificate of this federation's root for the host dialled."""
+    root, key, certificate = _files(identity)
+    return grpc.ssl_channel_credentials(root, key, certificate)
+
+
+def peer_certificate(context: Any) -> x509.Certificate:
+    """The client certificate of a call, from a server's context (grpc or grpc.aio); give it to `rules.check_tls_peer`.
+
+    :raises CertificateError: if the call has none, which the handshake should have prevented.
+    """
+    found = context.auth_context().get("x509_pem_cert", ())
+    if len(found) != 1:
+        raise CertificateError("the peer showed no certificate", where="TLS")
+    return pki.read_certificate(found[0], "TLS certificate of the peer")
+
+
+def peer_site(context: Any) -> tuple[str, str]:
+    """The member that the peer's certificate names, and SHA-256 of its key; the roster says if it may talk."""
+    certificate = peer_certificate(context)
+    subject = pki.subject_of(certificate, "TLS certificate of the peer")
+    return subject.member, pki.key_fingerprint(pki.certificate_key(certificate))
+
+
+def _files(identity: Identity) -> tuple[bytes, bytes, bytes]:
+    if _TOO_LATE:
+        raise LocalProtocolError("grpc was imported before protos.tls, so TLS 1.2 could not be switched off")
+    key = keystore.read_private(identity.tls_key_path())
+    return read_file(identity.root_path), key, read_file(identity.tls_path)
