@@ -11,8 +11,9 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterable
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import Final
 
 from security import codec
 from security.errors import ConfigError, DataError
@@ -45,8 +46,9 @@ class WriteAheadLog:
         self._file = self._open()
         self.records = self._read()
 
-    def _open(self) -> BinaryIO:
-        file = open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")  # noqa: SIM115 - closed in `close`
+    def _open(self) -> FileIO:
+        # Without a buffer: what could not be written must not be written later by a flush.
+        file = open(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+b", buffering=0)  # noqa: SIM115 - see `close`
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -88,29 +90,26 @@ class WriteAheadLog:
         return None
 
     def _cut(self, at: int) -> None:
-        self._file.seek(at)
-        self._file.truncate()
-        self._sync()
+        self._file.truncate(at)
+        os.fsync(self._file.fileno())
 
     def _reset(self, content: bytes) -> None:
+        self._file.truncate(0)
         self._file.seek(0)
-        self._file.write(content)
-        self._file.truncate()
-        self._sync()
+        self._write(content)
 
-    def _sync(self) -> None:
-        self._file.flush()
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[self._file.write(data) :]
         os.fsync(self._file.fileno())
 
     def append(self, record: Wire) -> None:
         """Return when the record is on disk; after a failure (a full disk) the log is as it was before."""
         start = self._file.seek(0, os.SEEK_END)
         try:
-            self._file.write(_framed(record))
-            self._sync()
+            self._write(_framed(record))
         except OSError:
-            self._file.seek(start)
-            self._file.truncate()
+            self._file.truncate(start)
             raise
 
     def compact(self, kept: Iterable[Wire]) -> None:
