@@ -7,6 +7,7 @@ learning rate and the initial statistics. docs/consortium.md explains each key.
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -165,15 +166,8 @@ def refuse_two_sites(plan: Plan, sites: int) -> None:
 
 def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
     shared = model.shared(plan.model.personal, local_statistics=plan.training.local_statistics)
-    rate = plan.training.settings.get("learning_rate")
-    if isinstance(rate, bool | str) or rate is None or rate <= 0:
-        raise ConfigError(
-            "learning_rate must be a positive number",
-            where="federation.toml [training.settings]",
-            hint="the clips follow from learning_rate x steps",
-        )
     numbers = plan.aggregation
-    clips = Clips(learning_rate=float(rate), steps=plan.training.steps, margin=float(numbers.clip_margin))
+    clips = _clips(plan)
     blocks = [_override(block, numbers.clip_exponents) for block in blocks_of(shared, clips, str(model.path))]
     cap = numbers.weight_cap
     layout = Layout.of(
@@ -185,6 +179,28 @@ def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
         hits_maximum=cap if numbers.report_metrics else None,
     )
     return layout, initial_state_hash(layout, shared)
+
+
+def _clips(plan: Plan) -> Clips:
+    """How far a weight can go in a round. Momentum counts for plain SGD only: Adam normalises its steps."""
+    settings = plan.training.settings
+    momentum = settings.get("momentum", 0) if settings.get("optimizer") == "sgd" else 0
+    return Clips(
+        learning_rate=_number("learning_rate", settings.get("learning_rate"), above=0),
+        steps=plan.training.steps,
+        momentum=_number("momentum", momentum, below=1),
+        margin=float(plan.aggregation.clip_margin),
+    )
+
+
+def _number(name: str, value: object, *, above: float = -1, below: float = math.inf) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < below:
+        raise ConfigError(
+            f"{name} is missing or not a number that makes sense",
+            where="federation.toml [training.settings]",
+            hint="the clips follow from learning_rate x steps",
+        )
+    return float(value)
 
 
 def _override(block: Block, exponents: dict[str, int]) -> Block:

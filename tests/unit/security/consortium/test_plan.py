@@ -12,6 +12,7 @@ from security.consortium.initial_model import InitialModel
 from security.consortium.plan import Plan, refuse_two_sites, warnings
 from security.consortium.template import PLAN as TEMPLATE
 from security.errors import ConfigError, PolicyViolation, ToolkitError
+from security.secagg.layout import Clips
 from security.secagg.state import canonical, flatten, state_hash
 from tests.support.consortium_world import PLAN, PRIVACY, World, write_initial_model
 
@@ -81,13 +82,27 @@ def test_a_missing_plan_is_named(tmp_path: Path) -> None:
 def test_clips_follow_from_schedule_and_statistics(world: World) -> None:
     layout = world.publish().aggregation.layout
     blocks = {block.name: block for block in layout.blocks}
+    clips = Clips(learning_rate=0.001, steps=50, margin=8)
     # 0.001 x 50 steps = 0.05; eight times that is 0.4, and the power of two above is 2^-1.
     assert blocks["conv.weight"].clip_exponent == -1
-    assert blocks["bn.running_var"].units == (1, -6)
-    assert blocks["bn.running_mean"].units == (1, -3)
-    assert blocks["bn.running_var"].nonnegative and not blocks["bn.running_mean"].nonnegative
+    assert blocks["conv.weight"] == clips.weights("conv.weight", (2, 3, 2, 2))
+    variance = np.array([1.0, 0.01], np.float32)
+    assert blocks["bn.running_mean"] == clips.running_mean("bn.running_mean", variance)
+    assert blocks["bn.running_var"] == clips.running_variance("bn.running_var", variance)
     assert "head.weight" not in blocks and not any("num_batches" in name for name in blocks)
     assert blocks["weight"].maximum == 16_384
+
+
+def test_momentum_counts_for_plain_sgd_only(world: World) -> None:
+    def exponent(extra: str) -> int:
+        world.write_plan(PLAN.replace("learning_rate = 0.001", f"learning_rate = 0.001\n{extra}"))
+        blocks = world.publish().aggregation.layout.blocks
+        return next(block.clip_exponent for block in blocks if block.name == "conv.weight")
+
+    assert exponent('optimizer = "sgd"\nmomentum = 0.75') == 1  # four times as far
+    assert exponent('optimizer = "adam"\nmomentum = 0.9') == -1
+    with pytest.raises(ConfigError, match="momentum"):
+        exponent('optimizer = "sgd"\nmomentum = 1.0')
 
 
 def test_clips_can_be_set_by_hand(world: World) -> None:
