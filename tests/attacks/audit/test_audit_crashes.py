@@ -224,12 +224,12 @@ def _is_found(path: Path, federation: Federation) -> bool:
         return True
 
 
-def _bits(file: Path, position: int) -> Iterator[int]:
-    """One bit of each byte, another one each time; all of them when asked for (some minutes)."""
+def _bits(position: int) -> Iterator[int]:
+    """A bit of every third byte, another one each time; all of them when asked for, which takes some minutes."""
     if os.environ.get("LAZARET_EVERY_BIT"):
         yield from range(8)
-    elif file.suffix != ".jsonl" or position % 3 == 0:
-        yield position * 5 % 8
+    elif position % 3 == 0:
+        yield position // 3 % 8
 
 
 def test_every_flipped_bit_is_a_finding(tiny: Federation, tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_every_flipped_bit_is_a_finding(tiny: Federation, tmp_path: Path) -> Non
     for file in _required(path):
         original = bytearray(file.read_bytes())
         for position in range(len(original)):
-            for bit in _bits(file, position):
+            for bit in _bits(position):
                 original[position] ^= 1 << bit
                 file.write_bytes(original)
                 assert _is_found(path, tiny), (file.name, position, bit)

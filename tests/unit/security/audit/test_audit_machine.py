@@ -1,0 +1,239 @@
+"""The log machine: its table, its time, its segments; epochs and their chain."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from security.audit import events as ev
+from security.audit import machine as module
+from security.audit.epochs import Endorsement, EpochChain, EpochKeys, endorse
+from security.audit.machine import TRANSITIONS, LogMachine, Moment, Scope, State, Step
+from security.audit.note import KeyType, Note, Signer, head_of
+from security.audit.verify import verify
+from security.errors import CodecError, LocalProtocolError, VerificationFailed
+from security.rng import CountedRandomness
+from tests.support.audit_attacks import Lonely, Tampering
+
+VKEY = "a+00000000+" + "A" * 44
+GENESIS = ev.LogGenesis(
+    format=1,
+    role="site",
+    root_vkey=VKEY,
+    epoch_vkey=VKEY,
+    cosigner_vkey=VKEY,
+    manifest="0" * 64,
+    policy="0" * 64,
+)
+STEPS = {
+    Step.GENESIS: lambda machine: machine.append(GENESIS, _at(0)),
+    Step.APPEND: lambda machine: machine.append(ev.Heartbeat(size=0), _at(0)),
+    Step.ROTATE: lambda machine: machine.append(
+        ev.KeyRotated(epoch=machine.epoch + 1, old_vkey=VKEY, new_vkey=VKEY, reason="test"), _at(0)
+    ),
+    Step.HEAD: lambda machine: machine.head(Signer.from_seed("a", bytes(32))),
+    Step.STOP: lambda machine: machine.append(ev.AgentStop(reason="end"), _at(0)),
+    Step.FAIL: lambda machine: machine.fail("disk full"),
+}
+
+
+def _at(ms: int, *, boot: str = "ab" * 16, mono: int | None = None) -> Moment:
+    return Moment(wall_ms=1_800_000_000_000 + ms, mono_ms=ms if mono is None else mono, boot=boot)
+
+
+def _machine(state: State) -> LogMachine:
+    machine = LogMachine("site.example/audit")
+    if state is not State.NEW:
+        machine.append(GENESIS, _at(0))
+    if state is State.STOPPED:
+        machine.append(ev.AgentStop(reason="end"), _at(0))
+    if state is State.FAILED:
+        machine.fail("disk full")
+    assert machine.state is state
+    return machine
+
+
+@pytest.mark.parametrize(("state", "step"), list(itertools.product(State, Step)))
+def test_transitions_are_those_of_the_table(state: State, step: Step) -> None:
+    machine = _machine(state)
+    if (state, step) in TRANSITIONS:
+        STEPS[step](machine)
+        assert machine.state is TRANSITIONS[state, step]
+    else:
+        size = machine.tree.size
+        with pytest.raises(LocalProtocolError):
+            STEPS[step](machine)
+        assert machine.tree.size == size
+
+
+def test_sequence_time_and_scope() -> None:
+    machine = _machine(State.OPEN)
+    entry = machine.append(ev.Heartbeat(size=1), _at(7), Scope(run="r", round=2, actor="x"))[0]
+    line = json.loads(entry.line)
+    assert (line["seq"], line["ts"], line["mono_ms"], line["run"], line["round"]) == (1, 1_800_000_000_007, 7, "r", 2)
+
+
+def test_clock_that_goes_back_gets_an_entry() -> None:
+    machine = _machine(State.OPEN)
+    entries = machine.append(ev.Heartbeat(size=1), _at(-500, mono=3))
+    assert [json.loads(entry.line)["type"] for entry in entries] == ["clock.adjusted", "heartbeat"]
+    assert json.loads(entries[0].line)["body"]["offset_ms"] == -500
+
+
+def test_monotonic_clock_may_not_go_back() -> None:
+    machine = _machine(State.OPEN)
+    machine.append(ev.Heartbeat(size=1), _at(10))
+    with pytest.raises(LocalProtocolError):
+        machine.append(ev.Heartbeat(size=1), _at(11, mono=9))
+    machine.append(ev.Heartbeat(size=1), _at(11, mono=0, boot="cd" * 16))
+
+
+def test_bad_scope_is_refused_and_leaves_nothing() -> None:
+    machine = _machine(State.OPEN)
+    with pytest.raises(LocalProtocolError):
+        machine.append(ev.Heartbeat(size=1), _at(1), Scope(run="not a token"))
+    assert machine.tree.size == 1
+
+
+def test_epochs_count_one_by_one() -> None:
+    machine = _machine(State.OPEN)
+    with pytest.raises(LocalProtocolError):
+        machine.append(ev.KeyRotated(epoch=2, old_vkey=VKEY, new_vkey=VKEY, reason="x"), _at(1))
+    machine.append(ev.KeyRotated(epoch=1, old_vkey=VKEY, new_vkey=VKEY, reason="x"), _at(1))
+    assert json.loads(machine.append(ev.Heartbeat(size=1), _at(2))[0].line)["epoch"] == 1
+
+
+def test_segments_seal_each_other(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("machine", "store", "scan", "recovery"):
+        monkeypatch.setattr(f"security.audit.{name}.SEGMENT", 8)
+    for _ in range(30):
+        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+    lonely.log.close()
+    files = Tampering(lonely.folder).folder.segment_files()
+    assert [len(file.read_bytes().splitlines()) for file in files] == [8, 8, 8, 8, 3]
+    assert lonely.codes() == set()
+    log = lonely.reopen()
+    log.append(ev.Heartbeat(size=log.size))
+    log.close()
+    assert lonely.codes() == set()
+    assert module.SEGMENT == 8
+    files[1].unlink()
+    assert "SegmentMissing" in lonely.codes()
+
+
+def test_heartbeat_and_rotation_by_the_clock(lonely: Lonely) -> None:
+    size = lonely.log.size
+    lonely.log.tick()
+    assert lonely.log.size == size, "not due"
+    lonely.clock.advance(module.HEARTBEAT_MS)
+    lonely.log.tick()
+    assert lonely.log.size == size + 1
+    for _ in range(96):
+        lonely.clock.advance(module.HEARTBEAT_MS)
+        lonely.log.tick()
+    assert lonely.log.epoch == 1
+    lonely.log.close()
+    assert lonely.codes() == set()
+
+
+def test_head_is_given_again_where_nothing_is_new(lonely: Lonely) -> None:
+    assert lonely.log.checkpoint() is lonely.log.checkpoint()
+
+
+def test_manifest_may_be_replaced(lonely: Lonely) -> None:
+    lonely.log.adopt_manifest(b'{"version":2}\n', 2, lonely.roster)
+    lonely.log.close()
+    assert lonely.codes() == set()
+    (lonely.folder / "manifest.json").write_bytes(b"{}\n")
+    assert lonely.codes() == {"ManifestMismatch"}
+
+
+def test_keys_never_print(lonely: Lonely) -> None:
+    assert "redacted" in repr(lonely.signer(0))
+    assert not list(lonely.folder.rglob("*.key")), "private keys are not in the folder that gets copied"
+
+
+# Epoch keys
+
+ROOT = Signer.from_seed("site.example/audit", bytes([1]) * 32)
+
+
+def _chain(count: int) -> tuple[list[Signer], list[Note]]:
+    keys = [Signer.from_seed("site.example/audit", bytes([2 + number]) * 32) for number in range(count)]
+    signers = [ROOT, *keys]
+    notes = [
+        endorse(signers[number], Endorsement(origin="site.example/audit", epoch=number, key=key.key))
+        for number, key in enumerate(keys)
+    ]
+    return keys, notes
+
+
+def test_chain_leads_from_the_root() -> None:
+    keys, notes = _chain(3)
+    chain = EpochChain.verify("site.example/audit", ROOT.key, notes)
+    assert chain.keys == tuple(key.key for key in keys)
+
+
+@pytest.mark.parametrize("fault", ["missing", "swapped", "foreign", "repeated", "empty", "two signatures"])
+def test_broken_chains(fault: str) -> None:
+    keys, notes = _chain(3)
+    origin = "site.example/audit"
+    if fault == "missing":
+        notes = [notes[0], notes[2]]
+    elif fault == "swapped":
+        notes = [notes[1], notes[0]]
+    elif fault == "foreign":
+        origin = "other.example/audit"
+    elif fault == "repeated":
+        notes[1] = endorse(keys[0], Endorsement(origin=origin, epoch=1, key=keys[0].key))
+    elif fault == "two signatures":
+        notes[1] = notes[1].with_signatures(ROOT.sign(notes[1].text))
+    else:
+        notes = []
+    with pytest.raises(VerificationFailed):
+        EpochChain.verify(origin, ROOT.key, notes)
+
+
+@pytest.mark.parametrize("text", ["", "lazaret/epoch-key/v1\na\n0\n", "x\na\n0\nb\n"])
+def test_endorsement_is_strict(text: str) -> None:
+    with pytest.raises(CodecError):
+        Endorsement.parse(text)
+
+
+def test_endorsement_is_no_checkpoint() -> None:
+    _, notes = _chain(1)
+    with pytest.raises(CodecError):
+        head_of(notes[0])
+
+
+def test_epoch_key_of_another_kind() -> None:
+    cosigner = Signer.from_seed("site.example/audit", bytes(32), KeyType.COSIGNER)
+    with pytest.raises(CodecError):
+        Endorsement(origin="site.example/audit", epoch=0, key=cosigner.key)
+
+
+def test_keys_on_disk(tmp_path: Path) -> None:
+    keys = EpochKeys(tmp_path / "keys", "site.example/audit", CountedRandomness(b"k"))
+    made = keys.create(0)
+    assert keys.load(0).key == made.key
+    assert (tmp_path / "keys" / "epoch-0.key").stat().st_mode & 0o077 == 0
+    keys.create(1)
+    keys.settle(1)
+    assert keys.held() == (1,)
+    with pytest.raises(LocalProtocolError):
+        keys.settle(5)
+
+
+def test_rotation_erases_and_goes_on(lonely: Lonely) -> None:
+    for _ in range(3):
+        lonely.log.rotate("test")
+        lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+    lonely.log.close()
+    lonely.reopen()
+    lonely.log.append(ev.Heartbeat(size=lonely.log.size))
+    lonely.log.close()
+    result = verify(lonely.folder, lonely.keys)
+    assert (result.exit_code, result.epochs) == (0, 4)
