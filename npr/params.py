@@ -1,7 +1,8 @@
 """Which numbers of a model make up the vector that is summed: names, shapes, order, and one digest over all of it.
 
 Groups are what a method shares or keeps: "extractor", "norm" (scale and shift of layers with running statistics),
-"statistics" (their running means and variances), "head", and whatever a method adds under its own name.
+"statistics" (their running means and variances), "head", "constant" (buffers that never change; no method shares
+them), and whatever a method adds under its own name.
 """
 
 from __future__ import annotations
@@ -95,10 +96,12 @@ class ParameterManifest:
 
 def _entries(model: nn.Module) -> list[Entry]:
     normalised = {f"{name}." for name, module in model.named_modules() if isinstance(module, _NormBase)}
+    learned = {name for name, _ in model.named_parameters()}
     entries = []
     for name, tensor in model.state_dict().items():
         layer, _, leaf = name.rpartition(".")
-        group, kind = name.partition(".")[0], "weight"
+        # What nobody trains and nothing updates is the same at every site already: frozen norms, for instance.
+        group, kind = name.partition(".")[0] if name in learned else "constant", "weight"
         if f"{layer}." in normalised:
             if leaf == "num_batches_tracked":
                 continue

@@ -98,6 +98,30 @@ class PrivateRounds:
         )
         return steps.run(lambda indices: self._losses(model, indices))
 
+    def memory(self) -> dict[str, Tensor]:
+        """What was released, as named tensors. Losing it means paying for it again."""
+        tensors: dict[str, Tensor] = {}
+        if self.counts is not None:
+            tensors["counts"] = torch.tensor([*self.counts.noisy, self.counts.sigma], dtype=torch.float64)
+        if self.prototypes is not None:
+            tensors["cells"] = torch.tensor(self.prototypes.cells)
+            for name in ("vectors", "potentials", "projection"):
+                tensors[name] = torch.from_numpy(getattr(self.prototypes, name).copy())
+        return tensors
+
+    def remember(self, tensors: dict[str, Tensor]) -> None:
+        """The inverse of `memory`."""
+        if "counts" in tensors:
+            *noisy, sigma = tensors["counts"].tolist()
+            self.counts = PrivateCounts(noisy=tuple(noisy), sigma=sigma)
+        if "cells" in tensors:
+            self.prototypes = PrivatePrototypes(
+                vectors=tensors["vectors"].numpy(),
+                potentials=tensors["potentials"].numpy(),
+                cells=tuple(tensors["cells"].tolist()),
+                projection=tensors["projection"].numpy(),
+            )
+
     def _losses(self, model: nn.Module, indices: Indices) -> Tensor:
         if self.counts is None:
             raise LocalProtocolError("class counts are released before the first step")

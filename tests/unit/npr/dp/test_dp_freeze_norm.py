@@ -11,6 +11,8 @@ from opacus.validators import ModuleValidator
 from torch import nn
 
 from npr.dp.freeze_norm import without_batch_norm
+from npr.model import ModelSpec, build_model
+from npr.params import ParameterManifest
 from security.errors import ConfigError
 
 
@@ -66,3 +68,11 @@ def test_what_cannot_be_made_private_is_refused(layer: nn.Module) -> None:
 def test_a_disguised_batch_norm_twin() -> None:
     """The validator alone would let it train."""
     assert not ModuleValidator.validate(nn.Sequential(Disguised(3)).train(), strict=False)
+
+
+def test_frozen_statistics_are_in_no_vector_that_leaves() -> None:
+    spec = ModelSpec(num_classes=3, architecture="tf_efficientnet_lite0")
+    model = without_batch_norm(build_model(spec), pretrained=True)
+    everything = ParameterManifest.of(model, {"extractor", "norm", "statistics", "head"})
+    assert everything.size == sum(parameter.numel() for parameter in model.parameters())
+    assert everything.groups == {"extractor", "head"}
