@@ -6,8 +6,9 @@ is kept over rounds, so that c sites that stall one after the other cost at most
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 MAX_PAUSE = 32
 
@@ -20,6 +21,14 @@ class BlameBook:
     pause: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     accusations: set[tuple[str, str]] = field(default_factory=set)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What must outlive a restart, as JSON can carry it."""
+        return {"strikes": self.strikes, "pause": self.pause, "excluded": self.excluded}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> BlameBook:
+        return cls(strikes=dict(told["strikes"]), pause=dict(told["pause"]), excluded=dict(told["excluded"]))
 
     def missed(self, site: str) -> None:
         """Absence proves nothing: the site sits out the next 1, 2, 4, ... 32 cohorts."""

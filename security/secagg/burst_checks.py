@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from security import merkle
-from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.errors import RemoteProtocolError, VerificationFailed
 from security.secagg import certificate_checks, statements
 from security.secagg import context as hashes
 from security.secagg.certificates import Advert, Opened
@@ -50,10 +50,14 @@ def check_own_advert(own: Advert, adverts: Sequence[Advert]) -> None:
 
 
 class SetBack(VerificationFailed):
-    """A peer advertised with a sequence number it had already used: its memory was restored from a copy."""
+    """A site has signed an advert that it does not remember: its memory was restored from a copy."""
 
     def __init__(self, known: Advert) -> None:
-        super().__init__("a peer's advert does not come after the last one seen", where=f"site {known.site}")
+        super().__init__(
+            "adverts do not count up: the site's state directory was set back",
+            where=f"site {known.site}",
+            hint="the consortium must enrol it anew",
+        )
         self.known = known
 
 
@@ -188,19 +192,17 @@ def check_may_abort(journal: Journal, ctx: bytes) -> None:
 # Start-up
 
 
-def check_rollback(journal: Journal, policy: AggregationPolicy, site: str, advert: Advert) -> None:
-    """Raise unless the advert proves that this site signed something it no longer remembers."""
+def check_own_advert_known(journal: Journal, policy: AggregationPolicy, site: str, advert: Advert) -> None:
+    """Somebody shows this site an advert of its own: it must remember it, or else its memory was set back.
+
+    :raises SetBack: if this site has signed something that it does not know of.
+    """
     if advert.site != site:
         raise VerificationFailed("advert is another site's", where="rollback")
     statements.verify(policy.entry(site), statements.advert(advert), advert.signature)
-    if advert.sequence <= journal.sequence and not _contradicts(journal, advert):
-        raise PolicyViolation("the advert is one this site knows of", where="rollback")
-
-
-def _contradicts(journal: Journal, advert: Advert) -> bool:
-    return any(
-        memory.advert.sequence == advert.sequence and memory.advert != advert for memory in journal.attempts.values()
-    )
+    remembered = {memory.advert.sequence: memory.advert for memory in journal.attempts.values()}
+    if advert.sequence > journal.sequence or remembered.get(advert.sequence, advert) != advert:
+        raise SetBack(advert)
 
 
 def check_adverts_context(adverts: Adverts, ctx: bytes) -> None:

@@ -164,6 +164,7 @@ class CoordinatorAttempt:
             messages.Unmask: (_E.UNMASK, self._unmask),
             messages.Abort: (_E.ABORT, self._abort),
             messages.Hello: (_E.HELLO, self._hello),
+            messages.Rollback: (_E.ROLLBACK, self._rollback),
             messages.ChunkRequest: (_E.CHUNK_REQUEST, self._chunk_request),
             Ack: (_E.ACK, self._ack),
         }
@@ -215,6 +216,15 @@ class CoordinatorAttempt:
             raise VerificationFailed("accusation is of another attempt", where=f"site {message.site}")
         self.accusations.add((message.site, message.dealer))
         return ()
+
+    def _rollback(self, message: messages.Rollback) -> Effects:
+        """A peer remembers a later advert of a site than this attempt's: the site must see it and halt."""
+        shown = message.advert
+        self._verify(shown.site, statements.advert(shown), shown.signature)
+        mine = self.dealing.adverts.get(shown.site)
+        if mine is None or mine == shown or mine.sequence > shown.sequence:
+            raise VerificationFailed("advert says nothing against its signer", where=f"site {shown.site}")
+        return Blamed(shown.site, "set back"), Send(message, to=shown.site)
 
     # S3.
 

@@ -109,6 +109,14 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
+class LoneChange:
+    """Exactly one site came or went between two sums in a row: their difference points at it (docs/threat-model.md)."""
+
+    round: int
+    site: str
+
+
+@dataclass(frozen=True, slots=True)
 class Certified:
     """Enough acknowledgements cover the result."""
 
@@ -157,6 +165,7 @@ Effect = (
     | SaveState
     | Discard
     | Advanced
+    | LoneChange
     | Certified
     | Ended
     | Refused

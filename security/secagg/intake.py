@@ -12,7 +12,7 @@ from security.secagg import certificate_checks, records, result_checks, statemen
 from security.secagg import state as states
 from security.secagg.certificates import Ack
 from security.secagg.context import Verdict
-from security.secagg.effects import Advanced, Certified, Compact, Effect, Effects, SaveState, Send, Vector
+from security.secagg.effects import Advanced, Certified, Compact, Effect, Effects, LoneChange, SaveState, Send, Vector
 from security.secagg.journal import Journal
 from security.secagg.messages import (
     AuditOrder,
@@ -82,12 +82,16 @@ class Intake:
             state_hash=state_hash,
             quorum=result.context.t,
             verdict=outcome.verdict,
+            survivors=header.survivors,
         )
+        changed = set(self.core.head.survivors).symmetric_difference(header.survivors)
         self.model = outcome.state
         effects: list[Effect] = [SaveState(state_hash, outcome.state), self.core.record(accepted)]
         effects.append(
             Advanced(result.context.round, header.result_hash, state_hash, outcome.verdict, header.survivors, total)
         )
+        if len(changed) == 1:
+            effects.append(LoneChange(result.context.round, changed.pop()))
         # The answers of this round can be asked for no more; what is not in the compacted log is erased.
         effects.append(self._forget())
         return (*effects, *self._begin_audit(download))
@@ -197,6 +201,7 @@ class Intake:
             state_hash=state_hash,
             quorum=context.t,
             verdict=jump.result.verdict,
+            survivors=tuple(line.site for line in jump.result.uploads),
         )
         self.model, self.audit = state, None
         saved = (
@@ -205,6 +210,6 @@ class Intake:
             self.core.record(records.ResultVouched(result=result_hash)),
         )
         nothing = np.zeros(0, dtype=self.core.policy.layout.dtype)
-        sites = tuple(line.site for line in jump.result.uploads)
-        moved = Advanced(context.round, result_hash, state_hash, Verdict(jump.result.verdict), sites, nothing)
+        verdict = Verdict(jump.result.verdict)
+        moved = Advanced(context.round, result_hash, state_hash, verdict, accepted.survivors, nothing)
         return (*saved, moved, self._forget())

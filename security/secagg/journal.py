@@ -37,6 +37,7 @@ class Head:
     result: bytes
     state_hash: bytes
     quorum: int = 0
+    survivors: tuple[str, ...] = ()
     vouched: bool = False
 
 
@@ -103,7 +104,11 @@ class Journal:
         match record:
             case records.ResultAccepted():
                 self.last = Head(
-                    round=record.round, result=record.result, state_hash=record.state_hash, quorum=record.quorum
+                    round=record.round,
+                    result=record.result,
+                    state_hash=record.state_hash,
+                    quorum=record.quorum,
+                    survivors=record.survivors,
                 )
             case records.ResultVouched():
                 if self.last is not None and self.last.result == record.result:
@@ -183,6 +188,8 @@ class Journal:
         for memory in self.attempts.values():
             if memory.context.round > done_round:
                 kept += self._attempt_records(memory)
+        if self.stopped is not None:
+            kept.append(records.Stopped(reason=self.stopped.encode()[:256]))
         return tuple(kept)
 
     def _head_records(self, head: Head) -> list[Wire]:
@@ -193,6 +200,7 @@ class Journal:
             state_hash=head.state_hash,
             quorum=head.quorum,
             verdict=0,
+            survivors=head.survivors,
         )
         return [accepted, records.ResultVouched(result=head.result)] if head.vouched else [accepted]
 

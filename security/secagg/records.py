@@ -116,6 +116,7 @@ class ResultAccepted(Wire):
     state_hash: Digest
     quorum: Count
     verdict: Count
+    survivors: SiteIds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,15 +230,6 @@ class AttemptClosed(Wire):
     reason: Annotated[bytes, Bounded(MAX_NAME)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlameNoted(Wire):
-    """What the coordinator holds against a site, kept over rounds."""
-
-    site: SiteId
-    reason: SiteId
-    others: SiteIds
-
-
 KINDS: Final[dict[int, type[Wire]]] = {
     1: ManifestSeen,
     2: UpdateBound,
@@ -262,7 +254,6 @@ KINDS: Final[dict[int, type[Wire]]] = {
     57: AbortSeen,
     58: AckSeen,
     59: AttemptClosed,
-    60: BlameNoted,
 }
 _NUMBERS: Final = {cls: number for number, cls in KINDS.items()}
 

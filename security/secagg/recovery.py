@@ -35,7 +35,7 @@ def restore_round(
     for record in found:
         if isinstance(record, records.Planned):
             attempts.append((record.plan, []))
-        elif attempts and not isinstance(record, records.BlameNoted):
+        elif attempts:
             attempts[-1][1].append(record)
     if not attempts:
         return None

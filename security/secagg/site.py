@@ -31,6 +31,7 @@ _BEFORE_AGREE = (SiteState.ADVERTISED, SiteState.DEALT, SiteState.UPLOADED)
 _OWN_STATE = (
     SiteEvent.SUM_FRAME,
     SiteEvent.CHUNK,
+    SiteEvent.ROLLBACK,
     SiteEvent.ABORT_REQUEST,
     SiteEvent.OLD_ABORT_REQUEST,
     SiteEvent.OLD_QUORUM,
@@ -55,6 +56,8 @@ class SiteMachine:
 
     def start(self) -> Effects:
         """After every (re)start: abort what cannot go on, and say hello (section 9)."""
+        if self.core.journal.stopped:
+            return (Halted(PolicyViolation(self.core.journal.stopped, where="start")),)
         effects: list[Effect] = []
         self._check_manifest(effects)
         for memory in self.core.journal.open_attempts():
@@ -257,13 +260,13 @@ class SiteMachine:
             return self._stop(error)
 
     def _rollback(self, message: messages.Rollback) -> Effects:
-        burst_checks.check_rollback(self.core.journal, self.core.policy, self.core.site, message.advert)
-        error = PolicyViolation(
-            "this site signed an advert that it does not remember: its state directory was set back",
-            where="start",
-            hint="the consortium must enrol it anew",
-        )
-        return self._stop(error)
+        """An advert of this site's own, shown at start-up or by a peer that refused a later one."""
+        try:
+            burst_checks.check_own_advert_known(self.core.journal, self.core.policy, self.core.site, message.advert)
+        except burst_checks.SetBack as error:
+            self.state = step(SITE, self.state, SiteEvent.ROLLBACK)
+            return self._stop(error)
+        return ()
 
     def _stop(self, error: ToolkitError) -> Effects:
         reason = str(error).encode()[:256]

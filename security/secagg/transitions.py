@@ -87,6 +87,7 @@ class CoordinatorEvent(StrEnum):
     ABORT = "abort"
     ENOUGH_ABORTS = "enough-aborts"
     HELLO = "hello"
+    ROLLBACK = "rollback"  # a site shows an advert that another one must not have forgotten
     DROP = "drop"  # a step's deadline passed, or too few are left for it
     GIVE_UP = "give-up"
 
@@ -125,7 +126,7 @@ SITE: Mapping[SiteState, Mapping[SiteEvent, SiteState]] = {
 
 
 def _keep(state: CoordinatorState, *events: CoordinatorEvent) -> dict[CoordinatorEvent, CoordinatorState]:
-    return dict.fromkeys((*events, _CE.HELLO), state)
+    return dict.fromkeys((*events, _CE.HELLO, _CE.ROLLBACK), state)
 
 
 # Answers may come after their step is over; they are dropped, and are no reason to fail.

@@ -265,6 +265,7 @@ def test_more_than_c_accusations_name_the_liar() -> None:
     for dealer in ("x", "y"):
         book.accuse("liar", dealer, c=1)
     assert set(book.excluded) == {"liar"}
+    assert BlameBook.from_dict(book.to_dict()).excluded == book.excluded
     assert book.eligible(["liar", "x", "y"]) == ["x", "y"]
     book.clear("liar")
     assert not book.excluded

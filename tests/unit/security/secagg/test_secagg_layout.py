@@ -60,7 +60,7 @@ def test_neighbours_with_one_clip_are_scaled_together() -> None:
     runs = make().runs
     assert [run.place for run in runs] == [slice(0, 16), slice(16, 22)]
     assert runs[0].clips.tolist() == 1.0
-    assert runs[1].clips.tolist() == [2.0 ** (6 + unit) for block in tensors()[2:] for unit in block.units]
+    assert runs[1].clips.tolist() == [2.0 ** (10 + unit) for block in tensors()[2:] for unit in block.units]
 
 
 def test_json_carries_a_layout() -> None:
@@ -175,9 +175,9 @@ def test_clips_need_a_positive_number(value: float) -> None:
 def test_clips_follow_from_the_schedule() -> None:
     block = Clips(learning_rate=1e-3, steps=100).weights("w", (100,))
     assert block.clip_exponent == 0  # 8 * 0.1, rounded up
-    assert block.movement_exponent == 0  # 0.1 * sqrt(100)
+    assert block.movement_exponent == 1  # 2 * 0.1 * sqrt(100)
     pushed = Clips(learning_rate=1e-3, steps=100, momentum=0.75).weights("w", (100,))
-    assert (pushed.clip_exponent, pushed.movement_exponent) == (2, 2)
+    assert (pushed.clip_exponent, pushed.movement_exponent) == (2, 3)
     mean = CLIPS.running_mean("m", [4.0, 0.25], epsilon=0.0)
     assert mean.units == (1, -1) and not mean.nonnegative
     variance = CLIPS.running_variance("v", [4.0, 0.25], epsilon=0.0)
@@ -193,4 +193,4 @@ def test_another_clip_moves_its_cap_along() -> None:
 
 def test_a_dead_channel_gets_a_unit_near_the_others() -> None:
     units = CLIPS.running_variance("v", np.array([1.0] * 9 + [1e-12]), epsilon=1e-9).units
-    assert units[-1] == -5 and set(units[:-1]) == {1}
+    assert units[-1] == -3 and set(units[:-1]) == {1}
