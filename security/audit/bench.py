@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from security.audit.egress import PERMITTED
+from security.audit.egress import PERMITTED, due_bytes, recorded_shape
 from security.audit.events import Egress, Heartbeat, Receipt
 from security.audit.kinds import decimal
 from security.audit.log import AuditLog
@@ -28,6 +28,7 @@ from security.audit.store import Disk, LogFolder
 from security.audit.verify import Keys, verify
 from security.audit.witness import Witness
 from security.clock import ManualClock, SystemClock
+from security.parcel_size import Shape
 from security.rng import SystemRandomness
 
 HEAD_EVERY: Final = 85  # a head after every batch of messages: what a site's log has
@@ -63,15 +64,22 @@ def _entry(number: int, head: int) -> Egress | Receipt:
         return Receipt(msg_id=ident, head_size=head, head_root=digest, ingress=number, proof=None)
     message = "UploadFrame" if number % 8 else "Agree"
     vector = message == "UploadFrame"
+    shape = Shape(
+        federation="bench",
+        site="site-a",
+        cohort=("site-a", "site-b", "site-c"),
+        vector_bytes=16_000_000,
+        frame=number % 61,
+    )
+    due = due_bytes(message, shape.origin, recorded_shape(shape)) or 0
     return Egress(
         msg_id=ident,
         message=message,
         data_class=PERMITTED[message],
-        bytes=262_196 if vector else 180,
+        bytes=due,
         sha256=digest,
-        expected_bytes=262_196 if vector else 180,
-        cohort_size=3,
-        dim=65_536 if vector else None,
+        expected_bytes=due,
+        shape=recorded_shape(shape),
         masked=vector,
         modulus_bits=32 if vector else None,
         uniformity=decimal(0.25 + number % 1000 / 2000) if vector else None,

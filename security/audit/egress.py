@@ -5,18 +5,20 @@ The site's outbox asks before it sends; the auditor asks the same questions of t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import lru_cache
 from hashlib import sha256
-from typing import Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Final
 
 from security.audit.events import Egress, EgressBlocked
 from security.audit.kinds import decimal
 from security.errors import PolicyViolation
 
+if TYPE_CHECKING:
+    from security.parcel_size import Shape
+
 MASKED: Final = "masked-vector"
+LEAST_UNIFORMITY: Final = 1e-9
 
 # Which class of data each message of a site carries. What is not here does not leave.
 PERMITTED: Final[dict[str, str]] = {
@@ -32,7 +34,6 @@ PERMITTED: Final[dict[str, str]] = {
     "Agree": "control",
     "Ack": "control",
     "ChunkRequest": "control",
-    "ResultRequest": "control",
     "UploadHeader": "control",
     "Advert": "public-key",
     "Shares": "sealed-share",
@@ -43,46 +44,64 @@ PERMITTED: Final[dict[str, str]] = {
     "Held": "checkpoint",
 }
 
-LEAST_UNIFORMITY: Final = 1e-9
-_LEAST_BYTES: Final = 64
-
-
-def uniformity(payload: bytes) -> float:
-    """How likely bytes as uneven as these are, if they were uniform: a chi-square test on each byte of a 4-byte word.
-
-    A masked vector is uniform whatever it hides. Integers of a plain update have high bytes of nearly always 0x00 or
-    0xff, and floats nearly constant exponents, so both give a probability of zero for any vector worth training.
-    """
-    data = np.frombuffer(payload, dtype=np.uint8)
-    if data.size < _LEAST_BYTES:
-        return 1.0
-    shift, cells = (0, 256) if data.size >= 4 * 256 * 5 else (4, 16)
-    statistic, freedom = 0.0, 0
-    for lane in range(4):
-        counts = np.bincount(data[lane::4] >> shift, minlength=cells)
-        expected = data[lane::4].size / cells
-        statistic += float(((counts - expected) ** 2).sum() / expected)
-        freedom += cells - 1
-    # Wilson and Hilferty (1931): the cube root of chi-square over its freedom is very nearly normal.
-    spread = 2.0 / (9.0 * freedom)
-    deviate = ((statistic / freedom) ** (1.0 / 3.0) - (1.0 - spread)) / math.sqrt(spread)
-    return 0.5 * math.erfc(deviate / math.sqrt(2.0))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message at the door: its exact bytes and what the sender says about them."""
+    """A message at the door: its exact bytes, and the public numbers that its length must follow from.
+
+    :param head: size of the signed head that travels along.
+    :param vector: the masked words inside the payload, where there are any.
+    """
 
     msg_id: str
     message: str
     payload: bytes
-    expected_bytes: int
+    shape: Shape
     destination: str
     head: int
-    cohort_size: int | None = None
-    dim: int | None = None
     modulus_bits: int | None = None
-    vector: bytes | None = None  # the masked words inside the payload, where there are any
+    vector: bytes | None = None
+
+
+def recorded_shape(shape: Shape) -> dict[str, Any]:
+    """The numbers of the size equation as an entry holds them. Of a cohort only its size enters a length."""
+    return {
+        "cohort": len(shape.cohort),
+        "cosigned": shape.cosigned,
+        "epochs": shape.epochs,
+        "frame": shape.frame,
+        "head_signatures": shape.head_signatures,
+        "named": shape.named or None,
+        "path": shape.path,
+        "vector_bytes": shape.vector_bytes,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _due(message: str, federation: str, site: str, numbers: tuple[tuple[str, Any], ...]) -> int | None:
+    # The message types pull in the whole protocol, which a reader of small logs need not wait for.
+    from security.errors import LocalProtocolError
+    from security.parcel_size import Shape, expected_bytes
+    from security.relay import FROM_SITE
+
+    known = {cls.__name__: cls for cls in FROM_SITE}
+    told = dict(numbers)
+    cohort = [site, *("",) * (told.pop("cohort") - 1)] if told["cohort"] else []
+    told["named"] = told["named"] or ""
+    try:
+        shape = Shape(federation=federation, site=site, cohort=cohort, **told)
+        return expected_bytes(known[message], shape)
+    except (KeyError, LocalProtocolError):
+        return None
+
+
+def due_bytes(message: str, origin: str, numbers: dict[str, Any]) -> int | None:
+    """The length that a message must have, from its type and the recorded numbers; None where there is no such length.
+
+    :param origin: the log's name, which is made of the site's and the federation's.
+    """
+    site, _, federation = origin.removesuffix("/audit").partition(".")
+    return _due(message, federation, site, tuple(sorted(numbers.items())))
 
 
 def pass_door(outgoing: Outgoing) -> Egress:
@@ -93,13 +112,13 @@ def pass_door(outgoing: Outgoing) -> Egress:
     data_class = PERMITTED.get(outgoing.message)
     if data_class is None:
         raise _refused("type of message is not permitted", outgoing)
-    if len(outgoing.payload) != outgoing.expected_bytes:
-        raise _refused(f"length differs from the {outgoing.expected_bytes} bytes of its type", outgoing)
+    numbers = recorded_shape(outgoing.shape)
+    due = due_bytes(outgoing.message, outgoing.shape.origin, numbers)
+    if due is None or len(outgoing.payload) != due:
+        raise _refused(f"length differs from the {due} bytes of its type", outgoing)
     evenness: float | None = None
     if data_class == MASKED:
-        evenness = uniformity(outgoing.vector if outgoing.vector is not None else outgoing.payload)
-        if evenness < LEAST_UNIFORMITY:
-            raise _refused("vector does not look masked", outgoing)
+        evenness = _evenness(outgoing)
     elif outgoing.vector is not None:
         raise _refused("a vector in a message that carries none", outgoing)
     return Egress(
@@ -108,15 +127,25 @@ def pass_door(outgoing: Outgoing) -> Egress:
         data_class=data_class,
         bytes=len(outgoing.payload),
         sha256=sha256(outgoing.payload).hexdigest(),
-        expected_bytes=outgoing.expected_bytes,
-        cohort_size=outgoing.cohort_size,
-        dim=outgoing.dim,
+        expected_bytes=due,
+        shape=numbers,
         masked=data_class == MASKED,
         modulus_bits=outgoing.modulus_bits,
         uniformity=None if evenness is None else decimal(evenness),
         destination=outgoing.destination,
         head=outgoing.head,
     )
+
+
+def _evenness(outgoing: Outgoing) -> float:
+    from security.uniformity import p_value
+
+    if outgoing.vector is None or outgoing.vector not in outgoing.payload:
+        raise _refused("a vector was not shown to the door", outgoing)
+    evenness = p_value(outgoing.vector)
+    if evenness < LEAST_UNIFORMITY:
+        raise _refused("vector does not look masked", outgoing)
+    return evenness
 
 
 def _refused(rule: str, outgoing: Outgoing) -> PolicyViolation:

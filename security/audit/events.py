@@ -32,12 +32,26 @@ from security.audit.kinds import (
     VKey,
     choice,
     list_of,
+    optional,
     record,
 )
 
 _ARTEFACT: Final = record("a local artefact", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only"))
 _MECHANISM: Final = record("a mechanism", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
 
+_SHAPE: Final = record(
+    "the numbers of the size equation",
+    cohort=COUNT,
+    cosigned=COUNT,
+    epochs=COUNT,
+    frame=COUNT,
+    head_signatures=COUNT,
+    named=optional(TOKEN),
+    path=COUNT,
+    vector_bytes=COUNT,
+)
+
+Numbers = Annotated[dict[str, Any], _SHAPE]
 Artefacts = Annotated[tuple[dict[str, Any], ...], list_of(_ARTEFACT, limit=64)]
 Mechanisms = Annotated[tuple[dict[str, Any], ...], list_of(_MECHANISM, limit=64)]
 Unit = Annotated[str, choice("patient", "lesion", "study", "image")]
@@ -212,6 +226,7 @@ class DpCommitted(Event):
 class Egress(Event):
     """A message that is about to leave. Written and synced before the first byte does.
 
+    :param shape: the public numbers from which the message's length follows.
     :param head: size of the signed head that travels with the message; it cannot cover this entry.
     """
 
@@ -221,8 +236,7 @@ class Egress(Event):
     bytes: Count
     sha256: Digest
     expected_bytes: Count
-    cohort_size: MaybeCount
-    dim: MaybeCount
+    shape: Numbers
     masked: Flag
     modulus_bits: MaybeCount
     uniformity: MaybeDecimal

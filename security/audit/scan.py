@@ -7,14 +7,15 @@ is turned into numbers. On a large log this costs less than reading the same lin
 from __future__ import annotations
 
 import io
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
 from security.audit.collect import Findings
-from security.audit.egress import LEAST_UNIFORMITY, MASKED, PERMITTED
+from security.audit.egress import LEAST_UNIFORMITY, MASKED, PERMITTED, due_bytes
 from security.audit.epochs import EpochChain
 from security.audit.event import MAX_LINE, SCHEMAS, explain
 from security.audit.heads import Heads
@@ -40,6 +41,7 @@ class Scan:
         chain: EpochChain | None,
         findings: Findings,
         held: Sequence[Held] = (),
+        names: Collection[str] = (),
     ) -> None:
         self.folder = folder
         self.findings = findings
@@ -70,6 +72,8 @@ class Scan:
         self._boots: set[str] = set()
         self._last_type = ""
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
+        self._names = names
+        self._due: dict[tuple[str, str], str] = {}
         self._segment = sha256()
         self._leaves = folder.leaves.open("rb") if folder.leaves.exists() else io.BytesIO()
         self._handlers: Mapping[str, Callable[[Match, int], None]] = {
@@ -208,7 +212,7 @@ class Scan:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
 
     def _egress(self, match: Match, seq: int) -> None:
-        message, data_class, size, expected, masked, evenness, head = match.group(
+        message, data_class, size, expected, masked, evenness, head, shape = match.group(
             "body_message",
             "body_data_class",
             "body_bytes",
@@ -216,17 +220,29 @@ class Scan:
             "body_masked",
             "body_uniformity",
             "body_head",
+            "body_shape",
         )
         if PERMITTED.get(message[1:-1]) != data_class[1:-1]:
             self.findings.add("ForbiddenMessage", f"{message} with {data_class} at entry {seq}", seq)
-        if size != expected or int(head) > seq:
-            self.findings.add("SurplusBytes", f"{message} at entry {seq}: {size} bytes, {expected} due", seq)
+        due = self._due.get((message, shape))
+        if due is None:
+            due = self._due[message, shape] = self._recompute(message, shape)
+        if size != due or expected != due or int(head) > seq:
+            self.findings.add("SurplusBytes", f"{message} at entry {seq}: {size} bytes, {due} due", seq)
         is_vector = data_class == f'"{MASKED}"'
         if is_vector and (masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY):
             self.findings.add("UnmaskedVector", f"{message} at entry {seq}, uniformity {evenness}", seq)
         self.ledger.add(data_class[1:-1], int(size))
         if seq >= self._witnessed and is_vector:
             self.rounds_after_witness.add(match["round"])
+
+    def _recompute(self, message: str, shape: str) -> str:
+        """The size equation, from the numbers in the entry; a name it counts must be one of the roster's."""
+        numbers = json.loads(shape)
+        named = numbers["named"]
+        if named is not None and self._names and named not in self._names:
+            return "none"
+        return str(due_bytes(message[1:-1], self.findings.log, numbers))
 
     def _rotated(self, match: Match, seq: int) -> None:
         old, new, epoch = int(self._epoch), int(self._epoch) + 1, match["body_epoch"]

@@ -12,7 +12,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from security.audit import events as ev
-from security.audit.egress import Outgoing, pass_door
+from security.audit.egress import Outgoing, due_bytes, pass_door, recorded_shape
 from security.audit.kinds import decimal
 from security.audit.log import AuditLog
 from security.audit.note import KeyType, Signer, head_of
@@ -25,6 +25,7 @@ from security.consortium.views import audit_roster
 from security.dp.accountant import ACCOUNTANT
 from security.dp.events import dp_sgd_event, rate_at_least
 from security.dp.filter import RenyiFilter
+from security.parcel_size import Shape
 from security.pki import Role
 from security.rng import CountedRandomness
 from tests.support.consortium_world import World, subject
@@ -33,7 +34,7 @@ SITES = ("graz", "linz", "vienna")
 HUB = "hub"
 RUN = "run-1"
 NOW = 1_800_000_000_000
-FRAME = 4096
+VECTOR = 270_000
 FRAMES = 2
 MODEL_0 = sha256(b"the initial model").hexdigest()
 DP = RenyiFilter(order=5.0, delta=1e-5, cap=8.0)
@@ -211,7 +212,7 @@ class Federation:
         survivors = [member for member in cohort if member.party.name not in dropouts]
         for member in cohort:
             self.clock.advance(40)
-            self._burst(member, number, len(cohort), uploads=member in survivors)
+            self._burst(member, number, uploads=member in survivors)
         total = digest("sum", number, self.model)
         following = digest("model", total)
         for member in [*cohort, self.hub]:
@@ -224,7 +225,7 @@ class Federation:
         self.model = following
         for member in cohort:
             member.log.append(
-                ev.NetCounter(source="namespace eth0", bytes_out=int(member.sent * 1.01) + 700, bytes_in=90_000),
+                ev.NetCounter(source="namespace eth0", bytes_out=int(member.sent * 1.005) + 700, bytes_in=90_000),
                 run=RUN,
                 round=number,
             )
@@ -286,47 +287,44 @@ class Federation:
             round=number,
         )
 
-    def _burst(self, member: Member, number: int, size: int, *, uploads: bool) -> None:
-        self.send(member, "Ready", b"r" * 40, number)
-        self.send(member, "Advert", self.rng.bytes(220), number, cohort=size)
-        self.send(member, "Shares", self.rng.bytes(180 * size), number, cohort=size)
+    def _burst(self, member: Member, number: int, *, uploads: bool) -> None:
+        for message in ("Ready", "Advert", "Shares"):
+            self.send(member, message, number)
         if uploads:
-            self.send(member, "UploadHeader", self.rng.bytes(170), number, cohort=size)
-            for _ in range(FRAMES):
-                self.send(member, "UploadFrame", self.rng.bytes(FRAME), number, cohort=size, vector=True)
-        self.send(member, "Agree", self.rng.bytes(140), number, cohort=size)
-        self.send(member, "Unmask", self.rng.bytes(90 + 32 * size), number, cohort=size)
+            self.send(member, "UploadHeader", number)
+            for frame in range(FRAMES):
+                self.send(member, "UploadFrame", number, frame=frame)
+        for message in ("Agree", "Unmask"):
+            self.send(member, message, number)
         member.log.checkpoint()
 
-    def send(
-        self,
-        member: Member,
-        message: str,
-        payload: bytes,
-        number: int,
-        *,
-        cohort: int | None = None,
-        vector: bool = False,
-    ) -> str:
+    def send(self, member: Member, message: str, number: int, *, frame: int = 0) -> None:
         """One message through the door of a site into the coordinator's log; the receipt comes back."""
-        msg_id = self.rng.bytes(16).hex()
+        shape = Shape(
+            federation="lesions",
+            site=member.party.name,
+            cohort=tuple(site.party.name for site in self.sites),
+            vector_bytes=VECTOR,
+            frame=frame,
+        )
+        due = due_bytes(message, shape.origin, recorded_shape(shape))
+        assert due is not None
+        payload, vector = self.rng.bytes(due), message == "UploadFrame"
         outgoing = Outgoing(
-            msg_id=msg_id,
+            msg_id=self.rng.bytes(16).hex(),
             message=message,
             payload=payload,
-            expected_bytes=len(payload),
+            shape=shape,
             destination=digest("hub spki"),
             head=head_of(member.log.head).size,
-            cohort_size=cohort,
-            dim=len(payload) // 4 if vector else None,
             modulus_bits=32 if vector else None,
-            vector=payload if vector else None,
+            vector=payload[100:] if vector else None,
         )
         member.log.append(pass_door(outgoing), run=RUN, round=number)
         member.sent += len(payload)
         self.clock.advance(3)
         arrived = ev.Ingress(
-            msg_id=msg_id,
+            msg_id=outgoing.msg_id,
             sender=member.party.name,
             message=message,
             bytes=len(payload),
@@ -334,12 +332,10 @@ class Federation:
         )
         at = self.hub.log.append(arrived, run=RUN, round=number)
         head = head_of(self.hub.log.head)
-        member.log.append(
-            ev.Receipt(msg_id=msg_id, head_size=head.size, head_root=head.root.hex(), ingress=at, proof=None),
-            run=RUN,
-            round=number,
+        receipt = ev.Receipt(
+            msg_id=outgoing.msg_id, head_size=head.size, head_root=head.root.hex(), ingress=at, proof=None
         )
-        return msg_id
+        member.log.append(receipt, run=RUN, round=number)
 
     def _finish(
         self, member: Member, number: int, context: str, survivors: list[str], dropouts: tuple[str, ...]

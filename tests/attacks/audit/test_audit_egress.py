@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from security.audit import egress as door
 from security.audit import events as ev
-from security.audit.egress import Outgoing, blocked, pass_door, uniformity
+from security.audit.egress import Outgoing, blocked, due_bytes, pass_door, recorded_shape
 from security.errors import PolicyViolation
+from security.parcel_size import Shape
 from security.rng import CountedRandomness
 from tests.support.audit_attacks import Lonely, without
 
 
-def _outgoing(payload: bytes, **changes: object) -> Outgoing:
+def _outgoing(vector: bytes, /, **changes: object) -> Outgoing:
+    """An upload frame as a site would send it: a header, and the words."""
+    shape = Shape(federation="lesions", site="graz", cohort=("graz", "linz", "vienna"), vector_bytes=len(vector))
+    due = due_bytes("UploadFrame", shape.origin, recorded_shape(shape))
+    assert due is not None
     fields: dict[str, object] = {
         "msg_id": "12" * 16,
         "message": "UploadFrame",
-        "payload": payload,
-        "expected_bytes": len(payload),
+        "payload": bytes(due - len(vector)) + vector,
+        "shape": shape,
         "destination": "ab" * 32,
         "head": 1,
-        "cohort_size": 3,
-        "dim": len(payload) // 4,
         "modulus_bits": 32,
-        "vector": payload,
+        "vector": vector,
     }
     return Outgoing(**{**fields, **changes})  # type: ignore[arg-type]  # the fields of a test
 
@@ -35,7 +40,7 @@ def _updates() -> dict[str, bytes]:
         "float32": values.astype("<f4").tobytes(),
         "fixed point": np.rint(values * 2**27).astype("<i4").tobytes(),
         "all zero": bytes(80_000),
-        "short": values[:40].astype("<f4").tobytes(),
+        "short": values[:400].astype("<f4").tobytes(),
         "one word repeated": bytes(range(4)) * 20_000,
     }
 
@@ -50,46 +55,66 @@ def test_plain_update_does_not_leave(name: str) -> None:
 
 
 def test_plain_update_does_not_leave_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "uniformity", lambda payload: 1.0)
+    monkeypatch.setattr(door, "_evenness", lambda outgoing: 1.0)
     assert pass_door(_outgoing(_updates()["float32"])).masked, "the flag alone is only the sender's word"
 
 
 def test_masked_vectors_pass() -> None:
     rng = CountedRandomness(b"masks")
-    chances = [uniformity(rng.bytes(size)) for size in (64, 1000, 5120, 65_536) for _ in range(20)]
-    assert min(chances) > 1e-4
-    assert 0.3 < sum(chances) / len(chances) < 0.7
+    for size in (64, 1000, 5120, 65_536):
+        entry = pass_door(_outgoing(rng.bytes(size)))
+        assert entry.masked
+        assert float(entry.uniformity or 0) > 1e-6
+
+
+VECTOR = CountedRandomness(b"p").bytes(4096)
 
 
 @pytest.mark.parametrize("extra", [b"\x00", b"\xfa\x06\x03abc"])
 def test_spare_bytes_do_not_leave(extra: bytes) -> None:
-    payload = CountedRandomness(b"p").bytes(4096)
+    good = _outgoing(VECTOR)
     with pytest.raises(PolicyViolation, match="length"):
-        pass_door(_outgoing(payload + extra, expected_bytes=len(payload), vector=payload))
+        pass_door(dataclasses.replace(good, payload=good.payload + extra))
+
+
+def test_spare_bytes_do_not_leave_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    good = _outgoing(VECTOR)
+    monkeypatch.setattr(door, "due_bytes", lambda *told: len(good.payload) + 1)
+    assert pass_door(dataclasses.replace(good, payload=good.payload + b"\x00")).bytes == len(good.payload) + 1
 
 
 def test_unknown_message_does_not_leave() -> None:
-    payload = CountedRandomness(b"p").bytes(64)
     with pytest.raises(PolicyViolation, match="not permitted"):
-        pass_door(_outgoing(payload, message="Prototypes"))
+        pass_door(_outgoing(VECTOR, message="Prototypes"))
 
 
 def test_vector_in_a_control_message_does_not_leave() -> None:
-    payload = CountedRandomness(b"p").bytes(64)
+    shape = _outgoing(VECTOR).shape
+    due = due_bytes("Agree", shape.origin, recorded_shape(shape))
+    assert due is not None
     with pytest.raises(PolicyViolation, match="carries none"):
-        pass_door(_outgoing(payload, message="Agree"))
+        pass_door(_outgoing(VECTOR, message="Agree", payload=bytes(due)))
 
 
-GOOD = pass_door(_outgoing(CountedRandomness(b"p").bytes(4096))).body()
+@pytest.mark.parametrize("vector", [None, b"something else"])
+def test_vector_must_be_shown_to_the_door(vector: bytes | None) -> None:
+    with pytest.raises(PolicyViolation, match="not shown"):
+        pass_door(_outgoing(VECTOR, vector=vector))
+
+
+GOOD = pass_door(_outgoing(VECTOR)).body()
+SIZE = GOOD["bytes"]
 
 
 @pytest.mark.parametrize(
     ("change", "code"),
     [
-        ({"bytes": 4097}, "SurplusBytes"),
+        ({"bytes": SIZE + 1}, "SurplusBytes"),
+        ({"bytes": SIZE + 1, "expected_bytes": SIZE + 1}, "SurplusBytes"),
+        ({"shape": {**GOOD["shape"], "named": "x" * 90}}, "SurplusBytes"),
+        ({"message": "Agree", "data_class": "control"}, "SurplusBytes"),
         ({"head": 99}, "SurplusBytes"),
-        ({"message": "Prototypes"}, "ForbiddenMessage"),
-        ({"message": "Agree"}, "ForbiddenMessage"),
+        ({"data_class": "control"}, "ForbiddenMessage"),
         ({"masked": False}, "UnmaskedVector"),
         ({"uniformity": "1e-12"}, "UnmaskedVector"),
         ({"uniformity": None}, "UnmaskedVector"),
@@ -117,6 +142,6 @@ def test_network_counter_disagrees(lonely: Lonely, counted: int) -> None:
 def test_network_counter_agrees(lonely: Lonely) -> None:
     for _ in range(40):
         lonely.log.append(ev.Egress(**GOOD), run="r", round=1)
-    lonely.log.append(ev.NetCounter(source="eth0", bytes_out=40 * 4096 + 9000, bytes_in=0))
+    lonely.log.append(ev.NetCounter(source="eth0", bytes_out=40 * SIZE + 9000, bytes_in=0))
     lonely.log.checkpoint()
     assert lonely.codes() == set()
