@@ -7,6 +7,7 @@ become statistic blocks in units of their initial variance; counters have no pla
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -17,9 +18,10 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from security.errors import ConfigError
+from security.consortium.manifest import Manifest
+from security.errors import ConfigError, VerificationFailed
 from security.secagg.layout import Block, Clips, Layout
-from security.secagg.state import canonical, flatten, state_hash
+from security.secagg.state import State, canonical, flatten, state_hash
 
 _MEAN: Final = "running_mean"
 _VARIANCE: Final = "running_var"
@@ -31,12 +33,15 @@ class InitialModel:
     """Named tensors, and what their exporter wrote about them into the file's metadata."""
 
     path: Path
+    digest: str
     tensors: Mapping[str, npt.NDArray[np.float32]]
     metadata: Mapping[str, str]
 
     @classmethod
     def read(cls, path: Path) -> InitialModel:
         try:
+            with open(path, "rb") as content:
+                digest = hashlib.file_digest(content, "sha256").hexdigest()
             with safe_open(path, framework="np") as file:
                 metadata: dict[str, str] = dict(file.metadata() or {})
                 tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
@@ -48,7 +53,7 @@ class InitialModel:
         for name, tensor in floats.items():
             if tensor.dtype != np.float32:
                 raise ConfigError(f"tensor {name} is {tensor.dtype}, not float32", where=str(path))
-        return cls(path=path, tensors=floats, metadata=metadata)
+        return cls(path=path, digest=digest, tensors=floats, metadata=metadata)
 
     def shared(self, personal: Sequence[str], *, local_statistics: bool) -> dict[str, npt.NDArray[np.float32]]:
         """The tensors that travel: neither the plan's personal ones nor those that the exporter calls personal.
@@ -97,3 +102,25 @@ def blocks_of(shared: Mapping[str, npt.NDArray[np.float32]], clips: Clips, where
 
 def initial_state_hash(layout: Layout, shared: Mapping[str, npt.NDArray[np.float32]]) -> str:
     return state_hash(canonical(flatten(layout, shared))).hex()
+
+
+def pinned_model(path: Path, manifest: Manifest) -> tuple[InitialModel, State]:
+    """The initial model of a federation and the state it starts from, if the file is the one that the manifest pins.
+
+    :raises VerificationFailed: for any other file.
+    """
+    model, told = InitialModel.read(path), manifest.model
+    if model.digest != told.initial_file:
+        raise VerificationFailed(
+            f"is not the initial model of manifest version {manifest.version}",
+            where=str(path),
+            hint=f"ask the consortium for the file with SHA-256 {told.initial_file}",
+        )
+    layout = manifest.aggregation.layout
+    missing = [block.name for block in layout.state_blocks if block.name not in model.tensors]
+    if missing:
+        raise VerificationFailed(f"lacks the tensor {missing[0]} of the layout", where=str(path))
+    state = canonical(flatten(layout, {block.name: model.tensors[block.name] for block in layout.state_blocks}))
+    if state_hash(state).hex() != told.initial_state:
+        raise VerificationFailed("does not hold the state that the manifest starts from", where=str(path))
+    return model, state

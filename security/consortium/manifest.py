@@ -98,11 +98,16 @@ class Member(Document):
 
 
 class Model(Document):
-    """What is trained. Sites hold the code; only its name and digest travel."""
+    """What is trained. Sites hold the code; only its name and digest travel.
+
+    `initial_state` is the hash of the tensors that travel. `initial_file` is the SHA-256 of the whole safetensors file,
+    which also pins what every site's personal parts start from.
+    """
 
     architecture: Word
     code_digest: Hash
     initial_state: Hash
+    initial_file: Hash
     classes: Annotated[int, Field(ge=2, le=10_000)]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -57,13 +57,13 @@ class ModelPlan(Document):
 
 
 class TrainingPlan(Document):
-    method: Word
+    method: Word | None = None
     rounds: Positive
     steps: Positive
     config_hashes: tuple[Hash, ...] = ()
     weights: Literal["samples", "bucketed", "uniform"] = "samples"
     local_statistics: bool = False
-    settings: dict[Word, bool | int | float | str]
+    settings: dict[Word, bool | int | float | str] = Field(default_factory=dict)
 
 
 class AggregationPlan(Document):
@@ -167,7 +167,7 @@ def refuse_two_sites(plan: Plan, sites: int) -> None:
 def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
     shared = model.shared(plan.model.personal, local_statistics=plan.training.local_statistics)
     numbers = plan.aggregation
-    clips = _clips(plan)
+    clips = _clips(plan, _settings(plan, model))
     blocks = [_override(block, numbers.clip_exponents) for block in blocks_of(shared, clips, str(model.path))]
     cap = numbers.weight_cap
     layout = Layout.of(
@@ -181,9 +181,22 @@ def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
     return layout, initial_state_hash(layout, shared)
 
 
-def _clips(plan: Plan) -> Clips:
+def _settings(plan: Plan, model: InitialModel) -> dict[str, bool | int | float | str]:
+    """The plan's settings; an exporter's are taken over, and must not be contradicted: its config hash is of them."""
+    asked: dict[str, bool | int | float | str] = dict(plan.training.settings)
+    told = dict(json.loads(model.metadata.get("settings", "{}")))
+    for name, value in told.items():
+        if asked.setdefault(name, value) != value:
+            raise ConfigError(
+                f"{name} = {asked[name]}, but the initial model was exported for {value}",
+                where="federation.toml [training.settings]",
+                hint="leave it out here, or export the initial model anew",
+            )
+    return asked
+
+
+def _clips(plan: Plan, settings: Mapping[str, bool | int | float | str]) -> Clips:
     """How far a weight can go in a round. Momentum counts for plain SGD only: Adam normalises its steps."""
-    settings = plan.training.settings
     momentum = settings.get("momentum", 0) if settings.get("optimizer") == "sgd" else 0
     return Clips(
         learning_rate=_number("learning_rate", settings.get("learning_rate"), above=0),
@@ -220,11 +233,23 @@ def _model(plan: Plan, model: InitialModel, initial_state: str) -> Model:
             where="federation.toml [model]",
             hint="write them there, or export the initial model with a tool that puts them into its metadata",
         )
-    return Model(architecture=architecture, code_digest=code, initial_state=initial_state, classes=classes)
+    return Model(
+        architecture=architecture,
+        code_digest=code,
+        initial_state=initial_state,
+        initial_file=model.digest,
+        classes=classes,
+    )
 
 
 def _training(plan: Plan, model: InitialModel) -> Training:
     asked = plan.training
+    method = asked.method or model.metadata.get("method")
+    if not method or method != model.metadata.get("method", method):
+        raise ConfigError(
+            "method is missing, or not the one that the initial model was exported for",
+            where="federation.toml [training] method",
+        )
     listed = asked.config_hashes or tuple(model.metadata.get("config_hashes", "").split())
     if not listed:
         raise ConfigError(
@@ -233,8 +258,8 @@ def _training(plan: Plan, model: InitialModel) -> Training:
             hint="list the hash of every training configuration that sites may be asked to run",
         )
     return Training(
-        method=asked.method,
-        settings={name: _setting(value) for name, value in sorted(asked.settings.items())},
+        method=method,
+        settings={name: _setting(value) for name, value in sorted(_settings(plan, model).items())},
         config_hashes=tuple(sorted(set(listed))),
         rounds=asked.rounds,
         weights=asked.weights,

@@ -45,6 +45,7 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
         ),
         "architecture": manifest.model.architecture,
         "initial_state": manifest.model.initial_state,
+        "initial_file": manifest.model.initial_file,
         "method": manifest.training.method,
         "rounds": manifest.training.rounds,
         "settings": dict(manifest.training.settings),

@@ -18,7 +18,7 @@ initial = "initial.safetensors"       # (required) the model everybody starts fr
 personal = []                         # patterns of tensors that never leave a site, such as "head.*"
 
 [training]
-method = "fednpr-per"                 # (required)
+method = "fednpr-per"                 # taken from the file's metadata where it has it, like the settings below
 rounds = 80                           # (required)
 steps = 50                            # (required) optimiser steps of a site in one round; the clips follow from it
 # config_hashes = []                  # training configurations that sites may be asked to run; metadata may hold them
