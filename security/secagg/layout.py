@@ -34,7 +34,10 @@ MAX_ROSTER: Final = 255
 MAX_BLOCK_WORDS: Final = 2**24  # keeps the movement sum of a block inside 63 bits
 EXACT_FRACTION_BITS: Final = 35  # the 64-bit ring resolves each clip into 2^35 steps, whatever the roster
 MAX_EXPONENT: Final = 100
-DEFAULT_STATISTIC_EXPONENT: Final = 6
+# On skin images statistics moved by up to 6 units in a round of Adam and 24 in one of plain SGD from scratch; clips
+# should lie at least three powers of two above what happens, since one value beyond its clip refuses a whole update.
+DEFAULT_STATISTIC_EXPONENT: Final = 8
+LEAST_UNIT: Final = 16  # a channel's unit is at least this part of its tensor's median unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -343,8 +346,8 @@ class Clips:
 
     With an optimiser that moves a coordinate by about the learning rate in a step, ``learning_rate * steps`` is as far
     as a weight goes in a round; plain SGD with momentum m adds up to 1 / (1 - m) times that. The clip is `margin` times
-    this reach, the cap on the L2 norm of a tensor's averaged step is the reach in every coordinate; both rounded up to
-    a power of two.
+    this reach, the cap on the L2 norm of a tensor's averaged step a quarter of that in every coordinate; both rounded
+    up to a power of two.
     """
 
     learning_rate: float
@@ -360,18 +363,18 @@ class Clips:
             shape=shape,
             kind="mean",
             clip_exponent=power_of_two_above(reach * self.margin),
-            movement_exponent=power_of_two_above(reach * math.sqrt(math.prod(shape))),
+            movement_exponent=power_of_two_above(reach * self.margin / 4 * math.sqrt(math.prod(shape))),
         )
 
     def _statistic(self, name: str, units: npt.NDArray[np.float64], *, nonnegative: bool) -> Block:
         # A channel that is nearly dead at first may wake up: its unit is not left far below the tensor's others.
-        units = np.maximum(units, np.median(units) / 2**self.statistic_exponent)
+        units = np.maximum(units, np.median(units) / LEAST_UNIT)
         return Block(
             name=name,
             shape=(len(units),),
             kind="statistic",
             clip_exponent=self.statistic_exponent,
-            movement_exponent=power_of_two_above(2.0 ** (self.statistic_exponent - 1) * math.sqrt(len(units))),
+            movement_exponent=power_of_two_above(2.0 ** (self.statistic_exponent - 2) * math.sqrt(len(units))),
             units=tuple(power_of_two_above(float(unit)) for unit in units),
             nonnegative=nonnegative,
         )
