@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from npr.lab.export import model
 from npr.lab.plan import Plan, parse_folds, parse_grids, parse_integers, parse_value
 from security.errors import ConfigError, ToolkitError
 
@@ -18,6 +19,9 @@ from security.errors import ConfigError, ToolkitError
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def cli() -> None:
     """The laboratory: methods x seeds x folds on one data set, with tables, plots and benchmarks."""
+
+
+cli.add_command(model)
 
 
 def _reports(command: Callable[..., Any]) -> Callable[..., Any]:

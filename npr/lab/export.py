@@ -1,0 +1,77 @@
+"""`npr-lab model`: the initial model of a federation, as a file for `consortium publish` and for every member."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npr.lab.plan import parse_value
+from security.errors import ConfigError
+
+
+@click.command()
+@click.option("--architecture", default="efficientnet_b0", show_default=True, help="Any timm classifier.")
+@click.option("--weights", default="none", show_default=True, help="none, timm, package or file:PATH#SHA256.")
+@click.option("--classes", type=click.IntRange(2), required=True, help="Number of classes, the same at every site.")
+@click.option("--method", default="fednpr-per", show_default=True, help="`npr-lab list` shows them.")
+@click.option("--rounds", type=click.IntRange(1), default=80, show_default=True, help="Length of the run.")
+@click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A setting of training or of the method.")
+@click.option("--image-size", type=click.IntRange(8), default=224, show_default=True)
+@click.option("--channels", type=click.Choice(["1", "3"]), default="3", show_default=True)
+@click.option("--drop-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the head and of all training.")
+@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), default="initial.safetensors")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def model(as_json: bool, out: Path, **given: Any) -> None:
+    """Write the model that a federation starts from, with the training settings in its metadata."""
+    from npr.initial import export
+    from npr.model import ModelSpec
+    from npr.wire_layout import Recipe
+
+    recipe = Recipe(
+        config=_config(given["method"], given["train"]),
+        seed=given["seed"],
+        image_size=given["image_size"],
+        in_channels=int(given["channels"]),
+        drop_rate=given["drop_rate"],
+    )
+    spec = ModelSpec(
+        architecture=given["architecture"],
+        num_classes=given["classes"],
+        in_channels=recipe.in_channels,
+        image_size=recipe.image_size,
+        weights=given["weights"],
+        drop_rate=recipe.drop_rate,
+        seed=recipe.seed,
+    )
+    written = export(out, spec, recipe, rounds=given["rounds"])
+    if as_json:
+        click.echo(json.dumps(asdict(written) | {"path": str(out.resolve())}, indent=1))
+        return
+    click.echo(f"{out}: {written.shared_values:,} values travel, {len(written.personal)} tensors stay at the sites")
+    click.echo(f"sha256       {written.sha256}\nconfig hash  {written.config_hash}")
+
+
+def _config(method: str, texts: tuple[str, ...]) -> Any:
+    from npr.lab.names import require_known
+    from npr.lab.request import SETTINGS
+    from npr.methods import registry
+
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"cannot read {text!r}", where="--set", hint="write KEY=VALUE")
+        values[key] = parse_value(value)
+    own = registry.get(method).method.Options.model_fields
+    for key in values:
+        require_known("setting", key, {*SETTINGS, *own}, where="--set")
+    fields = {key: value for key, value in values.items() if key in SETTINGS}
+    options = {key: value for key, value in values.items() if key not in SETTINGS}
+    from npr.config import TrainConfig
+
+    return TrainConfig.parse({**fields, "method": method, "method_options": options}, where="--set")
