@@ -205,4 +205,34 @@ def rounds() -> Iterator[tuple[str, Case]]:
         yield name, attempt(name, plan.pop("ids"), **plan)
 
 
-TOPICS = {"rounds": rounds}
+def contexts() -> Iterator[tuple[str, Case]]:
+    """Bytes of a context that a reader must take, and some that it must not."""
+    drawn = Drawn("contexts")
+    told = layout()
+    parties = _parties(["1", "12", "2"], drawn, told)
+    good = _context(parties, drawn, told, 0, drawn.take(32), repeat=True)
+    one, other, third = good["members"]
+    encoded = transcript.context_bytes(good)
+    yield "good", {"comment": "one form", "expect": "ok", "bytes": encoded.hex(), "ctx": transcript.ctx(good).hex()}
+    changed = {
+        "members_out_of_order": {"members": [other, one, third]},
+        "member_twice": {"members": [one, one, third]},
+        "certificate_twice": {"members": [one, other, third | {"cert": one["cert"]}]},
+        "fewer_members_than_n": {"members": [one, other]},
+        "name_with_a_space": {"members": [one | {"site": "1 "}, other, third]},
+        "empty_name": {"run": ""},
+        "short_digest": {"state_hash": "00" * 31},
+        "long_digest": {"state_hash": "00" * 33},
+    }
+    faulty = {name: transcript.context_bytes(good | change) for name, change in changed.items()}
+    faulty |= {
+        "leftover_byte": encoded + b"\0",
+        "missing_byte": encoded[:-1],
+        "empty": b"",
+        "length_beyond_the_end": encoded[:8] + b"\xff\xff\xff\xff" + encoded[12:],
+    }
+    for name, data in faulty.items():
+        yield name, {"comment": "must not be read", "expect": "codec", "bytes": data.hex()}
+
+
+TOPICS = {"rounds": rounds, "contexts": contexts}

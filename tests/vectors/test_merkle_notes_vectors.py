@@ -1,0 +1,117 @@
+"""Trees and notes: our code and pymerkle against vectors of an independent reference."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pymerkle
+import pytest
+from reference import merkle_notes_generate, merkle_notes_trees
+
+from security import merkle
+from security.audit.note import Note, VerifierKey, head_of
+from security.errors import ToolkitError
+
+HERE = Path(__file__).parent
+Case = dict[str, Any]
+
+
+def _cases(topic: str) -> list[Any]:
+    return [pytest.param(json.loads(path.read_text()), id=path.stem) for path in sorted((HERE / topic).glob("*.json"))]
+
+
+def test_vectors_are_those_of_the_reference() -> None:
+    made = dict(merkle_notes_generate.files())
+    present = {path for topic in merkle_notes_generate.TOPICS for path in (HERE / topic).glob("*.json")}
+    assert present == set(made)
+    assert all(path.read_text() == text for path, text in made.items())
+
+
+def _hashes(values: list[str]) -> list[bytes]:
+    return [bytes.fromhex(value) for value in values]
+
+
+def _run_tree(case: Case) -> None:
+    if case["kind"] == "root":
+        leaves = [merkle.leaf_hash(data) for data in _hashes(case["data"])]
+        assert merkle.root(leaves).hex() == case["root"]
+        assert merkle.Tree(leaves).root().hex() == case["root"]
+    elif case["kind"] == "inclusion":
+        merkle.verify_inclusion(
+            leaf=bytes.fromhex(case["leaf"]),
+            index=case["index"],
+            size=case["size"],
+            path=_hashes(case["path"]),
+            root=bytes.fromhex(case["root"]),
+        )
+    else:
+        merkle.verify_consistency(
+            old_size=case["old_size"],
+            old_root=bytes.fromhex(case["old_root"]),
+            new_size=case["new_size"],
+            new_root=bytes.fromhex(case["new_root"]),
+            path=_hashes(case["path"]),
+        )
+
+
+@pytest.mark.parametrize("case", _cases("merkle"))
+def test_trees(case: Case) -> None:
+    if case["expect"] == "ok":
+        _run_tree(case)
+        return
+    with pytest.raises(ToolkitError) as raised:
+        _run_tree(case)
+    assert raised.value.code == case["expect"]
+
+
+def test_our_proofs_are_the_references() -> None:
+    data = [bytes([number]) * number for number in range(33)]
+    tree = merkle.Tree(merkle.leaf_hash(item) for item in data)
+    for size in range(1, 34):
+        part = data[:size]
+        assert tree.root(size) == merkle_notes_trees.mth(part)
+        assert all(list(tree.inclusion_path(i, size)) == merkle_notes_trees.path(i, part) for i in range(size))
+        assert all(list(tree.consistency_path(m, size)) == merkle_notes_trees.proof(m, part) for m in range(1, size))
+
+
+def test_pymerkle_agrees() -> None:
+    other, ours = pymerkle.InmemoryTree(algorithm="sha256"), merkle.Tree()
+    for number in range(70):
+        data = bytes([number]) * (number % 5)
+        other.append_entry(data)
+        ours.append(merkle.leaf_hash(data))
+        assert other.get_root() == ours.root()
+
+
+def test_published_root() -> None:
+    """The root over the eight inputs, as Certificate Transparency implementations publish it."""
+    root = merkle_notes_trees.mth(merkle_notes_trees.INPUTS).hex()
+    assert root == "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328"
+
+
+@pytest.mark.parametrize("case", _cases("notes"))
+def test_notes(case: Case) -> None:
+    def run() -> dict[str, int | None]:
+        note = Note.parse(bytes.fromhex(case["note"]))
+        assert note.encode().hex() == case["note"]
+        verified = note.verify([VerifierKey.parse(key) for key in case["keys"]])
+        head = head_of(note)
+        assert (head.origin, head.size, head.root.hex()) == (case["origin"], case["size"], case["root"])
+        return {key.name: time for key, time in verified.items()}
+
+    if case["expect"] == "ok":
+        assert run() == case["verified"]
+        return
+    with pytest.raises(ToolkitError) as raised:
+        run()
+    assert raised.value.code == case["expect"]
+
+
+@pytest.mark.parametrize("key", json.loads((HERE / "notes" / "signed.json").read_text())["keys"])
+def test_verifier_keys_read_back(key: str) -> None:
+    assert str(VerifierKey.parse(key)) == key
+    for bad in (key[:-1], key.replace("+", "-", 1), key.replace("example", "exampel")):
+        with pytest.raises(ToolkitError):
+            VerifierKey.parse(bad)
