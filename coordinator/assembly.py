@@ -1,0 +1,165 @@
+"""From a configuration to a coordinator that can run: keys, manifest, storage, log, and the run where it stood."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.books import Books
+from coordinator.chain import Chain
+from coordinator.config import CoordinatorConfig
+from coordinator.effects import Effects
+from coordinator.round_engine import RoundEngine, RunPlan
+from coordinator.shell import Shell
+from coordinator.storage import Storage
+from coordinator.witness import WitnessDesk
+from protos.schema import schema_digest
+from security import software
+from security.audit.events import AgentStart
+from security.audit.log import AuditLog
+from security.audit.roster import Roster
+from security.audit.witness import Witness
+from security.clock import Clock
+from security.consortium.enrolment import Identity
+from security.consortium.initial_model import pinned_model
+from security.consortium.manifest import Manifest
+from security.consortium.views import aggregation_policy, audit_roster
+from security.errors import ConfigError
+from security.pki import Role, Subject
+from security.rng import Randomness
+from security.secagg.blame import BlameBook
+from security.secagg.coordinator_core import CoordinatorCore, Timeouts
+from security.secagg.effects import Vector
+from security.secagg.recovery import restore_round
+from security.secagg.spool import FileSpool
+from security.secagg.statements import Signer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A coordinator ready to be put on the network."""
+
+    shell: Shell
+    identity: Identity
+    manifest: Manifest
+
+
+def assemble(
+    config: CoordinatorConfig, base: Path, *, clock: Clock, rng: Randomness, shell_type: type[Shell] = Shell
+) -> Assembled:
+    """Open everything, and take the run up where it was left.
+
+    :param shell_type: the class that carries out effects.
+    """
+    identity = Identity(folder=base / config.identity)
+    manifest = read_manifest(identity, clock)
+    storage = Storage(base / config.state)
+    storage.belongs_to(manifest.federation, manifest.run)
+    _, initial = pinned_model(base / config.initial_model, manifest)
+    storage.save_state(initial)
+    roster = audit_roster(manifest)
+    books = Books(_open_log(storage, identity, manifest, roster, clock, rng), manifest.run)
+    witness = Witness(storage.log, roster, identity.cosigner(_subject(manifest)), clock)
+    desk = WitnessDesk(manifest.coordinator.id, books, witness, roster)
+    engine, first = _engine(config, manifest, identity, storage, initial, clock)
+    shell = shell_type(engine, storage, books, desk, clock)
+    books.write(_started(config))
+    books.log.checkpoint()
+    shell.execute(first)
+    return Assembled(shell=shell, identity=identity, manifest=manifest)
+
+
+def read_manifest(identity: Identity, clock: Clock) -> Manifest:
+    manifest = identity.manifest(now_ms=clock.now_ms())
+    if manifest is None:
+        raise ConfigError(
+            "there is no manifest yet",
+            where=str(identity.manifest_path),
+            hint="install the one the consortium has published: coordinator join --manifest FILE",
+        )
+    return manifest
+
+
+def _subject(manifest: Manifest) -> Subject:
+    return Subject(federation=manifest.federation, role=Role.COORDINATOR, member=manifest.coordinator.id)
+
+
+def _open_log(
+    storage: Storage, identity: Identity, manifest: Manifest, roster: Roster, clock: Clock, rng: Randomness
+) -> AuditLog:
+    party = roster.by_name[manifest.coordinator.id]
+    keys = identity.folder / "keys" / "epochs"
+    if (storage.log / "FORMAT").exists():
+        log = AuditLog.open(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng)
+        data = identity.manifest_path.read_bytes()
+        if (storage.log / "manifest.json").read_bytes() != data:
+            log.adopt_manifest(data, manifest.version, roster)
+        return log
+    return AuditLog.create(
+        storage.log,
+        keys,
+        party=party,
+        roster=roster,
+        manifest=identity.manifest_path.read_bytes(),
+        policy=manifest.digest.hex(),
+        root=identity.audit_root(_subject(manifest)),
+        clock=clock,
+        rng=rng,
+    )
+
+
+def _engine(
+    config: CoordinatorConfig,
+    manifest: Manifest,
+    identity: Identity,
+    storage: Storage,
+    initial: Vector,
+    clock: Clock,
+) -> tuple[RoundEngine, Effects]:
+    policy = aggregation_policy(manifest, now_ms=clock.now_ms())
+    core = CoordinatorCore(
+        policy=policy,
+        signer=Signer(manifest.coordinator.id, identity.signing_key(manifest.coordinator.certificate)),
+        spool=FileSpool(storage.spool),
+        clock=clock,
+        timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
+    )
+    book = BlameBook(excluded=storage.excluded())
+    chain = Chain(storage.links(), storage.result, storage.certificate)
+    model = storage.load_state(chain.head.state_hash) if chain.head else initial
+    engine = RoundEngine(core, book, run_plan(config, manifest), chain, model, completed=storage.completed())
+    rebuilt = restore_round(core, book, storage.newest_records(), storage.load_state)
+    start = storage.open_round()
+    if start is not None:
+        return engine, engine.restore(start, rebuilt)
+    if engine.completed >= engine.plan.rounds:
+        return engine, engine.restore_done(rebuilt)
+    return engine, engine.start(storage.last_round())
+
+
+def run_plan(config: CoordinatorConfig, manifest: Manifest) -> RunPlan:
+    """The manifest's numbers, made stricter where the operator asks for it, never laxer."""
+    rounds = config.rounds
+    train = manifest.timing.train if rounds.train is None else min(rounds.train, manifest.timing.train)
+    return RunPlan(
+        rounds=manifest.training.rounds,
+        config_hash=bytes.fromhex(manifest.training.config_hashes[0]),
+        train_ms=int(train * 1000),
+        least=rounds.least_cohort or 0,
+        grace_ms=int(rounds.grace * 1000),
+        ping_ms=int(rounds.ping * 1000),
+        audit_ms=int(rounds.audit * 1000),
+    )
+
+
+def _started(config: CoordinatorConfig) -> AgentStart:
+    return AgentStart(
+        version=software.version(),
+        package=software.package_digest(),
+        dependencies=software.dependencies_digest(),
+        proto=schema_digest(),
+        image=None,
+        config=hashlib.sha256(config.model_dump_json().encode()).hexdigest(),
+        insecure=(),
+    )

@@ -1,0 +1,187 @@
+"""What the coordinator writes into its privacy log, and the receipts it gives for it.
+
+Every message of a site is logged with the bytes that came, before anything is done with it. Receipts are given in
+batches: one signed head covers many entries, and the inclusion path shows a site where its own message stands.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from hashlib import sha256
+
+from security import relay
+from security.audit.event import Event
+from security.audit.events import (
+    AggregatePublished,
+    CheckpointSeen,
+    Ingress,
+    SecaggSurvivors,
+    SecaggUnmasked,
+)
+from security.audit.log import AuditLog
+from security.audit.note import head_of
+from security.relay import Receipt, SignedHead
+from security.secagg.certificates import Advert
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.messages import (
+    Accusation,
+    Agree,
+    Ready,
+    Shares,
+    Unmask,
+    UploadFrame,
+    UploadHeader,
+)
+from security.secagg.wire import Wire
+
+_OF_ATTEMPT = (Advert, Shares, Accusation, UploadHeader, UploadFrame, Agree, Unmask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """One message as it came: its place on its stream, its bytes and their digest."""
+
+    site: str
+    session: int
+    sequence: int
+    message: Wire
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, site: str, session: int, sequence: int, message: Wire, data: bytes) -> Arrived:
+        digest = sha256(data).hexdigest()
+        return cls(site=site, session=session, sequence=sequence, message=message, size=len(data), digest=digest)
+
+
+@dataclass
+class _Upload:
+    """Frames of one upload on one stream: logged as a whole, by the root that the site signed."""
+
+    sequence: int
+    size: int = 0
+
+
+class Books:
+    """The coordinator's own log, from its side of the door."""
+
+    def __init__(self, log: AuditLog, run: str) -> None:
+        self.log = log
+        self._run = run
+        self._seen: dict[str, int] = {}
+        self._uploads: dict[str, _Upload] = {}
+        self._owed: dict[str, list[tuple[int, int]]] = defaultdict(list)
+
+    @property
+    def head(self) -> SignedHead:
+        """What every message carries."""
+        return SignedHead.of(self.log.head)
+
+    def write(self, event: Event, *, round_number: int | None = None) -> int:
+        return self.log.append(event, run=self._run, round=round_number)
+
+    def arrived(self, item: Arrived, *, round_number: int | None) -> None:
+        """Log a message, before it is acted upon. Frames are counted, and logged by `upload_complete`."""
+        if isinstance(item.message, UploadFrame):
+            upload = self._uploads.setdefault(item.site, _Upload(item.sequence))
+            upload.size += item.size
+            return
+        self._ingress(item, round_number=round_number)
+
+    def upload_complete(self, site: str, session: int, root: bytes, *, round_number: int) -> None:
+        """The last frame of an upload has come."""
+        upload = self._uploads.pop(site, None)
+        if upload is None:
+            return
+        item = Arrived(
+            site=site,
+            session=session,
+            sequence=upload.sequence,
+            message=UploadFrame(kx=bytes(32), index=0, data=b""),
+            size=upload.size,
+            digest=root.hex(),
+        )
+        self._ingress(item, round_number=round_number)
+
+    def forget_stream(self, site: str) -> None:
+        """A stream has ended: what was under way is lost, and receipts for it come with nothing."""
+        self._uploads.pop(site, None)
+        self._owed.pop(site, None)
+
+    def _ingress(self, item: Arrived, *, round_number: int | None) -> None:
+        number = round_number if isinstance(item.message, _OF_ATTEMPT) else None
+        if isinstance(item.message, Ready | relay.Decline):
+            number = item.message.round
+        entry = self.write(
+            Ingress(
+                msg_id=relay.message_id(item.site, item.session, item.sequence, from_site=True),
+                sender=item.site,
+                message=type(item.message).__name__,
+                bytes=item.size,
+                sha256=item.digest,
+            ),
+            round_number=number,
+        )
+        self._owed[item.site].append((item.sequence, entry))
+
+    def saw_head(self, head: SignedHead) -> None:
+        """Note the newest head of a site, when it has grown."""
+        if self._seen.get(head.origin, -1) < head.size:
+            self._seen[head.origin] = head.size
+            self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
+
+    def receipts(self) -> dict[str, list[Receipt]]:
+        """Sign a head over everything so far, and give the receipts that are owed."""
+        if not any(self._owed.values()):
+            return {}
+        size = head_of(self.log.checkpoint()).size
+        given = {
+            site: [
+                Receipt(sequence=sequence, entry=entry, path=self.log.inclusion_path(entry, size))
+                for sequence, entry in owed
+            ]
+            for site, owed in self._owed.items()
+        }
+        self._owed.clear()
+        return given
+
+    # What happened in a round.
+
+    def survivors(self, attempt: CoordinatorAttempt) -> None:
+        shown = {line.site for line in attempt.survivors.uploads} if attempt.survivors else set()
+        self.write(
+            SecaggSurvivors(
+                attempt=attempt.context.attempt,
+                context=attempt.ctx.hex(),
+                survivors=attempt.survivors_hash().hex(),
+                count=len(shown),
+                threshold=attempt.context.t,
+                dropouts=tuple(site for site in attempt.context.sites if site not in shown),
+            ),
+            round_number=attempt.context.round,
+        )
+
+    def published(self, attempt: CoordinatorAttempt) -> None:
+        if attempt.publication is None:
+            return
+        result, number = attempt.publication.result, attempt.context.round
+        alive = attempt.publication.survivors
+        self.write(
+            SecaggUnmasked(
+                attempt=attempt.context.attempt,
+                context=attempt.ctx.hex(),
+                self_mask=alive,
+                mask_key=tuple(site for site in attempt.context.sites if site not in alive),
+            ),
+            round_number=number,
+        )
+        self.write(
+            AggregatePublished(
+                inputs=len(alive),
+                sum=result.sum_root.hex(),
+                model=result.state_hash.hex(),
+                previous=attempt.context.state_hash.hex(),
+            ),
+            round_number=number,
+        )

@@ -1,0 +1,70 @@
+"""What the round engine asks its shell to do, beside the effects of the aggregation machine itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from security.secagg.certificates import CheckCertificate
+from security.secagg.effects import Effect as ProtocolEffect
+from security.secagg.messages import Result
+from security.secagg.rounds import RoundStart
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRound:
+    """A round has begun; its number is used up from here on, whatever becomes of it."""
+
+    start: RoundStart
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRound:
+    """A round is over: "published", "void", or why it was lost."""
+
+    round: int
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLink:
+    """The chain has a new result. Persisted in the same transaction as the machine's own record of it."""
+
+    result_hash: bytes
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class KeepCertificate:
+    """A result is covered; the certificate goes with the next plan and to every site that catches up."""
+
+    result_hash: bytes
+    check: CheckCertificate
+
+
+@dataclass(frozen=True, slots=True)
+class Exclude:
+    """A site is left out until the consortium has cleared it."""
+
+    site: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendState:
+    """Send a whole state in frames to a site that was away for too long to replay the sums."""
+
+    to: str
+    state_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaySum:
+    """Send the sum of an older result in frames, read from the spool."""
+
+    to: str
+    result_hash: bytes
+    sum_root: bytes
+
+
+Effect = ProtocolEffect | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | SendState | ReplaySum
+Effects = tuple[Effect, ...]

@@ -1,0 +1,404 @@
+"""The run, round after round, as a machine without sockets, files or clock: event in, effects out.
+
+A round is ordered, trained, planned and summed; while the next one is being trained, the sites check the sum of this
+one, and no burst begins before its certificate is there. Everything that a restart must know is in the effects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from coordinator.chain import Chain, Link
+from coordinator.effects import CloseRound, Effect, Effects, Exclude, KeepCertificate, KeepLink, OpenRound
+from coordinator.phases import Phase, Turn, follow
+from security.errors import RemoteProtocolError
+from security.relay import Decline, Ping, Pong
+from security.secagg import messages, records
+from security.secagg.blame import BlameBook
+from security.secagg.certificates import Ack
+from security.secagg.context import Verdict
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.effects import Blamed, Certified, Discard, Persist, Send, Vector
+from security.secagg.publication import Publication
+from security.secagg.recovery import resume
+from security.secagg.rounds import CoordinatorRound, RoundLost, RoundStart
+from security.secagg.transitions import CoordinatorState
+from security.secagg.wire import Wire
+
+_S = CoordinatorState
+_OVER = (_S.DEAD, _S.LOST)
+_DONE = (_S.PUBLISHED, _S.CERTIFIED)
+_AUDIT = (messages.ChunkRequest, Ack)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What the manifest and the operator decide about a run. Milliseconds.
+
+    :param least: the smallest cohort the operator wants; never below the manifest's.
+    :param grace_ms: how long sites that are not connected are waited for when all others are ready.
+    :param audit_ms: how long a check may stand still before the chunks of absent sites are handed on.
+    """
+
+    rounds: int
+    config_hash: bytes
+    train_ms: int
+    least: int
+    grace_ms: int = 60_000
+    ping_ms: int = 3_000
+    audit_ms: int = 15_000
+
+
+class RoundEngine:
+    """One run of one federation."""
+
+    def __init__(
+        self,
+        core: CoordinatorCore,
+        book: BlameBook,
+        plan: RunPlan,
+        chain: Chain,
+        model: Vector,
+        *,
+        completed: int = 0,
+    ) -> None:
+        self.core = core
+        self.book = book
+        self.plan = plan
+        self.chain = chain
+        self.model = model
+        self.completed = completed
+        self.phase = Phase.TRAINING
+        self.online: set[str] = set()
+        self.ready: set[str] = set()
+        self.declined: set[str] = set()
+        self.answered: set[str] = set()
+        self.round: CoordinatorRound | None = None
+        self.previous: CoordinatorRound | None = None
+        self.auditing = False
+        self.deadline = 0
+        self.audit_deadline = 0
+        self._all_ready_since: int | None = None
+        self._ping = 0
+        self._stopping = False
+
+    # Starting, fresh or after a crash.
+
+    def start(self, last_round: int) -> Effects:
+        """Open the first round, or the one after `last_round`."""
+        return self._open_round(last_round + 1)
+
+    def restore(self, start: RoundStart, rebuilt: CoordinatorRound | None) -> Effects:
+        """Go on with the round that was open when the last process ended."""
+        current = rebuilt.current if rebuilt is not None else None
+        if rebuilt is not None and rebuilt.start.round == start.round:
+            self.round = rebuilt
+        else:
+            self.round = CoordinatorRound(self.core, self.book, start, self.model)
+            if current is not None and current.publication is not None and self.chain.head_check() is None:
+                self._watch_audit(rebuilt)
+        self._begin_training()
+        if self.round.current is None:
+            return ()
+        self.phase = Phase.BURST
+        attempt = self.round.current
+        return self._settle(resume(attempt)) if attempt.state not in (*_OVER, *_DONE) else self._settle(())
+
+    def restore_done(self, rebuilt: CoordinatorRound | None) -> Effects:
+        """All rounds are over; the last sum may still be under check."""
+        self.phase = Phase.DONE
+        if rebuilt is not None and self.chain.head_check() is None:
+            self._watch_audit(rebuilt)
+        return ()
+
+    def _open_round(self, number: int) -> Effects:
+        head, policy = self.chain.head, self.core.policy
+        start = RoundStart(
+            round=number,
+            state_hash=head.state_hash if head else policy.initial_state_hash,
+            config_hash=self.plan.config_hash,
+            prev_result=head.result_hash if head else policy.manifest_hash,
+        )
+        self.book.new_round()
+        self.round = CoordinatorRound(self.core, self.book, start, self.model)
+        self._begin_training()
+        orders = tuple(Send(self._order(), to=site) for site in sorted(self.online))
+        return OpenRound(start), *orders
+
+    def _begin_training(self) -> None:
+        self.ready, self.declined, self.answered = set(), set(), set()
+        self._all_ready_since = None
+        self.deadline = self._now() + self.plan.train_ms
+
+    def _order(self) -> messages.TrainOrder:
+        start = self._round.start
+        return messages.TrainOrder(
+            round=start.round,
+            state_hash=start.state_hash,
+            config_hash=start.config_hash,
+            prev_result=start.prev_result,
+            check=self.chain.head_check(),
+        )
+
+    @property
+    def _round(self) -> CoordinatorRound:
+        if self.round is None:
+            raise RemoteProtocolError("no round is open", where="round engine")
+        return self.round
+
+    def _now(self) -> int:
+        return self.core.clock.mono_ms()
+
+    # Sites come and go.
+
+    def hello(self, site: str, hello: messages.Hello) -> Effects:
+        """A site has connected and says where it stands."""
+        if hello.site != site:
+            raise RemoteProtocolError("message names another sender", where=f"site {site}")
+        self.online.add(site)
+        effects: list[Effect] = list(self.chain.bring(site, round_number=hello.round, result_hash=hello.result))
+        attempt = self.round.current if self.round else None
+        if self.phase is Phase.BURST and attempt is not None and site in attempt.context.sites:
+            effects += self._settle(attempt.receive(site, hello))
+        if self.phase in (Phase.TRAINING, Phase.PINGING):
+            effects.append(Send(self._order(), to=site))
+        return tuple(effects)
+
+    def gone(self, site: str) -> Effects:
+        """A stream has ended. What the site said in this round it will say again when it is back."""
+        self.online.discard(site)
+        self.ready.discard(site)
+        self.answered.discard(site)
+        return self._look()
+
+    # Messages.
+
+    def receive(self, site: str, message: Wire) -> Effects:
+        """Take a message of a connected site."""
+        if isinstance(message, messages.Hello):
+            return self.hello(site, message)
+        if getattr(message, "site", site) != site:
+            raise RemoteProtocolError("message names another sender", where=f"site {site}")
+        if isinstance(message, messages.Ready | Decline):
+            return self._answer(site, message)
+        if isinstance(message, Pong):
+            return self._pong(site, message)
+        if isinstance(message, _AUDIT):
+            return self._check(site, message)
+        if self.previous is not None and self._names(self.previous, message):
+            return self.previous.receive(site, message)  # an answer that came when enough others had answered
+        return self._settle(self._round.receive(site, message))
+
+    def round_of(self, message: Wire) -> int | None:
+        """The round whose attempt a message of the burst names, for the privacy log."""
+        for known in (self.round, self.previous):
+            if known is not None and self._names(known, message):
+                return known.start.round
+        return None
+
+    @staticmethod
+    def _names(known: CoordinatorRound, message: Wire) -> bool:
+        ctx, kx = getattr(message, "ctx", b""), getattr(message, "kx", b"")
+        return any(attempt.ctx == ctx or (kx and attempt.dealing.kx == kx) for attempt in known.attempts)
+
+    def _answer(self, site: str, message: messages.Ready | Decline) -> Effects:
+        if self.round is None or message.round != self.round.start.round or self.phase is Phase.DONE:
+            return ()  # of a round that is over
+        if isinstance(message, messages.Ready):
+            self.ready.add(site)
+        else:
+            self.declined.add(site)
+        return self._look()
+
+    def _pong(self, site: str, pong: Pong) -> Effects:
+        if pong.number == self._ping and self.phase is Phase.PINGING:
+            self.answered.add(site)
+        return self._look()
+
+    def _check(self, site: str, message: Wire) -> Effects:
+        """Requests and acknowledgements of the sum that is under check, which is of the round before."""
+        watched = self.previous.current if self.previous and self.auditing else None
+        if watched is None or getattr(message, "result", b"") != self._publication(watched).result_hash:
+            return ()  # late: the result is covered already
+        self.audit_deadline = self._now() + self.plan.audit_ms
+        effects: list[Effect] = list(watched.receive(site, message))
+        if any(isinstance(effect, Certified) for effect in effects):
+            effects += self._covered(watched)
+        return tuple(effects)
+
+    def _covered(self, watched: CoordinatorAttempt) -> Effects:
+        publication = self._publication(watched)
+        check = publication.certificate()
+        self.auditing = False
+        if check is None:
+            return ()
+        told = tuple(Send(messages.Vouched(result=publication.result_hash, check=check), to=s) for s in self.online)
+        return KeepCertificate(publication.result_hash, check), *told
+
+    @staticmethod
+    def _publication(attempt: CoordinatorAttempt) -> Publication:
+        if attempt.publication is None:
+            raise RemoteProtocolError("there is no result to check", where="audit")
+        return attempt.publication
+
+    # Time.
+
+    def tick(self) -> Effects:
+        """Look at the clock; to be called every second or so, and after every message."""
+        effects: list[Effect] = []
+        if self.phase is Phase.BURST and self._round.current is not None:
+            effects += self._settle(self._round.current.tick())
+        return *effects, *self._look(), *self._press_audit()
+
+    def stop(self) -> Effects:
+        """Begin nothing new; end a burst that can still end cleanly."""
+        self._stopping = True
+        attempt = self.round.current if self.round else None
+        if self.phase is Phase.BURST and attempt is not None and attempt.state not in (*_OVER, *_DONE, _S.UNMASKING):
+            return self._settle(attempt.give_up())
+        return ()
+
+    @property
+    def in_burst(self) -> bool:
+        return self.phase is Phase.BURST
+
+    def _look(self) -> Effects:
+        """Whether it is time for the next phase."""
+        if self._stopping:
+            return ()
+        if self.phase is Phase.TRAINING and self._enough_ready():
+            self._ping += 1
+            self.phase = follow(self.phase, Turn.ENOUGH_READY)
+            return self._send_pings()
+        if self.phase is Phase.PINGING and (self.answered >= self.ready or self._now() >= self.deadline):
+            return self._plan()
+        return ()
+
+    def _send_pings(self) -> Effects:
+        self.answered = set()
+        self.deadline = self._now() + self.plan.ping_ms
+        return tuple(Send(Ping(number=self._ping), to=site) for site in sorted(self.ready))
+
+    def _enough_ready(self) -> bool:
+        if len(self.ready) < self._least or (self.chain.head is not None and self.chain.head_check() is None):
+            return False
+        policy = self.core.policy
+        awaited = {entry.site for entry in policy.roster if policy.lists(entry.site)}
+        awaited -= self.ready | self.declined | set(self.book.excluded)
+        if not awaited or self._now() >= self.deadline:
+            return True
+        if awaited & self.online:
+            self._all_ready_since = None
+            return False
+        # Only sites that are not connected are missing: they get a little time to come back.
+        self._all_ready_since = self._all_ready_since or self._now()
+        return self._now() >= self._all_ready_since + self.plan.grace_ms
+
+    @property
+    def _least(self) -> int:
+        two = self.core.policy.allow_two_site and len(self.core.policy.roster) == 2
+        return 2 if two else max(self.plan.least, self.core.policy.least_cohort)
+
+    # The burst.
+
+    def _plan(self) -> Effects:
+        present = self.ready & self.answered
+        if len(present) < self._least:
+            self.phase = follow(self.phase, Turn.TOO_FEW)
+            self.ready = present
+            self.deadline = self._now() + self.plan.train_ms
+            return ()
+        self._round.start = _with_check(self._round.start, self.chain)
+        try:
+            attempt = self._round.next_attempt(sorted(present))
+        except RoundLost as lost:
+            return self._lose(lost)
+        self.phase = follow(self.phase, Turn.ANSWERED)
+        return attempt.start()
+
+    def _settle(self, effects: Iterable[Effect]) -> Effects:
+        """Take note of what an attempt did, and move on when it is over."""
+        told: list[Effect] = []
+        for effect in effects:
+            told.append(effect)
+            if isinstance(effect, Persist) and isinstance(effect.record, records.ResultShown):
+                told += self._link(effect.record.result)
+            if isinstance(effect, Blamed) and effect.reason != "missing":
+                told.append(Exclude(effect.site, effect.reason))
+        attempt = self._round.current
+        if self.phase is not Phase.BURST or attempt is None:
+            return tuple(told)
+        self._round.note(())
+        if attempt.state in _DONE:
+            told += self._published(attempt)
+        elif attempt.state in _OVER:
+            told += self._again()
+        return tuple(told)
+
+    def _link(self, result: messages.Result) -> Effects:
+        attempt = self._round.current
+        if attempt is None:
+            return ()
+        link = Link(
+            round=result.context.round,
+            result_hash=self._publication(attempt).result_hash,
+            prev_result=result.context.prev_result,
+            state_hash=result.state_hash,
+            sum_root=result.sum_root,
+        )
+        stale = self.chain.add(link)
+        kept: list[Effect] = [KeepLink(link.result_hash, result)]
+        return (*kept, Discard(stale)) if stale else tuple(kept)
+
+    def _published(self, attempt: CoordinatorAttempt) -> Effects:
+        good = self._publication(attempt).result.verdict == Verdict.GOOD
+        self.model = attempt.model
+        self.completed += good
+        self._watch_audit(self._round)
+        closed = CloseRound(self._round.start.round, "published" if good else "void")
+        if self.completed >= self.plan.rounds:
+            self.phase = follow(self.phase, Turn.LAST_PUBLISHED)
+            return (closed,)
+        self.phase = follow(self.phase, Turn.PUBLISHED)
+        return closed, *self._open_round(self._round.start.round + 1)
+
+    def _again(self) -> Effects:
+        """The next attempt of this round, with those that are still there."""
+        self._ping += 1
+        self.phase = follow(self.phase, Turn.ATTEMPT_ENDED)
+        return self._send_pings()
+
+    def _lose(self, lost: RoundLost) -> Effects:
+        self.phase = follow(self.phase, Turn.ROUND_LOST)
+        closed = CloseRound(self._round.start.round, lost.message)
+        return closed, *self._open_round(self._round.start.round + 1)
+
+    # The check of the newest sum.
+
+    def _watch_audit(self, watched: CoordinatorRound | None) -> None:
+        self.previous, self.auditing = watched, True
+        self.audit_deadline = self._now() + self.plan.audit_ms
+
+    def _press_audit(self) -> Effects:
+        """Hand the chunks of sites that are not there to the next in line."""
+        attempt = self.previous.current if self.previous and self.auditing else None
+        if attempt is None or self._now() < self.audit_deadline:
+            return ()
+        self.audit_deadline = self._now() + self.plan.audit_ms
+        publication = self._publication(attempt)
+        sites = {entry.site for entry in self.core.policy.roster}
+        absent = sorted(site for site in sites if site not in publication.acks and site not in self.online)
+        order = messages.AuditOrder(result=publication.result_hash, absent=tuple(absent))
+        return tuple(Send(order, to=site) for site in sorted(self.online))
+
+
+def _with_check(start: RoundStart, chain: Chain) -> RoundStart:
+    return RoundStart(
+        round=start.round,
+        state_hash=start.state_hash,
+        config_hash=start.config_hash,
+        prev_result=start.prev_result,
+        check=chain.head_check(),
+    )

@@ -1,0 +1,197 @@
+"""gRPC: bytes in, bytes out. Who may speak is decided by TLS and the roster before the first message is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+from protos import tls  # before grpc: it switches TLS 1.2 off
+
+import grpc  # isort: skip
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
+
+from coordinator.books import Arrived
+from coordinator.shell import Shell
+from coordinator.streams import Stream
+from protos.convert import FROM_SITE, Parcel
+from security.consortium.enrolment import Identity
+from security.consortium.manifest import Manifest
+from security.consortium.rules import check_tls_peer
+from security.errors import CodecError, ConfigError, ToolkitError
+from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
+from security.secagg.context import PROTOCOL_VERSION
+from security.secagg.wire import FRAME_BYTES
+
+log = logging.getLogger("coordinator")
+TICK_SECONDS: Final = 0.25
+RECEIPT_SECONDS: Final = 2.0
+
+
+class Service:
+    """The coordinator on the network."""
+
+    def __init__(self, shell: Shell, identity: Identity, manifest: Manifest) -> None:
+        self.shell = shell
+        self.identity = identity
+        self.manifest = manifest
+        self.port = 0
+        self.stopped = asyncio.Event()
+        self._witnessed_rounds = -1
+
+    # One stream.
+
+    async def converse(self, requests: AsyncIterator[bytes], context: Any) -> None:
+        """A site's stream, from its Open to its end."""
+        stream = None
+        try:
+            site, spki = await self._who(context)
+            stream = await self._open(site, spki, requests, context)
+            if stream is None:
+                return
+            self.shell.connected(stream)
+            writer = asyncio.create_task(self._write(stream, context))
+            try:
+                await self._read(stream, requests)
+            finally:
+                writer.cancel()
+        except CodecError as error:
+            log.warning("stream closed: %s", error)
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol")
+        finally:
+            if stream is not None and stream.greeted:
+                self.shell.disconnected(stream)
+
+    async def _who(self, context: Any) -> tuple[str, str]:
+        """The site behind a certificate: issued by our root, in the roster, valid today, not revoked."""
+        try:
+            certificate = tls.peer_certificate(context)
+            now = self.shell.clock.now_ms()
+            subject = check_tls_peer(self.manifest, self.identity.root(), certificate, now_ms=now)
+            self.manifest.site(subject.member)
+            return tls.peer_site(context)
+        except ToolkitError as error:
+            log.warning("a peer was turned away: %s", error)
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "certificate is not accepted here")
+            raise
+
+    async def _open(self, site: str, spki: str, requests: AsyncIterator[bytes], context: Any) -> Stream | None:
+        data = await anext(requests, None)
+        if data is None:
+            return None
+        parcel = FROM_SITE.decode(data)
+        told = parcel.message
+        if not isinstance(told, Open) or parcel.sequence != 1:
+            raise CodecError("a stream begins with Open", where=f"site {site}")
+        stream = Stream(site, told.session, spki)
+        refusal = self._refusal(site, told)
+        if refusal is not None:
+            log.warning("site %s turned away: %s", site, refusal.name.lower())
+            await context.write(stream.encode(Goodbye(code=refusal), self.shell.books))
+            return None
+        self._take(stream, parcel, data)
+        version, digest = self.manifest.version, self.manifest.digest
+        stream.put([Welcome(protocol=PROTOCOL_VERSION, manifest_version=version, manifest_hash=digest)])
+        if told.manifest_version < version:
+            stream.put(self._manifest_frames())
+        stream.greeted = True
+        return stream
+
+    def _refusal(self, site: str, told: Open) -> Farewell | None:
+        if told.protocol != PROTOCOL_VERSION:
+            return Farewell.OTHER_PROTOCOL
+        if (told.federation, told.site) != (self.manifest.federation, site):
+            return Farewell.NOT_LISTED
+        if told.manifest_version > self.manifest.version:
+            return Farewell.OLD_MANIFEST  # ours is: the operator must install the newer one
+        last, _ = self.shell.storage.sessions().get(site, (0, 0))
+        return Farewell.OUT_OF_ORDER if told.session <= last else None
+
+    def _manifest_frames(self) -> list[ManifestFrame]:
+        data = self.identity.manifest_path.read_bytes()
+        return [
+            ManifestFrame(
+                version=self.manifest.version,
+                length=len(data),
+                index=start // FRAME_BYTES,
+                data=data[start : start + FRAME_BYTES],
+            )
+            for start in range(0, len(data), FRAME_BYTES)
+        ]
+
+    async def _read(self, stream: Stream, requests: AsyncIterator[bytes]) -> None:
+        async for data in requests:
+            parcel = FROM_SITE.decode(data)
+            arrived = self._take(stream, parcel, data)
+            if self.shell.streams.get(stream.site) is not stream:
+                return  # replaced by a newer stream
+            self.shell.received(stream, arrived)
+            # A burst of frames must not starve the other streams.
+            await asyncio.sleep(0)
+
+    def _take(self, stream: Stream, parcel: Parcel, data: bytes) -> Arrived:
+        stream.received += 1
+        stream.bytes_in += len(data)
+        if parcel.sequence != stream.received:
+            raise CodecError("messages are out of order", where=f"site {stream.site}")
+        arrived = Arrived.of(stream.site, stream.session, parcel.sequence, parcel.message, data)
+        if isinstance(parcel.message, Open):
+            self.shell.books.arrived(arrived, round_number=None)
+        if parcel.log_head is not None:
+            self.shell.books.saw_head(parcel.log_head)
+        return arrived
+
+    async def _write(self, stream: Stream, context: Any) -> None:
+        while (message := await stream.next()) is not None:
+            await context.write(stream.encode(message, self.shell.books))
+        context.cancel()
+
+    # The whole service.
+
+    async def serve(self, listen: str) -> None:
+        """Run until `stopped` is set and the burst under way is over."""
+        server = grpc.aio.server(options=tls.OPTIONS)
+        handler = grpc.stream_stream_rpc_method_handler(self.converse)
+        service, _, method = tls.METHOD.strip("/").partition("/")
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
+        status = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(status, server)
+        try:
+            self.port = server.add_secure_port(listen, tls.server_credentials(self.identity))
+        except RuntimeError as error:
+            raise ConfigError(
+                "cannot listen on this address",
+                where=listen,
+                hint="is the port in use, or the address not of this host?",
+            ) from error
+        await server.start()
+        await status.set(service, health_pb2.HealthCheckResponse.SERVING)
+        log.info("listening on %s", listen)
+        try:
+            await self._run()
+        finally:
+            await status.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
+            for stream in list(self.shell.streams.values()):
+                stream.close(Goodbye(code=Farewell.STOPPING))
+            await server.stop(grace=2.0)
+
+    async def _run(self) -> None:
+        shell, loop = self.shell, asyncio.get_running_loop()
+        receipts_due = loop.time()
+        while not (self.stopped.is_set() and not shell.engine.in_burst):
+            if self.stopped.is_set():
+                shell.execute(shell.engine.stop())
+            shell.tick()
+            if loop.time() >= receipts_due and not shell.engine.in_burst:
+                shell.settle_receipts()
+                receipts_due = loop.time() + RECEIPT_SECONDS
+            self._witness_round()
+            await asyncio.sleep(TICK_SECONDS)
+
+    def _witness_round(self) -> None:
+        """After each published result, and once when the first sites are there."""
+        if self.shell.results != self._witnessed_rounds and self.shell.streams and not self.shell.engine.in_burst:
+            self._witnessed_rounds = self.shell.results
+            self.shell.settle_receipts()
+            self.shell.call_witnesses()

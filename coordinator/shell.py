@@ -1,0 +1,233 @@
+"""The coordinator's hands: feeds the round engine, carries out its effects in order, keeps the log.
+
+No decision is made here. `perform` is the one place where an effect becomes an action.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+
+from coordinator.books import Arrived, Books
+from coordinator.effects import (
+    CloseRound,
+    Effect,
+    Effects,
+    Exclude,
+    KeepCertificate,
+    KeepLink,
+    OpenRound,
+    ReplaySum,
+    SendState,
+)
+from coordinator.round_engine import RoundEngine
+from coordinator.storage import Storage, Stored
+from coordinator.streams import Stream
+from coordinator.witness import Letter, WitnessDesk
+from security.clock import Clock
+from security.errors import RemoteProtocolError, ToolkitError
+from security.relay import Cosignature, Farewell, Goodbye, Head, Held
+from security.secagg import records
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.effects import (
+    Advanced,
+    Blamed,
+    Certified,
+    Discard,
+    Ended,
+    Persist,
+    SaveState,
+    Send,
+    SendPieces,
+    SendSum,
+)
+from security.secagg.messages import StateFrame
+from security.secagg.publication import read_sum
+from security.secagg.spool import Gone
+from security.secagg.wire import FRAME_BYTES, Wire
+
+log = logging.getLogger("coordinator")
+_STORED = (Persist, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude)
+_HEADS = (Head, Cosignature, Held)
+
+
+class Shell:
+    """Everything of a running coordinator but the network."""
+
+    def __init__(self, engine: RoundEngine, storage: Storage, books: Books, desk: WitnessDesk, clock: Clock) -> None:
+        self.engine = engine
+        self.storage = storage
+        self.books = books
+        self.desk = desk
+        self.clock = clock
+        self.streams: dict[str, Stream] = {}
+        self.results = 0
+
+    # Events.
+
+    def connected(self, stream: Stream) -> None:
+        """A site has opened a stream; an older one of the same site is over."""
+        old = self.streams.pop(stream.site, None)
+        if old is not None:
+            old.close(Goodbye(code=Farewell.REPLACED))
+            self.disconnected(old)
+        self.streams[stream.site] = stream
+        self.storage.note_session(stream.site, stream.session, now_ms=self.clock.now_ms())
+        self.post(self.desk.greet(stream.site))
+        log.info("site %s connected", stream.site)
+
+    def disconnected(self, stream: Stream) -> None:
+        """A stream has ended."""
+        if self.streams.get(stream.site) is stream:
+            del self.streams[stream.site]
+        self.books.forget_stream(stream.site)
+        self.execute(self.engine.gone(stream.site))
+        log.info("site %s disconnected", stream.site)
+
+    def received(self, stream: Stream, arrived: Arrived) -> None:
+        """A message of a site: into the log first, then to the engine."""
+        message = arrived.message
+        self.books.arrived(arrived, round_number=self.engine.round_of(message))
+        try:
+            if isinstance(message, _HEADS):
+                self.post(self.desk.receive(stream.site, message))
+            else:
+                self.execute(self.engine.receive(stream.site, message))
+        except RemoteProtocolError as error:
+            log.warning("site %s: %s refused: %s", stream.site, type(message).__name__, error)
+
+    def tick(self) -> None:
+        """To be called often: deadlines of the run, heartbeat of the log."""
+        self.execute(self.engine.tick())
+        self.books.log.tick()
+
+    def settle_receipts(self) -> None:
+        """Give the receipts that are owed, each to its own stream."""
+        for site, receipts in self.books.receipts().items():
+            if site in self.streams:
+                self.streams[site].put(receipts)
+
+    def call_witnesses(self) -> None:
+        """Cut a head over all that was logged, and have it and the sites' heads witnessed."""
+        self.books.log.checkpoint()
+        self.post(self.desk.call(list(self.streams)))
+
+    def post(self, letters: Iterable[Letter]) -> None:
+        for site, message in letters:
+            if site in self.streams:
+                self.streams[site].put([message])
+
+    # Effects.
+
+    def execute(self, effects: Effects) -> None:
+        """Carry out effects in order; what is to be stored together goes into one transaction."""
+        pending: list[Stored] = []
+        for effect in effects:
+            if isinstance(effect, _STORED):
+                pending.append(effect)
+                continue
+            self._store(pending)
+            self.perform(effect)
+        self._store(pending)
+
+    def _store(self, pending: list[Stored]) -> None:
+        if not pending:
+            return
+        number = self._number(pending)
+        self.storage.keep(pending, round_number=number, now_ms=self.clock.now_ms())
+        for effect in pending:
+            self._report(effect)
+        pending.clear()
+
+    def _number(self, pending: list[Stored]) -> int:
+        """The round that records belong to: acknowledgements are of the round before the open one."""
+        late = any(isinstance(effect, Persist) and isinstance(effect.record, records.AckSeen) for effect in pending)
+        known = self.engine.previous if late else self.engine.round
+        for effect in pending:
+            if isinstance(effect, KeepLink):
+                return effect.result.context.round
+            if isinstance(effect, CloseRound):
+                return effect.round
+        return known.start.round if known is not None else 0
+
+    def perform(self, effect: Effect) -> None:
+        """One effect that is not a record."""
+        match effect:
+            case Send(message, to) if to is not None:
+                self._queue(to, [message])
+            case SendSum():
+                self._queue(effect.to, effect.frames())
+            case SendPieces(to, pieces):
+                self._queue(to, self._served(pieces()))
+            case ReplaySum():
+                self._queue(effect.to, self._sum(effect))
+            case SendState(to, state_hash):
+                self._queue(to, self._state(state_hash))
+            case Discard(keys):
+                for key in keys:
+                    self.engine.core.spool.remove(key)
+            case Blamed(site, reason):
+                log.warning("site %s: %s", site, reason)
+            case Ended(_, reason):
+                log.warning("attempt ended: %s", reason)
+            case Advanced():
+                self.results += 1
+            case Certified():
+                log.info("the sum of round %d is checked", self._previous_number())
+
+    def _previous_number(self) -> int:
+        return self.engine.previous.start.round if self.engine.previous else 0
+
+    def _queue(self, site: str, messages: Iterable[Wire]) -> None:
+        if site in self.streams:
+            self.streams[site].put(messages)
+
+    def _served(self, pieces: Iterator[Wire]) -> Iterator[Wire]:
+        """Chunks for a check, as long as the spool has them: another site's acknowledgement may have ended it."""
+        try:
+            yield from pieces
+        except Gone:
+            return
+
+    def _sum(self, effect: ReplaySum) -> Iterator[Wire]:
+        core = self.engine.core
+        try:
+            words = read_sum(core.spool, effect.sum_root, core.policy.layout)
+        except Gone:
+            log.warning("the sum of an older round is not in the spool any more")
+            return
+        yield from SendSum(to=effect.to, result=effect.result_hash, words=words).frames()
+
+    def _state(self, state_hash: bytes) -> Iterator[StateFrame]:
+        data = self.storage.load_state(state_hash).data.cast("B")
+        for index in range(-(-len(data) // FRAME_BYTES)):
+            part = bytes(data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES])
+            yield StateFrame(state_hash=state_hash, index=index, data=part)
+
+    # What goes into the log and to the operator.
+
+    def _report(self, effect: Stored) -> None:
+        match effect:
+            case Persist(records.UploadCounted(header=header)):
+                stream = self.streams.get(header.site)
+                number = self.engine.round_of(header)
+                if stream is not None and number is not None:
+                    self.books.upload_complete(header.site, stream.session, header.root, round_number=number)
+            case Persist(records.SurvivorsShown()):
+                self.books.survivors(self._current())
+            case Persist(records.ResultShown(result=result)):
+                self.books.published(self._attempt_of(result.context.ctx()))
+            case OpenRound(start):
+                log.info("round %d: training", start.round)
+            case CloseRound(number, outcome):
+                log.info("round %d: %s", number, outcome)
+
+    def _current(self) -> CoordinatorAttempt:
+        return self._attempt_of(None)
+
+    def _attempt_of(self, ctx: bytes | None) -> CoordinatorAttempt:
+        for known in (self.engine.round, self.engine.previous):
+            for attempt in reversed(known.attempts if known else []):
+                if ctx is None or attempt.ctx == ctx:
+                    return attempt
+        raise ToolkitError("no attempt is open", where="coordinator")

@@ -1,0 +1,215 @@
+"""What a coordinator keeps: one SQLite file, models by digest beside it, uploads in the spool.
+
+Each step of the machine is one transaction, on disk before anything that follows it is sent. There is nothing secret in
+here: everything is public or masked.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from coordinator.chain import Link
+from coordinator.effects import CloseRound, Exclude, KeepCertificate, KeepLink, OpenRound
+from security import keystore
+from security.errors import ConfigError, DataError
+from security.secagg import records
+from security.secagg.certificates import CheckCertificate
+from security.secagg.effects import Persist, SaveState, Vector
+from security.secagg.messages import Result
+from security.secagg.rounds import RoundStart
+from security.secagg.state import state_hash
+from security.secagg.wire import Wire
+
+FORMAT: Final = 1
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (
+    number INTEGER PRIMARY KEY, state_hash BLOB NOT NULL, config_hash BLOB NOT NULL, prev_result BLOB NOT NULL,
+    opened_ms INTEGER NOT NULL, closed_ms INTEGER, outcome TEXT) STRICT;
+CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
+CREATE INDEX IF NOT EXISTS records_by_round ON records (round);
+CREATE TABLE IF NOT EXISTS results (
+    result_hash BLOB PRIMARY KEY, round INTEGER NOT NULL UNIQUE, prev_result BLOB NOT NULL, state_hash BLOB NOT NULL,
+    sum_root BLOB NOT NULL, result BLOB NOT NULL, certificate BLOB) STRICT;
+CREATE TABLE IF NOT EXISTS blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS sessions (site TEXT PRIMARY KEY, session INTEGER NOT NULL, seen_ms INTEGER NOT NULL) STRICT;
+"""
+Stored = Persist | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude
+
+
+class Storage:
+    """The state folder of a coordinator; one process at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models = folder / "models"
+        self.spool = folder / "spool"
+        self.log = folder / "log"
+        for path in (folder, self.models):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = folder / "coordinator.sqlite"
+        try:
+            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+            self._db.executescript(_SCHEMA)
+            self._check_format(path)
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"cannot open the database: {error}", where=str(path), hint="is another coordinator running here?"
+            ) from error
+        os.chmod(path, 0o600)
+
+    def _check_format(self, path: Path) -> None:
+        self._db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(FORMAT),))
+        (found,) = self._db.execute("SELECT value FROM about WHERE key = 'format'").fetchone()
+        if found != str(FORMAT):
+            raise ConfigError(f"database of format {found}, this version knows {FORMAT}", where=str(path))
+
+    def close(self) -> None:
+        self._db.close()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield self._db
+        except BaseException:
+            self._db.execute("ROLLBACK")
+            raise
+        self._db.execute("COMMIT")
+
+    # Writing.
+
+    def keep(self, effects: Iterable[Stored], *, round_number: int, now_ms: int) -> None:
+        """Write what belongs to one step in one transaction. States come first: records name them by hash."""
+        listed = list(effects)
+        for effect in listed:
+            if isinstance(effect, SaveState):
+                self.save_state(effect.state)
+        with self._transaction() as db:
+            for effect in listed:
+                self._write(db, effect, round_number, now_ms)
+
+    def _write(self, db: sqlite3.Connection, effect: Stored, round_number: int, now_ms: int) -> None:
+        match effect:
+            case Exclude(site, reason):
+                db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?)", (site, reason))
+            case Persist(record):
+                data = records.encode(record)
+                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (round_number, data))
+            case OpenRound(start):
+                opened = (start.round, start.state_hash, start.config_hash, start.prev_result, now_ms)
+                db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, NULL, NULL)", opened)
+            case CloseRound(number, outcome):
+                db.execute("UPDATE rounds SET closed_ms = ?, outcome = ? WHERE number = ?", (now_ms, outcome, number))
+            case KeepLink(result_hash, result):
+                context = result.context
+                link = (result_hash, context.round, context.prev_result, result.state_hash, result.sum_root)
+                db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, NULL)", (*link, result.to_bytes()))
+            case KeepCertificate(result_hash, check):
+                update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
+                db.execute(update, (check.to_bytes(), result_hash))
+
+    def save_state(self, state: Vector) -> None:
+        path = self._state_path(state_hash(state))
+        if not path.exists():
+            keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
+
+    def note_session(self, site: str, session: int, *, now_ms: int) -> None:
+        """Remember how often a site has connected, so that message ids never repeat."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (site, session, now_ms))
+
+    def belongs_to(self, federation: str, run: str) -> None:
+        """Bind the folder to one run.
+
+        :raises ConfigError: if it holds another one.
+        """
+        wanted = f"{federation}/{run}"
+        with self._transaction() as db:
+            db.execute("INSERT OR IGNORE INTO about VALUES ('run', ?)", (wanted,))
+            (found,) = db.execute("SELECT value FROM about WHERE key = 'run'").fetchone()
+        if found != wanted:
+            raise ConfigError(
+                f"this folder holds run {found}", where=str(self.folder), hint="give each run a state folder of its own"
+            )
+
+    # Reading.
+
+    def _state_path(self, digest: bytes) -> Path:
+        return self.models / f"{digest.hex()}.safetensors"
+
+    def load_state(self, digest: bytes) -> Vector:
+        """A state by its hash, checked."""
+        path = self._state_path(digest)
+        try:
+            state: Vector = load_tensors(path.read_bytes())["state"].astype("<f4", copy=False)
+        except (FileNotFoundError, SafetensorError, KeyError) as error:
+            raise DataError("model is missing or damaged", where=str(path)) from error
+        if state_hash(np.ascontiguousarray(state)) != digest:
+            raise DataError("model does not have the hash in its name", where=str(path))
+        return np.ascontiguousarray(state)
+
+    def links(self) -> list[Link]:
+        query = "SELECT round, result_hash, prev_result, state_hash, sum_root FROM results ORDER BY round"
+        rows = self._db.execute(query)
+        names = ("round", "result_hash", "prev_result", "state_hash", "sum_root")
+        return [Link(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def result(self, result_hash: bytes) -> Result:
+        row = self._db.execute("SELECT result FROM results WHERE result_hash = ?", (result_hash,)).fetchone()
+        if row is None:
+            raise DataError("result is not in the database", where=str(self.folder))
+        return Result.from_bytes(row[0])
+
+    def certificate(self, result_hash: bytes) -> CheckCertificate | None:
+        row = self._db.execute("SELECT certificate FROM results WHERE result_hash = ?", (result_hash,)).fetchone()
+        return CheckCertificate.from_bytes(row[0]) if row and row[0] else None
+
+    def open_round(self) -> RoundStart | None:
+        """The round that no CloseRound has ended."""
+        columns = "number, state_hash, config_hash, prev_result"
+        query = f"SELECT {columns} FROM rounds WHERE closed_ms IS NULL ORDER BY number DESC"
+        row = self._db.execute(query).fetchone()
+        if row is None:
+            return None
+        return RoundStart(round=row[0], state_hash=row[1], config_hash=row[2], prev_result=row[3])
+
+    def last_round(self) -> int:
+        return self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0]  # type: ignore[no-any-return]
+
+    def completed(self) -> int:
+        """How many rounds ended with a model."""
+        row = self._db.execute("SELECT COUNT(*) FROM rounds WHERE outcome = 'published'").fetchone()
+        return int(row[0])
+
+    def newest_records(self) -> list[Wire]:
+        """The records of the newest round that has any."""
+        rows = self._db.execute(
+            "SELECT data FROM records WHERE round = (SELECT MAX(round) FROM records) ORDER BY id"
+        ).fetchall()
+        return [records.decode(row[0]) for row in rows]
+
+    def excluded(self) -> dict[str, str]:
+        return dict(self._db.execute("SELECT site, reason FROM blame").fetchall())
+
+    def sessions(self) -> dict[str, tuple[int, int]]:
+        """Last session number and time of every site that ever connected."""
+        rows = self._db.execute("SELECT site, session, seen_ms FROM sessions").fetchall()
+        return {site: (session, seen) for site, session, seen in rows}
+
+    def rounds(self) -> list[tuple[int, int, int | None, str | None]]:
+        """(number, opened, closed, outcome) of every round, newest last."""
+        return self._db.execute("SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number").fetchall()

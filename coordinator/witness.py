@@ -1,0 +1,126 @@
+"""The coordinator as a witness of the sites' logs, and as the postman between them.
+
+Hospitals do not connect to each other. Each site's head goes to the coordinator and to two peers; who holds how much of
+which log is only a guess here: a witness that holds another size says so, and the owner is asked again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from coordinator.books import Books
+from security.audit.events import Cosigned
+from security.audit.roster import PEERS_FOR_QUORUM, Roster
+from security.audit.witness import Witness
+from security.errors import HeadConflict, RemoteProtocolError
+from security.relay import Cosignature, Head, HeadSignature, Held, WitnessCall
+from security.secagg.wire import Wire
+
+Letter = tuple[str, Wire]  # to whom, and what
+
+
+class WitnessDesk:
+    """Heads in, letters out. Holds no socket."""
+
+    def __init__(self, name: str, books: Books, witness: Witness, roster: Roster) -> None:
+        self._name = name
+        self._books = books
+        self._witness = witness
+        self._roster = roster
+        self._held: dict[tuple[str, str], int] = {}  # (witness, origin of the log) -> size, as far as we know
+        self._retried: set[tuple[str, str]] = set()
+
+    def adopt(self, roster: Roster, witness: Witness) -> None:
+        """Go on under a newer manifest."""
+        self._roster, self._witness = roster, witness
+
+    def greet(self, site: str) -> list[Letter]:
+        """What this coordinator holds of a site's log: the site compares it with its own before it sends anything."""
+        held = self._witness.held(self._roster.by_name[site].origin)
+        return [(site, Held.of(self._name, held))] if held is not None else []
+
+    def call(self, online: Collection[str]) -> list[Letter]:
+        """Ask every site for its newest head, for the coordinator and for two peers; offer our own to all."""
+        self._retried.clear()
+        letters: list[Letter] = []
+        order = sorted(site for site in online if site in self._roster.by_name)
+        for place, site in enumerate(order):
+            origin = self._roster.by_name[site].origin
+            letters.append((site, WitnessCall(witness=self._name, held_size=self._witness.held_size(origin))))
+            peers = [order[(place + step) % len(order)] for step in range(1, min(PEERS_FOR_QUORUM, len(order) - 1) + 1)]
+            letters += [(site, self._ask(peer, origin)) for peer in peers]
+            letters.append((site, self._own_head(site)))
+        return letters
+
+    def _ask(self, peer: str, origin: str) -> WitnessCall:
+        return WitnessCall(witness=peer, held_size=self._held.get((peer, origin), 0))
+
+    def _own_head(self, site: str) -> Head:
+        log = self._books.log
+        return Head.of(site, log.submission(self._held.get((site, log.origin), 0)))
+
+    def receive(self, site: str, message: Head | Cosignature | Held) -> list[Letter]:
+        """Take one of the three messages about heads."""
+        match message:
+            case Head():
+                return self._head(site, message)
+            case Cosignature():
+                return self._cosignature(site, message)
+            case Held():
+                return self._other_size(site, message)
+        raise RemoteProtocolError(f"{type(message).__name__} is not about heads", where=f"site {site}")
+
+    def _head(self, site: str, message: Head) -> list[Letter]:
+        origin = self._roster.by_name[site].origin
+        if message.head.origin != origin:
+            raise RemoteProtocolError("head of another party's log", where=f"site {site}")
+        if message.witness != self._name:
+            known = message.witness in self._roster.by_name and message.witness != site
+            return [(message.witness, message)] if known else []
+        try:
+            cosignature = self._witness.consider(message.submission)
+        except HeadConflict as conflict:
+            return [(site, WitnessCall(witness=self._name, held_size=conflict.held_size))]
+        size = message.head.size
+        self._books.write(
+            Cosigned(
+                origin=origin,
+                size=size,
+                root=message.head.root.hex(),
+                cosigner=cosignature.name,
+                timestamp=_time_of(cosignature.value),
+            )
+        )
+        return [(site, Cosignature(origin=origin, size=size, signature=HeadSignature.of(cosignature)))]
+
+    def _cosignature(self, site: str, message: Cosignature) -> list[Letter]:
+        self._held[site, message.origin] = message.size
+        log = self._books.log
+        if message.origin == log.origin:
+            log.add_cosignature(message.size, message.signature.line)
+            return []
+        owner = self._roster.by_origin.get(message.origin)
+        return [(owner.name, message)] if owner is not None and owner.name != site else []
+
+    def _other_size(self, site: str, message: Held) -> list[Letter]:
+        """A witness holds another size than we thought. Ask once more from there; a second time it is out of step."""
+        origin = message.head.origin
+        self._held[site, origin] = message.head.size
+        if (site, origin) in self._retried:
+            return []
+        self._retried.add((site, origin))
+        log = self._books.log
+        if origin == log.origin:
+            self._check_own(message)
+            return [(site, self._own_head(site))]
+        owner = self._roster.by_origin.get(origin)
+        return [(owner.name, self._ask(site, origin))] if owner is not None else []
+
+    def _check_own(self, message: Held) -> None:
+        """A head of our own log that we do not lead to: we were set back, and must not go on."""
+        self._books.log.refuse_rollback([message.held])
+
+
+def _time_of(value: bytes) -> int:
+    """A cosignature begins with its time, u64 big-endian seconds (C2SP tlog-cosignature)."""
+    return int.from_bytes(value[:8], "big") if len(value) == 72 else 0
