@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_vectors import Case, Replay, secret, topic, unhex
+from test_vectors import Case, Replay, refuses, secret, topic, unhex
 
 from security import aead, key_agreement, masking, merkle, shamir, uniformity
 from security.key_agreement import KeyPair
@@ -148,6 +148,17 @@ def test_masks_sum_and_result(case: Case) -> None:
         state_hash=state_hash(outcome.state),
     )
     assert made.hex() == case["result"]
+
+
+@pytest.mark.parametrize("case", topic("contexts"))
+def test_reading_contexts(case: Case) -> None:
+    data = unhex(case["bytes"])
+    if case["expect"] != "ok":
+        refuses(case, lambda: RoundContext.from_bytes(data))
+        return
+    context = RoundContext.from_bytes(data)
+    assert context.to_bytes() == data
+    assert context.ctx().hex() == case["ctx"]
 
 
 @pytest.mark.parametrize("same_model", [True, False])
