@@ -18,6 +18,8 @@ from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
 from npr.params import ParameterManifest
 from security.errors import ConfigError, LocalProtocolError
+from security.secagg.fixed_point import decode, encode, step_size
+from security.secagg.layout import Clips, Layout
 
 Toy = Callable[..., Federation]
 Same = Callable[[Federation, Federation], bool]
@@ -81,6 +83,37 @@ def test_sanity_23e_personal_parts_touch_nobody_else(toy: Toy, method: str, part
         )
     sent = [one.method.contribution(site, 1).vector for one, site in zip((federation, disturbed), watched, strict=True)]
     assert np.array_equal(sent[0], sent[1])
+
+
+def test_sanity_23f_fixed_point_sum_is_the_plain_mean(toy: Toy) -> None:
+    """The integers that secure aggregation adds up give FedAvg's mean, to within a step of the fixed point."""
+    federation = toy("fednpr")
+    manifest = federation.method.manifest(federation.model, 1)
+    start = manifest.flatten(federation.model)
+    initial = federation.model.state_dict()
+    clips = Clips(learning_rate=1e-3, steps=8)
+    blocks = []
+    for entry in manifest.entries:
+        if entry.group == "statistics":
+            variance = initial[entry.name.replace("running_mean", "running_var")].numpy()
+            make = clips.running_mean if entry.kind == "mean" else clips.running_variance
+            blocks.append(make(entry.name, variance))
+        else:
+            blocks.append(clips.weights(entry.name, entry.shape))
+    layout = Layout.of(blocks, roster_size=len(federation.sites), weight_cap=64)
+
+    federation.run_round()
+    contributions = [federation.method.contribution(site, 1) for site in federation.sites]
+    total = np.zeros(layout.words, dtype=layout.dtype)
+    for contribution in contributions:
+        total += encode(layout, contribution.vector - start, weight=contribution.weight).words
+    decoded = decode(layout, total)
+    assert decoded.weight == sum(contribution.weight for contribution in contributions)
+    plain = manifest.flatten(federation.model).astype(np.float64) - start
+    for run in layout.runs:
+        allowed = np.maximum(2 * len(contributions) * step_size(layout, run, decoded.weight), 1e-6)
+        difference = np.abs(decoded.mean[run.place] - plain[run.place])
+        assert (difference <= allowed + 1e-6 * np.abs(start[run.place])).all()
 
 
 def test_sanity_25_schedule() -> None:
