@@ -7,7 +7,7 @@ a message: a length that followed from the message itself would prove nothing ab
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from security import relay
@@ -15,6 +15,7 @@ from security.codec import U32_MAX
 from security.errors import LocalProtocolError
 from security.relay import FRAMES, LOG_HEAD_FIELD, SEQUENCE_FIELD, SignedHead
 from security.secagg.certificates import BOX_BYTES
+from security.secagg.messages import UploadFrame
 from security.secagg.wire import FRAME_BYTES, Bounded, Fixed, Kind, Many, Maybe, Nested, Number, Wire, kinds
 
 _NUMBER_OF: Final = {cls: number for number, cls in relay.KINDS.items()}
@@ -31,7 +32,8 @@ class Shape:
     :param head_signatures: signatures on the log head that travels along: 1, or 2 at the change of an epoch.
     :param path: hashes in a consistency proof, where the message has one.
     :param epochs: epoch keys of the log that the message speaks of.
-    :param frame: which frame of the vector.
+    :param frame: which frame of the vector, and the first one where there are more.
+    :param frames: how many frames in a row, each a parcel: a vector is weighed as a whole.
     :param named: the other party or log that the message names (dealer, witness, owner of an advert, origin).
     :param cosigned: cosignatures on the head inside the message.
     """
@@ -44,6 +46,7 @@ class Shape:
     path: int = 0
     epochs: int = 0
     frame: int = 0
+    frames: int = 1
     named: str = ""
     cosigned: int = 0
 
@@ -56,11 +59,24 @@ def expected_bytes(cls: type[Wire], shape: Shape) -> int:
     """The length of the whole parcel on the wire."""
     if cls not in relay.FROM_SITE:
         raise LocalProtocolError(f"{cls.__name__} is not a message of a site")
+    if shape.frames != 1:
+        return _frames(cls, shape)
     size = _tag(SEQUENCE_FIELD) + 8
     size += _delimited(_NUMBER_OF[cls], _body(cls, _lengths(cls, shape)))
     if cls not in FRAMES:
         size += _delimited(LOG_HEAD_FIELD, _body(SignedHead, _head(shape.origin, shape.head_signatures)))
     return size
+
+
+def _frames(cls: type[Wire], shape: Shape) -> int:
+    """The length of several frames of one vector; all but its last are equal."""
+    last = -(-shape.vector_bytes // FRAME_BYTES) - 1
+    if cls is not UploadFrame or shape.frames < 1 or shape.frame + shape.frames - 1 > last:
+        raise LocalProtocolError("there are no such frames")
+    ends_it = shape.frame + shape.frames - 1 == last
+    whole = expected_bytes(cls, replace(shape, frame=0, frames=1)) if shape.frames > ends_it else 0
+    rest = expected_bytes(cls, replace(shape, frame=last, frames=1)) if ends_it else 0
+    return whole * (shape.frames - ends_it) + rest
 
 
 def _lengths(cls: type[Wire], shape: Shape) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from security.audit.witness import Fork, Held
 from security.errors import ToolkitError
 from security.merkle import Tree, leaf_hash
 
-RECONNECT = "Hello"
+RECONNECT = "Open"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -70,6 +70,7 @@ def recorded_shape(shape: Shape) -> dict[str, Any]:
         "cosigned": shape.cosigned,
         "epochs": shape.epochs,
         "frame": shape.frame,
+        "frames": shape.frames,
         "head_signatures": shape.head_signatures,
         "named": shape.named or None,
         "path": shape.path,
@@ -138,20 +139,69 @@ def pass_door(outgoing: Outgoing) -> Egress:
 
 
 def _evenness(outgoing: Outgoing) -> float:
-    from security.uniformity import p_value
-
     if outgoing.vector is None or outgoing.vector not in outgoing.payload:
         raise _refused("a vector was not shown to the door", outgoing)
-    evenness = p_value(outgoing.vector)
+    return evenness_of(outgoing.vector, outgoing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingVector:
+    """A masked vector at the door, from frame `shape.frame` to its last: one entry for all its frames.
+
+    :param vector: the whole vector, whichever frames are left to send.
+    :param root: its Merkle root, computed while masking and signed in the header: the entry's digest.
+    """
+
+    msg_id: str
+    shape: Shape
+    vector: bytes | memoryview
+    root: bytes
+    destination: str
+    head: int
+    modulus_bits: int
+    message: str = "UploadFrame"
+
+
+def pass_vector(outgoing: OutgoingVector) -> Egress:
+    """The entry to log before the first frame is sent. The outbox holds each frame to its length as it leaves.
+
+    :raises PolicyViolation: as `pass_door`.
+    """
+    numbers = recorded_shape(outgoing.shape)
+    due = due_bytes(outgoing.message, outgoing.shape.origin, numbers)
+    if due is None or len(outgoing.vector) != outgoing.shape.vector_bytes:
+        raise _refused("vector is not as long as the layout says", outgoing)
+    return Egress(
+        msg_id=outgoing.msg_id,
+        message=outgoing.message,
+        data_class=MASKED,
+        bytes=due,
+        sha256=outgoing.root.hex(),
+        expected_bytes=due,
+        shape=numbers,
+        masked=True,
+        modulus_bits=outgoing.modulus_bits,
+        uniformity=decimal(evenness_of(outgoing.vector, outgoing)),
+        destination=outgoing.destination,
+        head=outgoing.head,
+    )
+
+
+def evenness_of(vector: bytes | memoryview, outgoing: Outgoing | OutgoingVector) -> float:
+    """How likely bytes as uneven as these are, if they are masked."""
+    from security.uniformity import p_value
+
+    evenness = p_value(vector)
     if evenness < LEAST_UNIFORMITY:
         raise _refused("vector does not look masked", outgoing)
     return evenness
 
 
-def _refused(rule: str, outgoing: Outgoing) -> PolicyViolation:
+def _refused(rule: str, outgoing: Outgoing | OutgoingVector) -> PolicyViolation:
     return PolicyViolation(rule, where=outgoing.message, hint="nothing was sent; report this: it is a bug or an attack")
 
 
-def blocked(outgoing: Outgoing, refusal: PolicyViolation) -> EgressBlocked:
+def blocked(outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation) -> EgressBlocked:
     """The entry for a message that stayed. Without a digest: of a plain update it would confirm a guess."""
-    return EgressBlocked(rule=refusal.message, message=outgoing.message, bytes=len(outgoing.payload), sha256=None)
+    size = len(outgoing.payload) if isinstance(outgoing, Outgoing) else len(outgoing.vector)
+    return EgressBlocked(rule=refusal.message, message=outgoing.message, bytes=size, sha256=None)

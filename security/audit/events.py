@@ -45,6 +45,7 @@ _SHAPE: Final = record(
     cosigned=COUNT,
     epochs=COUNT,
     frame=COUNT,
+    frames=COUNT,
     head_signatures=COUNT,
     named=optional(TOKEN),
     path=COUNT,
