@@ -10,17 +10,17 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from npr.backend import Aggregator, PlainAggregator
 from npr.data.dataset import FederatedDataset
 from npr.data.sources import open_dataset
 from npr.federation import Federation
+from npr.lab.maps import save_maps
 from npr.lab.plan import Cell, Settings
 from npr.lab.request import train_config
+from npr.lab.secure import SecureAggregator
 from npr.lab.store import Json, read_json, write_json
 from npr.methods.base import Kind
 from npr.metrics import Predictions, save_predictions, summarise
 from npr.model import ModelSpec
-from security.errors import ConfigError
 
 # When set, a finished cell keeps its models (every site's and the global one), so that they can be looked at again.
 KEEP_MODELS = "LAZARET_LAB_KEEP_MODELS"
@@ -56,6 +56,7 @@ def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRou
     history[-1]["evaluation"] = _figures(final)
     for kind, predictions in final.items():
         save_predictions(directory / f"predictions-{kind}.npz", predictions)
+    save_maps(federation, directory / "maps.npz")
     result = _result(settings, cell, federation, final, history)
     # Written last: a cell is finished exactly when this file is there.
     write_json(directory / "result.json", result)
@@ -79,19 +80,10 @@ def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset |
         image_size=settings.data.image_size,
         seed=cell.seed,
     )
-    return Federation(
-        dataset=dataset,
-        spec=spec,
-        config=train_config(settings, cell),
-        seed=cell.seed,
-        aggregator=_aggregator(settings),
-    )
-
-
-def _aggregator(settings: Settings) -> Aggregator:
+    federation = Federation(dataset=dataset, spec=spec, config=train_config(settings, cell), seed=cell.seed)
     if settings.aggregation == "secure":
-        raise ConfigError("secure aggregation is not wired into the lab yet", hint="use --aggregation plain")
-    return PlainAggregator()
+        federation.aggregator = SecureAggregator(federation, rounds=settings.rounds)
+    return federation
 
 
 def _evaluate(federation: Federation, kinds: Iterable[Kind]) -> ByKind:

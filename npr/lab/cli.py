@@ -175,14 +175,13 @@ def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_js
 
 
 @cli.command()
-@click.option("--dp", "private", is_flag=True, help="Measure the differentially private step instead.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a ratio is above its limit.")
 @_reports
-def bench(private: bool, check: bool, as_json: bool) -> None:
+def bench(check: bool, as_json: bool) -> None:
     """Ratios that say whether the code is fast, each taken within one run."""
-    from npr.lab.bench import dp_report, learning_report
+    from npr.lab.bench import learning_report
 
-    report = dp_report() if private else learning_report()
+    report = learning_report()
     if as_json:
         _print_json(report)
     else:

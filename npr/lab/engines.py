@@ -113,7 +113,7 @@ def _ray_cell(settings: Json, cell: Json) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as directory:
         what = Settings.model_validate(settings), Cell.model_validate(cell)
         run_cell(*what, Path(directory), on_round=lambda *_: None)
-        files = (path for pattern in ("result.json", "predictions-*.npz") for path in Path(directory).glob(pattern))
+        files = (path for pattern in ("result.json", "*.npz") for path in Path(directory).glob(pattern))
         return {path.name: path.read_bytes() for path in files}
 
 

@@ -37,10 +37,24 @@ _PAPER: dict[str, Value] = {
 }
 
 PRESETS = {
+    "demo": Preset(
+        summary="generated lesions at six sites, under two minutes: what scripts/demo runs",
+        data="generated:scale=0.025",
+        image_size=48,
+        architecture="tf_efficientnet_lite0",
+        weights="package",
+        methods=("local", "fedavg", "fednpr", "fednpr-per"),
+        seeds=(0,),
+        folds=("fold",),
+        rounds=5,
+        evaluate_every=5,
+        # Small sites start their own head from one that has seen every class.
+        train={"personal_after": 3},
+    ),
     "quick": Preset(
         summary="generated lesions, small images, a few minutes: does everything work here?",
         data="generated",
-        image_size=32,
+        image_size=48,
         architecture="tf_efficientnet_lite0",
         weights="package",
         methods=("local", "fedavg", "fedper", "fednpr", "fednpr-per"),

@@ -10,16 +10,25 @@ from npr.lab.paper_tables import TABLE_E, TABLES, Dataset, PaperRow, PaperTable
 Json = dict[str, Any]
 
 
+COLUMNS = (
+    "method", "model", "pooled recall [95 %]", "difference [95 %]", "by seed", "mean over sites bACC", "bAUC", "cells"
+)
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose columns also line up as plain text."""
+    widths = [max(len(cell) for cell in column) for column in zip(header, *rows, strict=True)]
+    lines = [" | ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
+    lines.insert(1, " | ".join("-" * width for width in widths))
+    return "\n".join(f"| {line} |" for line in lines)
+
+
 def summary_table(results: Json) -> str:
     """The table a run ends with."""
-    rows = results["summary"]
-    lines = [
-        "| method | model | pooled recall [95 %] | difference [95 %] | by seed | mean over sites bACC | bAUC | cells |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
+    rows = []
+    for row in results["summary"]:
         difference = row["difference"]
-        lines.append(_line(
+        rows.append((
             row["variant"],
             row["kind"],
             _interval(row["pooled_recall"]),
@@ -29,7 +38,7 @@ def summary_table(results: Json) -> str:
             _spread(row["mean_bauc"]),
             str(row["cells"]),
         ))
-    return "\n".join([*lines, "", *_notes(results)]) + "\n"
+    return "\n".join([markdown(COLUMNS, rows), "", *_notes(results)]) + "\n"
 
 
 def _notes(results: Json) -> list[str]:
@@ -65,16 +74,12 @@ def paper_comparison(results: Json, dataset: Dataset) -> str:
 
 
 def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
-    lines = [
-        f"### Table {table.name}: {table.title} ({dataset.upper()})",
-        "",
-        "| row | paper bACC | ours bACC | ours, best round | paper bAUC | ours bAUC | ours pooled recall |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    header = ("row", "paper bACC", "ours bACC", "ours, best round", "paper bAUC", "ours bAUC", "ours pooled recall")
+    rows = []
     for row in table.rows:
         (bacc, bacc_sd), (bauc, bauc_sd) = row.figures(dataset)
         ours = _find(results, row)
-        lines.append(_line(
+        rows.append((
             row.label,
             f"{bacc:.1f}±{bacc_sd:.1f}",
             _spread(ours["mean_bacc"]) if ours else "not run",
@@ -83,29 +88,25 @@ def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
             _spread(ours["mean_bauc"]) if ours else "not run",
             _interval(ours["pooled_recall"]) if ours else "",
         ))
-    return "\n".join(lines) + "\n"
+    return f"### Table {table.name}: {table.title} ({dataset.upper()})\n\n{markdown(header, rows)}\n"
 
 
 def _table_e(results: Json, dataset: Dataset) -> str:
     """Gains by adding NPR; ours are differences of our own means over sites."""
-    lines = [
-        f"### Table E: NPR added to other methods ({dataset.upper()})",
-        "",
-        "| row | paper bACC (gain) | ours bACC (gain) | paper bAUC (gain) | ours bAUC (gain) |",
-        "|---|---|---|---|---|",
-    ]
+    header = ("row", "paper bACC (gain)", "ours bACC (gain)", "paper bAUC (gain)", "ours bAUC (gain)")
+    rows = []
     at = 0 if dataset == "isic" else 2
     for label, method, figures, gains in TABLE_E:
         base = "fedavg" if method == "fednpr" else method.removesuffix("+npr")
         ours, without = _headline(results, method), _headline(results, base)
-        lines.append(_line(
+        rows.append((
             label,
             f"{figures[at]:.1f} ({gains[at]:+.1f})",
             _gain(ours, without, "mean_bacc"),
             f"{figures[at + 1]:.1f} ({gains[at + 1]:+.1f})",
             _gain(ours, without, "mean_bauc"),
         ))
-    return "\n".join(lines) + "\n"
+    return f"### Table E: NPR added to other methods ({dataset.upper()})\n\n{markdown(header, rows)}\n"
 
 
 def _gain(ours: Json | None, without: Json | None, field: str) -> str:
@@ -135,13 +136,9 @@ def _headline(results: Json, method: str) -> Json | None:
 
 
 def _is_headline(row: Json, results: Json) -> bool:
-    """The paper judges personal models where a method has them, and locally updated models otherwise."""
+    """The paper judges every site's model as its local training leaves it, before the next aggregation."""
     kinds = {other["kind"] for other in results["summary"] if other["variant"] == row["variant"]}
-    return bool(row["kind"] == ("personal" if "personal" in kinds else "local"))
-
-
-def _line(*cells: str) -> str:
-    return "| " + " | ".join(cells) + " |"
+    return bool(row["kind"] == ("local" if "local" in kinds else "personal"))
 
 
 def _interval(values: Sequence[float], *, signed: bool = False) -> str:

@@ -1,0 +1,164 @@
+"""`npr-lab bench`: ratios that say whether the learning code is fast, each taken within one run.
+
+Seconds of one machine say little on another, and on a busy machine they say nothing. So every figure is a ratio of two
+medians of measurements that alternate: what disturbs one disturbs the other.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from npr.data.counts import ISIC_TRAIN
+from npr.data.sources import open_dataset
+from npr.federation import Federation, RoundReport
+from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
+from npr.seeds import generator
+from npr.sinkhorn import balanced_plan
+from security.errors import ConfigError
+
+Json = dict[str, Any]
+
+LIMITS = {
+    "npr_round_over_bsm_round": 1.30,
+    "npr_epoch_round_over_bsm_round": 1.08,
+    "sinkhorn_over_pot": 0.5,
+    "input_pipeline_share": 0.10,
+}
+# How close two plans must be, as a share of the mean entry 1 / (n K).
+PLAN_TOLERANCE = 1e-4
+EPSILON = 0.05
+CLUSTERS = 4
+FEATURES = 10_000
+
+
+def learning_report(*, repeats: int = 5, scale: float = 0.03) -> Json:
+    """All four ratios, the limits they are held to, and what they were taken from."""
+    return {**round_ratios(repeats=repeats, scale=scale), **sinkhorn_ratio(repeats=repeats), "limits": LIMITS}
+
+
+def round_ratios(*, repeats: int, scale: float) -> Json:
+    """Rounds with NPR against rounds without, and how long training waits for its batches. Evaluation is not in it."""
+    settings = Settings(
+        data=DataSettings(source=f"generated:scale={scale}", image_size=64),
+        model=ModelSettings(architecture="tf_efficientnet_lite0"),
+    )
+    dataset = open_dataset(settings.data.source, fold="fold", image_size=settings.data.image_size)
+    from npr.lab.cell import build_federation
+
+    def federation(method: str, **options: Any) -> Federation:
+        cell = Cell(method=method, seed=0, fold="fold", options=tuple(options.items()))
+        return build_federation(settings, cell, dataset)
+
+    federations = {
+        "bsm": federation("fedavg"),
+        "npr": federation("fednpr", prototype_source="exact"),
+        "npr_epoch": federation("fednpr", prototype_source="epoch"),
+    }
+    reports: list[RoundReport] = []
+
+    def timed_round(name: str) -> Callable[[], None]:
+        def run() -> None:
+            report = federations[name].run_round()
+            if name == "bsm":
+                reports.append(report)
+
+        return run
+
+    # The first round of each is not counted: it warms caches up, and makes the prototypes that later rounds start from.
+    seconds = alternate({name: timed_round(name) for name in federations}, repeats=repeats, warm_up=1)
+    sites = [site for report in reports[1:] for site in report.sites.values()]
+    return {
+        "npr_round_over_bsm_round": round(paired_ratio(seconds["npr"], seconds["bsm"]), 4),
+        "npr_epoch_round_over_bsm_round": round(paired_ratio(seconds["npr_epoch"], seconds["bsm"]), 4),
+        "input_pipeline_share": round(sum(s.seconds_waiting for s in sites) / sum(s.seconds for s in sites), 4),
+        "rounds": {
+            "images": sum(len(site.train) for site in dataset.sites),
+            "threads": torch.get_num_threads(),
+            "repeats": repeats,
+            "median_seconds": {name: round(median(values), 3) for name, values in seconds.items()},
+        },
+    }
+
+
+def sinkhorn_ratio(*, repeats: int) -> Json:
+    """Our solver against POT's log-domain solver in double precision, on the same similarities.
+
+    POT stops at a marginal error of 1e-4. Both plans are held against POT's own plan at 1e-9, so that a fast answer
+    has to be a right one.
+    """
+    similarity, labels = similarities()
+    clusters = torch.full((int(labels.max()) + 1,), CLUSTERS)
+    by_class = [similarity[labels == c].double().numpy() for c in range(len(clusters))]
+
+    def ours() -> NDArray[np.float64]:
+        plan = balanced_plan(similarity, labels, clusters, epsilon=EPSILON, tolerance=PLAN_TOLERANCE / 10)
+        return plan.weights.double().numpy()
+
+    def theirs(threshold: float = 1e-4) -> NDArray[np.float64]:
+        return np.concatenate([_pot_plan(part, threshold) * len(part) for part in by_class])
+
+    exact = theirs(1e-9)
+    seconds = alternate({"ours": ours, "pot": theirs}, repeats=max(repeats, 5), warm_up=1)
+    return {
+        "sinkhorn_over_pot": round(paired_ratio(seconds["ours"], seconds["pot"]), 4),
+        "sinkhorn": {
+            "features": len(labels),
+            "classes": len(clusters),
+            "clusters": CLUSTERS,
+            # n_c Q has mean entry 1 / K, so K times the gap is the gap in units of 1 / (n_c K).
+            "plan_gap": float(f"{CLUSTERS * np.abs(ours() - exact).max():.3g}"),
+            "pot_plan_gap": float(f"{CLUSTERS * np.abs(theirs() - exact).max():.3g}"),
+            "plan_tolerance": PLAN_TOLERANCE,
+            "median_seconds": {name: round(median(values), 5) for name, values in seconds.items()},
+        },
+    }
+
+
+def similarities() -> tuple[torch.Tensor, torch.Tensor]:
+    """10,000 unit features of eight classes, in proportion as at Fed-ISIC2019's largest site, in four uneven modes."""
+    draw = generator(0, "bench", "sinkhorn")
+    share = ISIC_TRAIN[0] / ISIC_TRAIN[0].sum()
+    counts = np.maximum(1, np.rint(share * FEATURES)).astype(int)
+    counts[counts.argmax()] += FEATURES - counts.sum()
+    labels = torch.repeat_interleave(torch.arange(len(counts)), torch.from_numpy(counts))
+    modes = torch.nn.functional.normalize(1 + 0.6 * torch.randn(len(counts), CLUSTERS, 64, generator=draw), dim=2)
+    mode = torch.multinomial(torch.tensor([0.4, 0.3, 0.2, 0.1]), FEATURES, replacement=True, generator=draw)
+    features = modes[labels, mode] + 0.1 * torch.randn(FEATURES, 64, generator=draw)
+    features = torch.nn.functional.normalize(features, dim=1)
+    return torch.einsum("nd,nkd->nk", features, modes[labels]), labels
+
+
+def _pot_plan(similarity: NDArray[np.float64], threshold: float) -> NDArray[np.float64]:
+    try:
+        import ot
+    except ImportError:
+        raise ConfigError("the benchmark needs POT, which is missing", hint="pip install 'lazaret[bench]'") from None
+    rows, columns = similarity.shape
+    plan = ot.bregman.sinkhorn_log(
+        np.full(rows, 1 / rows), np.full(columns, 1 / columns), -similarity, EPSILON, stopThr=threshold, numItermax=5000
+    )
+    return np.asarray(plan)
+
+
+def alternate(tasks: Mapping[str, Callable[[], Any]], *, repeats: int, warm_up: int) -> dict[str, list[float]]:
+    """Seconds of each task, measured in turns; the order turns round each time, so that none always goes first."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    for number in range(warm_up + repeats):
+        for name in sorted(tasks, reverse=number % 2 == 1):
+            started = time.perf_counter()
+            tasks[name]()
+            if number >= warm_up:
+                seconds[name].append(time.perf_counter() - started)
+    return seconds
+
+
+def paired_ratio(ours: list[float], theirs: list[float]) -> float:
+    """The median of the ratios of neighbours: a burst of load from outside falls on both of a pair."""
+    return median(a / b for a, b in zip(ours, theirs, strict=True))

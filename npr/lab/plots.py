@@ -1,0 +1,172 @@
+"""Plots of a run: learning curves, bars per site, ablations, and maps of features with their prototypes.
+
+matplotlib is an extra and is imported only here, with a backend that needs no display.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from npr.lab.summary import KINDS
+from security.errors import ConfigError
+
+Json = dict[str, Any]
+
+# What an ablation plots along its axis, and what the axis is called.
+ABLATIONS = {"clusters": "prototypes per class (K)", "lambda_npr": "weight of NPR (lambda)"}
+
+
+def draw_all(results: Json, out: Path) -> list[Path]:
+    """Draws whatever the results have data for, as PNG files in OUT/plots, and says which."""
+    plt = _pyplot()
+    if not results["cells"]:
+        return []
+    folder = out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    drawings: list[tuple[str, Callable[[Any], bool]]] = [
+        ("curves", lambda axes: _curves(axes, results)),
+        ("sites", lambda axes: _sites(axes, results)),
+        *((f"ablation-{key}", _ablation(results, key)) for key in ABLATIONS),
+    ]
+    for name, draw in drawings:
+        figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
+        if draw(axes):
+            figure.savefig(folder / f"{name}.png", dpi=120)
+            written.append(folder / f"{name}.png")
+        plt.close(figure)
+    written.extend(_maps(plt, results, out, folder))
+    return written
+
+
+def headline_kind(cell: Json) -> str:
+    """The kind of model a method is for: the site's own where there is one, else the common one."""
+    return next(kind for kind in ("personal", "global", "local") if kind in cell["final"])
+
+
+def _curves(axes: Any, results: Json) -> bool:
+    """Pooled recall over rounds, one line per variant, thin lines for single cells."""
+    variants = list(dict.fromkeys(cell["variant"] for cell in results["cells"]))
+    for number, variant in enumerate(variants):
+        mine = [cell for cell in results["cells"] if cell["variant"] == variant]
+        kind, colour = headline_kind(mine[0]), f"C{number % 10}"
+        lines = [_curve(cell, kind) for cell in mine]
+        for rounds, values in lines:
+            axes.plot(rounds, values, color=colour, alpha=0.3, linewidth=0.8)
+        common = sorted(set.intersection(*(set(rounds) for rounds, _ in lines)))
+        means = [np.mean([values[rounds.index(at)] for rounds, values in lines]) for at in common]
+        axes.plot(common, means, color=colour, marker="o", markersize=3, label=f"{variant} ({kind})")
+    axes.set(xlabel="round", ylabel="pooled balanced recall (%)")
+    axes.legend(fontsize="small")
+    return True
+
+
+def _curve(cell: Json, kind: str) -> tuple[list[int], list[float]]:
+    points = [entry for entry in cell["rounds"] if kind in entry["evaluation"]]
+    rounds = [entry["round"] for entry in points]
+    return rounds, [100 * entry["evaluation"][kind]["pooled_recall"] for entry in points]
+
+
+def _sites(axes: Any, results: Json) -> bool:
+    """Balanced accuracy at every site, one group of bars per site."""
+    variants = list(dict.fromkeys(cell["variant"] for cell in results["cells"]))
+    sites = list(results["cells"][0]["counts"]["test"])
+    width = 0.8 / len(variants)
+    for number, variant in enumerate(variants):
+        mine = [cell for cell in results["cells"] if cell["variant"] == variant]
+        kind = headline_kind(mine[0])
+        heights = [_mean([cell["final"][kind]["sites"][site]["bacc"] for cell in mine]) for site in sites]
+        axes.bar(np.arange(len(sites)) + number * width, heights, width, label=f"{variant} ({kind})")
+    axes.set_xticks(np.arange(len(sites)) + 0.4 - width / 2, sites)
+    axes.set(ylabel="balanced accuracy (%)")
+    axes.legend(fontsize="small")
+    return True
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    """A site without test images has no figure; it is left out."""
+    known = [100 * value for value in values if value is not None]
+    return float(np.mean(known)) if known else 0.0
+
+
+def _ablation(results: Json, key: str) -> Callable[[Any], bool]:
+    def draw(axes: Any) -> bool:
+        """Pooled recall with its interval over the values of one option, one line per method and kind."""
+        drawn = False
+        for method in dict.fromkeys(row["method"] for row in results["summary"]):
+            for kind in KINDS:
+                points = sorted(
+                    (float(row["options"][key]), row["pooled_recall"])
+                    for row in results["summary"]
+                    if row["method"] == method and row["kind"] == kind and set(row["options"]) == {key}
+                )
+                if len(points) > 1:
+                    _points_with_intervals(axes, points, f"{method} ({kind})")
+                    drawn = True
+        axes.set(xscale="log", xlabel=ABLATIONS[key], ylabel="pooled balanced recall (%)")
+        if drawn:
+            axes.legend(fontsize="small")
+        return drawn
+
+    return draw
+
+
+def _points_with_intervals(axes: Any, points: Sequence[tuple[float, list[float]]], label: str) -> None:
+    places, values = [at for at, _ in points], [figures[0] for _, figures in points]
+    spread = [[figures[0] - figures[1], figures[2] - figures[0]] for _, figures in points if len(figures) == 3]
+    errors = np.transpose(spread) if len(spread) == len(points) else None
+    axes.errorbar(places, values, yerr=errors, marker="o", capsize=3, label=label)
+
+
+def _maps(plt: Any, results: Json, out: Path, folder: Path) -> list[Path]:
+    """Features of a site's training images in the plane of their two main axes, with the site's prototypes on top."""
+    written = []
+    first = {cell["variant"]: cell for cell in reversed(results["cells"])}
+    for cell in first.values():
+        source = out / "work" / cell["slug"] / "maps.npz"
+        if not source.exists():
+            continue
+        with np.load(source, allow_pickle=False) as arrays:
+            figure = _map_figure(plt, {name: arrays[name] for name in arrays.files}, cell["classes"], cell["key"])
+        path = folder / f"features-{cell['slug']}.png"
+        figure.savefig(path, dpi=120)
+        plt.close(figure)
+        written.append(path)
+    return written
+
+
+def _map_figure(plt: Any, arrays: dict[str, Any], classes: Sequence[str], title: str) -> Any:
+    sites = sorted({name.split("/")[0] for name in arrays})
+    columns = min(3, len(sites))
+    rows = -(-len(sites) // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(4 * columns, 4 * rows), squeeze=False, layout="constrained")
+    for axes, site in zip(grid.flat, sites, strict=False):
+        points, labels = arrays[f"{site}/points"], arrays[f"{site}/labels"]
+        centres, owners = arrays[f"{site}/prototypes"], arrays[f"{site}/owners"]
+        for number, name in enumerate(classes):
+            colour = f"C{number % 10}"
+            axes.scatter(*points[labels == number].T, s=4, color=colour, alpha=0.5, label=name)
+            axes.scatter(*centres[owners == number].T, s=70, color=colour, marker="*", edgecolor="black", linewidth=0.6)
+        axes.set(title=site, xticks=[], yticks=[])
+    for axes in list(grid.flat)[len(sites):]:
+        axes.axis("off")
+    grid.flat[0].legend(fontsize="x-small", markerscale=2)
+    figure.suptitle(title, fontsize="small")
+    return figure
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise ConfigError(
+            "plots need matplotlib, which is not installed", hint="pip install 'lazaret[bench]', or --no-plots"
+        ) from None
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

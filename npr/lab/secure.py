@@ -1,0 +1,95 @@
+"""Secure aggregation in the lab: every round's sum goes through the real protocol, both sides in this process.
+
+The lab's `Aggregator` takes vectors and gives their weighted sum. Here each vector becomes an update against the
+global model, is encoded and masked by a site's machine, summed by the coordinator's machine, and the next model is the
+one that all sites compute from the integer sum. It differs from plain aggregation by rounding to fixed point alone.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import numpy as np
+
+from npr.backend import Contribution, Sum
+from npr.federation import Federation
+from npr.params import ParameterManifest, Vector
+from npr.wire_layout import WireModel, ever_shared
+from security.consortium.initial_model import blocks_of
+from security.errors import DataError, PolicyViolation
+from security.secagg.context import Verdict
+from security.secagg.fixed_point import encode
+from security.secagg.layout import Clips, Layout
+from security.secagg.loopback import LoopbackFederation
+from security.secagg.state import canonical
+from security.secagg.thresholds import LEAST_SURVIVORS
+
+
+class SecureAggregator:
+    """Sums for one federation. A run that goes on after a kill starts the protocol anew from the model it stands at."""
+
+    def __init__(self, federation: Federation, *, rounds: int) -> None:
+        if len(federation.sites) < LEAST_SURVIVORS:
+            raise PolicyViolation(
+                f"{len(federation.sites)} sites cannot hide in their sum",
+                where="--aggregation secure",
+                hint=f"use {LEAST_SURVIVORS} sites or more",
+            )
+        self._federation = federation
+        self._groups = ever_shared(federation.method, rounds)
+        self.layout = make_layout(federation, self._groups)
+        self._wire = WireModel(self.layout, federation.model)
+        self._scratch = copy.deepcopy(federation.model)
+        self._protocol: LoopbackFederation | None = None
+
+    @property
+    def bytes_sent(self) -> dict[str, int]:
+        """What each site has put on the wire so far, in this process."""
+        return dict(self._protocol.bytes_up) if self._protocol else {}
+
+    def sum(self, contributions: Sequence[Contribution]) -> tuple[Sum, int]:
+        """The weighted sum of the round that the federation is in, by the protocol."""
+        federation = self._federation
+        manifest = federation.method.manifest(federation.model, federation.round + 1)
+        state = canonical(self._wire.state(federation.model))
+        words = {
+            site.name: encode(self.layout, self._update(c, manifest, state), weight=c.weight).words
+            for site, c in zip(federation.sites, contributions, strict=True)
+        }
+        outcome = self._machines(state).run_round(words)
+        if outcome.state is None or outcome.verdict is not Verdict.GOOD:
+            raise DataError("the round's sum was void", hint="lower the learning rate, or use --aggregation plain")
+        self._wire.load(self._scratch, outcome.state, self._groups)
+        weight = sum(c.weight for c in contributions)
+        # The caller divides by the weight again: in double precision every float32 comes back as it was.
+        return manifest.flatten(self._scratch).astype(np.float64) * weight, weight
+
+    def _update(self, contribution: Contribution, manifest: ParameterManifest, state: Vector) -> Vector:
+        manifest.load(self._scratch, contribution.vector)
+        return self._wire.update(self._scratch, state, manifest.groups)
+
+    def _machines(self, state: Vector) -> LoopbackFederation:
+        if self._protocol is None or not np.array_equal(self._protocol.model, state):
+            names = [site.name for site in self._federation.sites]
+            self._protocol = LoopbackFederation(self.layout, names, state)
+        return self._protocol
+
+
+def make_layout(federation: Federation, groups: frozenset[str]) -> Layout:
+    """The layout as `consortium publish` derives it: clips from learning rate and steps, units from the statistics."""
+    config = federation.config
+    tensors = federation.model.state_dict()
+    entries = ParameterManifest.of(federation.model, groups).entries
+    largest = max(len(site.train) for site in federation.sites)
+    clips = Clips(
+        learning_rate=config.learning_rate,
+        steps=config.local_epochs * -(-largest // config.batch_size),
+        momentum=config.momentum if config.optimizer == "sgd" else 0.0,
+    )
+    shared = {entry.name: tensors[entry.name].detach().numpy() for entry in entries}
+    return Layout.of(
+        blocks_of(shared, clips, "initial model"),
+        roster_size=len(federation.sites),
+        weight_cap=1 << largest.bit_length(),
+    )
