@@ -104,7 +104,10 @@ BASE: dict[str, st.SearchStrategy[Any]] = {
     kinds.FLAG.name: st.booleans(),
     "a local artefact": st.just({"disposition": "local-only", "elements": 3, "hmac": "0" * 64, "kind": "prototypes"}),
     "the numbers of the size equation": st.fixed_dictionaries(
-        {name: st.integers(0, 99) for name in "cohort cosigned epochs frame frames head_signatures path".split()}
+        {
+            name: st.integers(0, 99)
+            for name in ["cohort", "cosigned", "epochs", "frame", "frames", "head_signatures", "path"]
+        }
         | {"named": st.none() | st.just("linz"), "vector_bytes": st.integers(0, 10**9)}
     ),
     "a mechanism": st.just({"kind": "dp-sgd", "rate": 9, "sensitivity": "1.0", "sigma": "1.1", "steps": 4}),
