@@ -14,6 +14,7 @@ from typing import Any, Final
 from security.audit import canonical
 from security.audit.event import ENVELOPE, VERSION, Event
 from security.audit.events import ClockAdjusted, Heartbeat, KeyRotated, LogGenesis, SegmentSealed
+from security.audit.kinds import MAX_COUNT
 from security.audit.note import Checkpoint, Note, Signer
 from security.errors import AuditLogError, LocalProtocolError
 from security.merkle import Tree, leaf_hash
@@ -63,6 +64,10 @@ class Moment:
     wall_ms: int
     mono_ms: int
     boot: str
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wall_ms <= MAX_COUNT or not 0 <= self.mono_ms <= MAX_COUNT:
+            raise LocalProtocolError("a clock reading is out of range")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
