@@ -73,7 +73,9 @@ class Accumulator:
     __slots__ = ("_total",)
 
     def __init__(self, length: int, *, ring_bits: int) -> None:
-        self._total = np.zeros(length, dtype=f"<u{ring_bits // 8}")
+        # Written, not only reserved: the pages are there before the first frame arrives.
+        self._total = np.empty(length, dtype=f"<u{ring_bits // 8}")
+        self._total.fill(0)
 
     @property
     def total(self) -> Words:

@@ -32,6 +32,12 @@ CLIP = 1.0
 EXAMPLES = 1000
 
 
+def content_bytes(record: ConfigRecord) -> int:
+    """What a reply says, without the framing around it."""
+    values = [value for field in record.values() for value in (field if isinstance(field, list) else [field])]
+    return sum(len(value) if isinstance(value, bytes) else 8 for value in values)
+
+
 class Grid:
     """Hands each message to its client's mod; some clients never answer with their vector."""
 
@@ -40,7 +46,7 @@ class Grid:
         self.dropped = dropped
         self.contexts = {site: SimpleNamespace(state=RecordDict()) for site in range(1, sites + 1)}
         self.cpu = dict.fromkeys(self.contexts, 0.0)
-        self.uploads: dict[int, int] = {}
+        self.uploads = dict.fromkeys(self.contexts, 0)
         self.outside = 0.0
 
     def _train(self, message: Message, _: Any) -> Message:
@@ -66,9 +72,7 @@ class Grid:
             started = time.process_time()
             reply = secaggplus_mod(message, self.contexts[site], lambda *_, trained=trained: trained)
             self.cpu[site] += time.process_time() - started
-            if stage == Stage.COLLECT_MASKED_VECTORS:
-                record = reply.content.config_records[RECORD_KEY_CONFIGS]
-                self.uploads[site] = sum(len(part) for part in record[Key.MASKED_PARAMETERS])
+            self.uploads[site] += content_bytes(reply.content.config_records[RECORD_KEY_CONFIGS])
             replies.append(reply)
         self.outside += time.process_time() - begun
         return replies
