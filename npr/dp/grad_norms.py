@@ -119,8 +119,7 @@ def _conv(layer: nn.Conv2d, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> 
     shares = _bias(layer, wanted, lambda: b.sum((2, 3)))
     if layer.weight not in wanted:
         return shares
-    padding = _padding(layer, a)
-    a = functional.pad(a, padding) if any(padding) else a
+    a = _padded(a, _padding(layer, a))
     if layer.groups == 1 and layer.kernel_size == (1, 1):
         a = a[:, :, :: layer.stride[0], :: layer.stride[1]]
         return [_matrix(layer.weight, _positions(a), _positions(b)), *shares]
@@ -137,6 +136,17 @@ def _conv(layer: nn.Conv2d, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> 
 def _positions(x: Tensor) -> Tensor:
     """(N, C, H, W) as (N, H*W, C); a view when the memory is channels-last."""
     return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def _padded(a: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
+    """Zeros around, in row-major memory: what follows needs that layout, so padding and re-ordering are one copy."""
+    if not any(padding):
+        return a
+    left, right, top, bottom = padding
+    records, channels, height, width = a.shape
+    out = a.new_zeros((records, channels, height + top + bottom, width + left + right))
+    out[:, :, top : top + height, left : left + width] = a
+    return out
 
 
 def _padding(layer: nn.Conv2d, a: Tensor) -> tuple[int, int, int, int]:

@@ -99,7 +99,8 @@ class DpSgd:
         grid = grid_step(self._sigma)
         noisy = torch.from_numpy(noise.result()).to(self._clipped.sum.device)
         noisy.mul_(self._sigma / grid).add_(self._clipped.sum, alpha=1.0 / grid).round_()
-        if not bool(noisy.isfinite().all()):
+        # A sum is finite only if all its terms are, and cheaper to look at.
+        if not bool(noisy.sum().isfinite()):
             raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its charge stands")
         parts = self._clipped.split(noisy.mul_(grid / self._divisor))
         for parameter, gradient, part in zip(self._clipped.parameters, self._gradients, parts, strict=True):

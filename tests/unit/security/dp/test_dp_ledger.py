@@ -320,6 +320,7 @@ def test_small_things(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="no ledger"):
         store.load()
     Ledger.create(store, TERMS, version="v1")
+    assert Ledger.open(store, population="skin-2024").state.head.seq == 0
     with pytest.raises(LedgerError, match="already"):
         Ledger.create(store, TERMS, version="v1")
     with FileStore(*paths(tmp_path)) as closed, pytest.raises(LedgerError, match="not open"):
@@ -329,6 +330,20 @@ def test_small_things(tmp_path: Path) -> None:
     paths(tmp_path)[1].write_text("{}")
     with pytest.raises(LedgerError, match="anchor cannot be read"):
         reopen(tmp_path)
+
+
+def test_a_disk_that_takes_half_a_line_stops_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(tmp_path, 1)
+    whole = os.write
+    with FileStore(*paths(tmp_path)) as store:
+        ledger = Ledger.open(store, population="skin-2024")
+        monkeypatch.setattr(os, "write", lambda file, data: whole(file, data[: len(data) // 2]))
+        with pytest.raises(LedgerError, match="in full"):
+            book(ledger, 1)
+        monkeypatch.undo()
+        with pytest.raises(LedgerError, match="earlier write failed"):
+            book(ledger, 1)
+    assert reopen(tmp_path).head.seq == 2
 
 
 def test_prototype_releases_count_one_by_one() -> None:

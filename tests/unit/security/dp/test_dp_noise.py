@@ -84,6 +84,13 @@ def test_a_forked_process_cannot_go_on_with_the_parents_stream() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+def test_the_process_number_is_what_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = NoiseSource()
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(LocalProtocolError, match="forked"):
+        source.bytes(1)
+
+
 @pytest.mark.parametrize("sigma", [0.001, 0.3, 1.0, 2.0, 37.5])
 def test_the_grid_is_a_power_of_two_below_a_thousandth_of_sigma(sigma: float) -> None:
     step = grid_step(sigma)
