@@ -39,7 +39,7 @@ def _root(root_key: Path | None) -> Certificate | None:
         return None
     try:
         return read_certificate(root_key.read_text(encoding="ascii"), str(root_key))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, ToolkitError) as error:
         raise ConfigError("the root certificate cannot be read", where=str(root_key)) from error
 
 

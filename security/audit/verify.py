@@ -21,7 +21,7 @@ from security.audit.roster import Roster
 from security.audit.scan import SKEW_MS, Scan
 from security.audit.store import FORMAT, LogFolder
 from security.audit.witness import Held
-from security.errors import AuditLogError, CodecError, ToolkitError, VerificationFailed
+from security.errors import AuditLogError, CodecError, ConfigError, ToolkitError, VerificationFailed
 
 MAX_ROUNDS_UNWITNESSED: Final = 3
 
@@ -60,11 +60,11 @@ def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
     """Run every check on one log.
 
     :param held: heads of this log that others hold, if the auditor has them.
-    :raises AuditLogError: only where there is no log at all.
+    :raises ConfigError: only where there is no log at all.
     """
     folder = LogFolder(path)
     if not folder.path.is_dir() or not (folder.segments.is_dir() or folder.format.exists()):
-        raise AuditLogError("no privacy log here", where=str(path), hint="give the folder that holds FORMAT")
+        raise ConfigError("no privacy log here", where=str(path), hint="give the folder that holds FORMAT")
     genesis = _first_entry(folder)
     origin = _origin_of(folder, genesis)
     findings = Findings(origin)

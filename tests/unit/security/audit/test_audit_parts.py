@@ -1,0 +1,206 @@
+"""Witness, roster, annex, html and the smaller parts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from security.audit import events as ev
+from security.audit.annex import Annex
+from security.audit.collect import Findings
+from security.audit.findings import CODES, Finding, exit_code
+from security.audit.html import Markup, code, table, tag
+from security.audit.note import KeyType, Note, Signature, Signer, head_of
+from security.audit.roster import COORDINATOR, SITE, Party, Roster
+from security.audit.store import LogFolder
+from security.audit.witness import Submission
+from security.audit.wording import plain, quantity
+from security.errors import (
+    AuditLogError,
+    CodecError,
+    ConfigError,
+    HeadConflict,
+    LocalProtocolError,
+    VerificationFailed,
+)
+from tests.support.audit_attacks import Lonely
+from tests.support.audit_logs import Federation
+
+
+def _party(name: str, role: str, number: int) -> Party:
+    return Party(
+        name=name,
+        role=role,
+        origin=f"{name}/audit",
+        root=Signer.from_seed(f"{name}/audit", bytes([number]) * 32).key,
+        cosigner=Signer.from_seed(f"{name}/witness", bytes([number + 100]) * 32, KeyType.COSIGNER).key,
+    )
+
+
+PARTIES = (_party("hub", COORDINATOR, 1), *(_party(name, SITE, 2 + at) for at, name in enumerate("abcd")))
+ROSTER = Roster(parties=PARTIES)
+
+
+def test_quorum_of_a_site() -> None:
+    hub, _, b, c, d = (party.cosigner for party in PARTIES)
+    assert ROSTER.missing_for_quorum("a/audit", [hub, b, c]) == ()
+    assert ROSTER.missing_for_quorum("a/audit", [b, c, d]) == ("hub",)
+    assert ROSTER.missing_for_quorum("a/audit", [hub, b]) == ("1 more of c, d",)
+    assert len(ROSTER.missing_for_quorum("a/audit", [])) == 2
+
+
+def test_quorum_of_the_coordinator() -> None:
+    _, a, b, *_ = (party.cosigner for party in PARTIES)
+    assert ROSTER.missing_for_quorum("hub/audit", [a, b]) == ()
+    assert ROSTER.missing_for_quorum("hub/audit", [a])
+
+
+def test_nobody_witnesses_itself() -> None:
+    assert PARTIES[1].cosigner not in ROSTER.cosigners_for("a/audit")
+
+
+def test_roster_refuses_shared_keys_and_names() -> None:
+    with pytest.raises(ConfigError, match="name"):
+        Roster(parties=(PARTIES[1], dataclasses.replace(PARTIES[2], name="a")))
+    with pytest.raises(ConfigError, match="key"):
+        Roster(parties=(PARTIES[1], dataclasses.replace(PARTIES[2], root=PARTIES[1].root)))
+    with pytest.raises(ConfigError, match="coordinator"):
+        Roster(parties=(PARTIES[0], dataclasses.replace(PARTIES[1], role=COORDINATOR)))
+    with pytest.raises(ConfigError, match="mixed up"):
+        dataclasses.replace(PARTIES[1], root=PARTIES[1].cosigner)
+    with pytest.raises(ConfigError, match="not"):
+        dataclasses.replace(PARTIES[1], role="guest")
+
+
+# Witness
+
+
+def test_witness_tells_what_it_holds(lonely: Lonely, tmp_path: Path) -> None:
+    watcher = lonely.watcher(tmp_path / "outside")
+    lonely.show(watcher)
+    lonely.log.append(ev.Heartbeat(size=1))
+    lonely.log.checkpoint()
+    with pytest.raises(HeadConflict) as conflict:
+        watcher.consider(lonely.log.submission(0))
+    assert conflict.value.held_size == 1
+    watcher.consider(lonely.log.submission(1))
+    assert watcher.held_size(lonely.log.origin) == 2
+
+
+def test_witness_refuses_strangers_and_itself(lonely: Lonely, tmp_path: Path) -> None:
+    watcher = lonely.watcher(tmp_path / "outside")
+    offer = lonely.log.submission(0)
+    other = dataclasses.replace(
+        offer, head=Note(text="x/audit\n0\n" + "A" * 43 + "=\n", signatures=offer.head.signatures)
+    )
+    with pytest.raises(VerificationFailed):
+        watcher.consider(dataclasses.replace(offer, head=unknown))
+    forged = Signature(name=lonely.log.origin, key_id=offer.head.signatures[0].key_id, value=bytes(64))
+    with pytest.raises(VerificationFailed):
+        watcher.consider(dataclasses.replace(offer, head=Note(text=offer.head.text, signatures=(forged,))))
+    assert watcher.held(lonely.log.origin) is None
+
+
+def test_witness_answers_the_same_head_again(lonely: Lonely, tmp_path: Path) -> None:
+    watcher = lonely.watcher(tmp_path / "outside")
+    lonely.show(watcher)
+    again = lonely.log.submission(1)
+    assert watcher.consider(again).name == "outside.lesions/witness"
+
+
+def test_submissions_travel(lonely: Lonely) -> None:
+    offer = lonely.log.submission(0)
+    assert Submission.parse(offer.encode()) == offer
+    for bad in (b"{}", offer.encode().replace(b'"old_size":0', b'"old_size":"0"'), b"[]"):
+        with pytest.raises(CodecError):
+            Submission.parse(bad)
+
+
+def test_foreign_cosignature_is_refused(lonely: Lonely) -> None:
+    stranger = Signer.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
+    with pytest.raises(VerificationFailed):
+        lonely.log.add_cosignature(1, stranger.cosign(lonely.log.head.text, 5))
+
+
+def test_cosignatures_are_kept_and_logged(tmp_path: Path) -> None:
+    federation = Federation.make(tmp_path, dp_sites=())
+    federation.exchange()
+    site = federation.members["graz"]
+    kept = LogFolder(site.folder)
+    note = Note.parse(kept.cosigned.read_bytes())
+    assert {line.name for line in note.signatures} >= {f"{name}.lesions/witness" for name in ("hub", "linz", "vienna")}
+    assert head_of(note).size in kept.head_sizes()
+    federation.stop()
+
+
+# Small parts
+
+
+def test_annex_opens_only_its_own_commitment() -> None:
+    annex = Annex(salt=bytes(32), details={"images": 3})
+    assert Annex.open(annex.encode(), annex.commitment()) == annex
+    with pytest.raises(VerificationFailed):
+        Annex.open(annex.encode(), "0" * 64)
+    for bad in (b"{}", b'{"details":1,"salt":"00"}', b'{"details":{},"salt":"zz"}'):
+        with pytest.raises(CodecError):
+            Annex.open(bad, annex.commitment())
+
+
+def test_every_code_says_what_and_what_next() -> None:
+    for name, entry in CODES.items():
+        assert name[0].isupper()
+        assert len(entry.meaning) > 10
+        assert len(entry.ask) > 5
+    with pytest.raises(LocalProtocolError):
+        Finding(code="Nonsense", log="x", detail="y")
+
+
+def test_exit_codes() -> None:
+    by = {
+        severity: Finding(
+            code=next(name for name, entry in CODES.items() if entry.severity is severity), log="", detail=""
+        )
+        for severity in Severity
+    }
+    fail, undecided, note = by[Severity.FAIL], by[Severity.UNDECIDED], by[Severity.NOTE]
+    assert exit_code([]) == exit_code([note]) == 0
+    assert exit_code([undecided, note]) == 3
+    assert exit_code([undecided, fail]) == 1
+
+
+def test_many_findings_become_one() -> None:
+    findings = Findings("log")
+    for number in range(100):
+        findings.add("SequenceGap", f"entry {number}", number)
+    (only,) = findings.listed()
+    assert only.detail == "entry 0 (and 99 more like this)"
+    assert len(only.entries) == 20
+
+
+def test_html_escapes_everything_but_markup() -> None:
+    assert tag("p", "<b>", cls='"x"') == '<p class="&quot;x&quot;">&lt;b&gt;</p>'
+    assert tag("p", tag("b", "x"), None, ["a", 1000]) == "<p><b>x</b>a1,000</p>"
+    assert "\x1b" not in tag("p", "\x1b[31m")
+    assert "title" in code("a" * 64, 8)
+    assert "<script" not in table(("<script>",), [("<script>",)])
+    assert isinstance(tag("br"), Markup)
+
+
+def test_words_for_people() -> None:
+    assert [quantity(number) for number in (0, 999, 1500, 5_100_000_000, 10**15)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "5.1 GB",
+        "1000.0 TB",
+    ]
+    assert plain("a\x1b[31m\u202eb") == "a?[31m?b"
+
+
+def test_folder_names_cannot_climb(tmp_path: Path) -> None:
+    folder = LogFolder(tmp_path)
+    assert folder.witness_path("../../etc/passwd").parent == folder.witness
+    with pytest.raises(AuditLogError):
+        folder.check_format()
