@@ -25,7 +25,7 @@ from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model
 from npr.params import ParameterManifest, Vector
 from npr.seeds import derive
-from npr.training import NOTHING, LocalReport, Step, descend, extract
+from npr.training import NOTHING, LocalReport, Step, descend, evaluating, extract
 from security.errors import ConfigError
 
 Kind = Literal["global", "local", "personal"]
@@ -197,13 +197,12 @@ class Method:
 
     def _scores(self, site: Site, model: SplitModel, features: Tensor, kind: Kind) -> Tensor:
         mix = {"head": 0.0, "prototype": 1.0, "both": site.config.predict_mix}[site.config.predict]
-        training, by_head, by_prototype = model.training, torch.zeros(()), torch.zeros(())
-        model.eval()
+        by_head, by_prototype = torch.zeros(()), torch.zeros(())
         if mix < 1.0:
-            by_head = torch.softmax(self.class_logits(model, features, kind), dim=1)
+            with evaluating(model):
+                by_head = torch.softmax(self.class_logits(model, features, kind), dim=1)
         if mix > 0.0:
             # The prototypes of the last round belong to the model it started from; prediction needs this model's own.
             prototypes = Regulariser.prototypes(site, model, 0)
             by_prototype = prototypes.scores(features, site.train.num_classes, site.config.temperature)
-        model.train(training)
         return (1.0 - mix) * by_head + mix * by_prototype

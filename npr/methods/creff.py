@@ -69,6 +69,7 @@ class CReFF(Method):
     Options: ClassVar[type[BaseModel]] = CreffOptions
     options: CreffOptions
     wire: ClassVar[bool] = False
+    _seed = 0
 
     def build_model(self, spec: ModelSpec) -> SplitModel:
         model = build_model(spec)

@@ -8,7 +8,7 @@ import torch
 
 from npr.methods.base import EVERYTHING, Method
 from npr.methods.registry import register
-from npr.methods.regulariser import Regulariser
+from npr.methods.regulariser import cluster
 from npr.methods.site import Site
 from npr.training import extract
 
@@ -42,8 +42,8 @@ def head_from_prototypes(site: Site, round_number: int) -> None:
 
     Cosine to the mean of a class's prototypes, with features of average length; other rows stay as they are.
     """
-    prototypes = Regulariser.prototypes(site, site.model, round_number)
-    features, _ = extract(site.model, site.reading(site.train))
+    features, labels = extract(site.model, site.reading(site.train))
+    prototypes = cluster(site, features, labels, round_number)
     scale = site.config.temperature * float(features.norm(dim=1).mean())
     for owner in prototypes.classes:
         site.model.head.weight[owner] = prototypes.vectors[prototypes.owners == owner].mean(0) / scale

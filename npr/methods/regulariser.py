@@ -11,6 +11,7 @@ from npr.model import SplitModel
 from npr.prototypes import Prototypes, make_prototypes
 from npr.seeds import generator
 from npr.training import extract
+from security.errors import LocalProtocolError
 
 Seen = list[tuple[Tensor, Tensor]]
 
@@ -30,7 +31,7 @@ class Regulariser:
 
     def add(self, site: Site, supervised: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         if site.prototypes is None:
-            raise AssertionError("begin_round makes the prototypes before the first step")
+            raise LocalProtocolError("a step with NPR before begin_round made the site's prototypes")
         npr = npr_loss(features, labels, site.prototypes, site.config, site.prior)
         return regularised(supervised, npr, site.config)
 

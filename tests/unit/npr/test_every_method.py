@@ -6,6 +6,7 @@ differently, and bitwise as the method that theory says is left.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -75,6 +76,17 @@ def run(federation: Federation, rounds: int = 2) -> Federation:
     return federation
 
 
+_RAN: dict[str, Federation] = {}
+
+
+def ran(toy: Toy, name: str, settings: dict[str, Any]) -> Federation:
+    """Two rounds, trained once for all tests that only look at the outcome."""
+    key = json.dumps([name, settings], sort_keys=True)
+    if key not in _RAN:
+        _RAN[key] = run(toy(name, **settings))
+    return _RAN[key]
+
+
 def predictions(federation: Federation) -> list[np.ndarray]:
     return [part.scores for kind in federation.method.reports for part in federation.evaluate(kind)]
 
@@ -111,16 +123,16 @@ def test_shares_exactly_its_groups(toy: Toy, name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.off])
 def test_its_own_term_acts(toy: Toy, same: Same, name: str) -> None:
     case = CASES[name]
-    on, off = run(toy(name, **case.on)), run(toy(name, **case.off))
+    on, off = ran(toy, name, case.on), ran(toy, name, case.off)
     pairs = zip(predictions(on), predictions(off), strict=True)
     assert any(not np.array_equal(a, b) for a, b in pairs), "switching the term off changed nothing"
     if case.left is not None:
-        assert same(off, run(toy(case.left, **case.left_with)))
+        assert same(off, ran(toy, case.left, case.left_with))
 
 
 def test_local_shares_nothing_and_alone_is_fedavg(toy: Toy, same: Same) -> None:
     alone = ((6, 5, 4, 3),)
-    assert not same(run(toy("local")), run(toy("fedavg")))
+    assert not same(ran(toy, "local", {}), ran(toy, "fedavg", {}))
     solo, average = run(toy("local", counts=alone)), run(toy("fedavg", counts=alone))
     assert all(
         torch.equal(a, b)
