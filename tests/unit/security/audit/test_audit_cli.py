@@ -43,7 +43,7 @@ def test_verify_says_where_keys_come_from(signed: Federation) -> None:
 
 
 def test_wrong_root_is_a_finding(signed: Federation, tmp_path: Path, root_pem: Path) -> None:
-    other = World.make(tmp_path / "other")
+    other = World.enrolled(tmp_path / "other", sites=())
     result = _run("verify", signed.hub.folder, "--root-key", other.authority.folder / "root.pem")
     assert result.exit_code == 1
     assert "ManifestRejected" in result.output
