@@ -61,6 +61,9 @@ class Chain:
         effects: list[Effect] = []
         if len(self.links) - place > KEPT_SUMS:
             place = self._jump(site, effects)
+        elif place and place == len(self.links) and self.head_check() is None:
+            # It may have restarted in the middle of the check of this very sum, and needs it once more.
+            place -= 1
         for number in range(place, len(self.links)):
             self._vouch(site, number - 1, effects)
             link = self.links[number]

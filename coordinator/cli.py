@@ -70,7 +70,7 @@ def run(config_path: Path) -> None:
         asyncio.run(serve())
     finally:
         books = ready.shell.books
-        books.log.close(lambda log: books.write(AgentStop(reason="told to stop")))
+        books.log.close(lambda _: books.write(AgentStop(reason="told to stop")))
         ready.shell.storage.close()
 
 

@@ -8,6 +8,15 @@ from security.secagg.certificates import CheckCertificate
 from security.secagg.effects import Effect as ProtocolEffect
 from security.secagg.messages import Result
 from security.secagg.rounds import RoundStart
+from security.secagg.wire import Wire
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A record of the aggregation machine, with the round it belongs to: the engine may be in the next one already."""
+
+    round: int
+    record: Wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,5 +75,5 @@ class ReplaySum:
     sum_root: bytes
 
 
-Effect = ProtocolEffect | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | SendState | ReplaySum
+Effect = ProtocolEffect | Keep | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | SendState | ReplaySum
 Effects = tuple[Effect, ...]

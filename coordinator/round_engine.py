@@ -6,11 +6,11 @@ one, and no burst begins before its certificate is there. Everything that a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from coordinator.chain import Chain, Link
-from coordinator.effects import CloseRound, Effect, Effects, Exclude, KeepCertificate, KeepLink, OpenRound
+from coordinator.effects import CloseRound, Effect, Effects, Exclude, Keep, KeepCertificate, KeepLink, OpenRound
 from coordinator.phases import Phase, Turn, follow
 from security.errors import RemoteProtocolError
 from security.relay import Decline, Ping, Pong
@@ -82,6 +82,7 @@ class RoundEngine:
         self.audit_deadline = 0
         self._all_ready_since: int | None = None
         self._ping = 0
+        self._pinged: set[str] = set()
         self._stopping = False
 
     # Starting, fresh or after a crash.
@@ -188,7 +189,8 @@ class RoundEngine:
         if isinstance(message, _AUDIT):
             return self._check(site, message)
         if self.previous is not None and self._names(self.previous, message):
-            return self.previous.receive(site, message)  # an answer that came when enough others had answered
+            # An answer that came when enough others had answered.
+            return tuple(_of_round(self.previous.start.round, self.previous.receive(site, message)))
         return self._settle(self._round.receive(site, message))
 
     def round_of(self, message: Wire) -> int | None:
@@ -223,7 +225,7 @@ class RoundEngine:
         if watched is None or getattr(message, "result", b"") != self._publication(watched).result_hash:
             return ()  # late: the result is covered already
         self.audit_deadline = self._now() + self.plan.audit_ms
-        effects: list[Effect] = list(watched.receive(site, message))
+        effects = list(_of_round(watched.context.round, watched.receive(site, message)))
         if any(isinstance(effect, Certified) for effect in effects):
             effects += self._covered(watched)
         return tuple(effects)
@@ -272,12 +274,12 @@ class RoundEngine:
             self._ping += 1
             self.phase = follow(self.phase, Turn.ENOUGH_READY)
             return self._send_pings()
-        if self.phase is Phase.PINGING and (self.answered >= self.ready or self._now() >= self.deadline):
+        if self.phase is Phase.PINGING and (self.answered >= self._pinged or self._now() >= self.deadline):
             return self._plan()
         return ()
 
     def _send_pings(self) -> Effects:
-        self.answered = set()
+        self.answered, self._pinged = set(), set(self.ready)
         self.deadline = self._now() + self.plan.ping_ms
         return tuple(Send(Ping(number=self._ping), to=site) for site in sorted(self.ready))
 
@@ -306,8 +308,9 @@ class RoundEngine:
     def _plan(self) -> Effects:
         present = self.ready & self.answered
         if len(present) < self._least:
+            # Who did not answer may only be slow: it is asked again with the next ping, as long as it is connected.
             self.phase = follow(self.phase, Turn.TOO_FEW)
-            self.ready = present
+            self.ready &= self.online
             self.deadline = self._now() + self.plan.train_ms
             return ()
         self._round.start = _with_check(self._round.start, self.chain)
@@ -316,14 +319,14 @@ class RoundEngine:
         except RoundLost as lost:
             return self._lose(lost)
         self.phase = follow(self.phase, Turn.ANSWERED)
-        return attempt.start()
+        return tuple(_of_round(self._round.start.round, attempt.start()))
 
     def _settle(self, effects: Iterable[Effect]) -> Effects:
         """Take note of what an attempt did, and move on when it is over."""
         told: list[Effect] = []
-        for effect in effects:
+        for effect in _of_round(self._round.start.round, effects):
             told.append(effect)
-            if isinstance(effect, Persist) and isinstance(effect.record, records.ResultShown):
+            if isinstance(effect, Keep) and isinstance(effect.record, records.ResultShown):
                 told += self._link(effect.record.result)
             if isinstance(effect, Blamed) and effect.reason != "missing":
                 told.append(Exclude(effect.site, effect.reason))
@@ -392,6 +395,11 @@ class RoundEngine:
         absent = sorted(site for site in sites if site not in publication.acks and site not in self.online)
         order = messages.AuditOrder(result=publication.result_hash, absent=tuple(absent))
         return tuple(Send(order, to=site) for site in sorted(self.online))
+
+
+def _of_round(number: int, effects: Iterable[Effect]) -> Iterator[Effect]:
+    for effect in effects:
+        yield Keep(number, effect.record) if isinstance(effect, Persist) else effect
 
 
 def _with_check(start: RoundStart, chain: Chain) -> RoundStart:

@@ -14,6 +14,7 @@ from coordinator.effects import (
     Effect,
     Effects,
     Exclude,
+    Keep,
     KeepCertificate,
     KeepLink,
     OpenRound,
@@ -35,7 +36,6 @@ from security.secagg.effects import (
     Certified,
     Discard,
     Ended,
-    Persist,
     SaveState,
     Send,
     SendPieces,
@@ -47,7 +47,7 @@ from security.secagg.spool import Gone
 from security.secagg.wire import FRAME_BYTES, Wire
 
 log = logging.getLogger("coordinator")
-_STORED = (Persist, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude)
+_STORED = (Keep, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude)
 _HEADS = (Head, Cosignature, Held)
 
 
@@ -133,22 +133,10 @@ class Shell:
     def _store(self, pending: list[Stored]) -> None:
         if not pending:
             return
-        number = self._number(pending)
-        self.storage.keep(pending, round_number=number, now_ms=self.clock.now_ms())
+        self.storage.keep(pending, now_ms=self.clock.now_ms())
         for effect in pending:
             self._report(effect)
         pending.clear()
-
-    def _number(self, pending: list[Stored]) -> int:
-        """The round that records belong to: acknowledgements are of the round before the open one."""
-        late = any(isinstance(effect, Persist) and isinstance(effect.record, records.AckSeen) for effect in pending)
-        known = self.engine.previous if late else self.engine.round
-        for effect in pending:
-            if isinstance(effect, KeepLink):
-                return effect.result.context.round
-            if isinstance(effect, CloseRound):
-                return effect.round
-        return known.start.round if known is not None else 0
 
     def perform(self, effect: Effect) -> None:
         """One effect that is not a record."""
@@ -208,14 +196,14 @@ class Shell:
 
     def _report(self, effect: Stored) -> None:
         match effect:
-            case Persist(records.UploadCounted(header=header)):
+            case Keep(_, records.UploadCounted(header=header)):
                 stream = self.streams.get(header.site)
                 number = self.engine.round_of(header)
                 if stream is not None and number is not None:
                     self.books.upload_complete(header.site, stream.session, header.root, round_number=number)
-            case Persist(records.SurvivorsShown()):
+            case Keep(_, records.SurvivorsShown()):
                 self.books.survivors(self._current())
-            case Persist(records.ResultShown(result=result)):
+            case Keep(_, records.ResultShown(result=result)):
                 self.books.published(self._attempt_of(result.context.ctx()))
             case OpenRound(start):
                 log.info("round %d: training", start.round)

@@ -6,6 +6,7 @@ here: everything is public or masked.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -19,12 +20,12 @@ from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
 from coordinator.chain import Link
-from coordinator.effects import CloseRound, Exclude, KeepCertificate, KeepLink, OpenRound
+from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, OpenRound
 from security import keystore
 from security.errors import ConfigError, DataError
 from security.secagg import records
 from security.secagg.certificates import CheckCertificate
-from security.secagg.effects import Persist, SaveState, Vector
+from security.secagg.effects import SaveState, Vector
 from security.secagg.messages import Result
 from security.secagg.rounds import RoundStart
 from security.secagg.state import state_hash
@@ -44,7 +45,7 @@ CREATE TABLE IF NOT EXISTS results (
 CREATE TABLE IF NOT EXISTS blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS sessions (site TEXT PRIMARY KEY, session INTEGER NOT NULL, seen_ms INTEGER NOT NULL) STRICT;
 """
-Stored = Persist | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude
+Stored = Keep | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude
 
 
 class Storage:
@@ -57,19 +58,28 @@ class Storage:
         self.log = folder / "log"
         for path in (folder, self.models):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock = self._take_lock(folder / ".lock")
         path = folder / "coordinator.sqlite"
         try:
             self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
-            self._db.execute("PRAGMA locking_mode = EXCLUSIVE")
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
             self._db.executescript(_SCHEMA)
             self._check_format(path)
         except sqlite3.OperationalError as error:
-            raise ConfigError(
-                f"cannot open the database: {error}", where=str(path), hint="is another coordinator running here?"
-            ) from error
+            raise ConfigError(f"cannot open the database: {error}", where=str(path)) from error
         os.chmod(path, 0o600)
+
+    @staticmethod
+    def _take_lock(path: Path) -> int:
+        """One writer; readers such as `coordinator status` need no lock."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(descriptor)
+            raise ConfigError("another coordinator runs in this folder", where=str(path.parent)) from error
+        return descriptor
 
     def _check_format(self, path: Path) -> None:
         self._db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(FORMAT),))
@@ -79,6 +89,7 @@ class Storage:
 
     def close(self) -> None:
         self._db.close()
+        os.close(self._lock)
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -92,7 +103,7 @@ class Storage:
 
     # Writing.
 
-    def keep(self, effects: Iterable[Stored], *, round_number: int, now_ms: int) -> None:
+    def keep(self, effects: Iterable[Stored], *, now_ms: int) -> None:
         """Write what belongs to one step in one transaction. States come first: records name them by hash."""
         listed = list(effects)
         for effect in listed:
@@ -100,15 +111,15 @@ class Storage:
                 self.save_state(effect.state)
         with self._transaction() as db:
             for effect in listed:
-                self._write(db, effect, round_number, now_ms)
+                self._write(db, effect, now_ms)
 
-    def _write(self, db: sqlite3.Connection, effect: Stored, round_number: int, now_ms: int) -> None:
+    def _write(self, db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
         match effect:
             case Exclude(site, reason):
                 db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?)", (site, reason))
-            case Persist(record):
+            case Keep(number, record):
                 data = records.encode(record)
-                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (round_number, data))
+                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (number, data))
             case OpenRound(start):
                 opened = (start.round, start.state_hash, start.config_hash, start.prev_result, now_ms)
                 db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, NULL, NULL)", opened)

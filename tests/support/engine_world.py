@@ -1,0 +1,247 @@
+"""A coordinator's engine with real storage, and real site machines on the other end of a list of messages.
+
+No network: every message goes through the protocol's codec as bytes. A site trains by adding its own known vector.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from coordinator.chain import Chain
+from coordinator.effects import (
+    CloseRound,
+    Effects,
+    Exclude,
+    Keep,
+    KeepCertificate,
+    KeepLink,
+    OpenRound,
+    ReplaySum,
+    SendState,
+)
+from coordinator.round_engine import RoundEngine, RunPlan
+from coordinator.storage import Storage
+from security.clock import ManualClock
+from security.errors import ToolkitError
+from security.relay import KINDS, Ping, Pong
+from security.rng import CountedRandomness
+from security.secagg import messages
+from security.secagg.blame import BlameBook
+from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.effects import Compact, Discard, Persist, SaveState, Send, SendPieces, SendSum, SendUpload
+from security.secagg.fixed_point import encode
+from security.secagg.journal import Journal
+from security.secagg.layout import Clips, Layout
+from security.secagg.loopback import COORDINATOR, LoopbackFederation
+from security.secagg.publication import read_sum
+from security.secagg.recovery import restore_round
+from security.secagg.site import SiteMachine
+from security.secagg.site_core import PendingUpdate
+from security.secagg.spool import FileSpool
+from security.secagg.state import canonical, state_hash
+from security.secagg.statements import Signer
+from security.secagg.wire import FRAME_BYTES, Wire
+
+WORDS = 40
+CONFIG = bytes(32)
+
+
+class EngineWorld:
+    """`sites` hospitals, a folder, and a coordinator that can be killed between any two effects."""
+
+    def __init__(self, folder: Path, sites: int = 4, rounds: int = 3) -> None:
+        names = [f"site{number}" for number in range(sites)]
+        blocks = [Clips(learning_rate=0.01, steps=10).weights("w", (WORDS,))]
+        self.layout = Layout.of(blocks, roster_size=sites, weight_cap=64)
+        self.clock = ManualClock()
+        self.initial = canonical(np.zeros(WORDS, dtype="<f4"))
+        self.base = LoopbackFederation(
+            self.layout, names, self.initial, randomness=CountedRandomness(b"engine"), clock=self.clock
+        )
+        self.folder = folder
+        self.plan = RunPlan(rounds=rounds, config_hash=CONFIG, train_ms=10_000, least=0, grace_ms=1000, ping_ms=500)
+        self.offline: set[str] = set()
+        self.to_site: deque[tuple[str, bytes]] = deque()
+        self.to_coordinator: deque[tuple[str, bytes]] = deque()
+        self.closed: list[tuple[int, str]] = []
+        self.errors: list[ToolkitError] = []
+        self.silent: set[tuple[str, type[Wire]]] = set()
+        self.states: dict[str, dict[bytes, np.ndarray]] = {
+            name: {state_hash(self.initial): self.initial} for name in names
+        }
+        self.start_coordinator()
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self.base.sites)
+
+    # The coordinator's process.
+
+    def start_coordinator(self) -> None:
+        self.storage = Storage(self.folder)
+        self.storage.save_state(self.initial)
+        core = CoordinatorCore(
+            policy=self.base.policy,
+            signer=Signer(COORDINATOR, self.base.keys[COORDINATOR]),
+            spool=FileSpool(self.storage.spool),
+            clock=self.clock,
+        )
+        book = BlameBook(excluded=self.storage.excluded())
+        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate)
+        model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
+        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=self.storage.completed())
+        rebuilt = restore_round(core, book, self.storage.newest_records(), self.storage.load_state)
+        start = self.storage.open_round()
+        if start is not None:
+            first = self.engine.restore(start, rebuilt)
+        elif self.engine.completed >= self.plan.rounds:
+            first = self.engine.restore_done(rebuilt)
+        else:
+            first = self.engine.start(self.storage.last_round())
+        self.do_coordinator(first)
+        for name in self.names:
+            if name not in self.offline:
+                self.connect(name)
+
+    def kill_coordinator(self) -> None:
+        """Everything on its way is lost; only the folder stays."""
+        self.storage.close()
+        self.to_site.clear()
+        self.to_coordinator.clear()
+
+    def connect(self, name: str) -> None:
+        self.offline.discard(name)
+        self.do_site(name, (Send(self.base.sites[name].machine.hello()),))
+
+    def restart_site(self, name: str) -> None:
+        site = self.base.sites[name]
+        journal = Journal.replay(site.wal)
+        model = self.states[name][journal.head(self.base.policy).state_hash]
+        site.machine = SiteMachine(replace(site.machine.core, journal=journal), model)
+        self.engine.gone(name)
+        self.do_site(name, site.machine.start())
+        self.offline.discard(name)
+
+    def disconnect(self, name: str) -> None:
+        self.offline.add(name)
+        self.do_coordinator(self.engine.gone(name))
+
+    # Effects.
+
+    def do_coordinator(self, effects: Effects) -> None:
+        for effect in effects:
+            match effect:
+                case Keep() | SaveState() | OpenRound() | KeepLink() | KeepCertificate() | Exclude():
+                    self.storage.keep([effect], now_ms=0)
+                case CloseRound(number, outcome):
+                    self.closed.append((number, outcome))
+                    self.storage.keep([effect], now_ms=0)
+                case Send(message, to):
+                    self._to(to, message)
+                case SendSum():
+                    for frame in effect.frames():
+                        self._to(effect.to, frame)
+                case SendPieces(to, pieces):
+                    for piece in pieces():
+                        self._to(to, piece)
+                case ReplaySum(to, result_hash, root):
+                    words = read_sum(self.engine.core.spool, root, self.layout)
+                    for frame in SendSum(to=to, result=result_hash, words=words).frames():
+                        self._to(to, frame)
+                case SendState(to, digest):
+                    data = self.storage.load_state(digest).tobytes()
+                    for index in range(-(-len(data) // FRAME_BYTES)):
+                        part = data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES]
+                        self._to(to, messages.StateFrame(state_hash=digest, index=index, data=part))
+                case Discard(keys):
+                    for key in keys:
+                        self.engine.core.spool.remove(key)
+
+    def _to(self, name: str, message: Wire) -> None:
+        if name not in self.offline:
+            self.to_site.append((name, _bytes(message)))
+
+    def do_site(self, name: str, effects: tuple) -> None:
+        site = self.base.sites[name]
+        for effect in effects:
+            match effect:
+                case Persist(record):
+                    site.wal.append(record)
+                case Compact(records):
+                    site.wal[:] = records
+                case Send(message):
+                    if (name, type(message)) not in self.silent:
+                        self.to_coordinator.append((name, _bytes(message)))
+                case SendUpload():
+                    self.to_coordinator.extend((name, _bytes(frame)) for frame in effect.frames())
+                case SaveState(digest, state):
+                    self.states[name][digest] = state
+
+    # Running.
+
+    def train(self, name: str, order: messages.TrainOrder) -> None:
+        """The site's update in round r is (its number + 1) * r / 1000 everywhere."""
+        site = self.base.sites[name]
+        value = (self.names.index(name) + 1) * order.round / 1000
+        words = encode(self.layout, np.full(WORDS, value, dtype=np.float32), weight=1).words
+        update = PendingUpdate(round=order.round, state_hash=order.state_hash, config_hash=CONFIG, words=words)
+        self.do_site(name, site.machine.load_update(update))
+        self.do_site(name, (Send(messages.Ready(site=name, round=order.round)),))
+
+    def step(self) -> bool:
+        """Deliver one message; False when nothing is under way."""
+        if self.to_site:
+            name, data = self.to_site.popleft()
+            self._site_receives(name, _message(data))
+            return True
+        if self.to_coordinator:
+            name, data = self.to_coordinator.popleft()
+            if name not in self.offline:
+                try:
+                    self.do_coordinator(self.engine.receive(name, _message(data)))
+                except ToolkitError as error:
+                    self.errors.append(error)
+            return True
+        return False
+
+    def _site_receives(self, name: str, message: Wire) -> None:
+        if name in self.offline:
+            return
+        machine = self.base.sites[name].machine
+        try:
+            if isinstance(message, Ping):
+                self.do_site(name, (Send(Pong(number=message.number)),))
+                return
+            self.do_site(name, machine.receive(message))
+            if isinstance(message, messages.TrainOrder):
+                self.train(name, message)
+        except ToolkitError as error:
+            self.errors.append(error)
+
+    def run(self, *, until: int, most: int = 20_000) -> None:
+        """Deliver messages, and let time pass when there are none, until `until` rounds are closed."""
+        for _ in range(most):
+            if len(self.closed) >= until and not self.to_site and not self.to_coordinator:
+                return
+            if not self.step():
+                self.clock.advance(300)
+                for name, site in self.base.sites.items():
+                    if name not in self.offline:
+                        self.do_site(name, site.machine.tick())
+                self.do_coordinator(self.engine.tick())
+        raise AssertionError(f"stuck: {self.engine.phase}, closed {self.closed}, errors {self.errors[-3:]}")
+
+
+_NUMBERS = {cls: number for number, cls in KINDS.items()}
+
+
+def _bytes(message: Wire) -> bytes:
+    return _NUMBERS[type(message)].to_bytes(4, "big") + message.to_bytes()
+
+
+def _message(data: bytes) -> Wire:
+    return KINDS[int.from_bytes(data[:4], "big")].from_bytes(data[4:])
