@@ -47,7 +47,7 @@ class RepeatOf(Wire):
     survivors: Digest
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: CTX is asked for at every step and kept
 class RoundContext(Wire):
     """Everything that an attempt's keys are bound to before the first key is made; its hash is CTX.
 

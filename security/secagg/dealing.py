@@ -33,7 +33,7 @@ class Dealing:
         self.deals = b""
         self.adverts: dict[str, Advert] = {}
         self.shares: dict[str, Shares] = {}
-        self._leaves: dict[str, list[bytes]] = {}
+        self._trees: dict[str, merkle.Tree] = {}
         self.roots: dict[str, bytes] = {}
 
     def take_advert(self, advert: Advert) -> Adverts | None:
@@ -80,13 +80,14 @@ class Dealing:
 
     def fix_shares(self, ordered: tuple[Shares, ...]) -> None:
         self.shares = {shares.site: shares for shares in ordered}
-        self._leaves = {s.site: deal_leaves(self.kx, s.site, self.context.sites, s.shares) for s in ordered}
-        self.roots = {site: merkle.root(leaves) for site, leaves in self._leaves.items()}
+        sites = self.context.sites
+        self._trees = {s.site: merkle.Tree(deal_leaves(self.kx, s.site, sites, s.shares)) for s in ordered}
+        self.roots = {site: tree.root() for site, tree in self._trees.items()}
         self.deals = hashes.deals_digest(self.kx, [(site, self.roots[site]) for site in self.context.sites])
 
     def path(self, dealer: str, holder: str) -> tuple[bytes, ...]:
         """From a holder's line to the dealer's signed root."""
-        return merkle.inclusion_path(self._leaves[dealer], self.context.position(holder) - 1)
+        return self._trees[dealer].inclusion_path(self.context.position(holder) - 1)
 
     def deliver_to(self, holder: str) -> Deliver:
         """C2 for one site."""

@@ -109,6 +109,7 @@ class LoopbackFederation:
         m: int = LEAST_SURVIVORS,
         audit: AuditMode = AuditMode.COVERED,
         single_history: bool = True,
+        allow_two_site: bool = False,
         config_hash: bytes = bytes(32),
         dp_active: bool = False,
         randomness: Randomness | None = None,
@@ -135,6 +136,7 @@ class LoopbackFederation:
             m=m,
             audit=audit,
             single_history=single_history,
+            allow_two_site=allow_two_site,
             dp_active=dp_active,
         )
         self.core = CoordinatorCore(

@@ -79,12 +79,7 @@ def check_plan_thresholds(policy: AggregationPolicy, context: RoundContext) -> N
 
 def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) -> None:
     """Two cohorts that could each hold a quorum must share an honest site."""
-    if policy.single_history and context.n != 2 and context.n < policy.least_cohort:
-        raise PolicyViolation(
-            f"a cohort of {context.n} leaves room for a second history",
-            where="plan",
-            hint=f"the manifest asks for at least {policy.least_cohort} sites",
-        )
+    policy.check_cohort(context.n)
 
 
 def check_plan_window(head: Head, journal: Journal, context: RoundContext) -> None:

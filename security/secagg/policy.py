@@ -114,6 +114,17 @@ class AggregationPolicy:
             return self._two_sites()
         return thresholds.derive(n=n, c=self.c, m=self.m)
 
+    def check_cohort(self, n: int) -> None:
+        """Raise unless a cohort of `n` is allowed, its place among all others included."""
+        self.thresholds(n)
+        least = thresholds.single_history_cohort(roster=len(self.roster), c=self.c)
+        if self.single_history and n < least:
+            raise PolicyViolation(
+                f"a cohort of {n} leaves room for a second history",
+                where="thresholds",
+                hint=f"the manifest asks for at least {least} sites",
+            )
+
     def _two_sites(self) -> Thresholds:
         """Each of two sites learns the other's update; only noise that is already in it protects anybody."""
         if not (self.allow_two_site and self.dp_active):

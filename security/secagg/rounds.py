@@ -107,8 +107,11 @@ class CoordinatorRound:
         return chosen
 
     def _legal(self, n: int) -> bool:
-        policy = self.core.policy
-        return n >= policy.least_cohort or (n == 2 and policy.allow_two_site)
+        try:
+            self.core.policy.check_cohort(n)
+        except PolicyViolation:
+            return False
+        return True
 
     def _plan(
         self, cohort: list[str], aborts: list[AbortCertificate], repeats: list[RepeatCertificate]

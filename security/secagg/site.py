@@ -269,6 +269,7 @@ class SiteMachine:
         return ()
 
     def _stop(self, error: ToolkitError) -> Effects:
+        self.burst.attempt, self._answers = None, {}
         reason = str(error).encode()[:256]
         return self.core.record(records.Stopped(reason=reason)), Halted(error)
 

@@ -43,7 +43,7 @@ class Uploads:
         self.sum = Accumulator(layout.words, ring_bits=layout.ring_bits)
         self.arriving: dict[str, Arriving] = {}
         self.complete: dict[str, UploadHeader] = {}
-        self._leaves: dict[str, list[bytes]] = {}
+        self._trees: dict[str, merkle.Tree] = {}
 
     def begin(self, header: UploadHeader) -> int:
         """Take a header; returns how many frames are already there, from before a restart."""
@@ -80,7 +80,7 @@ class Uploads:
             raise VerificationFailed("upload does not have the root its site signed", where=f"site {site}")
         self._spool.seal(spool_key(upload.header))
         self.complete[site] = upload.header
-        self._leaves[site] = upload.leaves
+        self._trees[site] = merkle.Tree(upload.leaves)
         del self.arriving[site]
         return upload.header
 
@@ -106,7 +106,7 @@ class Uploads:
         if merkle.root(leaves) != header.root:
             raise VerificationFailed("spooled upload is not what its site signed", where=f"site {header.site}")
         self.complete[header.site] = header
-        self._leaves[header.site] = leaves
+        self._trees[header.site] = merkle.Tree(leaves)
 
     def header(self, site: str) -> UploadHeader | None:
         """What a site has announced, arriving or complete."""
@@ -132,7 +132,7 @@ class Uploads:
                 chunk=chunk,
                 site=site,
                 data=data,
-                path=merkle.inclusion_path(self._leaves[site], chunk),
+                path=self._trees[site].inclusion_path(chunk),
             )
 
     def discard(self) -> Discard:

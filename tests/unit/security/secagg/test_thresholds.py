@@ -9,7 +9,7 @@ import pytest
 from security.errors import ConfigError, PolicyViolation
 from security.secagg import thresholds
 from security.secagg.loopback import LoopbackFederation
-from tests.support.secagg_world import federation
+from tests.support.secagg_world import federation, random_updates, reference_sum
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,21 @@ def test_two_sites_need_the_manifest_and_noise() -> None:
             two_sites(allow_two_site=allow, dp_active=noise).policy.thresholds(2)
     sizes = two_sites(allow_two_site=True, dp_active=True).policy.thresholds(2)
     assert (sizes.n, sizes.t, sizes.m) == (2, 2, 2)
+
+
+def test_two_sites_with_noise_sum_their_vectors() -> None:
+    run = federation(2, allow_two_site=True, dp_active=True)
+    updates = random_updates(run.policy.layout, run.sites, 1)
+    outcome = run.run_round(updates)
+    assert outcome.total is not None
+    assert outcome.total.tolist() == reference_sum(run.policy.layout, updates, run.sites)
+    assert federation(2).run_round(updates).total is None
+
+
+def test_a_pair_out_of_a_larger_roster_leaves_room_for_a_second_history() -> None:
+    policy = replace(federation(5).policy, allow_two_site=True, dp_active=True, c=0)
+    with pytest.raises(PolicyViolation, match="second history"):
+        policy.check_cohort(2)
 
 
 def test_a_policy_refuses_confusion() -> None:
