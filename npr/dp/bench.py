@@ -65,7 +65,7 @@ def bench(
         small = _Setup(opacus_batch, size)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            pair, _ = _interleaved({"plain": small.plain(True), "opacus": small.opacus()}, 3)
+            pair, _ = _interleaved({"plain": small.plain(True), "opacus": small.opacus()}, min(3, repeats))
         result["opacus_batch"] = opacus_batch
         result["opacus_default_step_over_plain_step"] = pair["opacus"] / pair["plain"]
     return result

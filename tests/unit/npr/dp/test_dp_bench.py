@@ -6,7 +6,7 @@ from npr.dp.bench import bench
 
 
 def test_a_small_run_has_every_figure() -> None:
-    figures = bench(batch=4, size=32, repeats=2, opacus_batch=2)
+    figures = bench(batch=4, size=32, repeats=1, opacus_batch=1)
     assert figures["dp_step_over_plain_step"] == figures["dp_step_seconds"] / figures["plain_step_seconds"]
     assert figures["dp_peak_over_plain_peak"] == figures["dp_peak_bytes"] / figures["plain_peak_bytes"]
     assert figures["norm_relative_error"] < 1e-4
