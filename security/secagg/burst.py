@@ -178,8 +178,7 @@ class Burst:
             raise RemoteProtocolError("survivors of another attempt than the open one", where="survivors")
         roots = [(line.site, line.root) for line in message.uploads]
         survivors = hashes.survivors_digest(message.kx, memory.upload.deals, roots)
-        if survivors != memory.agreed.survivors:
-            raise RemoteProtocolError("this site has agreed to another set", where="survivors")
+        burst_checks.check_same_set(memory.agreed.survivors, survivors)
         return (Send(self.agree(message.kx, survivors)),)
 
     def accusation(self, dealer: str) -> messages.Accusation:

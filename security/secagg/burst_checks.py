@@ -151,6 +151,12 @@ def check_not_agreed(memory: AttemptMemory) -> None:
         raise RemoteProtocolError("this site has already decided in this attempt", where="survivors")
 
 
+def check_same_set(agreed: bytes, survivors: bytes) -> None:
+    """Asked again after AGREE: the same set gets the same answer, another one gets none."""
+    if survivors != agreed:
+        raise RemoteProtocolError("this site has agreed to another set", where="survivors")
+
+
 # C4
 
 

@@ -79,7 +79,7 @@ def check_plan_thresholds(policy: AggregationPolicy, context: RoundContext) -> N
 
 def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) -> None:
     """Two cohorts that could each hold a quorum must share an honest site."""
-    policy.check_cohort(context.n)
+    policy.check_single_history(context.n)
 
 
 def check_plan_window(head: Head, journal: Journal, context: RoundContext) -> None:

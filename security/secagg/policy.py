@@ -114,9 +114,8 @@ class AggregationPolicy:
             return self._two_sites()
         return thresholds.derive(n=n, c=self.c, m=self.m)
 
-    def check_cohort(self, n: int) -> None:
-        """Raise unless a cohort of `n` is allowed, its place among all others included."""
-        self.thresholds(n)
+    def check_single_history(self, n: int) -> None:
+        """Raise if a cohort of `n` is so small that another one could hold a quorum without an honest site of it."""
         least = thresholds.single_history_cohort(roster=len(self.roster), c=self.c)
         if self.single_history and n < least:
             raise PolicyViolation(
@@ -124,6 +123,11 @@ class AggregationPolicy:
                 where="thresholds",
                 hint=f"the manifest asks for at least {least} sites",
             )
+
+    def check_cohort(self, n: int) -> None:
+        """Raise unless a cohort of `n` is allowed."""
+        self.thresholds(n)
+        self.check_single_history(n)
 
     def _two_sites(self) -> Thresholds:
         """Each of two sites learns the other's update; only noise that is already in it protects anybody."""
