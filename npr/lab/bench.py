@@ -31,6 +31,7 @@ LIMITS = {
     "sinkhorn_over_pot": 0.5,
     "input_pipeline_share": 0.10,
 }
+DP_LIMITS = {"dp_step_over_plain_step": 2.0, "dp_peak_over_plain_peak": 1.5, "norm_relative_error": 1e-4}
 # How close two plans must be, as a share of the mean entry 1 / (n K).
 PLAN_TOLERANCE = 1e-4
 EPSILON = 0.05
@@ -41,6 +42,13 @@ FEATURES = 10_000
 def learning_report(*, repeats: int = 5, scale: float = 0.03) -> Json:
     """All four ratios, the limits they are held to, and what they were taken from."""
     return {**round_ratios(repeats=repeats, scale=scale), **sinkhorn_ratio(repeats=repeats), "limits": LIMITS}
+
+
+def private_report() -> Json:
+    """What a differentially private step costs beside a plain one; memory is measured in processes of their own."""
+    from npr.dp.bench import bench
+
+    return {**bench(), "limits": DP_LIMITS}
 
 
 def round_ratios(*, repeats: int, scale: float) -> Json:

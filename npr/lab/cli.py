@@ -175,20 +175,44 @@ def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_js
 
 
 @cli.command()
+@click.option("--dp", "private", is_flag=True, help="Measure the differentially private step instead.")
 @click.option("--check", is_flag=True, help="Exit with 1 when a ratio is above its limit.")
 @_reports
-def bench(check: bool, as_json: bool) -> None:
+def bench(private: bool, check: bool, as_json: bool) -> None:
     """Ratios that say whether the code is fast, each taken within one run."""
-    from npr.lab.bench import learning_report
+    from npr.lab.bench import learning_report, private_report
 
-    report = learning_report()
+    report = private_report() if private else learning_report()
     if as_json:
         _print_json(report)
     else:
         for name, limit in report["limits"].items():
             verdict = "ok" if report[name] <= limit else "ABOVE"
-            click.echo(f"{name:<34} {report[name]:.3f}  (limit {limit})  {verdict}")
+            click.echo(f"{name:<34} {report[name]:.3g}  (limit {limit:g})  {verdict}")
     if check and any(report[name] > limit for name, limit in report["limits"].items()):
+        sys.exit(1)
+
+
+@cli.command()
+@click.option("--canaries", type=click.IntRange(100), default=1000, show_default=True)
+@click.option("--epsilon", type=click.FloatRange(0, min_open=True), default=3.0, show_default=True)
+@click.option("--delta", type=click.FloatRange(0, 1, min_open=True, max_open=True), default=1e-5, show_default=True)
+@_reports
+def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
+    """Attack our own private training: an empirical lower bound on epsilon, and a membership test.
+
+    Exit code 1 is proof of a mistake: the attacks got more out than the ledger says they can. 0 proves nothing.
+    """
+    from npr.lab.attacks import audit_report
+
+    report = audit_report(canaries=canaries, epsilon=epsilon, delta=delta)
+    if as_json:
+        _print_json(report)
+    else:
+        for name, part in report["attacks"].items():
+            verdict = "consistent" if part["consistent"] else "MORE THAN CLAIMED"
+            click.echo(f"{name:<12} found {part['found']:.3f}, allowed {part['allowed']:.3f}: {verdict}")
+    if not report["consistent"]:
         sys.exit(1)
 
 

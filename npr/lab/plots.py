@@ -127,7 +127,7 @@ def _maps(plt: Any, results: Json, out: Path, folder: Path) -> list[Path]:
     written = []
     first = {cell["variant"]: cell for cell in reversed(results["cells"])}
     for cell in first.values():
-        source = out / "work" / cell["slug"] / "maps.npz"
+        source = out / "cells" / cell["slug"] / "maps.npz"
         if not source.exists():
             continue
         with np.load(source, allow_pickle=False) as arrays:

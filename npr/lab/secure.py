@@ -27,9 +27,12 @@ from security.secagg.thresholds import LEAST_SURVIVORS
 
 
 class SecureAggregator:
-    """Sums for one federation. A run that goes on after a kill starts the protocol anew from the model it stands at."""
+    """Sums for one federation. A run that goes on after a kill starts the protocol anew from the model it stands at.
 
-    def __init__(self, federation: Federation, *, rounds: int) -> None:
+    :param layout: of a manifest, for the very numbers that a federation over the wire computes; else one is derived.
+    """
+
+    def __init__(self, federation: Federation, *, rounds: int, layout: Layout | None = None) -> None:
         if len(federation.sites) < LEAST_SURVIVORS:
             raise PolicyViolation(
                 f"{len(federation.sites)} sites cannot hide in their sum",
@@ -38,10 +41,17 @@ class SecureAggregator:
             )
         self._federation = federation
         self._groups = ever_shared(federation.method, rounds)
-        self.layout = make_layout(federation, self._groups)
+        self.layout = layout or make_layout(federation, self._groups)
         self._wire = WireModel(self.layout, federation.model)
+        self._start_canonical()
         self._scratch = copy.deepcopy(federation.model)
         self._protocol: LoopbackFederation | None = None
+
+    def _start_canonical(self) -> None:
+        """Everybody starts from the canonical form of the initial model, as on the wire: no subnormals."""
+        state = canonical(self._wire.state(self._federation.model))
+        for model in (self._federation.model, *(site.model for site in self._federation.sites)):
+            self._wire.load(model, state, self._groups)
 
     @property
     def bytes_sent(self) -> dict[str, int]:

@@ -1,9 +1,9 @@
 """What a run leaves behind: results.json, and per cell a working directory from which a killed run goes on.
 
     OUT/results.json              settings, finished cells, what failed, what has not run; replaced atomically
-    OUT/work/<cell>/              a finished cell's result.json and predictions-*.npz, an unfinished one's checkpoint
+    OUT/cells/<cell>/             a finished cell's result.json and predictions-*.npz, an unfinished one's checkpoint
 
-A worker writes only into its cell's own directory; results.json has one writer, the holder of OUT/work/lock.
+A worker writes only into its cell's own directory; results.json has one writer, the holder of OUT/cells/lock.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class ResultStore:
 
     def __init__(self, out: Path) -> None:
         self.out = out
-        self.work = out / "work"
+        self.scratch = out / "cells"
         self._cells: dict[str, Json] = {}
         self._failed: dict[str, str] = {}
         self._wanted: list[str] = []
@@ -82,8 +82,8 @@ class ResultStore:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Refuses a second run into the same directory; the lock goes with the process, even by kill -9."""
-        self.work.mkdir(parents=True, exist_ok=True)
-        with (self.work / "lock").open("w") as file:
+        self.scratch.mkdir(parents=True, exist_ok=True)
+        with (self.scratch / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -106,7 +106,7 @@ class ResultStore:
                 self._cells[cell.key] = read_json(result)
 
     def directory(self, cell: Cell) -> Path:
-        return self.work / cell.slug
+        return self.scratch / cell.slug
 
     def finished(self, cell: Cell) -> bool:
         return cell.key in self._cells

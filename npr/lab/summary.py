@@ -26,7 +26,7 @@ def predictions_loader(out: Path) -> Loader:
     """Predictions from the working directories below `out`, or None where they are not at hand."""
 
     def load(cell: Json, kind: str) -> list[Predictions] | None:
-        path = out / "work" / cell["slug"] / f"predictions-{kind}.npz"
+        path = out / "cells" / cell["slug"] / f"predictions-{kind}.npz"
         return load_predictions(path) if path.exists() else None
 
     return load

@@ -1,0 +1,104 @@
+"""Sums by the protocol: exact integers, the plain model within fixed point, and the same code everywhere else."""
+
+import numpy as np
+import pytest
+import torch
+
+from npr.lab.cell import build_federation
+from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
+from npr.lab.secure import SecureAggregator
+from npr.wire_layout import WireModel
+from security.errors import ConfigError, PolicyViolation
+from security.secagg.fixed_point import step_size
+from security.secagg.loopback import LoopbackFederation
+
+SOURCE = "generated:scale=0.002,sites=4"
+
+
+def federation(aggregation, method="fedavg", source=SOURCE, **options):
+    settings = Settings(
+        data=DataSettings(source=source, image_size=32),
+        model=ModelSettings(architecture="test_efficientnet"),
+        rounds=2,
+        aggregation=aggregation,
+    )
+    return build_federation(settings, Cell(method=method, seed=0, fold="fold", options=tuple(options.items())))
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_the_model_is_the_plain_one_within_fixed_point(monkeypatch):
+    plain, secure = federation("plain"), federation("secure")
+    seen = []
+    original = LoopbackFederation.run_round
+    monkeypatch.setattr(
+        LoopbackFederation,
+        "run_round",
+        lambda self, words, **options: seen.append((words, outcome := original(self, words, **options))) or outcome,
+    )
+    plain.run_round()
+    report = secure.run_round()
+    (words, outcome), = seen
+    total = np.sum(list(words.values()), axis=0, dtype=outcome.total.dtype)
+    assert np.array_equal(outcome.total, total), "the published sum is the sum of the encodings, bit for bit"
+    layout = secure.aggregator.layout
+    wire = WireModel(layout, plain.model)
+    ours, theirs = wire.state(secure.model), wire.state(plain.model)
+    for run in layout.runs:
+        # Every site rounds by half a step at most, and a float32 of the model by a unit in its last place.
+        rounding = len(secure.sites) * 0.5 * step_size(layout, run, report.weight)
+        gap = np.abs(ours[run.place].astype(np.float64) - theirs[run.place])
+        assert (gap <= rounding + 2 * np.spacing(np.abs(theirs[run.place]))).all()
+    assert not np.array_equal(ours, theirs), "the bound has been used"
+
+
+def test_a_head_that_becomes_personal_leaves_the_sum():
+    secure = federation("secure", "fednpr-per", personal_after=1)
+    first, second = secure.run_round(), secure.run_round()
+    assert first.vector_size - second.vector_size == sum(p.numel() for p in secure.model.head.parameters())
+    sent = secure.aggregator.bytes_sent
+    assert set(sent) == {site.name for site in secure.sites} and min(sent.values()) > 2 * 4 * second.vector_size
+
+
+def test_two_runs_give_the_same_model_whatever_the_masks():
+    models = []
+    for _ in range(2):
+        secure = federation("secure")
+        secure.run_round()
+        models.append(torch.cat([value.flatten().double() for value in secure.model.state_dict().values()]))
+    assert torch.equal(*models)
+
+
+def test_a_restored_federation_goes_on(tmp_path):
+    whole, first = federation("secure"), federation("secure")
+    for each in (whole, first):
+        each.run_round()
+    first.checkpoint(tmp_path / "state.safetensors")
+    second = federation("secure")
+    second.restore(tmp_path / "state.safetensors")
+    for each in (whole, second):
+        each.run_round()
+    for name, value in whole.model.state_dict().items():
+        assert torch.equal(value, second.model.state_dict()[name]), name
+
+
+def test_two_sites_cannot_hide():
+    with pytest.raises(PolicyViolation, match="2 sites cannot hide"):
+        federation("secure", source="generated:scale=0.002,sites=2")
+
+
+def test_a_method_whose_server_does_more_than_a_mean_is_refused():
+    with pytest.raises(ConfigError, match="creff needs more of its server"):
+        federation("secure", "creff")
+
+
+def test_a_layout_can_be_given():
+    layout = federation("secure").aggregator.layout
+    plain = federation("plain")
+    assert SecureAggregator(plain, rounds=1, layout=layout).layout is layout

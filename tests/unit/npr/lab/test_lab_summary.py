@@ -1,0 +1,125 @@
+"""Rows of a table, checked against figures worked out by hand from the predictions."""
+
+import numpy as np
+import pytest
+
+from npr.lab.summary import predictions_loader, summarise_cells
+from npr.lab.tables import COLUMNS, markdown, paper_comparison, paper_rows, summary_table
+from npr.metrics import Predictions, save_predictions, summarise
+
+
+def predictions(site, labels, predicted, *, seed):
+    labels = np.array(labels)
+    scores = np.full((len(labels), 3), 0.1, dtype=np.float32)
+    scores[np.arange(len(labels)), predicted] = 0.8
+    codes = np.arange(len(labels)) + (0 if site == "a" else 1000)
+    return Predictions(site=site, labels=labels, scores=scores, units=codes, ids=codes, fold="0", seed=seed)
+
+
+def cell(out, method, seed, kinds, options=None):
+    """A finished cell as run_cell leaves it: predictions on disk, figures of the same predictions in the result."""
+    variant = method if not options else f"{method}[{','.join(f'{k}={v}' for k, v in options.items())}]"
+    slug = f"{variant}.{seed}"
+    (out / "cells" / slug).mkdir(parents=True)
+    for kind, parts in kinds.items():
+        save_predictions(out / "cells" / slug / f"predictions-{kind}.npz", parts)
+    final = {kind: summarise(parts).as_dict() for kind, parts in kinds.items()}
+    rounds = [{"round": 1, "evaluation": {kind: {"mean_bacc": 0.99} for kind in kinds}}]
+    return {
+        "variant": variant, "method": method, "options": options or {}, "seed": seed, "fold": 0, "slug": slug,
+        "final": final, "rounds": rounds,
+    }
+
+
+@pytest.fixture
+def cells(tmp_path):
+    # Site a has classes 0 and 1, site b one image of class 2. Pooled recall of fedavg: (1/2 + 1 + 0) / 3.
+    def parts(seed, a, b):
+        return [predictions("a", [0, 0, 1, 1], a, seed=seed), predictions("b", [2], b, seed=seed)]
+
+    made = []
+    for seed in (0, 1):
+        made.append(cell(tmp_path, "fedavg", seed, {"local": parts(seed, [0, 1, 1, 1], [0])}))
+        made.append(cell(tmp_path, "fednpr-per", seed, {"personal": parts(seed, [0, 0, 1, seed], [2])}))
+    return tmp_path, made
+
+
+def rows_of(cells, **options):
+    out, made = cells
+    return {(row["variant"], row["kind"]): row for row in summarise_cells(made, predictions_loader(out), **options)}
+
+
+def test_pooled_recall_and_mean_over_sites(cells):
+    rows = rows_of(cells)
+    reference = rows["fedavg", "local"]
+    assert reference["pooled_recall"][0] == 50.0
+    assert reference["mean_bacc"] == [37.5, 0.0]  # site a: (1/2 + 1) / 2, site b: 0
+    assert reference["difference"] is None and reference["cells"] == 2 and reference["seeds"] == [0, 1]
+
+
+def test_differences_are_paired_by_seed_and_fold(cells):
+    row = rows_of(cells)["fednpr-per", "personal"]
+    # Seed 0 mistakes one image of class 1: (1 + 1/2 + 1) / 3; seed 1 is perfect.
+    assert row["difference"]["by_seed"] == {"0": 33.33, "1": 50.0}
+    assert row["difference"]["pooled_recall"][0] == pytest.approx(41.67)
+    assert row["difference"]["reference"] == "fedavg:local" and row["difference"]["cells"] == 2
+    low, high = row["difference"]["pooled_recall"][1:]
+    assert low <= 41.67 <= high
+
+
+def test_only_common_cells_are_compared(cells):
+    out, made = cells
+    rows = summarise_cells([c for c in made if c["method"] != "fedavg" or c["seed"] == 0], predictions_loader(out))
+    row = next(row for row in rows if row["method"] == "fednpr-per")
+    assert row["difference"]["by_seed"] == {"0": 33.33} and row["cells"] == 2
+
+
+def test_without_predictions_the_figure_stands_and_the_interval_is_missing(cells):
+    _, made = cells
+    rows = summarise_cells(made, lambda *_: None)
+    assert rows[0]["pooled_recall"] == [50.0] and all(row["difference"] is None for row in rows)
+
+
+def test_a_reference_that_was_not_run_gives_no_difference(cells):
+    assert all(row["difference"] is None for row in rows_of(cells, reference="fedprox").values())
+
+
+def results(cells):
+    out, made = cells
+    settings = {
+        "data": {"source": "generated", "image_size": 32}, "model": {"architecture": "x", "weights": "none"},
+        "rounds": 1, "aggregation": "plain", "train": {"clusters": 4},
+    }
+    rows = summarise_cells(made, predictions_loader(out))
+    failed = [{"key": "moon seed=0 fold=0", "error": "no luck"}]
+    return {"settings": settings, "summary": rows, "failed": failed, "not_run": ["local seed=0 fold=0"]}
+
+
+def test_the_table_says_what_failed_and_what_was_not_run(cells):
+    table = summary_table(results(cells))
+    assert "50.0 [" in table and "+41.7 [" in table and "vs fedavg:local" in table
+    assert "Failed: moon seed=0 fold=0 (no luck)." in table and "Not run: local seed=0 fold=0." in table
+
+
+def test_the_papers_tables_stand_beside_ours(cells):
+    text = paper_comparison(results(cells), "isic")
+    for name in "ABCDE":
+        assert f"### Table {name}:" in text
+    lines = {line.split("|")[1].strip(): line for line in text.splitlines() if line.startswith("|")}
+    assert "69.5±0.6" in lines["FedAvg"] and "37.5±0.0" in lines["FedAvg"]
+    assert "99.0±0.0" in lines["FedAvg"], "the paper's best round on the test images"
+    assert "76.2±0.9" in lines["FedNPR-Per"] and "not run" in lines["MOON"]
+    assert "not run" not in lines["K=4"], "the run's own setting of K is the paper's row K=4"
+    assert "not run" in lines["K=2"]
+    assert "72.1±0.3" in paper_comparison(results(cells), "ich")
+
+
+def test_the_paper_as_data(cells):
+    rows = paper_rows(results(cells), "ich")
+    assert len(rows) == 13 + 4 + 4 + 4
+    assert next(row for row in rows if row["row"] == "FedAvg")["paper"][0] == (59.8, 0.4)
+
+
+def test_markdown_lines_up():
+    text = markdown(COLUMNS[:2], [("fednpr-per", "x"), ("a", "personal")]).splitlines()
+    assert len({len(line) for line in text}) == 1 and text[1].startswith("| ---")
