@@ -81,7 +81,7 @@ class CoordinatorAttempt:
 
     def receive(self, site: str, message: Wire) -> Effects:
         """Take a message that the transport says is from `site`."""
-        outsider = isinstance(message, messages.ChunkRequest | Ack) and self.core.policy.lists(site)
+        outsider = isinstance(message, messages.Hello | messages.ChunkRequest | Ack) and self.core.policy.lists(site)
         if site not in self.context.sites and not outsider:
             raise RemoteProtocolError("site is not in the cohort", where=f"site {site}")
         if getattr(message, "site", site) != site:

@@ -23,6 +23,8 @@ def owed(attempt: CoordinatorAttempt, site: str, open_ctx: bytes) -> Effects:
     published = attempt.publication
     if attempt.state is _S.PUBLISHED and published is not None and site not in published.acks:
         return Send(published.result, to=site), published.sum_to(site)
+    if site not in attempt.context.sites:
+        return ()
     message = _message(attempt, site, open_ctx)
     return () if message is None else (Send(message, to=site),)
 
