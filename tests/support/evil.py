@@ -1,0 +1,463 @@
+"""A coordinator that lies, sites that help it, and the best use it can make of what it gets.
+
+`EvilCoordinator` is a whole federation of real machines with the attacker on the wire: it changes, drops, repeats or
+invents what sites are shown (C0 to C5), keeps everything they say, and knows the full state of its colluders.
+`Spoils` is what it holds; `Spoils.recover` is its best decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from security import aead, key_agreement, prg, shamir
+from security.clock import ManualClock
+from security.errors import ToolkitError
+from security.key_agreement import KeyPair
+from security.prg import Words
+from security.rng import CountedRandomness
+from security.secagg import context as hashes
+from security.secagg import messages, statements
+from security.secagg import state as states
+from security.secagg.attempt import SHARE_BYTES
+from security.secagg.certificates import AbortCertificate, AbortLine, Advert, RepeatCertificate
+from security.secagg.context import RoundContext
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.effects import Effect, Effects, Ended
+from security.secagg.layout import Layout
+from security.secagg.loopback import COORDINATOR
+from security.secagg.rounds import CoordinatorRound
+from security.secagg.site import SiteMachine
+from security.secagg.statements import Signer
+from security.secagg.wire import FRAME_BYTES, Wire
+from security.secrets import Secret
+from tests.support.secagg_world import CONFIG, RecordedFederation, names, random_updates, small_layout
+
+VICTIM = "site-00"
+# The correlation of a vector with independent noise has standard deviation 1/sqrt(d). At this length 0.01 is five of
+# them, so that noise stays below it (two in a million), while one known coordinate in a hundred would not.
+WIDE = 262_144
+LEAK = 0.01
+WON = 0.99
+
+Change = Callable[[Any, str], Any]
+
+
+@lru_cache(maxsize=8)
+def wide_layout(roster: int) -> Layout:
+    return small_layout(roster, words=WIDE)
+
+
+@lru_cache(maxsize=16)
+def _wide_updates(roster: int, seed: int) -> dict[str, Words]:
+    updates = random_updates(wide_layout(roster), names(roster), seed)
+    for words in updates.values():
+        words.flags.writeable = False
+    return updates
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to messages of one kind; `site` is the other end, None for every one."""
+
+    kind: type[Wire]
+    change: Change
+    to: str | None
+    by: str | None
+
+    def fits(self, sender: str, receiver: str, message: Wire) -> bool:
+        return isinstance(message, self.kind) and self.to in (None, receiver) and self.by in (None, sender)
+
+
+class EvilCoordinator(RecordedFederation):
+    """Real machines on both sides, and an attacker that owns the coordinator, the wire and the colluders."""
+
+    def __init__(self, *args: Any, colluders: Iterable[str] = (), **options: Any) -> None:
+        self.colluders = tuple(colluders)
+        self.rules: list[Rule] = []
+        self.heard: list[tuple[str, Wire]] = []
+        self.deaf = False  # then the coordinator's own machine does not get what sites say: the attacker drives
+        super().__init__(*args, **options)
+        self.spoils = Spoils(self.policy.layout)
+        self.hook = self._tamper
+
+    # On the wire.
+
+    def change(self, kind: type[Wire], change: Change, *, to: str | None = None, by: str | None = None) -> None:
+        """From now on `change(message, receiver or sender)` says what arrives: a message, a list, or None."""
+        self.rules.append(Rule(kind, change, to, by))
+
+    def lose(self, *kinds: type[Wire], to: str | None = None, by: str | None = None) -> None:
+        for kind in kinds:
+            self.change(kind, lambda message, site: None, to=to, by=by)
+
+    def _tamper(self, sender: str, receiver: str, message: Wire) -> Iterable[Wire]:
+        up = receiver == COORDINATOR
+        if up and self.sites[sender].online:
+            self.heard.append((sender, message))
+            self.spoils.hear(sender, message)
+        for rule in self.rules:
+            if rule.fits(sender, receiver, message):
+                changed = rule.change(message, sender if up else receiver)
+                arrives = [] if changed is None else changed if isinstance(changed, list) else [changed]
+                break
+        else:
+            arrives = [message]
+        if up:
+            return [] if self.deaf else arrives
+        for shown in arrives:
+            self.spoils.show(shown)
+        return arrives
+
+    def tell(self, site: str, message: Wire) -> list[Wire]:
+        """Say something to one site, as bytes; returns what it answered."""
+        before = len(self.heard)
+        self._send(COORDINATOR, site, message)
+        self.pump()
+        return [said for who, said in self.heard[before:] if who == site]
+
+    def tell_all(self, message: Wire, sites: Iterable[str] | None = None) -> list[Wire]:
+        return [said for site in (self.sites if sites is None else sites) for said in self.tell(site, message)]
+
+    def said(self, kind: type[Wire], by: str | None = None) -> list[Any]:
+        return [message for who, message in self.heard if isinstance(message, kind) and by in (None, who)]
+
+    # What the colluders know, the attacker knows.
+
+    def _do_site(self, name: str, effects: Effects) -> None:
+        if name in self.colluders and (attempt := self.sites[name].machine.burst.attempt) is not None:
+            for pair in (attempt.mask_pair, attempt.share_pair):
+                self.spoils.pairs[pair.public] = pair
+            self.spoils.seeds[attempt.advert.commitment] = attempt.seed
+        super()._do_site(name, effects)
+
+    def _note(self, party: str, effect: Effect) -> None:
+        if isinstance(effect, Ended) and effect.error is not None and party in self.sites:
+            self.sites[party].errors.append(effect.error)
+
+    def signer(self, colluder: str) -> Signer:
+        assert colluder in self.colluders, "the attacker has no honest site's key"
+        return self.sites[colluder].machine.core.signer
+
+    def lenient(self, **changes: Any) -> None:
+        """The attacker's own side plays by other rules: coordinator and colluders, never an honest site."""
+        self.core.policy = replace(self.core.policy, **changes)
+        for name in self.colluders:
+            self.sites[name].machine.core.policy = replace(self.sites[name].machine.core.policy, **changes)
+
+    # Rounds.
+
+    def begin_round(self, updates: Any, drops: Any = None) -> None:
+        super().begin_round(updates, drops)
+        for name in self.colluders:
+            if name in updates:
+                self.spoils.inputs[self.round, name] = updates[name]
+        self.truth = {(self.round, name): words for name, words in updates.items()} | getattr(self, "truth", {})
+
+    def open_round(self, seed: int = 1) -> dict[str, Words]:
+        updates = self.updates(seed)
+        self.begin_round(updates)
+        return updates
+
+    def updates(self, seed: int) -> dict[str, Words]:
+        layout = self.policy.layout
+        if layout is wide_layout(layout.roster_size):
+            return dict(_wide_updates(layout.roster_size, seed))
+        return random_updates(layout, self.sites, seed)
+
+    def plan(
+        self,
+        cohort: Iterable[str] | None = None,
+        *,
+        aborts: Iterable[AbortCertificate] = (),
+        repeats: Iterable[RepeatCertificate] = (),
+        **changes: Any,
+    ) -> messages.Plan:
+        """A plan signed by the coordinator, with any field of its context changed."""
+        made = self.planned._plan(sorted(self.sites if cohort is None else cohort), list(aborts), [])
+        context = replace(made.context, **changes)
+        signature = self.core.signer.sign(statements.plan(context))
+        return replace(made, context=context, repeats=tuple(repeats), signature=signature)
+
+    def launch(self, plan: messages.Plan) -> CoordinatorAttempt:
+        """Show a plan and carry messages; the coordinator's machine of this attempt answers unless `deaf`."""
+        attempt = CoordinatorAttempt(self.core, plan, self.model)
+        known = [earlier for earlier in self.planned.attempts if earlier.ctx != attempt.ctx]
+        self.planned = CoordinatorRound(self.core, self.book, self.planned.start, self.model, [*known, attempt])
+        self._do_coordinator(attempt.start())
+        self.pump()
+        return attempt
+
+    def secretly(self, cohort: Iterable[str] | None = None, **options: Any) -> CoordinatorAttempt:
+        """Run an attempt to its sum and publish nothing of it."""
+        hidden = [Rule(kind, lambda message, site: None, None, None) for kind in (messages.Result, messages.SumFrame)]
+        self.rules += hidden
+        attempt = self.launch(self.plan(cohort, **options))
+        self.rules = [rule for rule in self.rules if rule not in hidden]
+        return attempt
+
+    def aborts_of(self, attempt: CoordinatorAttempt, sites: Iterable[str]) -> AbortCertificate:
+        """Ask these sites to give an attempt up; colluders do it without being asked. Takes whatever comes."""
+        self.deaf = True
+        lines = []
+        for site in sorted(sites):
+            if site in self.colluders:
+                signature = self.signer(site).sign(statements.abort(attempt.ctx, 4))
+                lines.append(AbortLine(site=site, code=4, signature=signature))
+                continue
+            for said in self.tell(site, attempt.abort_request()):
+                if isinstance(said, messages.Abort) and said.ctx == attempt.ctx:
+                    lines.append(AbortLine(site=site, code=said.code, signature=said.signature))
+        self.deaf = False
+        return AbortCertificate(ctx=attempt.ctx, lines=tuple(lines))
+
+    def restored(self, name: str, wal: list[Wire], state: Any) -> None:
+        """Somebody puts an old copy of a site's state directory back."""
+        site = self.sites[name]
+        site.wal, site.saved = list(wal), {states.state_hash(state): state}
+        self.written[name] = []  # promises of the forgotten life cannot be kept; what matters is what others notice
+        self.restart_site(name)
+        self.pump()
+
+    def machine(self, name: str = VICTIM) -> SiteMachine:
+        return self.sites[name].machine
+
+    @property
+    def honest(self) -> list[str]:
+        return [name for name in self.sites if name not in self.colluders]
+
+
+def evil(count: int = 4, *, colluders: int = 1, wide: bool = True, **options: Any) -> EvilCoordinator:
+    """A federation whose last `colluders` sites help the coordinator; site-00 is the victim."""
+    layout = options.pop("layout", None) or (wide_layout(count) if wide else small_layout(count))
+    model = states.canonical(np.linspace(-1, 1, layout.state_words))
+    options.setdefault("clock", ManualClock())
+    return EvilCoordinator(
+        layout,
+        names(count),
+        model,
+        config_hash=CONFIG,
+        randomness=CountedRandomness(b"evil"),
+        colluders=names(count)[count - colluders :],
+        **options,
+    )
+
+
+class Spoils:
+    """Everything a coordinator and its colluders hold, and what follows from it."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.contexts: dict[bytes, RoundContext] = {}
+        self.views: dict[bytes, tuple[bytes, tuple[Advert, ...]]] = {}  # by KX: CTX and adverts as shown to somebody
+        self.lists: dict[tuple[bytes, str], list[messages.Shares]] = {}
+        self.frames: dict[tuple[bytes, str], dict[int, bytes]] = {}
+        self.shares: dict[tuple[bytes, str, str], dict[int, Secret]] = {}
+        self.pairs: dict[bytes, KeyPair] = {}  # by public key: those of colluders, and those the attacker made
+        self.seeds: dict[bytes, Secret] = {}  # by commitment
+        self.inputs: dict[tuple[int, str], Words] = {}
+
+    # Gathering.
+
+    def show(self, message: Wire) -> None:
+        if isinstance(message, messages.Plan):
+            self.contexts[message.context.ctx()] = message.context
+        elif isinstance(message, messages.Adverts):
+            kx = hashes.key_transcript(message.ctx, [advert.body() for advert in message.adverts])
+            self.views[kx] = (message.ctx, message.adverts)
+
+    def hear(self, sender: str, message: Wire) -> None:
+        if isinstance(message, messages.Shares):
+            self.lists.setdefault((message.kx, sender), []).append(message)
+        elif isinstance(message, messages.UploadFrame):
+            self.frames.setdefault((message.kx, sender), {})[message.index] = message.data
+        elif isinstance(message, messages.Unmask):
+            for share in message.shares:
+                self._sort_in(message.kx, sender, Secret(share))
+
+    def _sort_in(self, kx: bytes, holder: str, share: Secret) -> None:
+        """The dealers' lists say whose share it is, and of which kind."""
+        context = self.contexts[self.views[kx][0]]
+        at = context.position(holder) - 1
+        for (listed, dealer), made in self.lists.items():
+            for line in (shares.shares[at] for shares in made if listed == kx):
+                for kind, expected in (("b", line.b_hash), ("s", line.s_hash)):
+                    if shamir.share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=kind) == expected:  # type: ignore[arg-type]
+                        self.shares.setdefault((kx, dealer, kind), {})[at + 1] = share
+
+    def _open_boxes(self, kx: bytes) -> None:
+        """Boxes for which the attacker has the key: those to colluders, and to keys it slipped in."""
+        _, adverts = self.views[kx]
+        keys = {advert.site: advert.share_key for advert in adverts}
+        for (listed, dealer), made in list(self.lists.items()):
+            if listed != kx:
+                continue
+            for position, advert in enumerate(adverts, start=1):
+                pair = self.pairs.get(advert.share_key)
+                if pair is None or advert.site == dealer:
+                    continue
+                key = key_agreement.share_key(pair, keys[dealer], kx=kx, source=dealer, destination=advert.site)
+                for shares in made:
+                    box = shares.shares[position - 1].box
+                    both = aead.open_box(key, box, kx=kx, source=dealer, destination=advert.site).reveal()
+                    for kind, part in (("b", both[:SHARE_BYTES]), ("s", both[SHARE_BYTES:])):
+                        self.shares.setdefault((kx, dealer, kind), {})[position] = Secret(part)
+
+    # Opening.
+
+    def _secret(self, kx: bytes, site: str, kind: str) -> Secret | None:
+        held = self.shares.get((kx, site, kind), {})
+        t = self.contexts[self.views[kx][0]].t
+        if len(held) < t:
+            return None
+        return shamir.join({at: held[at] for at in sorted(held)[:t]}, threshold=t)
+
+    def _seed(self, kx: bytes, advert: Advert) -> Secret | None:
+        known = self.seeds.get(advert.commitment)
+        return known if known is not None else self._secret(kx, advert.site, "b")
+
+    def _pair(self, kx: bytes, advert: Advert) -> KeyPair | None:
+        known = self.pairs.get(advert.mask_key)
+        if known is not None:
+            return known
+        opened = self._secret(kx, advert.site, "s")
+        return None if opened is None else KeyPair(opened)
+
+    def upload(self, kx: bytes, site: str) -> Words | None:
+        frames = self.frames.get((kx, site), {})
+        if len(frames) < -(-self.layout.byte_length // FRAME_BYTES):
+            return None
+        return np.frombuffer(b"".join(frames[index] for index in sorted(frames)), dtype=self.layout.dtype).copy()
+
+    def residual(self, kx: bytes, site: str) -> tuple[Words, set[str]]:
+        """An upload with every known mask taken off, and with whom (itself included) unknown masks are left."""
+        self._open_boxes(kx)
+        words = self.upload(kx, site)
+        assert words is not None
+        adverts = {advert.site: advert for advert in self.views[kx][1]}
+        pairs = {name: self._pair(kx, advert) for name, advert in adverts.items()}
+        seed, left = self._seed(kx, adverts[site]), set()
+        add, subtract = [], []
+        if seed is None:
+            left.add(site)
+        else:
+            subtract.append(key_agreement.self_mask_key(seed, kx=kx, site=site))
+        for peer in adverts:
+            own, other = pairs[site], pairs[peer]
+            if peer == site:
+                continue
+            if own is None and other is None:
+                left.add(peer)
+                continue
+            ends = (own, adverts[peer].mask_key) if own is not None else (other, adverts[site].mask_key)
+            assert ends[0] is not None
+            key = key_agreement.mask_key(ends[0], ends[1], kx=kx, own_id=site, peer_id=peer)
+            (subtract if peer.encode() > site.encode() else add).append(key)
+        prg.apply_streams(words, add=add, subtract=subtract)
+        return words, left
+
+    def sums(self, kx: bytes) -> Iterator[tuple[frozenset[str], Words]]:
+        """Every sum that can be opened.
+
+        Unknown pair masks cancel only between two sites that enter with equal weight, an unknown self mask never does:
+        what can be learned of an attempt are the sums over sets that no unknown mask leaves.
+        """
+        sites = [advert.site for advert in self.views[kx][1]]
+        found = {site: self.residual(kx, site) for site in sites if self.upload(kx, site) is not None}
+        todo = set(sites)
+        while todo:
+            group, frontier = set(), {min(todo)}
+            while frontier:
+                site = frontier.pop()
+                group.add(site)
+                left = found[site][1] - {site} if site in found else self._edges(kx, site)
+                frontier |= left - group
+            todo -= group
+            if all(site in found and site not in found[site][1] for site in group):
+                yield frozenset(group), np.sum([found[site][0] for site in group], axis=0, dtype=self.layout.dtype)
+
+    def _edges(self, kx: bytes, site: str) -> set[str]:
+        pairs = {advert.site: self._pair(kx, advert) for advert in self.views[kx][1]}
+        return {peer for peer in pairs if peer != site and pairs[peer] is None and pairs[site] is None}
+
+    def equations(self) -> Iterator[tuple[dict[tuple[int, str], int], Words]]:
+        """Sums of unknown updates: what is opened, less what colluders put in."""
+        for kx, (ctx, _) in self.views.items():
+            number = self.contexts[ctx].round
+            for group, total in self.sums(kx):
+                known = [site for site in group if (number, site) in self.inputs]
+                for site in known:
+                    total = total - self.inputs[number, site]
+                yield {(number, site): 1 for site in group if site not in known}, total
+
+    def recover(self, number: int, site: str) -> Any:
+        """The best estimate of one site's update, or None if no combination of the sums isolates it."""
+        found = [(unknowns, total) for unknowns, total in self.equations() if unknowns]
+        columns = sorted({unknown for unknowns, _ in found for unknown in unknowns})
+        if (number, site) not in columns:
+            return None
+        rows = np.array([[unknowns.get(column, 0) for column in columns] for unknowns, _ in found], dtype=float)
+        target = np.array([column == (number, site) for column in columns], dtype=float)
+        weights = np.linalg.lstsq(rows.T, target, rcond=None)[0]
+        if np.abs(rows.T @ weights - target).max() > 1e-9:
+            return None
+        signed = [total.view(self.layout.signed_dtype).astype(float) for _, total in found]
+        return sum(weight * one for weight, one in zip(weights, signed, strict=True))
+
+    def leak(self, number: int, site: str, truth: Words) -> float:
+        """The largest correlation with the truth of anything the attacker can make of a site's uploads."""
+        uploads = [kx for kx, name in self.frames if name == site and self.upload(kx, site) is not None]
+        guesses: list[Any] = [self.residual(kx, site)[0] for kx in uploads if kx in self.views]
+        guesses += [one - other for at, one in enumerate(guesses) for other in guesses[:at]]
+        estimates = [correlation(self.layout, guess.view(self.layout.signed_dtype), truth) for guess in guesses]
+        recovered = self.recover(number, site)
+        if recovered is not None:
+            estimates.append(correlation(self.layout, recovered, truth))
+        return max(map(abs, estimates), default=0.0)
+
+
+def correlation(layout: Layout, guess: Any, truth: Words) -> float:
+    """Over the first tensor, which is as good as all of the vector."""
+    place = layout.slot("stem")
+    return float(np.corrcoef(guess[place].astype(float), truth.view(layout.signed_dtype)[place].astype(float))[0, 1])
+
+
+# What every test ends with.
+
+
+def checks_in(error: BaseException | None) -> list[str]:
+    """The names of the checks an error came through."""
+    found = []
+    while error is not None:
+        frame = error.__traceback__
+        while frame is not None:
+            found.append(frame.tb_frame.f_code.co_name)
+            frame = frame.tb_next
+        error = error.__cause__
+    return found
+
+
+def assert_refused(run: EvilCoordinator, site: str, kind: type[ToolkitError], check: str) -> ToolkitError:
+    """The site has met an error of this kind, raised by the check of this name."""
+    errors = run.sites[site].errors
+    fitting = [error for error in errors if isinstance(error, kind) and check in checks_in(error)]
+    assert fitting, f"{site}: no {kind.__name__} from {check} among {[(repr(e), checks_in(e)[-3:]) for e in errors]}"
+    return fitting[-1]
+
+
+def assert_safe(run: EvilCoordinator, site: str = VICTIM, number: int = 1) -> None:
+    """Nothing recovers the site's update, and no site has broken its promises."""
+    assert run.spoils.recover(number, site) is None, "the attacker isolates the update"
+    assert run.spoils.leak(number, site, run.truth[number, site]) < LEAK
+    run.check_promises()
+
+
+def assert_recovered(run: EvilCoordinator, site: str = VICTIM, number: int = 1) -> None:
+    """The attack has worked: this is what the check that was taken away stands for."""
+    guess = run.spoils.recover(number, site)
+    assert guess is not None, "the attack has not even isolated the update"
+    assert correlation(run.policy.layout, guess, run.truth[number, site]) > WON
