@@ -68,8 +68,8 @@ def _verdict(result: Crossed) -> Markup:
     names = ", ".join(history.name for history in result.histories)
     ends = [record.ts for history in result.histories for record in history.of("agent.start", "agent.stop")]
     summary = (
-        f"{counts[Severity.FAIL]} findings, {counts[Severity.UNDECIDED]} undecided, {counts[Severity.NOTE]} notes. "
-        f"Logs of {names}."
+        f"Failed checks: {counts[Severity.FAIL]}. Undecided: {counts[Severity.UNDECIDED]}. "
+        f"Notes: {counts[Severity.NOTE]}. Logs of {names}."
     )
     return tag(
         "header",
@@ -88,17 +88,27 @@ def _verdict(result: Crossed) -> Markup:
     )
 
 
+def _state(findings: Sequence[Finding], codes: frozenset[str]) -> str:
+    """How a group of checks came out."""
+    found = {finding.severity for finding in findings if finding.code in codes}
+    if Severity.FAIL in found:
+        return "fault"
+    return "unsure" if Severity.UNDECIDED in found else "pass"
+
+
 def _checked(result: Crossed, pinned: bool) -> Markup:
     entries, heads = sum(log.size for log in result.logs), sum(len(log.heads.heads) for log in result.logs)
     cosigned = sum(len(head.cosigners) for log in result.logs for head in log.heads.heads)
+    messages = sum(log.ledger.count for log in result.logs)
     done = [
-        f"{entries:,} entries parsed strictly and hashed again; {heads:,} signed heads compared with the tree",
-        f"{cosigned:,} cosignatures of witnesses, and heads that each party holds of the others",
-        f"{sum(log.ledger.count for log in result.logs):,} outgoing messages: type, exact length, mask",
-        f"{result.matched:,} of them matched with the coordinator's log by identity, digest, length and type",
-        "one model, one cohort and one survivor set in each round, across all logs given",
-        f"epsilon of {len(result.statements)} site(s) recomputed from recorded mechanisms",
+        (f"{entries:,} entries read strictly and hashed again, {heads:,} signed heads", wording.RECORD),
+        (f"{cosigned:,} cosignatures, and the heads that each party holds of the others", wording.RECORD),
+        (f"{messages:,} outgoing messages: type, exact length, mask", wording.EGRESS),
+        (f"{result.matched:,} of them in the coordinator's log too: identity, digest, length", wording.MATCHING),
+        ("one model, one cohort and one survivor set in each round", wording.AGREEMENT),
+        (f"epsilon of {len(result.statements)} site(s), recomputed from the mechanisms", wording.PRIVACY),
     ]
+    items = [tag("li", words, cls=_state(result.findings, codes)) for words, codes in done]
     open_points = [finding for finding in result.findings if finding.severity is Severity.UNDECIDED]
     not_done = [f"{finding.log}: {finding.detail}" for finding in open_points]
     if not pinned:
@@ -110,7 +120,7 @@ def _checked(result: Crossed, pinned: bool) -> Markup:
         "What was checked, and what could not be",
         tag(
             "div",
-            tag("div", tag("h3", "Checked"), tag("ul", [tag("li", item) for item in done], cls="ticks")),
+            tag("div", tag("h3", "Checked"), tag("ul", items, cls="ticks")),
             tag("div", tag("h3", "Not shown by these logs"), tag("ul", [tag("li", item) for item in not_done])),
             cls="two",
         ),
@@ -235,7 +245,7 @@ def _rounds(result: Crossed) -> Markup:
             (
                 key[1],
                 _one_of(facts.models),
-                [f"{facts.cohort_size}, ", _one_of(facts.cohorts)],
+                tag("span", f"{facts.cohort_size}, ", _one_of(facts.cohorts), cls="whole"),
                 f"{len(facts.uploads)}" + (f" (without {', '.join(sorted(facts.dropouts))})" if facts.dropouts else ""),
                 wording.quantity(facts.bytes["masked-vector"]),
                 wording.quantity(control),
@@ -251,7 +261,7 @@ def _rounds(result: Crossed) -> Markup:
         "in the sum",
         "masked",
         "other",
-        "beyond the equation",
+        "surplus",
         "all masked",
         "epsilon",
     )

@@ -34,7 +34,11 @@ p{margin:.4em 0 .8em;max-width:46em}
 ul,ol{padding-left:1.15em;margin:.3em 0 1em}
 li{margin:.32em 0}
 .ticks{list-style:none;padding-left:1.5em}
-.ticks li::before{content:"\\2713";color:var(--good);float:left;margin-left:-1.5em;font-weight:700}
+.ticks li::before{float:left;margin-left:-1.5em;font-weight:700}
+.ticks .pass::before{content:"\\2713";color:var(--good)}
+.ticks .fault::before{content:"\\2717";color:var(--bad)}
+.ticks .unsure::before{content:"?";color:var(--open)}
+.whole{white-space:nowrap}
 .scroll{overflow-x:auto;margin:.6em 0 1.2em}
 table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}
 th{
@@ -43,11 +47,14 @@ th{
 td{border-bottom:1px solid var(--line);padding:7px 12px 7px 0;vertical-align:top}
 .n{text-align:right}
 td.n{white-space:nowrap}
+.n{padding-right:22px}
 code,pre{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.86em}
 td code{white-space:nowrap}
 td code.long{white-space:normal;overflow-wrap:anywhere}
 pre{background:var(--back);padding:14px 18px;overflow-x:auto;border-radius:3px;line-height:1.7}
 .finding{border-left:4px solid;padding:8px 0 4px 18px;margin:0 0 1.1em;break-inside:avoid}
+.finding.bad{border-left-color:var(--bad)}
+.finding.open{border-left-color:var(--open)}
 .finding p{margin:.15em 0 .35em}
 .badge{
  display:inline-block;font-size:.7rem;font-weight:600;text-transform:uppercase;letter-spacing:.05em;

@@ -54,7 +54,6 @@ class Scan:
         self.manifest: str | None = None
         self.latest_at: dict[int, int] = {}  # for each head, the latest time among the entries it covers
         self.rounds_after_witness: set[str] = set()
-        self.forks: list[tuple[Held, CompactRange]] = []
         self._heads = {head.checkpoint.size: head for head in heads.heads}
         self._held: dict[int, list[Held]] = {}
         for other in held:
@@ -65,7 +64,7 @@ class Scan:
         self._chain = chain
         self._origin = f'"{findings.log}"'
         self._pending: list[bytes] = []
-        self._offset = 0
+        self._offset = self._fits = 0
         self._epoch = "0"
         self._heartbeats = 0
         self._boot = ""
@@ -290,12 +289,23 @@ class Scan:
         self._flush()
         size, root, head = self._stop, self.root.root(), self._heads.get(self._stop)
         if head is not None:
-            if root != head.checkpoint.root:
-                self.findings.add("RootMismatch", f"head {size} has another root", max(size - 1, 0))
+            if root == head.checkpoint.root:
+                self._fits = size
+            else:
+                between = f"a change between entries {self._fits} and {size - 1}"
+                self.findings.add("RootMismatch", f"head {size} has another root: {between}", max(size - 1, 0))
             self.latest_at[size] = self._latest
             self._sealed_mono = self._mono
         for other in self._held.get(size, ()):
             if root != other.checkpoint.root:
-                self.forks.append((other, self.root.copy()))
-                self.findings.add("Fork", f"a witness holds another history of {size} entries", max(size - 1, 0))
+                self._contradicted(other, size)
         self._stop = next(self._stops)
+
+    def _contradicted(self, other: Held, size: int) -> None:
+        """Entries that differ from what a witness saw: changed afterwards, or signed as another history?"""
+        own = self._heads.get(size)
+        agrees = own is not None and own.checkpoint.root == other.checkpoint.root
+        if agrees or "RootMismatch" in self.findings:
+            self.findings.add("RootMismatch", f"a witness saw other entries up to {size}", max(size - 1, 0))
+        else:
+            self.findings.add("Fork", f"a witness holds another history of {size} entries", max(size - 1, 0))
