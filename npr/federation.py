@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from npr.backend import Aggregator, PlainAggregator, sum_extras
+from npr.backend import Aggregator, Contribution, PlainAggregator, sum_extras
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset, Samples, SiteData
 from npr.methods import registry
@@ -96,9 +96,9 @@ class Federation:
         reports, contributions = {}, []
         for site in self.sites:
             self._download(site.model)
-            reports[site.name] = self.method.local_round(site, number)
+            reports[site.name] = self._local_round(site, number)
             if manifest.size:
-                contributions.append(self.method.contribution(site, number))
+                contributions.append(self._contribution(site, number))
         weight = 0
         if contributions:
             total, weight = self.aggregator.sum(contributions)
@@ -106,6 +106,12 @@ class Federation:
             self.method.server_step(self.model, manifest, (total / weight).astype(np.float32), extras)
         self.round = number
         return RoundReport(round=number, sites=reports, vector_size=manifest.size, weight=weight)
+
+    def _local_round(self, site: Site, number: int) -> LocalReport:
+        return self.method.local_round(site, number)
+
+    def _contribution(self, site: Site, number: int) -> Contribution:
+        return self.method.contribution(site, number)
 
     def finish(self) -> None:
         """Load the last aggregate at every site and let the method fine-tune there."""

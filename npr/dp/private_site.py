@@ -55,7 +55,7 @@ class PrivateTraining:
                 f"the ledger protects each {ledger.state.terms.unit}, the data are grouped by {site.train.unit_kind}",
                 where="differential privacy",
             )
-        self._method, self._site, self._schedule, self._ledger, self._run = method, site, schedule, ledger, run
+        self._method, self._site, self._schedule, self.ledger, self._run = method, site, schedule, ledger, run
         self._noise = NoiseSource()
         self._mean, self._std, self._augmentation = mean, std, augmentation
         regularisation = Regularisation(
@@ -89,7 +89,7 @@ class PrivateTraining:
         The report holds steps and time only: losses and hits of the drawn records are not released.
         """
         started = time.perf_counter()
-        reservation = self._ledger.reserve(
+        reservation = self.ledger.reserve(
             run=self._run,
             round_number=round_number,
             events=self._schedule.round_events(round_number),
@@ -97,7 +97,7 @@ class PrivateTraining:
         )
         optimizer = self._site.optimizer(round_number)
         done = self.rounds.train(self._site.model, optimizer, reservation, round_number)
-        self._ledger.commit(reservation)
+        self.ledger.commit(reservation)
         seconds = time.perf_counter() - started
         return LocalReport(steps=len(done), samples=0, loss_sum=0.0, hits=0, seconds=seconds, seconds_waiting=0.0)
 

@@ -78,7 +78,7 @@ def test_rounds_until_the_cap_and_a_contribution_without_the_head() -> None:
     sent = private.contribution(1)
     assert sent.weight == private.rounds.counts.weight() != len(private._site.train)
     assert len(sent.vector) == sum(p.numel() for p in private._site.model.extractor.parameters())
-    assert all(booking.committed for booking in private._ledger.state.bookings)
+    assert all(booking.committed for booking in private.ledger.state.bookings)
 
 
 def test_the_cap_stops_the_site_before_its_model_moves() -> None:

@@ -1,0 +1,137 @@
+"""A whole federation in one process with DP at every site: the lab's way to draw accuracy against epsilon.
+
+The mechanisms, the ledger and the noise are those of a real site; only the ledger lies in memory, since the patients of
+an experiment need no protection from a restart. It is checkpointed with the federation all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from npr.backend import Aggregator, Contribution
+from npr.config import TrainConfig
+from npr.data.augment import Augmentation
+from npr.data.dataset import FederatedDataset
+from npr.dp.freeze_norm import without_batch_norm
+from npr.dp.private_site import PrivateTraining
+from npr.federation import Federation
+from npr.methods.site import Site
+from npr.model import ModelSpec, normalisation
+from npr.training import LocalReport
+from security.dp.accountant import Spent
+from security.dp.ledger import Ledger
+from security.dp.ledger_entries import Head as LedgerHead
+from security.dp.ledger_entries import Terms, Unit, digest_of
+from security.dp.ledger_store import MemoryStore
+from security.dp.planner import Schedule, order_for, propose_multiplier
+
+_KEPT = "dp/"
+_LEDGER = "dp/ledger"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivatePlan:
+    """What every site of an experiment is promised, and how. Equal at all sites: rate and steps are public."""
+
+    schedule: Schedule
+    cap: float
+    delta: float
+    dimensions: int = 64
+    micro_batch: int = 64
+
+    @classmethod
+    def for_epsilon(cls, epsilon: float, *, delta: float, schedule: Schedule, dimensions: int = 64) -> PrivatePlan:
+        """The schedule with the least gradient noise that keeps the whole run within epsilon."""
+        multiplier = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
+        return cls(schedule=replace(schedule, multiplier=multiplier), cap=epsilon, delta=delta, dimensions=dimensions)
+
+
+class PrivateFederation(Federation):
+    """Federation whose sites train by `PrivateTraining`. BatchNorm is gone from every model."""
+
+    def __init__(
+        self,
+        *,
+        dataset: FederatedDataset,
+        spec: ModelSpec,
+        config: TrainConfig,
+        plan: PrivatePlan,
+        seed: int = 0,
+        aggregator: Aggregator | None = None,
+        augmentation: Augmentation | None = None,
+    ) -> None:
+        super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator)
+        for model in (self.model, *(site.model for site in self.sites)):
+            without_batch_norm(model, pretrained=spec.weights != "none")
+        # Fresh norm layers take no random numbers, so all copies are still equal.
+        self._plan = plan
+        self._augmentation = augmentation
+        self._stores = {site.name: MemoryStore() for site in self.sites}
+        self._trainings = {
+            site.name: self._training(site, Ledger.create(self._stores[site.name], self._terms(site), version="lab"))
+            for site in self.sites
+        }
+
+    def spent(self) -> Mapping[str, Spent]:
+        """Both epsilons of every site. Report the list or the largest, never a mean."""
+        return {name: training.ledger.spent() for name, training in self._trainings.items()}
+
+    def _terms(self, site: Site) -> Terms:
+        plan = self._plan
+        return Terms(
+            population=f"lab/{site.name}",
+            unit=Unit(site.train.unit_kind),
+            delta=plan.delta,
+            cap=plan.cap,
+            order=order_for(plan.schedule, cap=plan.cap, delta=plan.delta),
+        )
+
+    def _training(self, site: Site, ledger: Ledger) -> PrivateTraining:
+        mean, std = normalisation(self.spec)
+        return PrivateTraining(
+            self.method,
+            site,
+            schedule=self._plan.schedule,
+            ledger=ledger,
+            run="lab",
+            mean=mean,
+            std=std,
+            augmentation=self._augmentation,
+            dimensions=self._plan.dimensions,
+            micro_batch=self._plan.micro_batch,
+        )
+
+    def _local_round(self, site: Site, number: int) -> LocalReport:
+        training = self._trainings[site.name]
+        report = training.local_round(number)
+        site.kept |= {_KEPT + name: tensor for name, tensor in training.rounds.memory().items()}
+        lines = b"\n".join(self._stores[site.name].lines)
+        site.kept[_LEDGER] = torch.frombuffer(bytearray(lines), dtype=torch.uint8)
+        return report
+
+    def _contribution(self, site: Site, number: int) -> Contribution:
+        return self._trainings[site.name].contribution(number)
+
+    def restore(self, path: str | Path) -> None:
+        """As for any federation; the ledgers go on where they were."""
+        super().restore(path)
+        for site in self.sites:
+            if _LEDGER not in site.kept:
+                continue
+            store = self._stores[site.name] = MemoryStore()
+            store.lines = bytes(site.kept[_LEDGER].numpy()).split(b"\n")
+            store.head = LedgerHead(seq=len(store.lines) - 1, digest=digest_of(store.lines[-1]))
+            ledger = Ledger.open(store, population=f"lab/{site.name}")
+            self._trainings[site.name] = training = self._training(site, ledger)
+            kept = {name.removeprefix(_KEPT): tensor for name, tensor in site.kept.items() if name.startswith(_KEPT)}
+            training.rounds.remember(kept)
+
+    def _identity(self) -> dict[str, Any]:
+        plan = self._plan
+        promised = [repr(plan.schedule), plan.cap, plan.delta, plan.dimensions]
+        return super()._identity() | {"privacy": promised}

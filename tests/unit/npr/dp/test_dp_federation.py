@@ -1,0 +1,73 @@
+"""DP at every site of a lab federation: it runs, it books, it goes on after a restart, it is not repeatable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from npr.dp.federation import PrivateFederation, PrivatePlan
+from npr.federation import Federation
+from security.dp.events import rate_at_least
+from security.dp.planner import Schedule
+from security.errors import BudgetExhausted, ConfigError
+
+SCHEDULE = Schedule(
+    rounds=2, steps=2, rate=rate_at_least(0.5), multiplier=1.0, clip=1.0, prototypes_sigma=8.0, prototypes_every=1
+)
+PLAN = PrivatePlan.for_epsilon(8.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
+
+
+@pytest.fixture
+def private(toy: Callable[..., Federation]) -> Callable[..., PrivateFederation]:
+    def build(plan: PrivatePlan = PLAN, **train: object) -> PrivateFederation:
+        plain = toy(**{"method": "fednpr-per", "assign": "nearest", "optimizer": "sgd"} | train)
+        return PrivateFederation(dataset=plain.dataset, spec=plain.spec, config=plain.config, plan=plan, seed=1)
+
+    return build
+
+
+def test_rounds_are_booked_at_every_site_and_end_at_the_promised_epsilon(
+    private: Callable[..., PrivateFederation],
+) -> None:
+    federation = private()
+    start = federation.model.extractor.state_dict()
+    start = {name: tensor.clone() for name, tensor in start.items()}
+    for _ in range(2):
+        report = federation.run_round()
+        assert report.loss == 0.0, "no loss of drawn records is shown"
+    assert any(not torch.equal(start[name], tensor) for name, tensor in federation.model.extractor.state_dict().items())
+    spent = federation.spent()
+    assert set(spent) == {"a", "b", "c"}
+    assert all(0 < epsilon.pld < epsilon.rdp <= 8.0 for epsilon in spent.values())
+    assert max(epsilon.rdp for epsilon in spent.values()) > 7.5, "the plan uses what it was given"
+    assert np.isfinite(federation.evaluate("personal")[0].scores).all()
+    with pytest.raises(BudgetExhausted):
+        federation.run_round()
+
+
+def test_a_checkpoint_carries_ledger_and_releases(private: Callable[..., PrivateFederation], tmp_path: Path) -> None:
+    first = private()
+    first.run_round()
+    first.checkpoint(tmp_path / "c.safetensors")
+    second = private()
+    second.restore(tmp_path / "c.safetensors")
+    assert second.spent() == first.spent()
+    second.run_round()
+    with pytest.raises(BudgetExhausted):
+        second.run_round()
+    other = PrivatePlan.for_epsilon(3.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
+    with pytest.raises(ConfigError, match="privacy"):
+        private(other).restore(tmp_path / "c.safetensors")
+
+
+def test_two_runs_of_one_seed_differ(private: Callable[..., PrivateFederation]) -> None:
+    results = []
+    for _ in range(2):
+        federation = private()
+        federation.run_round()
+        results.append(torch.cat([p.detach().flatten() for p in federation.model.parameters()]))
+    assert not torch.allclose(*results)
