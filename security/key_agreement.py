@@ -68,6 +68,13 @@ class KeyPair:
         raise TypeError("a KeyPair cannot be pickled or copied")
 
 
+def require_usable(*publics: bytes) -> None:
+    """Refuse keys of small order, with which no site could agree on anything."""
+    probe = KeyPair(Secret(bytes(KEY_BYTES)))  # any clamped scalar is a multiple of 8 and takes such a point to zero
+    for public in publics:
+        probe.exchange(public)
+
+
 def _derive(material: Secret, kx: bytes, info: bytes) -> Secret:
     return Secret(HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=kx, info=info).derive(material.reveal()))
 

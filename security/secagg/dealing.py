@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from security import merkle
+from security import key_agreement, merkle
 from security.errors import VerificationFailed
 from security.secagg import burst_checks, statements
 from security.secagg import context as hashes
@@ -44,11 +44,15 @@ class Dealing:
         known = self.adverts.get(advert.site)
         if known is not None and known != advert:
             raise Equivocation(advert.site, "adverts")
+        if known is not None:
+            return None
+        # What the sites would refuse must not count as there: else its sender stalls every attempt and is never missed.
+        burst_checks.check_advert_keys([*self.adverts.values(), advert])
+        key_agreement.require_usable(advert.mask_key, advert.share_key)
         self.adverts[advert.site] = advert
-        if known is not None or len(self.adverts) < self.context.n:
+        if len(self.adverts) < self.context.n:
             return None
         shown = self.shown()
-        burst_checks.check_advert_keys(shown.adverts)
         self.fix_adverts(shown)
         return shown
 

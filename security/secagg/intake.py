@@ -164,10 +164,7 @@ class Intake:
         policy, context = self.core.policy, jump.result.context
         _, _, result_hash = result_checks.result_digests(jump.result)
         result_checks.check_result_signature(policy, result_hash, jump.result.signature)
-        if (context.federation, context.run) != (policy.federation, policy.run):
-            raise PolicyViolation("state is of another federation or run", where="jump")
-        if context.round <= self.core.head.round or context.layout_hash != policy.layout.layout_hash:
-            raise PolicyViolation("state is not newer than this site's, or of another layout", where="jump")
+        result_checks.check_jump_context(policy, self.core.head, context)
         certificate_checks.check_certificate(
             policy, jump.check, result=result_hash, state_hash=jump.result.state_hash, quorum=context.t
         )

@@ -40,6 +40,20 @@ def check_one_update(known: UpdateBound | None, bound: UpdateBound) -> None:
         raise PolicyViolation("this round already has another update", where="update", hint="wait for the next round")
 
 
+def check_fresh_update(journal: Journal, bound: UpdateBound) -> None:
+    """What was sent in one round never goes into a later one: the reuse rule looks at the attempts of one round only.
+
+    A round that was lost or void may have a sum somewhere; the same vector in another cohort is then a difference away.
+    """
+    again = journal.update is not None and journal.update.round == bound.round
+    if not again and bound.state_hash == journal.uploaded_on and bound.digest in journal.uploaded:
+        raise PolicyViolation(
+            "this update was already sent in an earlier round",
+            where="update",
+            hint="train again: the seed must depend on the round",
+        )
+
+
 def check_plan_signature(policy: AggregationPolicy, plan: Plan) -> None:
     statements.verify(policy.coordinator, statements.plan(plan.context), plan.signature)
 

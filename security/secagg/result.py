@@ -133,6 +133,8 @@ class ChunkAudit:
             raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")
         if piece.site not in roots or piece.site in self._pieces:
             raise RemoteProtocolError("piece is of no survivor, or came before", where="audit")
+        if len(piece.data) != min(FRAME_BYTES, self.total.nbytes - piece.chunk * FRAME_BYTES):
+            raise RemoteProtocolError("piece has the wrong length", where="audit")
         result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=self.policy.chunks)
         words = np.frombuffer(piece.data, dtype=self.total.dtype)
         if self._partial is None:

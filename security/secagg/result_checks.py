@@ -45,6 +45,19 @@ def check_result_extends(head: Head, context: RoundContext) -> None:
         raise PolicyViolation("the result before this one has not been vouched for", where="result")
 
 
+def check_jump_context(policy: AggregationPolicy, head: Head, context: RoundContext) -> None:
+    """A later state of this run, made under any of its manifests, and by no smaller quorum than this one asks for.
+
+    Nobody else looks at this context: a quorum of none would be covered by no acknowledgement at all.
+    """
+    if (context.federation, context.run) != (policy.federation, policy.run):
+        raise PolicyViolation("state is of another federation or run", where="jump")
+    if context.round <= head.round or context.layout_hash != policy.layout.layout_hash:
+        raise PolicyViolation("state is not newer than this site's, or of another layout", where="jump")
+    if context.t < policy.thresholds(context.n).t:
+        raise PolicyViolation("state was made by too small a quorum", where="jump")
+
+
 def check_result_memory(memory: AttemptMemory | None, kx: bytes, deals: bytes, site: str, result: Result) -> None:
     """What this site saw of the attempt is what everybody is now shown of it."""
     if memory is None or memory.kx is None:

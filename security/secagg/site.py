@@ -91,6 +91,7 @@ class SiteMachine:
         )
         known = self.core.journal.update
         plan_checks.check_one_update(known, bound)
+        plan_checks.check_fresh_update(self.core.journal, bound)
         self.burst.update = update
         return () if known == bound else (self.core.record(bound),)
 
