@@ -166,5 +166,5 @@ def extract(model: SplitModel, batches: Batches) -> tuple[Tensor, Tensor]:
         for batch in batches:
             features.append(model.features(batch.images))
             labels.append(batch.labels)
-    # Copies made outside inference mode are ordinary tensors, which later steps may differentiate through.
-    return torch.cat(features).clone(), torch.cat(labels).clone()
+    # Joined outside inference mode, they are ordinary tensors again, which a head may be trained on.
+    return torch.cat(features), torch.cat(labels)
