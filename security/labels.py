@@ -58,3 +58,6 @@ DP_LEDGER_COMMITMENT: Final = _label("dp-ledger-head")
 
 # Names of messages in the privacy logs.
 MESSAGE_ID: Final = _label("msgid")
+
+# Updates at rest in a site's state directory.
+PENDING_UPDATE: Final = _label("pending")

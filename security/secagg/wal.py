@@ -38,6 +38,19 @@ def _whole(data: bytes, at: int) -> int | None:
     return end
 
 
+def read_records(path: Path) -> tuple[Wire, ...]:
+    """What a log holds, for looking at it: takes no lock and changes nothing, so that its writer may be at work."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    found, at = [], len(MAGIC)
+    while at < len(data) and (end := _whole(data, at)) is not None:
+        found.append(records.decode(data[at + 4 + _CHECK : end]))
+        at = end
+    return tuple(found)
+
+
 class WriteAheadLog:
     """One file, one writer. `records` are those that were there when it was opened."""
 

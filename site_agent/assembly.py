@@ -1,0 +1,215 @@
+"""From a configuration to a site that can run: keys, manifest, state directory, log, and the promises it has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from protos.schema import schema_digest
+from security import pki, software
+from security.audit.events import AgentStart, DataOpened
+from security.audit.log import AuditLog
+from security.audit.note import head_of
+from security.audit.roster import Roster
+from security.audit.witness import Witness
+from security.clock import Clock
+from security.consortium.enrolment import Identity
+from security.consortium.initial_model import InitialModel, pinned_model
+from security.consortium.manifest import Manifest
+from security.consortium.rules import check_tls_peer
+from security.consortium.views import aggregation_policy, audit_roster
+from security.errors import ConfigError
+from security.pki import Role, Subject
+from security.rng import Randomness
+from security.secagg.attempt import Heads
+from security.secagg.effects import Vector
+from security.secagg.journal import Journal
+from security.secagg.site import SiteMachine
+from security.secagg.site_core import SiteCore
+from security.secagg.statements import Signer
+from security.secagg.wal import WriteAheadLog
+from security.secrets import Secret
+from site_agent.agent import Agent, Learner
+from site_agent.config import SiteConfig
+from site_agent.outbox import Outbox
+from site_agent.session import Session
+from site_agent.vault import Vault
+from site_agent.witnessing import Witnessing
+
+READY_SHARE = 0.9
+LearnerFactory = Callable[[SiteConfig, Manifest, InitialModel, Vault, Identity, str], tuple[Learner, str | None]]
+
+
+def assemble(
+    config: SiteConfig,
+    *,
+    clock: Clock,
+    rng: Randomness,
+    make_learner: LearnerFactory,
+    agent_type: type[Agent] = Agent,
+) -> Agent:
+    """Open everything, and take up what an earlier run has promised.
+
+    :param agent_type: the class that carries out effects.
+    """
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, clock)
+    config.policy.check_federation(manifest)
+    initial, start = pinned_model(config.initial_model, manifest)
+    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=rng)
+    vault.claim(manifest.run)
+    wal = WriteAheadLog(vault.wal)
+    log, roster = open_log(config, vault, identity, manifest, site, clock, rng)
+    log.append(_started(config))
+    learner, fingerprint = make_learner(config, manifest, initial, vault, identity, site)
+    if fingerprint is not None:
+        opened = DataOpened(
+            fingerprint=fingerprint, purpose=config.data.purpose, legal_basis=config.data.legal_basis or "not stated"
+        )
+        log.append(opened, run=manifest.run)
+    log.checkpoint()
+    machine = _machine(identity, manifest, site, vault, wal, start, log, clock, rng, config.site.threads or 1)
+    destination = manifest.coordinator.tls_keys[-1]
+    session = Session(
+        machine,
+        manifest,
+        config.policy,
+        clock,
+        config_hash=config_hash_of(manifest),
+        slot_ms=int(1000 * (config.site.ready_slot or READY_SHARE * manifest.timing.train)),
+        destination=destination,
+        pending=vault.unseal(manifest.aggregation.layout),
+    )
+    outbox = Outbox(
+        log,
+        config.policy,
+        federation=manifest.federation,
+        site=site,
+        run=manifest.run,
+        layout=manifest.aggregation.layout,
+        destination=destination,
+    )
+    witness = Witness(vault.log, roster, identity.cosigner(_subject(manifest, site)), clock)
+    return agent_type(
+        identity=identity,
+        manifest=manifest,
+        policy=config.policy,
+        session=session,
+        outbox=outbox,
+        vault=vault,
+        wal=wal,
+        log=log,
+        witnessing=Witnessing(site, log, witness),
+        learner=learner,
+        clock=clock,
+    )
+
+
+def read_membership(identity: Identity, clock: Clock) -> tuple[str, Manifest]:
+    """Who we are, and the manifest in force; our own certificates must be good today."""
+    now = clock.now_ms()
+    certificate = identity.tls_certificate()
+    subject = pki.subject_of(certificate, str(identity.tls_path))
+    pki.check_dates(certificate, now, str(identity.tls_path))
+    manifest = identity.manifest(now_ms=now)
+    if manifest is None:
+        raise ConfigError(
+            "there is no manifest yet",
+            where=str(identity.manifest_path),
+            hint="install the one the consortium has published: site-agent join --manifest FILE",
+        )
+    if subject.role is not Role.SITE:
+        raise ConfigError("the certificate is not a site's", where=str(identity.tls_path))
+    check_tls_peer(manifest, identity.root(), certificate, now_ms=now)
+    return subject.member, manifest
+
+
+def config_hash_of(manifest: Manifest) -> bytes:
+    """The one training configuration of the manifest's settings; the learner has checked that the hash is theirs."""
+    if len(manifest.training.config_hashes) != 1:
+        raise ConfigError(
+            "the manifest lists more than one training configuration",
+            where="manifest [training] config_hashes",
+            hint="a site trains under the settings in the manifest, so that one hash is all there can be",
+        )
+    return bytes.fromhex(manifest.training.config_hashes[0])
+
+
+def _subject(manifest: Manifest, site: str) -> Subject:
+    return Subject(federation=manifest.federation, role=Role.SITE, member=site)
+
+
+def open_log(
+    config: SiteConfig,
+    vault: Vault,
+    identity: Identity,
+    manifest: Manifest,
+    site: str,
+    clock: Clock,
+    rng: Randomness,
+) -> tuple[AuditLog, Roster]:
+    """The privacy log, begun or gone on with, under the manifest in force."""
+    roster = audit_roster(manifest)
+    party, keys, data = roster.by_name[site], identity.folder / "keys" / "epochs", identity.manifest_path.read_bytes()
+    if (vault.log / "FORMAT").exists():
+        log = AuditLog.open(vault.log, keys, party=party, roster=roster, clock=clock, rng=rng)
+        if (vault.log / "manifest.json").read_bytes() != data:
+            log.adopt_manifest(data, manifest.version, roster)
+        return log, roster
+    log = AuditLog.create(
+        vault.log,
+        keys,
+        party=party,
+        roster=roster,
+        manifest=data,
+        policy=config.policy_digest,
+        root=identity.audit_root(_subject(manifest, site)),
+        clock=clock,
+        rng=rng,
+    )
+    return log, roster
+
+
+def _started(config: SiteConfig) -> AgentStart:
+    return AgentStart(
+        version=software.version(),
+        package=software.package_digest(),
+        dependencies=software.dependencies_digest(),
+        proto=schema_digest(),
+        image=None,
+        config=config.digest,
+        insecure=(),
+    )
+
+
+def _machine(
+    identity: Identity,
+    manifest: Manifest,
+    site: str,
+    vault: Vault,
+    wal: WriteAheadLog,
+    start: Vector,
+    log: AuditLog,
+    clock: Clock,
+    rng: Randomness,
+    workers: int,
+) -> SiteMachine:
+    policy = aggregation_policy(manifest, now_ms=clock.now_ms(), dp_active=manifest.privacy is not None)
+    journal = Journal.replay(wal.records)
+    head = journal.head(policy)
+    model = start if journal.last is None else vault.state(policy.layout, head.state_hash)
+
+    def heads() -> Heads:
+        newest = head_of(log.head)
+        return Heads(log_size=newest.size, log_root=newest.root)
+
+    core = SiteCore(
+        policy=policy,
+        signer=Signer(site, identity.signing_key(manifest.site(site).certificate)),
+        journal=journal,
+        storage_key=Secret(identity.sealing_key()),
+        randomness=rng,
+        clock=clock,
+        heads=heads,
+        workers=workers,
+    )
+    return SiteMachine(core, model)

@@ -1,0 +1,229 @@
+"""gRPC: one outbound stream, opened again whenever it breaks. Bytes in, bytes out; the agent does the rest.
+
+Everything that happens to a site comes through one queue: bytes from the coordinator, work done by the training thread,
+the clock. So the agent never runs twice at once, and effects keep their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final
+
+from protos import tls  # before grpc: it switches TLS 1.2 off
+
+import grpc  # isort: skip
+
+from security.audit.events import AgentStop
+from security.errors import ToolkitError
+from site_agent.agent import Agent, Finish, Job, Left
+from site_agent.config import CoordinatorTable
+from site_agent.effects import Effects
+
+log = logging.getLogger("site-agent")
+TICK_SECONDS: Final = 0.1
+HEARTBEAT_SECONDS: Final = 30.0
+CONNECT_SECONDS: Final = 20.0
+_TURNED_AWAY: Final = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
+
+Event = Callable[[], Iterator[bytes]]
+
+
+class Client:
+    """A site on the network."""
+
+    def __init__(self, agent: Agent, table: CoordinatorTable) -> None:
+        self.agent = agent
+        self.table = table
+        self.stopped = asyncio.Event()
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._lost = asyncio.Event()
+        self._call: Any = None
+        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._loop = asyncio.get_running_loop()
+        agent.submit = self._jobs.put
+
+    # Work and time.
+
+    def _work(self) -> None:
+        """The training thread: one job after the other. What a job returns goes on in the loop's thread."""
+        while True:
+            job = self._jobs.get()
+            try:
+                finish = job()
+            except Exception as error:  # not to be lost in a thread: it ends the agent
+                finish = _raising(error)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(self._events.put_nowait, self._finishing(finish))
+
+    def _finishing(self, finish: Finish) -> Event:
+        return lambda: self.agent.run(finish())
+
+    async def _clock(self) -> None:
+        heartbeat = self._loop.time() + HEARTBEAT_SECONDS
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            self._events.put_nowait(self.agent.ticked)
+            if self._loop.time() >= heartbeat:
+                heartbeat = self._loop.time() + HEARTBEAT_SECONDS
+                self.agent.heartbeat()
+
+    # One event after the other.
+
+    async def _handle(self) -> None:
+        """Carry events out, for ever. What is to be sent goes out in order; a broken stream only drops it."""
+        while True:
+            event = await self._events.get()
+            for payload in event():
+                await self._write(payload)
+
+    async def _write(self, payload: bytes) -> None:
+        if self._call is None:
+            return
+        try:
+            await self._call.write(payload)
+        except (grpc.RpcError, asyncio.InvalidStateError):
+            self._break()
+        except asyncio.CancelledError:
+            if _cancelled_from_outside():
+                raise
+            self._break()
+
+    def _break(self) -> None:
+        """The stream is gone: the outbox is told at once, so that it logs nothing as sent from here on."""
+        self._call = None
+        self.agent.closed()
+        self._lost.set()
+
+    # Connections.
+
+    async def run(self) -> None:
+        """Stay connected until told to stop.
+
+        :raises ToolkitError: when there is no use in trying again.
+        """
+        # A daemon: an agent that is told to stop does not wait for an hour of training.
+        Thread(target=self._work, name="training", daemon=True).start()
+        tasks = [asyncio.create_task(self._handle()), asyncio.create_task(self._clock())]
+        stopped = asyncio.create_task(self.stopped.wait())
+        dialling = asyncio.create_task(self._stay_connected())
+        try:
+            done, _ = await asyncio.wait([*tasks, stopped, dialling], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                if task is not stopped:
+                    self._rethrow(task)
+        finally:
+            for task in (*tasks, stopped, dialling):
+                task.cancel()
+            await asyncio.gather(*tasks, stopped, dialling, return_exceptions=True)
+
+    @staticmethod
+    def _rethrow(task: asyncio.Task[Any]) -> None:
+        error = task.exception()
+        if isinstance(error, Left):
+            raise error.error from error
+        if error is not None:
+            raise error
+
+    async def _stay_connected(self) -> None:
+        wait = float(self.table.least_wait)
+        while True:
+            started = self._loop.time()
+            reason = await self._one_connection()
+            if self._loop.time() - started > CONNECT_SECONDS:
+                wait = float(self.table.least_wait)
+            # Jitter keeps a roster of sites from knocking in step; nothing secret depends on it.
+            pause = wait * random.uniform(0.5, 1.0)
+            log.info("%s; trying %s again in %.1f s", reason, self.table.address, pause)
+            await asyncio.sleep(pause)
+            wait = min(2 * wait, float(self.table.most_wait))
+
+    async def _one_connection(self) -> str:
+        """Dial, talk until the stream ends, and say why it did."""
+        self._lost.clear()
+        options: list[tuple[str, Any]] = [*tls.OPTIONS, ("grpc.enable_http_proxy", int(self.table.proxy is not None))]
+        if self.table.proxy is not None:
+            options.append(("grpc.http_proxy", self.table.proxy))
+        credentials = tls.channel_credentials(self.agent.identity)
+        async with grpc.aio.secure_channel(self.table.address, credentials, options=options) as channel:
+            try:
+                await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
+            except TimeoutError:
+                return "the coordinator cannot be reached"
+            call = channel.stream_stream(tls.METHOD)()
+            self._call = call
+            self._events.put_nowait(self.agent.opened)
+            try:
+                return await self._read(call)
+            finally:
+                if self._call is call:
+                    self._break()
+
+    async def _read(self, call: Any) -> str:
+        try:
+            while (data := await call.read()) is not grpc.aio.EOF:
+                self._events.put_nowait(partial(self._received, call, data))
+            code, details = await call.code(), await call.details()
+        except grpc.RpcError as error:
+            code, details = error.code(), error.details()
+        except asyncio.CancelledError:
+            call.cancel()
+            if _cancelled_from_outside():
+                raise
+            return "the stream was closed"
+        if code in _TURNED_AWAY:
+            raise ToolkitError(
+                f"turned away by the coordinator: {details}",
+                where=self.table.address,
+                hint="`site-agent check` looks at certificate and manifest; the operator's log has the reason",
+            )
+        return f"the stream has ended ({code.name.lower()})"
+
+    def _received(self, call: Any, data: bytes) -> Iterator[bytes]:
+        """Bytes of a stream that is over by the time their turn comes mean nothing any more."""
+        if self._call is not call:
+            return
+        try:
+            yield from self.agent.received(data)
+        except Left as left:
+            if not left.retry:
+                raise
+            log.info("%s", left.error)
+            call.cancel()
+
+
+def _cancelled_from_outside() -> bool:
+    """gRPC reports a call that was cancelled as if the task had been."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _raising(error: Exception) -> Finish:
+    def finish() -> Effects:
+        raise error
+
+    return finish
+
+
+async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[asyncio.Event], None]) -> None:
+    """Run an agent; `until` gets the event that stops it, for signal handlers.
+
+    :raises ToolkitError: when there is no use in trying again. The log ends in order either way.
+    """
+    client = Client(agent, table)
+    until(client.stopped)
+    reason = "told to stop"
+    try:
+        await client.run()
+    except ToolkitError as error:
+        reason = error.code
+        raise
+    finally:
+        agent.log.close(lambda log: log.append(AgentStop(reason=reason)))
+        agent.wal.close()

@@ -1,0 +1,66 @@
+"""From a local round to the one vector that is masked: weight, metrics, fixed point. Knows no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from security.secagg import fixed_point
+from security.secagg.effects import Vector
+from security.secagg.layout import HITS, LOSS, Layout
+from security.secagg.site_core import PendingUpdate
+
+Weights = Literal["samples", "bucketed", "uniform"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalResult:
+    """What a local round gives. Only `update`, the weight and, where permitted, two sums go into the vector.
+
+    :param memory: everything personal that the next round needs, as safetensors; it stays on this machine.
+    :param artefacts: what else was made and stays: kind and number of values, for the privacy log.
+    """
+
+    update: Vector = field(repr=False)
+    samples: int
+    loss_sum: float
+    hits: int
+    steps: int
+    wall_ms: int
+    memory: bytes = field(repr=False)
+    artefacts: tuple[tuple[str, int, bytes], ...] = field(default=(), repr=False)
+
+
+def weight_of(samples: int, mode: Weights, cap: int) -> int:
+    """What the site counts with. Buckets are powers of two: a site that comes or goes tells its size coarsely."""
+    if mode == "uniform":
+        return 1
+    if mode == "bucketed":
+        return min(cap, 1 << max(0, (samples - 1).bit_length()))
+    return min(cap, samples)
+
+
+def encode(
+    layout: Layout,
+    result: LocalResult,
+    *,
+    round_number: int,
+    state_hash: bytes,
+    config_hash: bytes,
+    weights: Weights,
+    share_metrics: bool,
+    private: bool = False,
+) -> PendingUpdate:
+    """Encode once: the same words serve every attempt of the round.
+
+    :raises DataError: if a value is beyond its clip; it names the tensor and the clip that would hold it.
+    """
+    encoded = fixed_point.encode(
+        layout,
+        result.update,
+        weight=weight_of(result.samples, weights, layout.weight_cap),
+        loss=(result.loss_sum if share_metrics else 0.0) if layout.has(LOSS) else None,
+        hits=(result.hits if share_metrics else 0) if layout.has(HITS) else None,
+        saturate=private,
+    )
+    return PendingUpdate(round=round_number, state_hash=state_hash, config_hash=config_hash, words=encoded.words)

@@ -1,0 +1,177 @@
+"""The one door out of a hospital: permitted type, exact length, the look of noise, the log, and only then the bytes.
+
+Nothing else in this package may write to the network; a test looks for it. Every message carries the newest signed head
+of the privacy log, and its own entry is on disk before its first byte can leave.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from protos.convert import FROM_SITE, Parcel
+from security import relay
+from security.audit.egress import Outgoing, OutgoingVector, blocked, pass_door, pass_vector
+from security.audit.log import AuditLog
+from security.errors import LocalProtocolError, PolicyViolation
+from security.parcel_size import Shape, expected_bytes
+from security.relay import FRAMES, SignedHead
+from security.secagg import messages
+from security.secagg.layout import Layout
+from security.secagg.wire import FRAME_BYTES, Wire
+from site_agent.effects import Post, PostVector
+from site_agent.policy import SitePolicy
+
+
+class Outbox:
+    """Turns messages into logged parcels, numbered on each connection.
+
+    :param destination: SHA-256 of the coordinator's TLS key, as entries name it.
+    """
+
+    def __init__(
+        self,
+        log: AuditLog,
+        policy: SitePolicy,
+        *,
+        federation: str,
+        site: str,
+        run: str,
+        layout: Layout,
+        destination: str,
+    ) -> None:
+        self._log = log
+        self._policy = policy
+        self._base = Shape(federation=federation, site=site)
+        self._run = run
+        self.layout = layout
+        self._destination = destination
+        self._connection = 0
+        self._sequence = 0
+        self.connected = False
+        self.sent: Counter[str] = Counter()
+        self._of_round: Counter[int] = Counter()
+
+    def opened(self, connection: int) -> None:
+        """A new stream: its number is on disk already, so that no message is ever named twice."""
+        self._connection, self._sequence, self.connected = connection, 0, True
+
+    def closed(self) -> None:
+        """From here on nothing is logged as sent, because nothing is."""
+        self.connected = False
+
+    def post(self, post: Post) -> Iterator[bytes]:
+        """One message; nothing comes out while there is no stream.
+
+        :raises PolicyViolation: by the rule that stopped it, after logging so.
+        """
+        if not self.connected:
+            return
+        message, name = post.message, type(post.message).__name__
+        if type(message) in FRAMES:
+            raise LocalProtocolError("frames leave as a vector", where=name)
+        head = own_head(self._log)
+        sequence = self._sequence + 1
+        payload = FROM_SITE.encode(Parcel(message=message, sequence=sequence, log_head=head))
+        outgoing = Outgoing(
+            msg_id=self._name(sequence),
+            message=name,
+            payload=payload,
+            shape=self._shape(message, post.cohort, head),
+            destination=self._destination,
+            head=head.size,
+        )
+        try:
+            self._weigh(len(payload), post.round)
+            entry = pass_door(outgoing)
+        except PolicyViolation as refusal:
+            self._log.append(blocked(outgoing, refusal), run=self._run, round=post.round)
+            raise
+        self._log.append(entry, run=self._run, round=post.round)
+        self._sequence = sequence
+        self.sent[name] += len(payload)
+        yield payload
+
+    def vector(self, post: PostVector) -> Iterator[bytes]:
+        """A masked vector, frame by frame: one look and one entry for all of it, before the first frame.
+
+        :raises PolicyViolation: by the rule that stopped it, after logging so.
+        """
+        if not self.connected:
+            return
+        first, total = post.upload.first, -(-self.layout.byte_length // FRAME_BYTES)
+        if first >= total:
+            return
+        shape = replace(
+            self._base, vector_bytes=self.layout.byte_length, cohort=post.cohort, frame=first, frames=total - first
+        )
+        outgoing = OutgoingVector(
+            msg_id=self._name(self._sequence + 1),
+            shape=shape,
+            vector=post.upload.words.data.cast("B"),
+            root=post.root,
+            destination=self._destination,
+            head=own_head(self._log).size,
+            modulus_bits=self.layout.ring_bits,
+        )
+        try:
+            self._weigh(expected_bytes(messages.UploadFrame, shape), post.round)
+            entry = pass_vector(outgoing)
+        except PolicyViolation as refusal:
+            self._log.append(blocked(outgoing, refusal), run=self._run, round=post.round)
+            raise
+        self._log.append(entry, run=self._run, round=post.round)
+        for frame in post.upload.frames():
+            if self._is_closed():
+                return
+            yield self._frame(frame, shape)
+
+    def _is_closed(self) -> bool:
+        """Asked between frames: the stream may break while one is on its way."""
+        return not self.connected
+
+    def _frame(self, frame: messages.UploadFrame, shape: Shape) -> bytes:
+        self._sequence += 1
+        payload = FROM_SITE.encode(Parcel(message=frame, sequence=self._sequence))
+        if len(payload) != expected_bytes(type(frame), replace(shape, frame=frame.index, frames=1)):
+            raise PolicyViolation("a frame is not as long as it must be", where="UploadFrame")
+        self.sent["UploadFrame"] += len(payload)
+        return payload
+
+    def _name(self, sequence: int) -> str:
+        return relay.message_id(self._base.site, self._connection, sequence, from_site=True)
+
+    def _weigh(self, size: int, number: int | None) -> None:
+        """Bytes of a round, over all its attempts, against the hospital's own limit."""
+        if number is not None:
+            self._policy.check_bytes(self._of_round[number] + size)
+            self._of_round[number] += size
+
+    def _shape(self, message: Wire, cohort: tuple[str, ...], head: SignedHead) -> Shape:
+        """The public numbers that the message's length must follow from."""
+        shape = replace(
+            self._base,
+            cohort=cohort,
+            vector_bytes=self.layout.byte_length,
+            head_signatures=len(head.signatures),
+        )
+        match message:
+            case messages.Accusation():
+                return replace(shape, named=message.dealer)
+            case messages.Rollback():
+                return replace(shape, named=message.advert.site)
+            case relay.Head():
+                return replace(shape, named=message.witness, path=len(message.path), epochs=len(message.epochs))
+            case relay.Cosignature():
+                return replace(shape, named=message.origin)
+            case relay.Held():
+                cosigned = sum(len(line.value) == relay.COSIGNATURE_BYTES for line in message.head.signatures)
+                return replace(shape, named=message.head.origin, epochs=len(message.epochs), cosigned=cosigned)
+        return shape
+
+
+def own_head(log: AuditLog) -> SignedHead:
+    """The newest head as it travels: under the log's own signatures only, since those of witnesses come and go."""
+    head = SignedHead.of(log.head)
+    return replace(head, signatures=tuple(line for line in head.signatures if line.name == log.origin))

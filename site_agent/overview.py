@@ -1,0 +1,40 @@
+"""What `site-agent status` shows: read from the state directory, whether or not the agent is running."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from security.audit.store import LogFolder
+from security.clock import SystemClock
+from security.consortium.enrolment import Identity
+from security.consortium.views import aggregation_policy
+from security.rng import SystemRandomness
+from security.secagg.journal import Journal
+from security.secagg.wal import read_records
+from site_agent.assembly import read_membership
+from site_agent.config import SiteConfig
+from site_agent.vault import Vault
+
+
+def overview(config: SiteConfig) -> dict[str, Any]:
+    clock = SystemClock()
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, clock)
+    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    journal = Journal.replay(read_records(vault.wal))
+    head = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms()))
+    heads = LogFolder(vault.log).head_sizes() if vault.log.exists() else []
+    return {
+        "site": site,
+        "federation": manifest.federation,
+        "manifest_version": manifest.version,
+        "run": manifest.run,
+        "round": head.round,
+        "model": head.state_hash.hex(),
+        "vouched": head.vouched,
+        "update_of_round": journal.update.round if journal.update else None,
+        "stopped": journal.stopped,
+        "log": str(vault.log),
+        "log_size": heads[-1] if heads else 0,
+        "metrics": vault.read_metrics(),
+    }

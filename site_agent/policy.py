@@ -1,0 +1,117 @@
+"""What this hospital permits. The coordinator cannot override it; a refusal names the rule, in the local log only."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from security.consortium.manifest import Manifest
+from security.errors import PolicyViolation
+
+
+def _check_hours(text: str) -> str:
+    found = re.fullmatch(r"([01][0-9]|2[0-3]):([0-5][0-9])-([01][0-9]|2[0-3]):([0-5][0-9])", text)
+    if not found:
+        raise ValueError("expected two times of day such as 20:00-06:00")
+    return text
+
+
+class Range(BaseModel):
+    """What a setting may lie between."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    least: float | int | None = None
+    most: float | int | None = None
+
+
+class SitePolicy(BaseModel):
+    """The table [policy] of site.toml. What is left out does not restrict."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    methods: tuple[str, ...] | None = None
+    architectures: tuple[str, ...] | None = None
+    settings: dict[str, Range] = Field(default_factory=dict)
+    least_cohort: Annotated[int, Field(ge=2, le=255)] = 3
+    most_rounds: Annotated[int, Field(ge=1)] | None = None
+    most_bytes_per_round: Annotated[int, Field(ge=1)] | None = None
+    hours: Annotated[str, AfterValidator(_check_hours)] | None = None
+    require_privacy: bool = False
+    most_epsilon: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
+    require_covered_audit: bool = False
+    share_metrics: bool = True
+
+    def check_federation(self, manifest: Manifest) -> None:
+        """Everything that the manifest alone decides.
+
+        :raises PolicyViolation: where the federation is not one that this hospital takes part in.
+        """
+        training = manifest.training
+        if self.methods is not None and training.method not in self.methods:
+            raise _refused("methods", f"{training.method} is not among those permitted")
+        if self.architectures is not None and manifest.model.architecture not in self.architectures:
+            raise _refused("architectures", f"{manifest.model.architecture} is not among those permitted")
+        for name, allowed in self.settings.items():
+            _check_setting(name, allowed, training.settings.get(name))
+        if self.require_covered_audit and manifest.audit.mode != "covered":
+            raise _refused("require_covered_audit", "sums are only sampled in this federation")
+        self._check_privacy(manifest)
+
+    def _check_privacy(self, manifest: Manifest) -> None:
+        if self.require_privacy and manifest.privacy is None:
+            raise _refused("require_privacy", "this federation trains without differential privacy")
+        if self.most_epsilon is not None and manifest.privacy is not None:
+            asked = float(manifest.privacy.epsilon)
+            if asked > self.most_epsilon:
+                raise _refused("most_epsilon", f"the manifest's epsilon of {asked} is above {self.most_epsilon}")
+
+    def check_order(self, manifest: Manifest, round_number: int, *, now: dt.datetime) -> None:
+        """Whether to train this round, now (local time)."""
+        self.check_federation(manifest)
+        limit = min(manifest.training.rounds, self.most_rounds or manifest.training.rounds)
+        if round_number > _latest_round(limit):
+            raise _refused("most_rounds", f"round {round_number} is beyond the {limit} rounds permitted")
+        if self.hours is not None and not _within(self.hours, now.time()):
+            raise _refused("hours", f"{now:%H:%M} is outside of {self.hours}")
+        vector = manifest.aggregation.layout.byte_length
+        if self.most_bytes_per_round is not None and vector > self.most_bytes_per_round:
+            raise _refused("most_bytes_per_round", f"the vector alone has {vector} bytes")
+
+    def check_cohort(self, size: int) -> None:
+        """Whether to hide among so few."""
+        if size < self.least_cohort:
+            raise _refused("least_cohort", f"a cohort of {size} is smaller than {self.least_cohort}")
+
+    def check_bytes(self, sent: int) -> None:
+        """Whether one more message still fits into what a round may cost."""
+        if self.most_bytes_per_round is not None and sent > self.most_bytes_per_round:
+            raise _refused("most_bytes_per_round", f"{sent} bytes in one round")
+
+
+def _latest_round(rounds: int) -> int:
+    """Rounds that were lost use numbers up: a run of R rounds may reach a number above R, within reason."""
+    return 4 * rounds + 16
+
+
+def _check_setting(name: str, allowed: Range, found: bool | int | str | None) -> None:
+    try:
+        value = float(found) if found is not None else None
+    except ValueError:
+        value = None
+    if value is None:
+        raise _refused(f"settings.{name}", "the manifest does not set it to a number")
+    if (allowed.least is not None and value < allowed.least) or (allowed.most is not None and value > allowed.most):
+        raise _refused(f"settings.{name}", f"{value:g} is outside of {allowed.least} to {allowed.most}")
+
+
+def _within(hours: str, now: dt.time) -> bool:
+    start, end = (dt.time.fromisoformat(part) for part in hours.split("-"))
+    return start <= now < end if start <= end else now >= start or now < end
+
+
+def _refused(rule: str, why: str) -> PolicyViolation:
+    return PolicyViolation(why, where=f"[policy] {rule}", hint="this hospital's own rule; site.toml holds it")

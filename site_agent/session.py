@@ -1,0 +1,400 @@
+"""A site's conversation with the coordinator, without sockets, files or torch: message in, effects out.
+
+It owns the aggregation machine and asks the hospital's policy before it trains or joins. What a message makes the site
+say, log and do comes back as effects, in the order in which the shell must carry them out.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+from security import relay
+from security.clock import Clock
+from security.consortium.manifest import Manifest
+from security.errors import CodecError, LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
+from security.relay import SignedHead
+from security.secagg import effects as fx
+from security.secagg import messages, records
+from security.secagg.certificates import Ack, Advert
+from security.secagg.context import PROTOCOL_VERSION, RoundContext
+from security.secagg.policy import AggregationPolicy
+from security.secagg.site import SiteMachine
+from security.secagg.site_core import PendingUpdate
+from security.secagg.transitions import SiteState
+from security.secagg.wire import FRAME_BYTES, Wire
+from site_agent import notes
+from site_agent.contribution import LocalResult
+from site_agent.effects import (
+    Adopt,
+    Attend,
+    Complain,
+    Effect,
+    Effects,
+    Evaluate,
+    Forget,
+    Keep,
+    Leave,
+    Note,
+    Post,
+    PostVector,
+    Seal,
+    Train,
+)
+from site_agent.farewell import parting
+from site_agent.policy import SitePolicy
+
+# Messages that both logs file under the round of their attempt; others carry a number of their own, or none.
+_OF_ATTEMPT = (
+    Advert,
+    messages.Shares,
+    messages.Accusation,
+    messages.UploadHeader,
+    messages.UploadFrame,
+    messages.Agree,
+    messages.Unmask,
+)
+
+
+class Phase(StrEnum):
+    CLOSED = "closed"
+    OPENING = "opening"
+    AWAITING_MANIFEST = "awaiting-manifest"
+    LIVE = "live"
+
+
+class Session:
+    """One site over all its connections.
+
+    :param pending: the sealed update found at start, if its round may still be open.
+    :param config_hash: of the training settings in the manifest; the one configuration this site trains under.
+    :param slot_ms: READY goes out at multiples of this after the order, so that its time does not tell the data's size.
+    """
+
+    def __init__(
+        self,
+        machine: SiteMachine,
+        manifest: Manifest,
+        policy: SitePolicy,
+        clock: Clock,
+        *,
+        config_hash: bytes,
+        slot_ms: int,
+        destination: str,
+        pending: PendingUpdate | None = None,
+    ) -> None:
+        self.machine = machine
+        self.manifest = manifest
+        self.policy = policy
+        self.clock = clock
+        self.config_hash = config_hash
+        self.slot_ms = max(1, slot_ms)
+        self.destination = destination
+        self.phase = Phase.CLOSED
+        self.training: int | None = None
+        self.connection = 0
+        self._pending = pending
+        self._started = False
+        self._ordered: tuple[int, int] = (0, 0)  # round, when
+        self._ready: tuple[int, int] | None = None  # round, when it is due
+        self._manifest_parts: dict[int, bytes] = {}
+        self._offered: bytes | None = None
+        self._contexts: dict[bytes, RoundContext] = {}
+        self._survivors: dict[bytes, tuple[str, ...]] = {}
+        self._roots: dict[bytes, bytes] = {}
+        for memory in machine.core.journal.attempts.values():
+            self._remember(memory.context, memory.kx)
+
+    @property
+    def site(self) -> str:
+        return self.machine.core.site
+
+    # The life of a connection.
+
+    def opened(self, connection: int) -> Effects:
+        """The stream stands; say who speaks."""
+        self.phase, self.connection, self._manifest_parts = Phase.OPENING, connection, {}
+        return (
+            Post(
+                message=relay.Open(
+                    protocol=PROTOCOL_VERSION,
+                    federation=self.manifest.federation,
+                    site=self.site,
+                    session=connection,
+                    manifest_version=self.manifest.version,
+                    manifest_hash=self.manifest.digest,
+                )
+            ),
+        )
+
+    def closed(self) -> None:
+        """The stream is gone. What was under way is asked for again on the next one."""
+        self.phase = Phase.CLOSED
+
+    def receive(self, message: Wire, head: SignedHead | None = None) -> Effects:
+        """Take one message. A refusal of the message itself is an effect, never an exception."""
+        try:
+            return self._route(message, head)
+        except LocalProtocolError:
+            raise
+        except ToolkitError as error:
+            return (*self._halted(), Complain(error))
+
+    def rejected(self, error: ToolkitError) -> Effects:
+        """Something came that is no message: an open attempt ends if it still can, and the stream is begun anew."""
+        return (*self._protocol(self.machine.reject(error)), Leave(error, retry=True))
+
+    def _route(self, message: Wire, head: SignedHead | None) -> Effects:
+        if isinstance(message, relay.Goodbye):
+            return (parting(message),)
+        if isinstance(message, relay.Welcome):
+            return self._welcome(message)
+        if isinstance(message, relay.ManifestFrame):
+            return self._manifest_frame(message)
+        if isinstance(message, relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held):
+            return (Attend(message),)
+        if self.phase is not Phase.LIVE:
+            raise RemoteProtocolError(f"{type(message).__name__} before the greeting", where="stream")
+        if isinstance(message, relay.Ping):
+            return (Post(message=relay.Pong(number=message.number)),)
+        if isinstance(message, relay.Receipt):
+            return (notes.receipt(message, head, self.site, self.connection),)
+        if isinstance(message, messages.TrainOrder):
+            return self._order(message)
+        if isinstance(message, messages.Plan):
+            return self._plan(message)
+        return self._protocol(self._machine(message))
+
+    def _welcome(self, message: relay.Welcome) -> Effects:
+        if self.phase is not Phase.OPENING or message.protocol != PROTOCOL_VERSION:
+            raise RemoteProtocolError("not the greeting this site waits for", where="stream")
+        mine = self.manifest
+        if message.manifest_version > mine.version:
+            self.phase = Phase.AWAITING_MANIFEST
+            return ()
+        effects = self._go_live()
+        if message.manifest_version < mine.version:
+            error = PolicyViolation(
+                f"the coordinator is at manifest version {message.manifest_version}, this site at {mine.version}",
+                where="manifest",
+                hint="the operator must install the newer manifest; until then this site joins no round",
+            )
+            return (*effects, Complain(error))
+        return effects
+
+    def _go_live(self) -> Effects:
+        self.phase = Phase.LIVE
+        if self._started:
+            return self._protocol((fx.Send(self.machine.hello()),))
+        self._started = True
+        return (*self._protocol(self.machine.start()), *self._reload())
+
+    def _reload(self) -> Effects:
+        """Hand the machine the sealed update again, if its round is still open."""
+        pending, core = self._pending, self.machine.core
+        if pending is None or self.machine.burst.update is not None or core.journal.update is None:
+            return ()
+        bound = core.journal.update
+        if (pending.round, pending.state_hash) != (bound.round, core.head.state_hash):
+            return ()
+        return self._protocol(self.machine.load_update(pending))
+
+    # A newer manifest.
+
+    def _manifest_frame(self, frame: relay.ManifestFrame) -> Effects:
+        if self.phase not in (Phase.AWAITING_MANIFEST, Phase.LIVE) or frame.version <= self.manifest.version:
+            raise RemoteProtocolError("a manifest that was not announced", where="manifest")
+        if frame.index != len(self._manifest_parts):
+            raise RemoteProtocolError("frames of the manifest are out of order", where="manifest")
+        self._manifest_parts[frame.index] = frame.data
+        data = b"".join(self._manifest_parts.values())
+        if len(data) > frame.length or (len(data) < frame.length and len(frame.data) != FRAME_BYTES):
+            raise CodecError("manifest has another length than its frames say", where="manifest")
+        if len(data) < frame.length:
+            return ()
+        self._manifest_parts, self._offered = {}, data
+        return self._adopt_when_idle()
+
+    def _adopt_when_idle(self) -> Effects:
+        """One version holds for a whole attempt; a newer one takes effect between two."""
+        if self._offered is None or (self.machine.state is not SiteState.IDLE and self._started):
+            return ()
+        data, self._offered = self._offered, None
+        return (Adopt(data),)
+
+    def adopted(self, manifest: Manifest, policy: AggregationPolicy, config_hash: bytes) -> Effects:
+        """The shell has checked and installed a newer manifest."""
+        waiting = self.phase is Phase.AWAITING_MANIFEST
+        self.manifest, self.config_hash = manifest, config_hash
+        taken = self._protocol(self.machine.take_manifest(policy))
+        return (*taken, *self._go_live()) if waiting else taken
+
+    # Training.
+
+    def _order(self, order: messages.TrainOrder) -> Effects:
+        effects = [*self._protocol(self._machine(order)), *self._reload()]
+        if order.round == self.training:
+            return tuple(effects)
+        if order.round != self._ordered[0]:
+            self._ordered = (order.round, self.clock.mono_ms())
+        held = self.machine.burst.update
+        if held is not None and held.round == order.round:
+            if self._ready is None:
+                effects.append(self._ready_now(order.round))
+            return tuple(effects)
+        try:
+            self._check_order(order)
+        except PolicyViolation as refusal:
+            return (*effects, *self._decline(order.round, str(refusal)))
+        self.training, self._ready = order.round, None
+        head = self.machine.core.head
+        effects.append(notes.model_received(self.manifest, order.round, head.state_hash, self.destination))
+        state = self.machine.intake.model
+        job = Train(round=order.round, state=state, state_hash=head.state_hash, config_hash=order.config_hash)
+        return (*effects, job)
+
+    def _check_order(self, order: messages.TrainOrder) -> None:
+        head = self.machine.core.head
+        if (order.state_hash, order.prev_result) != (head.state_hash, head.result) or order.round <= head.round:
+            raise PolicyViolation("order is for another model than the newest one accepted", where="order")
+        if order.config_hash != self.config_hash:
+            raise PolicyViolation("order names another training configuration than the manifest's", where="order")
+        if self.machine.core.policy.strict and not head.vouched:
+            raise PolicyViolation("the newest model has not been vouched for", where="order")
+        now = dt.datetime.fromtimestamp(self.clock.now_ms() / 1000).astimezone()
+        self.policy.check_order(self.manifest, order.round, now=now)
+
+    def _decline(self, number: int, rule: str) -> Effects:
+        self._ready = None
+        note = notes.declined(self.manifest, rule, number)
+        return note, Post(message=relay.Decline(site=self.site, round=number), round=number)
+
+    def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
+        """The local work of a round is done and encoded."""
+        self._rest(update.round)
+        done = notes.train_done(self.manifest, update.round, result)
+        kept = Keep(update=update, memory=result.memory)
+        try:
+            bound = self.machine.load_update(update)
+        except ToolkitError as error:
+            # The chain has moved on meanwhile; what was learnt stays in the memory, the update is of no use.
+            return kept, done, Forget(update.round), Complain(error)
+        self._pending = update
+        self._ready = (update.round, self._next_slot(update.round))
+        return (kept, done, *self._protocol(bound))
+
+    def failed(self, round_number: int, error: ToolkitError) -> Effects:
+        """The local work of a round came to nothing. The reason stays here."""
+        self._rest(round_number)
+        return (*self._decline(round_number, f"{error.code}: no update for this round"), Complain(error))
+
+    def _rest(self, number: int) -> None:
+        """A round that was given up may end its training when the next one is already ordered."""
+        if self.training == number:
+            self.training = None
+
+    def _next_slot(self, number: int) -> int:
+        start = self._ordered[1] if self._ordered[0] == number else self.clock.mono_ms()
+        slots = max(1, -(-(self.clock.mono_ms() - start) // self.slot_ms))
+        return start + slots * self.slot_ms
+
+    def _ready_now(self, number: int) -> Post:
+        self._ready = None
+        return Post(message=messages.Ready(site=self.site, round=number), round=number)
+
+    def tick(self) -> Effects:
+        """Look at the clock: patience of the machine, READY at its slot, a manifest that waits."""
+        effects: list[Effect] = [*self._protocol(self.machine.tick()), *self._adopt_when_idle()]
+        if self._ready is not None and self.phase is Phase.LIVE and self.clock.mono_ms() >= self._ready[1]:
+            effects.append(self._ready_now(self._ready[0]))
+        return tuple(effects)
+
+    # The burst.
+
+    def _plan(self, plan: messages.Plan) -> Effects:
+        context = plan.context
+        reloaded = self._reload()
+        try:
+            self.policy.check_cohort(context.n)
+        except PolicyViolation as refusal:
+            note = notes.declined(self.manifest, str(refusal), context.round, context)
+            return *reloaded, note, Post(message=messages.Refusal(site=self.site, ctx=context.ctx()))
+        self._remember(context)
+        return (*reloaded, *self._protocol(self._machine(plan)))
+
+    def _machine(self, message: Wire) -> fx.Effects:
+        if isinstance(message, messages.AbortRequest):
+            self._remember(message.context)
+        if isinstance(message, messages.Survivors):
+            self._survivors[message.kx] = tuple(line.site for line in message.uploads)
+        return self.machine.receive(message)
+
+    def _remember(self, context: RoundContext, kx: bytes | None = None) -> None:
+        self._contexts[context.ctx()] = context
+        if kx is not None:
+            self._contexts[kx] = context
+        if len(self._contexts) > 256:
+            del self._contexts[next(iter(self._contexts))]
+
+    def _halted(self) -> Effects:
+        if self.machine.state is not SiteState.HALTED:
+            return ()
+        reason = self.machine.core.journal.stopped or "halted"
+        return (Leave(PolicyViolation(f"this site has stopped: {reason}", where="state"), retry=False),)
+
+    def _protocol(self, effects: Iterable[fx.Effect]) -> Effects:
+        """The machine's effects, with what the log and the outbox need put around them."""
+        return tuple(translated for effect in effects for translated in self._translate(effect))
+
+    def _translate(self, effect: fx.Effect) -> Iterator[Effect]:
+        match effect:
+            case fx.Send(message=message):
+                yield from self._send(message)
+            case fx.SendUpload():
+                context = self._contexts[effect.kx]
+                root = self._roots[effect.kx]
+                yield PostVector(upload=effect, root=root, round=context.round, cohort=context.sites)
+            case fx.Persist(record=record):
+                yield effect
+                if isinstance(record, records.KeysSeen):
+                    self._remember(self._contexts[record.ctx], record.kx)
+            case fx.Advanced():
+                yield effect
+                yield Forget(effect.round)
+                yield Seal()
+                yield Evaluate(round=effect.round, state=self.machine.intake.model)
+            case fx.Refused():
+                yield notes.refused(self.manifest, effect, self._contexts.get(effect.ctx))
+                yield effect
+            case fx.Halted():
+                yield Leave(effect.error, retry=False)
+            case fx.LoneChange() | fx.Compact() | fx.SaveState() | fx.Certified() | fx.Ended():
+                yield effect
+            case _:
+                raise LocalProtocolError(f"{type(effect).__name__} is not an effect of a site")
+
+    def _send(self, message: Wire) -> Iterator[Effect]:
+        """A message of the machine, filed under its round, after the entry that says what it stands for."""
+        context = self._context_of(message)
+        if isinstance(message, messages.UploadHeader):
+            self._roots[message.kx] = message.root
+        if context is not None:
+            yield from self._stands_for(message, context)
+        number = context.round if context is not None and isinstance(message, _OF_ATTEMPT) else None
+        yield Post(message=message, round=number, cohort=context.sites if context is not None else ())
+
+    def _context_of(self, message: Wire) -> RoundContext | None:
+        key = getattr(message, "kx", None) or getattr(message, "ctx", None)
+        if isinstance(message, Ack | messages.ChunkRequest) or key is None:
+            return None
+        return self._contexts.get(key)
+
+    def _stands_for(self, message: Wire, context: RoundContext) -> Iterator[Note]:
+        if isinstance(message, Advert):
+            yield notes.invited(self.manifest, context)
+        elif isinstance(message, messages.Agree):
+            survivors = self._survivors.get(message.kx, ())
+            yield notes.survivors(context, message.survivors, survivors)
+        elif isinstance(message, messages.Unmask) and message.kx in self._survivors:
+            yield notes.unmasked(context, self._survivors[message.kx])

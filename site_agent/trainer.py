@@ -1,0 +1,178 @@
+"""Local rounds with torch: the same method, site and seeds as in the lab, on the state that the chain names.
+
+The only file of this package that imports torch; the shell runs it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import math
+import time
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from npr.data.dataset import SiteData
+from npr.initial import build_initial, check_code, spec_of
+from npr.methods import registry
+from npr.methods.base import Kind
+from npr.methods.site import Site
+from npr.metrics import balanced_accuracy, balanced_auc
+from npr.model import SplitModel, normalisation
+from npr.wire_layout import Recipe, WireModel, check_config_hash, ever_shared, groups_to_load
+from security.consortium.initial_model import InitialModel
+from security.consortium.manifest import Manifest
+from security.errors import ConfigError
+from security.secagg.effects import Vector
+from site_agent.contribution import LocalResult
+from site_agent.vault import Vault
+
+
+def recipe_of(manifest: Manifest) -> Recipe:
+    """The signed settings, if their hash is one that the consortium lists."""
+    recipe = Recipe.of(manifest.training.method, manifest.training.settings)
+    check_config_hash(recipe, manifest.training.config_hashes)
+    return recipe
+
+
+class Trainer:
+    """One hospital's learning. `train` and `evaluate` are called from one thread, one after the other."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        initial: InitialModel,
+        data: SiteData,
+        vault: Vault,
+        *,
+        data_key: bytes,
+        threads: int | None = None,
+    ) -> None:
+        if manifest.privacy is not None:
+            # The private round (npr.dp) books its noise on a ledger of its own, which this agent does not open yet.
+            raise ConfigError("this agent cannot train under differential privacy yet", where="manifest [privacy]")
+        check_code(manifest.model.code_digest)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        recipe = recipe_of(manifest)
+        spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+        self.method = registry.build(recipe.config)
+        ever_shared(self.method, manifest.training.rounds)
+        model = build_initial(self.method, spec, initial.tensors)
+        mean, std = normalisation(spec)
+        self.wire = WireModel(manifest.aggregation.layout, model)
+        self.site = Site(
+            name=data.name, train=data.train, model=model, config=recipe.config, seed=recipe.seed, mean=mean, std=std
+        )
+        self.data = data
+        self._vault = vault
+        self._data_key = data_key
+        self._round: int | None = None
+        self._best = max((row["validation"]["bacc"] for row in vault.read_metrics() if row.get("best")), default=-1.0)
+
+    @property
+    def samples(self) -> int:
+        return len(self.site.train)
+
+    def _recall(self, round_number: int) -> int:
+        """Stand where the newest round before this one ended; returns that round's number, 0 for the initial model."""
+        if self._round is not None and self._round < round_number:
+            return self._round
+        found = self._vault.memory_before(round_number)
+        if found is None:
+            if self._round is not None:
+                raise ConfigError("the memory of earlier rounds is gone", where=str(self._vault.memory))
+            return 0
+        self.site.remember(load_tensors(found[1]))
+        return found[0]
+
+    def train(self, round_number: int, state: Vector) -> LocalResult:
+        """One local round on the chain's state; bit for bit what the lab computes from the same numbers."""
+        started = time.monotonic_ns()
+        last = self._recall(round_number)
+        self.wire.load(self.site.model, state, groups_to_load(self.method, last, round_number))
+        report = self.method.local_round(self.site, round_number)
+        self._round = round_number
+        epochs = max(1, self.site.config.local_epochs)
+        return LocalResult(
+            update=self.wire.update(self.site.model, state, self.method.shares(round_number)),
+            samples=self.samples,
+            loss_sum=report.loss_sum / epochs,
+            hits=report.hits // epochs,
+            steps=report.steps,
+            wall_ms=(time.monotonic_ns() - started) // 1_000_000,
+            memory=save_tensors(_stored(self.site.memory())),
+            artefacts=self._artefacts(),
+        )
+
+    def _artefacts(self) -> tuple[tuple[str, int, bytes], ...]:
+        """What stays here: a keyed digest of each kind, so that the log can show later which it was."""
+        found: list[tuple[str, Tensor]] = []
+        if self.site.prototypes is not None:
+            found.append(("prototypes", self.site.prototypes.vectors))
+        if self.method.personal:
+            found += [(f"personal.{name}", value) for name, value in self.site.model.head.state_dict().items()]
+        return tuple(
+            (kind, tensor.numel(), hmac.digest(self._data_key, tensor.contiguous().numpy().tobytes(), hashlib.sha256))
+            for kind, tensor in ((kind, tensor.detach()) for kind, tensor in found)
+        )
+
+    def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
+        """The site's own predictor on its own images; keeps the best by validation. Nothing of it leaves."""
+        figures = self.judge(round_number, state)
+        chosen = figures.get("validation", figures.get("test"))
+        if chosen is not None and chosen["bacc"] is not None and chosen["bacc"] > self._best:
+            self._best, figures["best"] = chosen["bacc"], True
+            figures.setdefault("validation", chosen)
+            model = self._predictor(round_number, state)
+            self._vault.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
+        return figures
+
+    def judge(self, round_number: int, state: Vector) -> dict[str, Any]:
+        """Figures of the predictor after a round."""
+        if self._round is None:
+            self._round = self._recall(round_number + 1)
+        return {"round": round_number} | self._figures(self._predictor(round_number, state))
+
+    def judge_best(self) -> dict[str, Any]:
+        """Figures of the best model kept so far."""
+        path = self._vault.models / "best.safetensors"
+        if not path.exists():
+            raise ConfigError("no round has been evaluated yet", where=str(path))
+        model = copy.deepcopy(self.site.model)
+        model.load_state_dict(load_tensors(path.read_bytes()))
+        return self._figures(model)
+
+    def _figures(self, model: SplitModel) -> dict[str, Any]:
+        kind: Kind = self.method.reports[0]
+        figures: dict[str, Any] = {"kind": kind}
+        for side, samples in (("validation", self.data.validation), ("test", self.data.test)):
+            if samples is not None and len(samples):
+                scores = self.method.predict(self.site, model, samples, kind)
+                figures[side] = {
+                    "bacc": _finite(balanced_accuracy(samples.labels, scores)),
+                    "bauc": _finite(balanced_auc(samples.labels, scores)),
+                    "images": len(samples),
+                }
+        return figures
+
+    def _predictor(self, round_number: int, state: Vector) -> SplitModel:
+        """The aggregate after a round with this site's own parts in it."""
+        model = copy.deepcopy(self.site.model)
+        last = min(self._round or 0, round_number)
+        self.wire.load(model, state, groups_to_load(self.method, last, round_number + 1))
+        return model
+
+
+def _finite(value: float) -> float | None:
+    """None where a figure does not exist, as an AUC over a single class."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}

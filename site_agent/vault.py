@@ -1,0 +1,234 @@
+"""The site's state directory: what must survive a restart, readable by this user only.
+
+wal                  what the site has agreed to (security/secagg/wal.py)
+run                  the run that everything here belongs to
+connections          how often this site has connected
+pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key
+memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
+states/<hash>.safetensors    global models, by the hash that the chain of results names
+models/best.safetensors      the best personal model by local validation
+metrics.jsonl        local evaluation after each round
+log/                 the privacy log
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from security import aead, codec, keystore, labels
+from security.codec import Reader
+from security.errors import ConfigError, DataError, ToolkitError
+from security.rng import Randomness
+from security.secagg import state as states
+from security.secagg.effects import Vector
+from security.secagg.layout import Layout
+from security.secagg.site_core import PendingUpdate
+from security.secrets import Secret
+
+KEPT_STATES: Final = 3
+_MAX_CONNECTIONS: Final = 2**53
+
+
+class Vault:
+    """One site's state on disk."""
+
+    def __init__(self, folder: Path, *, site: str, sealing_key: bytes, randomness: Randomness) -> None:
+        self.folder = folder
+        self._site = site
+        self._key = Secret(sealing_key)
+        self._randomness = randomness
+        for path in (folder, self.pending, self.memory, self.states, self.models):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+
+    @property
+    def wal(self) -> Path:
+        return self.folder / "wal"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def pending(self) -> Path:
+        return self.folder / "pending"
+
+    @property
+    def memory(self) -> Path:
+        return self.folder / "memory"
+
+    @property
+    def states(self) -> Path:
+        return self.folder / "states"
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    # Which run this is.
+
+    def claim(self, run: str) -> None:
+        """Bind this directory to a run, once.
+
+        :raises ConfigError: if it belongs to another one: personal memory and promises must not be mixed.
+        """
+        path = self.folder / "run"
+        if path.exists():
+            found = path.read_text().strip()
+            if found != run:
+                raise ConfigError(
+                    f"this state directory belongs to run {found!r}, the manifest names {run!r}",
+                    where=str(self.folder),
+                    hint="set another [site] state folder for the new run, and keep this one",
+                )
+            return
+        _write(path, f"{run}\n".encode())
+
+    def next_connection(self) -> int:
+        """Count connections up, on disk before the number is used: it is part of every message's name."""
+        path = self.folder / "connections"
+        try:
+            number = int(path.read_text()) + 1 if path.exists() else 1
+        except ValueError as error:
+            raise DataError("the connection counter is damaged", where=str(path)) from error
+        if number >= _MAX_CONNECTIONS:
+            raise DataError("the connection counter is damaged", where=str(path))
+        _write(path, f"{number}\n".encode())
+        return number
+
+    # The update of a round.
+
+    def seal(self, layout: Layout, update: PendingUpdate) -> None:
+        """Keep an encoded update for all attempts of its round; what is on disk is ciphertext."""
+        header = _header(layout, update)
+        box = aead.seal(
+            self._key,
+            Secret(update.words.tobytes()),
+            kx=_binding(header),
+            source=self._site,
+            destination=self._site,
+            randomness=self._randomness,
+        )
+        _write(self.pending / str(update.round), codec.tlv(header) + box)
+
+    def unseal(self, layout: Layout) -> PendingUpdate | None:
+        """The newest sealed update; None if it was encoded for another layout, as when a site has joined since."""
+        rounds = sorted(int(path.name) for path in self.pending.iterdir() if path.name.isdigit())
+        if not rounds:
+            return None
+        path = self.pending / str(rounds[-1])
+        try:
+            reader = Reader(keystore.read_private(path), "sealed update")
+            header = reader.tlv(limit=1024)
+            fields = Reader(header, "sealed update")
+            number, made_for = fields.u64(), fields.fixed(32)
+            state_hash, config_hash = fields.fixed(32), fields.fixed(32)
+            if made_for != layout.layout_hash:
+                return None
+            box = reader.raw(layout.byte_length + aead.OVERHEAD)
+            reader.finish()
+            words = aead.open_box(self._key, box, kx=_binding(header), source=self._site, destination=self._site)
+        except ToolkitError as error:
+            raise DataError(
+                "the sealed update does not open",
+                where=str(path),
+                hint="delete it: the site sits this round out and trains the next one",
+            ) from error
+        values = np.frombuffer(words.reveal(), dtype=layout.dtype)
+        return PendingUpdate(round=number, state_hash=state_hash, config_hash=config_hash, words=values)
+
+    def forget(self, round_number: int) -> None:
+        """Erase sealed updates up to a round, and memories that no round can go back to."""
+        for path in self.pending.iterdir():
+            if path.name.isdigit() and int(path.name) <= round_number:
+                path.unlink()
+        for number in self._memories()[:-2]:
+            (self.memory / f"{number}.safetensors").unlink()
+
+    # Personal memory.
+
+    def _memories(self) -> list[int]:
+        found = (re.fullmatch(r"([0-9]+)\.safetensors", path.name) for path in self.memory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def remember(self, round_number: int, content: bytes) -> None:
+        _write(self.memory / f"{round_number}.safetensors", content)
+
+    def memory_before(self, round_number: int) -> tuple[int, bytes] | None:
+        """The newest memory of an earlier round; 0 stands for the initial model."""
+        earlier = [number for number in self._memories() if number < round_number]
+        if not earlier:
+            return None
+        return earlier[-1], keystore.read_private(self.memory / f"{earlier[-1]}.safetensors")
+
+    # Global models.
+
+    def keep_state(self, layout: Layout, state_hash: bytes, state: Vector) -> None:
+        path = self.states / f"{state_hash.hex()}.safetensors"
+        tensors = {name: np.ascontiguousarray(values) for name, values in states.unflatten(layout, state).items()}
+        _write(path, save_tensors(tensors))
+        others = sorted(self.states.glob("*.safetensors"), key=lambda other: other.stat().st_mtime_ns)
+        for old in others[:-KEPT_STATES]:
+            if old != path:
+                old.unlink()
+
+    def state(self, layout: Layout, state_hash: bytes) -> Vector:
+        """A global model by its hash, which is checked."""
+        path = self.states / f"{state_hash.hex()}.safetensors"
+        try:
+            state = states.canonical(states.flatten(layout, load_tensors(path.read_bytes())))
+        except FileNotFoundError as error:
+            raise DataError(
+                "the newest model is missing from the state directory",
+                where=str(path),
+                hint="restore the whole directory, or enrol this site anew",
+            ) from error
+        except (SafetensorError, ToolkitError) as error:
+            raise DataError("the newest model cannot be read", where=str(path)) from error
+        if states.state_hash(state) != state_hash:
+            raise DataError("the newest model does not have its hash", where=str(path))
+        return state
+
+    # For people.
+
+    def note_metrics(self, values: Mapping[str, Any]) -> None:
+        descriptor = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
+            file.write(json.dumps(values, sort_keys=True, allow_nan=False) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines() if line]
+
+    def keep_model(self, name: str, content: bytes) -> None:
+        _write(self.models / f"{name}.safetensors", content)
+
+
+def _write(path: Path, content: bytes) -> None:
+    keystore.write_atomically(path, content, mode=0o600)
+
+
+def _header(layout: Layout, update: PendingUpdate) -> bytes:
+    digests = (layout.layout_hash, update.state_hash, update.config_hash)
+    return codec.u64(update.round) + b"".join(codec.tlv(digest) for digest in digests)
+
+
+def _binding(header: bytes) -> bytes:
+    """A sealed update opens only under the round, layout, model and configuration it was sealed for."""
+    return hashlib.sha256(labels.PENDING_UPDATE + header).digest()

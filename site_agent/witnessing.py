@@ -1,0 +1,72 @@
+"""A site as a witness of the other logs, and as one that is witnessed. The coordinator carries the messages.
+
+It can drop them, which shows as staleness, but not forge them: each party cosigns only what extends the head it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from security import relay
+from security.audit import events as ev
+from security.audit.log import AuditLog
+from security.audit.note import Note, head_of
+from security.audit.witness import Witness
+from security.errors import HeadConflict, RemoteProtocolError
+from security.relay import HeadSignature
+from security.secagg.wire import Wire
+
+
+class Witnessing:
+    """Answers what witnesses ask, and keeps what they sign."""
+
+    def __init__(self, site: str, log: AuditLog, witness: Witness) -> None:
+        self._site = site
+        self._log = log
+        self._witness = witness
+
+    def attend(self, message: relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held) -> Iterator[Wire]:
+        """What to send in answer.
+
+        :raises ForkDetected: if another log has shown two histories; the evidence is on disk.
+        :raises RollbackDetected: if our own log was set back.
+        """
+        match message:
+            case relay.WitnessCall():
+                yield self._offer(message)
+            case relay.Head():
+                yield self._consider(message)
+            case relay.Cosignature():
+                self._keep(message)
+            case relay.Held():
+                self._log.refuse_rollback([message.held])
+
+    def _offer(self, call: relay.WitnessCall) -> relay.Head:
+        """The newest head, grown from what the witness holds. All witnesses of a round are offered the same one."""
+        head = self._log.head
+        if call.held_size > head_of(head).size:
+            head = self._log.checkpoint()
+        if call.held_size > head_of(head).size:
+            raise RemoteProtocolError("a witness claims to hold more of this log than there is", where=call.witness)
+        own = tuple(line for line in head.signatures if line.name == self._log.origin)
+        return relay.Head.of(call.witness, self._log.submission(call.held_size, Note(text=head.text, signatures=own)))
+
+    def _consider(self, message: relay.Head) -> Wire:
+        if message.witness != self._site:
+            raise RemoteProtocolError("a head that is offered to somebody else", where=message.witness)
+        origin = message.head.origin
+        try:
+            signature = self._witness.consider(message.submission)
+        except HeadConflict:
+            held = self._witness.held(origin)
+            if held is None:
+                raise
+            return relay.Held.of(self._site, held)
+        seen = ev.CheckpointSeen(origin=origin, size=message.head.size, root=message.head.root.hex())
+        self._log.append(seen)
+        return relay.Cosignature(origin=origin, size=message.head.size, signature=HeadSignature.of(signature))
+
+    def _keep(self, message: relay.Cosignature) -> None:
+        if message.origin != self._log.origin:
+            raise RemoteProtocolError("a cosignature for another log", where=message.origin)
+        self._log.add_cosignature(message.size, message.signature.line)
