@@ -87,7 +87,8 @@ def _due(message: str, federation: str, site: str, numbers: tuple[tuple[str, Any
 
     known = {cls.__name__: cls for cls in FROM_SITE}
     told = dict(numbers)
-    cohort = [site, *("",) * (told.pop("cohort") - 1)] if told["cohort"] else []
+    size = told.pop("cohort")
+    cohort = [site, *("",) * (size - 1)] if size else []
     told["named"] = told["named"] or ""
     try:
         shape = Shape(federation=federation, site=site, cohort=cohort, **told)
