@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ from security.consortium.bundles import Answer
 from security.consortium.enrolment import Identity
 from security.errors import ConfigError
 from security.pki import Role, Subject
-from security.rng import SystemRandomness
 from security.terminal import emit, run_command, say
 
 _CONFIG = click.option(
@@ -50,28 +47,12 @@ def cli(context: click.Context, config_path: Path) -> None:
 
 
 def run(config_path: Path) -> None:
-    """Assemble and serve. A burst under way is finished or aborted before the process ends."""
-    from coordinator.assembly import assemble
-    from coordinator.service import Service
-    from security.audit.events import AgentStop
+    """Assemble and serve."""
+    from coordinator.service import run_until_stopped
 
     config, base = CoordinatorConfig.read(config_path)
     _log_to_stderr(config.logging.json_lines)
-    ready = assemble(config, base, clock=SystemClock(), rng=SystemRandomness())
-
-    async def serve() -> None:
-        service = Service(ready.shell, ready.identity, ready.manifest)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stopped.set)
-        await service.serve(config.listen)
-
-    try:
-        asyncio.run(serve())
-    finally:
-        books = ready.shell.books
-        books.log.close(lambda _: books.write(AgentStop(reason="told to stop")))
-        ready.shell.storage.close()
+    run_until_stopped(config, base)
 
 
 @cli.command()

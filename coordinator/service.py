@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
 
 from protos import tls  # before grpc: it switches TLS 1.2 off
@@ -12,17 +14,22 @@ from protos import tls  # before grpc: it switches TLS 1.2 off
 import grpc  # isort: skip
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
 
+from coordinator.assembly import assemble
 from coordinator.books import Arrived
+from coordinator.config import CoordinatorConfig
 from coordinator.shell import Shell
 from coordinator.streams import Stream
 from protos.convert import FROM_SITE, Parcel
+from security.audit.events import AgentStop
+from security.clock import SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
 from security.errors import CodecError, ConfigError, ToolkitError
 from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
+from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.wire import FRAME_BYTES
+from security.secagg.wire import FRAME_BYTES, Wire
 
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
@@ -144,8 +151,12 @@ class Service:
 
     async def _write(self, stream: Stream, context: Any) -> None:
         while (message := await stream.next()) is not None:
-            await context.write(stream.encode(message, self.shell.books))
+            await self.deliver(stream, message, context)
         context.cancel()
+
+    async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
+        """One message to one site; the one place where bytes leave."""
+        await context.write(stream.encode(message, self.shell.books))
 
     # The whole service.
 
@@ -195,3 +206,24 @@ class Service:
             self._witnessed_rounds = self.shell.results
             self.shell.settle_receipts()
             self.shell.call_witnesses()
+
+
+def run_until_stopped(
+    config: CoordinatorConfig, base: Path, *, shell_type: type[Shell] = Shell, service_type: type[Service] = Service
+) -> None:
+    """A coordinator from start to end. A burst under way is finished or aborted before the process ends."""
+    ready = assemble(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
+
+    async def serve() -> None:
+        service = service_type(ready.shell, ready.identity, ready.manifest)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, service.stopped.set)
+        await service.serve(config.listen)
+
+    try:
+        asyncio.run(serve())
+    finally:
+        books = ready.shell.books
+        books.log.close(lambda _: books.write(AgentStop(reason="told to stop")))
+        ready.shell.storage.close()
