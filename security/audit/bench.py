@@ -13,7 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -57,6 +57,14 @@ def _parties(rng: SystemRandomness) -> tuple[Roster, list[tuple[Party, Signer, S
     return Roster(parties=tuple(party for party, _, _ in made)), made
 
 
+@cache
+def _length(message: str, frame: int) -> tuple[dict[str, Any], int]:
+    cohort = ("site-a", "site-b", "site-c")
+    shape = Shape(federation="bench", site="site-a", cohort=cohort, vector_bytes=16_000_000, frame=frame)
+    numbers = recorded_shape(shape)
+    return numbers, due_bytes(message, shape.origin, numbers) or 0
+
+
 def _entry(number: int, head: int) -> Egress | Receipt:
     """Messages and receipts in turn, as in a round."""
     ident, digest = f"{number // 2:032x}", sha256(number.to_bytes(8, "big")).hexdigest()
@@ -64,14 +72,7 @@ def _entry(number: int, head: int) -> Egress | Receipt:
         return Receipt(msg_id=ident, head_size=head, head_root=digest, ingress=number, proof=None)
     message = "UploadFrame" if number % 8 else "Agree"
     vector = message == "UploadFrame"
-    shape = Shape(
-        federation="bench",
-        site="site-a",
-        cohort=("site-a", "site-b", "site-c"),
-        vector_bytes=16_000_000,
-        frame=number % 61,
-    )
-    due = due_bytes(message, shape.origin, recorded_shape(shape)) or 0
+    shape, due = _length(message, number % 61)
     return Egress(
         msg_id=ident,
         message=message,
@@ -79,7 +80,7 @@ def _entry(number: int, head: int) -> Egress | Receipt:
         bytes=due,
         sha256=digest,
         expected_bytes=due,
-        shape=recorded_shape(shape),
+        shape=shape,
         masked=vector,
         modulus_bits=32 if vector else None,
         uniformity=decimal(0.25 + number % 1000 / 2000) if vector else None,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
 
 from security.audit import canonical
-from security.audit.kinds import COUNT, DIGEST, IDENT, TEXT, TOKEN, Kind, optional
+from security.audit.kinds import COUNT, DIGEST, IDENT, TEXT, TOKEN, Kind, encode, optional
 from security.errors import CodecError, LocalProtocolError
 
 VERSION: Final = 1
@@ -43,9 +43,10 @@ class Event:
     type: ClassVar[str]
 
     def __post_init__(self) -> None:
-        for name, kind in SCHEMAS[self.type].kinds.items():
-            if not kind.accepts(getattr(self, name)):
-                raise LocalProtocolError(f"{name} is not {kind.name}", where=self.type)
+        schema = SCHEMAS[self.type]
+        if not schema.accepts(self.body()):
+            name = next(name for name, kind in schema.kinds.items() if not kind.accepts(getattr(self, name)))
+            raise LocalProtocolError(f"{name} is not {schema.kinds[name].name}", where=self.type)
 
     def body(self) -> dict[str, Any]:
         """The event's fields as JSON has them."""
@@ -58,6 +59,18 @@ class Schema:
 
     cls: type[Event]
     kinds: Mapping[str, Kind]
+
+    @cached_property
+    def body(self) -> re.Pattern[str]:
+        """What a body of this type looks like."""
+        return re.compile(r"\{" + ",".join(f'"{key}":{kind.pattern}' for key, kind in self.kinds.items()) + r"\}")
+
+    def accepts(self, body: Mapping[str, Any]) -> bool:
+        """Whether fields are those of this type."""
+        try:
+            return self.body.fullmatch(encode(body)) is not None
+        except (TypeError, ValueError):
+            return False
 
     @cached_property
     def line(self) -> re.Pattern[str]:

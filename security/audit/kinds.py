@@ -15,7 +15,8 @@ MAX_TEXT: Final = 500
 MAX_ITEMS: Final = 1024
 MAX_COUNT: Final = 10**15 - 1
 
-_encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+# Not `canonical.dumps`: what it would refuse does not match a kind either, and this is asked for every field.
+encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +33,7 @@ class Kind:
     def accepts(self, value: Any) -> bool:
         """Whether a value is of this kind."""
         try:
-            return self._compiled.fullmatch(_encode(value)) is not None
+            return self._compiled.fullmatch(encode(value)) is not None
         except (TypeError, ValueError):
             return False
 
