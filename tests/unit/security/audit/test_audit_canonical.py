@@ -97,7 +97,7 @@ BASE: dict[str, st.SearchStrategy[Any]] = {
     TOKEN.name: st.sampled_from(["a", "run-1", "site-a.example/audit", "Z:9"]),
     DIGEST.name: st.binary(min_size=32, max_size=32).map(bytes.hex),
     kinds.IDENT.name: st.binary(min_size=16, max_size=16).map(bytes.hex),
-    DECIMAL.name: st.floats(allow_nan=False).map(decimal),
+    DECIMAL.name: st.floats(allow_nan=False, allow_infinity=False).map(decimal),
     VKEY.name: st.just("a.b/c+01234567+" + "A+/" * 14 + "Az"),
     COUNT.name: st.integers(0, kinds.MAX_COUNT),
     INTEGER.name: st.integers(-kinds.MAX_COUNT, kinds.MAX_COUNT),
