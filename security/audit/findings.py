@@ -75,7 +75,7 @@ CODES: Final[dict[str, Code]] = {
     "InsecureOption": _note("an agent ran with an option that weakens it", "ask who approved the option"),
     "AnnexMismatch": _fail("an annex is not what its entry commits to", "ask the site for the annex that opens it"),
     "AnnexUnavailable": _note(
-        "annexes are not in this copy: opened: no longer available", "ask the site's own auditor"
+        "annexes are not in this copy (opened: no longer available)", "ask the site's own auditor"
     ),
     # Heads, keys and witnesses
     "Unsealed": _fail("the log has no signed head, although sealing begins with its first entry", _SITE_COPY),
