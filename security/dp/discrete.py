@@ -4,8 +4,8 @@ Only whole numbers are drawn and compared, so there is no rounding to reason abo
 concentrated-DP bound as the continuous Gaussian of the same sigma (their theorem 4), for vectors too. Everything is
 vectorised: a loop runs over the values that are still undecided.
 
-Sizes: sigma is at most 2^26 lattice units (events.py), so 2 sigma^2 k stays below 2^63 for k up to 2^9, and the chance
-that a product leaves 64 bits (k > 512, or more than 700 sigma) is below 2^-200.
+Sizes: sigma is at most 2^26 lattice units (events.py), so 2 sigma^2 k stays below 2^63 for k up to 2^9, and squares fit
+64 bits up to 64 sigma. A proposal beyond that has a chance of e^-64 (2^-92), a run of 512 an even smaller one.
 """
 
 from __future__ import annotations

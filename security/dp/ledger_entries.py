@@ -164,7 +164,7 @@ def read(lines: list[bytes]) -> LedgerState:
             # One comparison covers number, previous hash, unknown fields of the frame and spelling.
             if again != line:
                 raise ValueError("the chain is broken or the line is not canonical")
-        except (ValueError, KeyError, TypeError, ToolkitError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError, ToolkitError) as error:
             raise LedgerError(
                 f"line {seq + 1} does not belong here: {error}",
                 hint="restore the newest copy; if there is none, this population's budget counts as spent",

@@ -147,6 +147,12 @@ def test_settings_that_obey_the_upstream_rule_pass() -> None:
         {"predict": "prototype"},
         {"local_bn": True},
         {"npr_balance": "prior"},
+        {"prior_floor": 1e-9},
+        {"supervision": "ce"},
+        {"logit_norm": "layernorm"},
+        {"lambda_added": True},
+        {"prototype_momentum": 0.5},
+        {"method": "fedprox"},
     ],
 )
 def test_settings_that_void_epsilon_are_refused(change: dict[str, object]) -> None:
