@@ -51,11 +51,11 @@ def private_report() -> Json:
     return {**bench(), "limits": DP_LIMITS}
 
 
-def round_ratios(*, repeats: int, scale: float) -> Json:
+def round_ratios(*, repeats: int, scale: float, architecture: str = "tf_efficientnet_lite0") -> Json:
     """Rounds with NPR against rounds without, and how long training waits for its batches. Evaluation is not in it."""
     settings = Settings(
         data=DataSettings(source=f"generated:scale={scale}", image_size=64),
-        model=ModelSettings(architecture="tf_efficientnet_lite0"),
+        model=ModelSettings(architecture=architecture),
     )
     dataset = open_dataset(settings.data.source, fold="fold", image_size=settings.data.image_size)
     from npr.lab.cell import build_federation

@@ -1,0 +1,221 @@
+"""The command as a user runs it: real processes on tiny images, killed and started again."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from npr.lab.cli import main
+
+COMMAND = [sys.executable, "-m", "npr.lab.cli"]
+TINY = [
+    "--data", "generated:scale=0.001,sites=3", "--folds", "fold", "--image-size", "32",
+    "--architecture", "test_efficientnet", "--weights", "none", "--no-plots",
+]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def lab(capfd, monkeypatch):
+    """The console script's own entry, in this process: starting torch anew for every command would take minutes."""
+    threads = torch.get_num_threads()
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+    def run(*arguments, expect=0):
+        monkeypatch.setattr(sys, "argv", ["npr-lab", *map(str, arguments)])
+        code = 0
+        capfd.readouterr()
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code
+        done = capfd.readouterr()
+        assert code == expect, done.err
+        return done
+
+    yield run
+    torch.set_num_threads(threads)
+
+
+def results(out):
+    return json.loads((out / "results.json").read_text())
+
+
+def wait_until(condition, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+METHODS = {
+    "local", "fedavg", "fedprox", "moon", "creff", "fedrs", "fedlc", "balancefl", "fedrep", "fedrod", "fedbabu",
+    "fedper", "fednpr", "fednpr-per",
+}
+COMBINED = {f"{name}+npr" for name in ("fedprox", "fedbabu", "fedrep", "fedrod", "moon")}
+
+
+def test_list_is_complete_and_aliases_are_rows(lab):
+    rows = json.loads(lab("list", "--json").out)["methods"]
+    names = [row["name"] for row in rows]
+    assert len(names) == len(set(names)) and METHODS | COMBINED | {"fedavg+npr"} <= set(names)
+    assert next(row for row in rows if row["name"] == "fedavg+npr")["alias_of"] == "fednpr"
+    text = lab("list").out
+    assert "fedavg+npr" in text and "alias of fednpr" in text
+
+
+def test_a_run_leaves_results_and_a_table_and_is_not_redone(lab, tmp_path):
+    arguments = ["run", *TINY, "--methods", "fedavg,fednpr-per", "--rounds", 2, "--out", tmp_path]
+    first = lab(*arguments)
+    assert "| fednpr-per | personal |" in first.out and (tmp_path / "table.md").read_text() == first.out
+    content = results(tmp_path)
+    assert [cell["variant"] for cell in content["cells"]] == ["fedavg", "fednpr-per"] and not content["not_run"]
+    assert [entry["round"] for entry in content["cells"][0]["rounds"]] == [1, 2]
+    assert "global" in content["cells"][0]["final"] and "local" in content["cells"][0]["final"]
+    again = lab(*arguments, "--json")
+    assert "start" not in again.err and json.loads(again.out) == content == results(tmp_path)
+    other = lab(*arguments[:-4], "--rounds", 3, "--out", tmp_path, expect=2)
+    assert "other settings (rounds)" in other.err
+
+
+def test_killed_in_the_middle_it_goes_on_where_it_was(lab, tmp_path):
+    """kill -9 in the second cell: the first is not redone, the second goes on, and its end is that of a quiet run."""
+    arguments = [*TINY, "--methods", "local,fednpr-per", "--rounds", "12", "--evaluate-every", "4"]
+    killed, quiet = tmp_path / "killed", tmp_path / "quiet"
+    process = subprocess.Popen(
+        [*COMMAND, "run", *arguments, "--out", str(killed)], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.strip().endswith(" s") and "fednpr-per" in line and "round 5" in line:
+            break
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=30)
+    before = results(killed)
+    assert [cell["variant"] for cell in before["cells"]] == ["local"]
+    assert before["not_run"] == ["fednpr-per seed=0 fold=fold"]
+    done = lab("run", *arguments, "--out", killed)
+    assert "local seed=0 fold=fold: start" not in done.err
+    resumed = [line for line in done.err.splitlines() if "fednpr-per" in line and ": round " in line]
+    assert "round 1," not in resumed[0] and len(resumed) <= 8
+    lab("run", *arguments, "--out", quiet)
+    ours, theirs = ({cell["variant"]: cell for cell in results(out)["cells"]} for out in (killed, quiet))
+    assert before["cells"][0] == ours["local"]
+    assert ours["fednpr-per"]["final"] == theirs["fednpr-per"]["final"]
+    assert [entry["round"] for entry in ours["fednpr-per"]["rounds"]] == list(range(1, 13))
+
+
+def children(pid):
+    """Workers are started by threads, so the lists of all threads count."""
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for listed in lists for child in listed.read_text().split()]
+
+
+def running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")
+def test_workers_share_the_cells_and_die_with_their_parent(lab, tmp_path):
+    arguments = [*TINY, "--methods", "local,fedavg", "--workers", "2"]
+    process = subprocess.Popen(
+        [*COMMAND, "run", *arguments, "--rounds", "500", "--out", str(tmp_path / "long")],
+        stderr=subprocess.DEVNULL, env=ENVIRONMENT,
+    )
+    try:
+        wait_until(lambda: len(children(process.pid)) == 2)
+        workers = children(process.pid)
+    finally:
+        process.kill()
+        process.wait(timeout=30)
+    wait_until(lambda: not any(running(pid) for pid in workers))
+    content = json.loads(lab("run", *arguments, "--rounds", "2", "--out", tmp_path / "short", "--json").out)
+    assert [cell["variant"] for cell in content["cells"]] == ["fedavg", "local"]
+
+
+def test_workers_and_one_process_find_the_same(lab, tmp_path):
+    arguments = [*TINY, "--methods", "fedavg", "--seeds", "0,1", "--rounds", "1", "--threads", "1"]
+    one = json.loads(lab("run", *arguments, "--out", tmp_path / "one", "--json").out)
+    two = json.loads(lab("run", *arguments, "--out", tmp_path / "two", "--workers", "2", "--json").out)
+    assert [cell["final"] for cell in one["cells"]] == [cell["final"] for cell in two["cells"]]
+
+
+def test_a_failing_cell_is_told_and_the_others_run(lab, tmp_path):
+    grid = ["--methods", "fedavg", "--grid", "learning_rate=1e30,0.001"]
+    done = lab("run", *TINY, *grid, "--rounds", 2, "--out", tmp_path, "--json", expect=1)
+    content = json.loads(done.out)
+    assert [cell["variant"] for cell in content["cells"]] == ["fedavg[learning_rate=0.001]"]
+    assert "finite" in content["failed"][0]["error"] and "FAILED" in done.err
+
+
+def test_secure_aggregation_is_the_same_run(lab, tmp_path):
+    arguments = ["run", *TINY, "--methods", "fedavg", "--rounds", 2, "--json"]
+    plain = json.loads(lab(*arguments, "--out", tmp_path / "plain").out)
+    secure = json.loads(lab(*arguments, "--out", tmp_path / "secure", "--aggregation", "secure").out)
+    one, two = (content["cells"][0]["final"]["global"] for content in (plain, secure))
+    assert abs(one["mean_bauc"] - two["mean_bauc"]) < 0.05 and one["images"] == two["images"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "hints"),
+    [
+        (["--methods", "fednrp"], "unknown method 'fednrp'", "fednpr"),
+        (["--data", "genrated"], "unknown data source 'genrated'", "generated"),
+        (["--preset", "paper-isci"], "unknown preset 'paper-isci'", "paper-isic"),
+        (["--set", "lamda_npr=1"], "unknown setting 'lamda_npr'", "lambda_npr"),
+        (["--set", "lambda_npr=-1"], "lambda_npr", "docs/methods.md"),
+        (["--grid", "fedprox:mu=1", "--methods", "fedavg"], "a grid for 'fedprox'", ""),
+        (["--preset", "paper-isic"], "needs to be told where the images are", "fed-isic:PATH"),
+        (["--seeds", "x"], "not a list of whole numbers", "0-4"),
+        (["--rounds", "0"], "rounds", ""),
+        (["--workers", "0"], "workers", ""),
+    ],
+)
+def test_a_wrong_request_is_one_clear_error_and_nothing_is_written(lab, tmp_path, arguments, says, hints):
+    done = lab("run", *arguments, "--out", tmp_path / "out", expect=2)
+    assert says in done.err and hints in done.err and "Traceback" not in done.err
+    assert not (tmp_path / "out").exists() and not done.out
+
+
+def test_a_dry_run_names_the_cells(lab, tmp_path):
+    grid = ["--methods", "fedavg,fednpr", "--seeds", "0-1", "--grid", "fednpr:lambda_npr=0.1,1", "--dry-run"]
+    out = tmp_path / "out"
+    assert len(lab("run", *TINY, *grid, "--out", out).out.splitlines()) == 6
+    assert len(json.loads(lab("run", *TINY, *grid, "--out", out, "--json").out)["cells"]) == 6
+    assert not out.exists()
+
+
+def test_tables_of_a_run(lab, tmp_path):
+    lab("run", *TINY, "--methods", "fedavg,local", "--rounds", 1, "--out", tmp_path)
+    rows = json.loads(lab("table", tmp_path, "--json", "--reference", "local").out)["rows"]
+    assert next(row for row in rows if row["variant"] == "fedavg")["difference"]["reference"].startswith("local:")
+    assert "### Table E" in lab("table", tmp_path, "--paper", "--dataset", "ich").out
+    assert "run `npr-lab run --out DIR` first" in lab("table", tmp_path / "nowhere", expect=2).err
+
+
+def test_ray_is_an_extra_that_is_asked_for_by_name(lab, tmp_path):
+    try:
+        import ray  # noqa: F401
+    except ImportError:
+        done = lab("run", *TINY, "--methods", "fedavg", "--engine", "ray", "--out", tmp_path, expect=2)
+        assert "lazaret[ray]" in done.err
+    else:
+        pytest.skip("ray is installed here; running on it is tested elsewhere")
+
+
+def test_plots_are_drawn(lab, tmp_path):
+    pytest.importorskip("matplotlib")
+    arguments = [argument for argument in TINY if argument != "--no-plots"]
+    lab("run", *arguments, "--methods", "fednpr", "--grid", "lambda_npr=0.1,1", "--rounds", 1, "--out", tmp_path)
+    drawn = {path.name.split(".")[0] for path in (tmp_path / "plots").glob("*.png")}
+    assert {"curves", "sites", "ablation-lambda_npr"} <= drawn and any(name.startswith("features-") for name in drawn)
+    assert all(path.stat().st_size > 5000 for path in (tmp_path / "plots").glob("*.png"))
