@@ -20,7 +20,7 @@ from security.consortium.initial_model import blocks_of
 from security.errors import DataError, PolicyViolation
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode
-from security.secagg.layout import Clips, Layout
+from security.secagg.layout import HITS, LOSS, Clips, Layout
 from security.secagg.loopback import LoopbackFederation
 from security.secagg.state import canonical
 from security.secagg.thresholds import LEAST_SURVIVORS
@@ -63,8 +63,12 @@ class SecureAggregator:
         federation = self._federation
         manifest = federation.method.manifest(federation.model, federation.round + 1)
         state = canonical(self._wire.state(federation.model))
+        # The slots for loss and hits, where a manifest's layout has them, move no model: the lab knows both anyway.
+        loss, hits = 0.0 if self.layout.has(LOSS) else None, 0 if self.layout.has(HITS) else None
         words = {
-            site.name: encode(self.layout, self._update(c, manifest, state), weight=c.weight).words
+            site.name: encode(
+                self.layout, self._update(c, manifest, state), weight=c.weight, loss=loss, hits=hits
+            ).words
             for site, c in zip(federation.sites, contributions, strict=True)
         }
         outcome = self._machines(state).run_round(words)
