@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from security.errors import ConfigError, ToolkitError
+from security.errors import CannotDecide, ConfigError, ToolkitError
 
 if TYPE_CHECKING:
     from security.audit.cross import Crossed
@@ -42,6 +42,10 @@ class _Group(click.Group):
             if error.hint:
                 click.echo(f"hint: {error.hint}", err=True)
             ctx.exit(error.exit_code)
+        except OSError as error:
+            # A copy with unreadable parts: neither good nor bad can be said.
+            click.echo(f"privacy-audit: error: {error.filename}: {error.strerror}", err=True)
+            ctx.exit(CannotDecide.exit_code)
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

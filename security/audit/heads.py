@@ -9,7 +9,7 @@ from security.audit.collect import Findings
 from security.audit.epochs import EpochChain
 from security.audit.note import Checkpoint, KeyType, Note, VerifierKey, head_of
 from security.audit.roster import Roster
-from security.audit.store import LogFolder
+from security.audit.store import LogFolder, is_size
 from security.errors import CodecError, VerificationFailed
 
 
@@ -59,8 +59,7 @@ def read_heads(folder: LogFolder, chain: EpochChain | None, roster: Roster | Non
 
 
 def _is_head_name(name: str) -> bool:
-    stem = name.removesuffix(".note")
-    return name.endswith(".note") and stem.isascii() and stem.isdigit() and stem == str(int(stem))
+    return name.endswith(".note") and is_size(name.removesuffix(".note")) is not None
 
 
 def _read_head(

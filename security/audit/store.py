@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -49,6 +50,10 @@ class Disk:
         keystore.write_atomically(path, data, mode=mode)
 
 
+# The one spelling of a size: other digits and leading zeros would name files that are then not found.
+is_size = re.compile(r"0|[1-9][0-9]{0,15}").fullmatch
+
+
 class LogFolder:
     """Paths and reads; enough for an auditor with a copy."""
 
@@ -78,8 +83,7 @@ class LogFolder:
 
     def head_sizes(self) -> list[int]:
         """Sizes of the signed heads, smallest first."""
-        sizes = [int(path.stem) for path in self.checkpoints.glob("*.note") if path.stem.isdigit()]
-        return sorted(sizes)
+        return sorted(int(path.stem) for path in self.checkpoints.glob("*.note") if is_size(path.stem))
 
     def head_path(self, size: int) -> Path:
         """The file of one head."""

@@ -193,6 +193,12 @@ def test_usage_errors(tmp_path: Path, signed: Federation) -> None:
     assert _run("verify", signed.hub.folder, "--root-key", bad).exit_code == 2
 
 
+def test_unreadable_part_is_no_pass(signed: Federation, tmp_path: Path) -> None:
+    path = copied(signed.members["linz"].folder, tmp_path / "linz")
+    (path / "checkpoints" / "3.note").mkdir()
+    assert _run("verify", path).exit_code == 3
+
+
 def test_bench_small(tmp_path: Path) -> None:
     data = _json("bench", "--entries", 3000, "--appends", 20, "--folder", tmp_path)
     assert {"verify_over_plain_read", "append_over_bare_fsync", "checkpoint_ms"} <= data.keys()
