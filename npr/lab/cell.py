@@ -12,10 +12,12 @@ from pathlib import Path
 
 from npr.data.dataset import FederatedDataset
 from npr.data.sources import open_dataset
+from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.lab.maps import save_maps
 from npr.lab.plan import Cell, Settings
-from npr.lab.request import train_config
+from npr.lab.private import privacy_of
+from npr.lab.request import private_plan, train_config
 from npr.lab.secure import SecureAggregator
 from npr.lab.store import Json, read_json, write_json
 from npr.methods.base import Kind
@@ -80,7 +82,11 @@ def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset |
         image_size=settings.data.image_size,
         seed=cell.seed,
     )
-    federation = Federation(dataset=dataset, spec=spec, config=train_config(settings, cell), seed=cell.seed)
+    config, plan = train_config(settings, cell), private_plan(settings, cell)
+    if plan is None:
+        federation = Federation(dataset=dataset, spec=spec, config=config, seed=cell.seed)
+    else:
+        federation = PrivateFederation(dataset=dataset, spec=spec, config=config, seed=cell.seed, plan=plan)
     if settings.aggregation == "secure":
         federation.aggregator = SecureAggregator(federation, rounds=settings.rounds)
     return federation
@@ -130,6 +136,7 @@ def _result(settings: Settings, cell: Cell, federation: Federation, final: ByKin
             for side in ("train", "test")
         },
         "parameters_shared": federation.method.manifest(federation.model, settings.rounds).size,
+        "privacy": privacy_of(federation),
         "seconds": round(sum(entry["seconds"] for entry in history), 1),
         "rounds": history,
         "final": {kind: summarise(predictions).as_dict() for kind, predictions in final.items()},

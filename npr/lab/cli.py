@@ -70,6 +70,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A training setting for all methods.")
 @click.option("--grid", "grids", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values to try; one cell each.")
 @click.option("--aggregation", type=click.Choice(["plain", "secure"]), default="plain", show_default=True)
+@click.option("--dp", "dp", multiple=True, metavar="KEY=VALUE", help="Privacy at every site, e.g. epsilon=8.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Results directory.")
 @click.option("--engine", type=click.Choice(["process", "ray"]), default="process", show_default=True)
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Cells that run at a time.")
@@ -126,7 +127,8 @@ def _plan(given: dict[str, Any]) -> Plan:
         seeds=parse_integers(given["seeds"]) if given["seeds"] else None,
         folds=parse_folds(given["folds"]) if given["folds"] else None,
         grids=parse_grids(given["grids"]),
-        train=_assignments(given["train"], "--set"),
+        train=_assignments(given["train"], "--set")
+        | {f"dp.{key}": value for key, value in _assignments(given["dp"], "--dp").items()},
         overrides={key: given[key] for key in OVERRIDES if given[key] is not None},
         aggregation=given["aggregation"],
     )

@@ -17,7 +17,7 @@ from security.errors import ConfigError
 Json = dict[str, Any]
 
 # What an ablation plots along its axis, and what the axis is called.
-ABLATIONS = {"clusters": "prototypes per class (K)", "lambda_npr": "weight of NPR (lambda)"}
+ABLATIONS = {"clusters": "prototypes per class (K)", "lambda_npr": "weight of NPR (lambda)", "dp.epsilon": "epsilon"}
 
 
 def draw_all(results: Json, out: Path) -> list[Path]:
@@ -103,6 +103,7 @@ def _ablation(results: Json, key: str) -> Callable[[Any], bool]:
                     (float(row["options"][key]), row["pooled_recall"])
                     for row in results["summary"]
                     if row["method"] == method and row["kind"] == kind and set(row["options"]) == {key}
+                    if row["options"][key] is not None
                 )
                 if len(points) > 1:
                     _points_with_intervals(axes, points, f"{method} ({kind})")

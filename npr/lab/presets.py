@@ -33,7 +33,8 @@ class Preset:
 
 # Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation.
 _PAPER: dict[str, Value] = {
-    "learning_rate": 1e-3, "weight_decay": 5e-4, "batch_size": 64, "local_epochs": 1,
+    "learning_rate": 1e-3, "weight_decay": 5e-4, "batch_size": 64, "local_epochs": 1, "milestones": (60, 70),
+    "augmentation": "paper",
 }
 
 PRESETS = {

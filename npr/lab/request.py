@@ -8,6 +8,9 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from npr.config import TrainConfig
+from npr.dp.federation import PrivatePlan
+from npr.dp.upstream import check_upstream
+from npr.lab import private
 from npr.lab.names import require_known
 from npr.lab.plan import Cell, DataSettings, Grid, ModelSettings, Plan, Settings, Value, make_cells
 from npr.lab.presets import Preset
@@ -70,7 +73,17 @@ def make_plan(
     cells = make_cells(wanted, seeds or preset.seeds, folds or preset.folds, grids)
     for cell in cells:
         registry.build(train_config(settings, cell))
+        private_plan(settings, cell)
     return Plan(settings=settings, cells=cells)
+
+
+def private_plan(settings: Settings, cell: Cell) -> PrivatePlan | None:
+    """The cell's promise of privacy, or None when it makes none. Settings that would void it are refused here."""
+    options = private.PrivateOptions.of({**settings.train, **dict(cell.options)})
+    plan = options.plan(rounds=settings.rounds, prototypes=registry.get(cell.method).npr)
+    if plan is not None:
+        check_upstream(train_config(settings, cell))
+    return plan
 
 
 def train_config(settings: Settings, cell: Cell) -> TrainConfig:
@@ -78,7 +91,7 @@ def train_config(settings: Settings, cell: Cell) -> TrainConfig:
     values = {**settings.train, **dict(cell.options)}
     own = registry.get(cell.method).method.Options.model_fields
     for key in values:
-        require_known("setting", key, {*SETTINGS, *own}, where=cell.method)
+        require_known("setting", key, {*SETTINGS, *own, *private.KEYS}, where=cell.method)
     fields = {key: value for key, value in values.items() if key in SETTINGS}
-    options = {key: value for key, value in values.items() if key not in SETTINGS}
+    options = {key: value for key, value in values.items() if key in own}
     return TrainConfig.parse({**fields, "method": cell.method, "method_options": options}, where=cell.variant)

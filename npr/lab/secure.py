@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from npr.backend import Contribution, Sum
+from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.params import ParameterManifest, Vector
 from npr.wire_layout import WireModel, ever_shared
@@ -40,6 +41,8 @@ class SecureAggregator:
                 hint=f"use {LEAST_SURVIVORS} sites or more",
             )
         self._federation = federation
+        # Under DP a refusal that depends on the data would be a release of its own, so values are cut to their clips.
+        self._private = isinstance(federation, PrivateFederation)
         self._groups = ever_shared(federation.method, rounds)
         self.layout = layout or make_layout(federation, self._groups)
         self._wire = WireModel(self.layout, federation.model)
@@ -67,7 +70,12 @@ class SecureAggregator:
         loss, hits = 0.0 if self.layout.has(LOSS) else None, 0 if self.layout.has(HITS) else None
         words = {
             site.name: encode(
-                self.layout, self._update(c, manifest, state), weight=c.weight, loss=loss, hits=hits
+                self.layout,
+                self._update(c, manifest, state),
+                weight=c.weight,
+                loss=loss,
+                hits=hits,
+                saturate=self._private,
             ).words
             for site, c in zip(federation.sites, contributions, strict=True)
         }
@@ -86,7 +94,7 @@ class SecureAggregator:
     def _machines(self, state: Vector) -> LoopbackFederation:
         if self._protocol is None or not np.array_equal(self._protocol.model, state):
             names = [site.name for site in self._federation.sites]
-            self._protocol = LoopbackFederation(self.layout, names, state)
+            self._protocol = LoopbackFederation(self.layout, names, state, dp_active=self._private)
         return self._protocol
 
 

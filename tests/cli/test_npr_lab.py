@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -219,3 +220,35 @@ def test_plots_are_drawn(lab, tmp_path):
     drawn = {path.name.split(".")[0] for path in (tmp_path / "plots").glob("*.png")}
     assert {"curves", "sites", "ablation-lambda_npr"} <= drawn and any(name.startswith("features-") for name in drawn)
     assert all(path.stat().st_size > 5000 for path in (tmp_path / "plots").glob("*.png"))
+
+
+def test_privacy_is_an_option_of_a_cell_and_is_spent(lab, tmp_path):
+    few = ["--set", "dp.steps=1", "--set", "dp.dimensions=4", "--set", "assign=nearest", "--grid", "dp.epsilon=null,8"]
+    content = json.loads(
+        lab("run", *TINY, "--methods", "fednpr-per", *few, "--rounds", 1, "--out", tmp_path, "--json").out
+    )
+    private, plain = (cell["privacy"] for cell in content["cells"])
+    assert plain is None and private["unit"] == "patient" and len(private["spent"]) == 3
+    assert all(0 < spent["pld"] <= spent["rdp"] <= 8 for spent in private["spent"].values())
+
+
+def test_what_would_void_privacy_is_refused_before_anything_is_read(lab, tmp_path):
+    out = tmp_path / "out"
+    assert "assign" in lab("run", *TINY, "--methods", "fednpr", "--dp", "epsilon=8", "--out", out, expect=1).err
+    assert "no epsilon" in lab("run", *TINY, "--methods", "fedavg", "--dp", "clip=2", "--out", out, expect=2).err
+    assert "dp.epsilon" in lab("run", *TINY, "--methods", "fedavg", "--dp", "epsilon=0", "--out", out, expect=2).err
+    assert not out.exists()
+
+
+def test_the_audit_finds_no_more_than_is_allowed(lab):
+    report = json.loads(lab("audit", "--canaries", 200, "--json").out)
+    assert report["consistent"] and report["attacks"]["canaries"]["found"] <= report["attacks"]["canaries"]["allowed"]
+
+
+def test_the_audit_finds_training_without_noise(lab, monkeypatch):
+    """The twin: noise switched off behind the ledger's back is found out, and the exit code says so."""
+    from security.dp.noise import NoiseSource
+
+    monkeypatch.setattr(NoiseSource, "gaussian", lambda self, out, *_, **__: np.multiply(out, 0, out=out))
+    report = json.loads(lab("audit", "--canaries", 1000, "--json", expect=1).out)
+    assert not report["attacks"]["canaries"]["consistent"]

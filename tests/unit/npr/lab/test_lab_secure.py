@@ -102,3 +102,12 @@ def test_a_layout_can_be_given():
     layout = federation("secure").aggregator.layout
     plain = federation("plain")
     assert SecureAggregator(plain, rounds=1, layout=layout).layout is layout
+
+
+def test_private_and_secure_at_once():
+    options = {"dp.epsilon": 8.0, "dp.steps": 1, "dp.dimensions": 4, "assign": "nearest"}
+    secure = federation("secure", "fednpr-per", **options)
+    before = torch.cat([value.flatten().double() for value in secure.model.state_dict().values()])
+    secure.run_round()
+    after = torch.cat([value.flatten().double() for value in secure.model.state_dict().values()])
+    assert not torch.equal(before, after) and min(secure.aggregator.bytes_sent.values()) > 0

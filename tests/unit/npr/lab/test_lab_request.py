@@ -1,0 +1,49 @@
+"""From flags to a plan: presets hold what they say, and every mistake is found before anything runs."""
+
+import pytest
+
+from npr.lab.plan import Settings
+from npr.lab.presets import PRESETS, preset
+from npr.lab.request import make_plan, train_config
+from npr.methods import registry
+from security.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_every_preset_makes_a_plan(name):
+    plan = make_plan(preset(name), data="generated")
+    methods, seeds, folds = PRESETS[name].methods, PRESETS[name].seeds, PRESETS[name].folds
+    assert len(plan.cells) == len(methods) * len(seeds) * len(folds)
+    assert Settings.model_validate_json(plan.settings.model_dump_json()) == plan.settings
+
+
+@pytest.mark.parametrize(
+    ("name", "clusters", "weight", "size"), [("paper-isic", 4, 0.1, 224), ("paper-ich", 2, 0.05, 128)]
+)
+def test_the_papers_presets_are_the_papers_settings(name, clusters, weight, size):
+    plan = make_plan(preset(name), data="generated")
+    config = train_config(plan.settings, plan.cells[0])
+    assert (config.clusters, config.lambda_npr, plan.settings.data.image_size) == (clusters, weight, size)
+    assert (config.learning_rate, config.weight_decay, config.batch_size, config.local_epochs) == (1e-3, 5e-4, 64, 1)
+    assert plan.settings.rounds == 80 and config.milestones == (60, 70) and config.optimizer == "adam"
+    assert plan.settings.model.architecture == "efficientnet_b0" and plan.settings.model.weights == "timm"
+    assert {cell.method for cell in plan.cells} == {
+        entry.name for entry in registry.rows() if entry.alias_of is None and not entry.name.endswith("+npr")
+    }
+    assert {cell.fold for cell in plan.cells} == {0, 1, 2, 3, 4}
+
+
+def test_a_methods_own_options_reach_it():
+    plan = make_plan(preset("quick"), methods=["fedprox"], grids={"fedprox": {"mu": [0.1, 1.0]}})
+    assert [train_config(plan.settings, cell).method_options for cell in plan.cells] == [{"mu": 0.1}, {"mu": 1.0}]
+
+
+def test_an_option_of_another_method_is_refused():
+    with pytest.raises(ConfigError, match="unknown setting 'mu'"):
+        make_plan(preset("quick"), methods=["fedavg"], train={"mu": 0.1})
+
+
+def test_flags_go_over_the_preset():
+    plan = make_plan(preset("paper-isic"), data="generated", overrides={"rounds": 3}, train={"clusters": 8})
+    assert plan.settings.rounds == 3 and plan.settings.train["clusters"] == 8
+    assert plan.settings.train["lambda_npr"] == 0.1, "what was not given stays the preset's"
