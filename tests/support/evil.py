@@ -25,7 +25,7 @@ from security.secagg import messages, statements
 from security.secagg import state as states
 from security.secagg.attempt import SHARE_BYTES
 from security.secagg.certificates import AbortCertificate, AbortLine, Advert, RepeatCertificate
-from security.secagg.context import RoundContext
+from security.secagg.context import RepeatOf, RoundContext
 from security.secagg.coordinator import CoordinatorAttempt
 from security.secagg.effects import Effect, Effects, Ended
 from security.secagg.layout import Layout
@@ -80,6 +80,7 @@ class EvilCoordinator(RecordedFederation):
         self.colluders = tuple(colluders)
         self.rules: list[Rule] = []
         self.heard: list[tuple[str, Wire]] = []
+        self.noted: dict[str, list[Effect]] = {}
         self.deaf = False  # then the coordinator's own machine does not get what sites say: the attacker drives
         super().__init__(*args, **options)
         self.spoils = Spoils(self.policy.layout)
@@ -136,6 +137,7 @@ class EvilCoordinator(RecordedFederation):
         super()._do_site(name, effects)
 
     def _note(self, party: str, effect: Effect) -> None:
+        self.noted.setdefault(party, []).append(effect)
         if isinstance(effect, Ended) and effect.error is not None and party in self.sites:
             self.sites[party].errors.append(effect.error)
 
@@ -175,11 +177,12 @@ class EvilCoordinator(RecordedFederation):
         *,
         aborts: Iterable[AbortCertificate] = (),
         repeats: Iterable[RepeatCertificate] = (),
+        context_repeats: tuple[RepeatOf, ...] = (),
         **changes: Any,
     ) -> messages.Plan:
         """A plan signed by the coordinator, with any field of its context changed."""
         made = self.planned._plan(sorted(self.sites if cohort is None else cohort), list(aborts), [])
-        context = replace(made.context, **changes)
+        context = replace(made.context, repeats=context_repeats, **changes)
         signature = self.core.signer.sign(statements.plan(context))
         return replace(made, context=context, repeats=tuple(repeats), signature=signature)
 
@@ -205,11 +208,12 @@ class EvilCoordinator(RecordedFederation):
         self.deaf = True
         lines = []
         for site in sorted(sites):
+            answers = self.tell(site, attempt.abort_request())
             if site in self.colluders:
                 signature = self.signer(site).sign(statements.abort(attempt.ctx, 4))
                 lines.append(AbortLine(site=site, code=4, signature=signature))
                 continue
-            for said in self.tell(site, attempt.abort_request()):
+            for said in answers:
                 if isinstance(said, messages.Abort) and said.ctx == attempt.ctx:
                     lines.append(AbortLine(site=site, code=said.code, signature=said.signature))
         self.deaf = False
@@ -220,8 +224,10 @@ class EvilCoordinator(RecordedFederation):
         site = self.sites[name]
         site.wal, site.saved = list(wal), {states.state_hash(state): state}
         self.written[name] = []  # promises of the forgotten life cannot be kept; what matters is what others notice
+        deaf, self.deaf = self.deaf, True
         self.restart_site(name)
         self.pump()
+        self.deaf = deaf
 
     def machine(self, name: str = VICTIM) -> SiteMachine:
         return self.sites[name].machine

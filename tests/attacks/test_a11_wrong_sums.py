@@ -1,0 +1,203 @@
+"""A11: a published sum that is not the sum of the uploads: one coordinate changed, a site doubled, or a fork.
+
+An alarm would have to pass the coordinator, who drops it. Hence the other way round: no burst without a certificate
+that every chunk was added up again by more than c sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.prg import Words
+from security.rng import CountedRandomness
+from security.secagg import messages, plan_checks, result_checks
+from security.secagg import state as states
+from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.policy import AuditMode
+from security.secagg.publication import Publication, build_result
+from security.secagg.result import CheckedHeader, assigned_chunks
+from security.secagg.transitions import SiteState
+from security.secagg.wire import FRAME_BYTES
+from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
+
+CHUNK = 2
+
+
+def forged(run: EvilCoordinator, attempt: CoordinatorAttempt, total: Words) -> Publication:
+    """A result over another sum, consistent in everything the coordinator signs."""
+    assert attempt.opening and attempt.survivors and attempt.quorum
+    secrets = attempt.opening.open()
+    assert secrets is not None
+    outcome = states.next_state(run.policy.layout, run.model, total, survivors=len(run.sites))
+    attempt.model = outcome.state
+    result = build_result(
+        run.core.signer, attempt.dealing, attempt.survivors, attempt.quorum, secrets, total=total, outcome=outcome
+    )
+    return Publication(run.policy, result, attempt.uploads, total)
+
+
+def publish(run: EvilCoordinator, published: Publication, sites: Any) -> None:
+    for name in sites:
+        run._send("coordinator", name, published.result)
+        for frame in published.sum_to(name).frames():
+            run._send("coordinator", name, frame)
+    run.pump()
+
+
+def wrong_round(change: Callable[[Words], None], **options: Any) -> tuple[EvilCoordinator, CoordinatorAttempt]:
+    """A round whose sum is changed after it was opened; only good acknowledgements are ever relayed."""
+    run = evil(**options)
+    run.open_round()
+    attempt = run.secretly()
+    assert attempt.publication is not None
+    total = attempt.publication.total.copy()
+    change(total)
+    attempt.publication = forged(run, attempt, total)
+    publish(run, attempt.publication, run.sites)
+    run.model, run.prev_result = attempt.model, attempt.publication.result_hash
+    run.check = attempt.publication.certificate()
+    return run, attempt
+
+
+def one_coordinate(total: Words) -> None:
+    total[CHUNK * FRAME_BYTES // 4 + 7] += 1_000_000
+
+
+def doubled(total: Words) -> None:
+    np.add(total, total, out=total)
+
+
+def next_burst(run: EvilCoordinator) -> None:
+    updates = {name: words for name, words in run.updates(2).items() if run.machine(name).state is SiteState.IDLE}
+    run.begin_round(updates)
+    run.launch(run.plan(run.sites))
+
+
+@pytest.mark.parametrize("change", [one_coordinate, doubled])
+def test_a_wrong_sum_gets_no_certificate(change: Callable[[Words], None]) -> None:
+    run, _ = wrong_round(change)
+    assert run.check is None
+    finders = [name for name in run.honest if run.machine(name).state is SiteState.HALTED]
+    assert finders
+    for name in finders:
+        assert_refused(run, name, result_checks.WrongSum, "check_chunk_sum")
+    next_burst(run)
+    others = [name for name in run.honest if name not in finders]
+    for name in others:
+        assert_refused(run, name, VerificationFailed, "check_plan_certificate")
+    assert len({said.kx for said in run.said(messages.UploadFrame)}) == 1, "no upload after the first round"
+    run.check_promises()
+
+
+def test_a_wrong_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without adding up again the wrong model is certified, and the next burst starts from it."""
+    monkeypatch.setattr(result_checks, "check_chunk_sum", lambda *_: None)
+    run, attempt = wrong_round(one_coordinate)
+    assert run.check is not None
+    right = attempt.uploads.sum.total
+    good = states.next_state(run.policy.layout, evil().model, right, survivors=len(run.sites)).state
+    for name in run.honest:
+        assert run.machine(name).intake.model.tobytes() == run.model.tobytes() != good.tobytes()
+    next_burst(run)
+    assert len({said.site for said in run.said(messages.Agree) if said.site in run.honest}) == len(run.honest)
+
+
+def test_an_unchecked_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sum is wrong and known to be wrong by those who looked; the others go on with it."""
+    monkeypatch.setattr(plan_checks, "check_plan_certificate", lambda *_: None)
+    run, _ = wrong_round(one_coordinate)
+    assert run.check is None
+    next_burst(run)
+    misled = [name for name in run.honest if run.machine(name).state is SiteState.ADVERTISED]
+    assert misled and all(run.machine(name).intake.model.tobytes() == run.model.tobytes() for name in misled)
+
+
+def fork(run: EvilCoordinator) -> None:
+    """The victim gets a sum that differs in a chunk it will not look at; everybody else gets the right one."""
+    run.open_round()
+    attempt = run.secretly()
+    right = attempt.publication
+    assert right is not None
+    model = attempt.model
+    for chunk in range(run.policy.chunks):
+        total = right.total.copy()
+        total[chunk * FRAME_BYTES // 4 + 1] += 1_000_000
+        other = forged(run, attempt, total)
+        header = CheckedHeader(other.result, attempt.dealing.kx, other.result_hash)
+        if chunk not in assigned_chunks(run.policy, header, VICTIM, run.randomness):
+            break
+    attempt.publication, attempt.model = other, attempt.model
+    publish(run, other, [VICTIM])
+    attempt.publication, attempt.model = right, model
+    publish(run, right, [name for name in run.sites if name != VICTIM])
+    order = messages.AuditOrder(result=right.result_hash, absent=(VICTIM,))
+    run.tell_all(order, [name for name in run.sites if name != VICTIM])
+    run.model, run.prev_result, run.check = model, right.result_hash, right.certificate()
+    assert run.check is not None
+    assert run.machine().core.head.result == other.result_hash != right.result_hash
+    updates = run.updates(2)
+    mine = updates.pop(VICTIM)
+    run.begin_round(updates)
+    pending = replace(run.sites["site-01"].update, state_hash=run.machine().core.head.state_hash, words=mine)  # type: ignore[type-var]
+    run._do_site(VICTIM, run.machine().load_update(pending))  # type: ignore[arg-type]
+    run.launch(run.plan())
+
+
+FORK_CHECKS = ["check_plan_history", "check_plan_state", "check_plan_certificate"]
+
+
+@pytest.mark.parametrize("left", FORK_CHECKS)
+def test_a_forked_site_is_in_no_later_sum(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three rules refuse it, each by itself: another history, another model, no acknowledgement of its own."""
+    for check in FORK_CHECKS:
+        if check != left:
+            monkeypatch.setattr(plan_checks, check, lambda *_: None)
+    run = evil()
+    fork(run)
+    kind = VerificationFailed if left == "check_plan_certificate" else PolicyViolation
+    assert_refused(run, VICTIM, kind, left)
+    run.check_promises()
+
+
+def test_a_forked_site_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all three off, a site that stands on another model takes part in the next sum."""
+    for check in FORK_CHECKS:
+        monkeypatch.setattr(plan_checks, check, lambda *_: None)
+    run = evil()
+    fork(run)
+    assert run.said(messages.UploadHeader, by=VICTIM)[-1].kx == run.said(messages.Agree, by=VICTIM)[-1].kx
+    assert len(run.said(messages.Agree, by=VICTIM)) == 2
+
+
+def test_sampled_audit_detects_as_often_as_it_says() -> None:
+    """One bad chunk of five, four sites that look at one each: somebody sees it with 1 - (4/5)^4."""
+    run, attempt = wrong_round(lambda total: None, audit=AuditMode.SAMPLED)
+    assert attempt.publication is not None and run.policy.chunks == 5
+    header = CheckedHeader(attempt.publication.result, attempt.dealing.kx, attempt.publication.result_hash)
+    randomness, trials = CountedRandomness(b"draws"), 2000
+    seen = sum(
+        any(CHUNK in assigned_chunks(run.policy, header, name, randomness) for name in run.sites) for _ in range(trials)
+    )
+    theory = 1 - (4 / 5) ** 4
+    assert seen / trials > theory - 4 * (theory * (1 - theory) / trials) ** 0.5
+
+
+def test_a_piece_of_another_length_is_refused() -> None:
+    """A colluder signs the root of a vector in odd pieces; who adds it up must refuse it, not fall over."""
+    run = evil()
+    run.lose(messages.ChunkPiece)
+    run.open_round()
+    attempt = run.launch(run.plan())
+    audit = run.machine().intake.audit
+    assert audit is not None and audit.todo and attempt.publication is not None
+    piece = messages.ChunkPiece(
+        result=attempt.publication.result_hash, chunk=audit.todo[0], site="site-03", data=b"\0\0\0\0", path=()
+    )
+    with pytest.raises(RemoteProtocolError, match="wrong length"):
+        run.machine().receive(piece)

@@ -1,0 +1,62 @@
+"""A13: one site is left out of every second sum while a colluder keeps the model where it is, by voiding each round.
+
+Each pair of sums gives the victim's update under the noise of everybody's training; many pairs average that away.
+Without differential privacy a site sends three different updates on one model and then waits for its operator, and
+every site reports a set that changed by a single member.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from security.errors import PolicyViolation
+from security.prg import Words
+from security.secagg import fixed_point, plan_checks
+from security.secagg.context import Verdict
+from security.secagg.effects import LoneChange
+from tests.support.evil import VICTIM, WON, EvilCoordinator, assert_refused, correlation, evil
+from tests.support.secagg_world import small_layout
+
+ROUNDS, SPREAD, NOISE = 30, 0.14, 0.03
+
+
+def toggled() -> tuple[EvilCoordinator, float]:
+    """Up to thirty rounds; returns how well the difference of the two means fits what the victim learned."""
+    layout = small_layout(4, words=2000, weight_cap=1)
+    run = evil(4, layout=layout)
+    generator = np.random.default_rng(3)
+    learned = {name: generator.normal(0, SPREAD, layout.state_words).clip(-0.5, 0.5) for name in run.sites}
+    sums: dict[bool, list[Words]] = {True: [], False: []}
+    for number in range(ROUNDS):
+        present = number % 2 == 0
+        updates = {}
+        for name in run.sites if present else list(run.sites)[1:]:
+            trained = learned[name] + generator.normal(0, NOISE, layout.state_words)
+            updates[name] = fixed_point.encode(layout, trained.astype(np.float32), weight=1).words
+        updates["site-03"][layout.slot("weight")] = 2**31
+        outcome = run.run_round(updates)
+        if outcome.total is None:
+            break
+        assert outcome.verdict is Verdict.VOID, "the model stands still"
+        sums[present].append((outcome.total - updates["site-03"]).view(layout.signed_dtype).astype(float))
+    guess = np.mean(sums[True], axis=0) - np.mean(sums[False], axis=0)
+    truth = fixed_point.encode(layout, learned[VICTIM].astype(np.float32), weight=1).words
+    return run, correlation(layout, guess, truth)
+
+
+def test_the_fourth_update_on_one_model_is_not_sent() -> None:
+    run, fit = toggled()
+    assert fit < 0.97, "three sums are what this leaks without noise; see the threat model"
+    assert run.round == 4
+    for name in run.honest[1:]:
+        assert_refused(run, name, PolicyViolation, "check_plan_updates_on_state")
+        alarms = [effect for effect in run.noted[name] if isinstance(effect, LoneChange)]
+        assert [alarm.site for alarm in alarms] == [VICTIM, VICTIM]
+    run.check_promises()
+
+
+def test_thirty_rounds_on_one_model_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_checks, "check_plan_updates_on_state", lambda *_: None)
+    run, fit = toggled()
+    assert run.round == ROUNDS and fit > WON

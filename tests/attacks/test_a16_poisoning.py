@@ -1,0 +1,89 @@
+"""A16: a site sends numbers that no honest site could: a word of 2^31, a weight that makes all weights add up to one,
+a whole clip in every coordinate. Nobody can see whose they were; everybody can see that the sum is impossible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from security.prg import Words
+from security.secagg import fixed_point
+from security.secagg import state as states
+from security.secagg.context import Verdict
+from security.secagg.layout import Block, Layout
+from tests.support.evil import EvilCoordinator, evil
+
+Poison = Callable[[Layout, dict[str, Words]], Words]
+
+
+def a_huge_word(layout: Layout, updates: dict[str, Words]) -> Words:
+    poisoned = updates["site-03"].copy()
+    poisoned[3] = 2**31 - 1
+    return poisoned
+
+
+def weights_that_add_up_to_one(layout: Layout, updates: dict[str, Words]) -> Words:
+    slot = layout.slot("weight")
+    poisoned = updates["site-03"].copy()
+    others = sum(int(words[slot][0]) for name, words in updates.items() if name != "site-03")
+    poisoned[slot] = (1 - others) % 2**32
+    return poisoned
+
+
+def poisoned_round(poison: Poison, layout: Layout | None = None) -> tuple[EvilCoordinator, Any]:
+    run = evil(wide=False, layout=layout)
+    updates = run.updates(1)
+    updates["site-03"] = poison(run.policy.layout, updates)
+    return run, run.run_round(updates)
+
+
+def largest_step(run: EvilCoordinator) -> float:
+    start = evil(wide=False, layout=run.policy.layout).model
+    return float(np.abs(run.machine().intake.model - start).max())
+
+
+@pytest.mark.parametrize("poison", [a_huge_word, weights_that_add_up_to_one])
+def test_an_impossible_sum_is_void_everywhere(poison: Poison) -> None:
+    run, outcome = poisoned_round(poison)
+    assert outcome.verdict is Verdict.VOID
+    assert len({run.machine(name).core.head for name in run.sites}) == 1, "the same result at all sites"
+    assert largest_step(run) == 0
+    assert not run.book.excluded, "nobody can be named without opening an update"
+    run.check_promises()
+    assert run.run_round(run.updates(2)).verdict is Verdict.GOOD
+
+
+def test_weights_that_add_up_to_one_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Division by one instead of the true weight: the step is as large as all the weights together."""
+    monkeypatch.setattr(states, "judge", lambda *_args, **_named: "")
+    run, outcome = poisoned_round(weights_that_add_up_to_one)
+    assert outcome.verdict is Verdict.GOOD and largest_step(run) > 10
+
+
+def capped() -> Layout:
+    """Honest steps here have an L2 norm of about 0.3; the cap is one."""
+    block = Block(name="stem", shape=(400,), kind="mean", clip_exponent=0, movement_exponent=1)
+    return Layout.of([block], roster_size=4, weight_cap=1)
+
+
+def whole_clip(layout: Layout, updates: dict[str, Words]) -> Words:
+    """Towards a model of the attacker's choice, as far as a single site can."""
+    for name in updates:
+        small = np.random.default_rng(len(name)).normal(0, 0.01, layout.state_words).astype(np.float32)
+        updates[name] = fixed_point.encode(layout, small, weight=1).words
+    return fixed_point.encode(layout, np.full(layout.state_words, 0.9, dtype=np.float32), weight=1).words
+
+
+def test_a_step_beyond_the_movement_cap_is_void() -> None:
+    run, outcome = poisoned_round(whole_clip, capped())
+    assert outcome.verdict is Verdict.VOID and largest_step(run) == 0
+
+
+def test_a_step_beyond_the_movement_cap_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "_moves_too_far", lambda *_: False)
+    run, outcome = poisoned_round(whole_clip, capped())
+    assert outcome.verdict is Verdict.GOOD and largest_step(run) > 0.2

@@ -1,0 +1,76 @@
+"""A19: an old copy of a site's state directory is put back, so that it forgets what it has promised.
+
+A set-back site counts as one more colluder in what it forgot: it signs ABORT for an attempt in which it has released. Its
+peers notice at its next advert, because adverts are numbered, before that becomes another site's loss.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.secagg import burst_checks, messages
+from security.secagg.burst_checks import SetBack
+from security.secagg.effects import Halted
+from security.secagg.journal import Journal
+from security.secagg.site import SiteMachine
+from security.secagg.transitions import SiteState
+from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
+
+RESTORED = "site-01"
+
+
+def a_backup_is_restored(run: EvilCoordinator) -> None:
+    """n = 5, t = 4, a = 3: four release; one of them is set back and aborts, with the fifth and the colluder."""
+    run.lose(messages.Quorum, to="site-03")
+    run.open_round()
+    backup = list(run.sites[RESTORED].wal)
+    attempt = run.secretly()
+    run.restored(RESTORED, backup, run.model)
+    certificate = run.aborts_of(attempt, [RESTORED, "site-03", *run.colluders])
+    assert len(certificate.lines) == attempt.context.a
+    run.secretly([name for name in run.sites if name != VICTIM], aborts=[certificate])
+
+
+def test_peers_notice_and_the_restored_site_halts() -> None:
+    run = evil(5)
+    a_backup_is_restored(run)
+    assert_refused(run, "site-02", SetBack, "check_advert_sequences")
+    assert run.machine(RESTORED).state is SiteState.HALTED
+    assert run.book.excluded == {RESTORED: "set back"}
+    assert_safe(run)
+
+
+def test_a_restored_backup_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unnoticed, one restored site costs another one its update."""
+    monkeypatch.setattr(burst_checks, "check_advert_sequences", lambda *_: None)
+    run = evil(5)
+    a_backup_is_restored(run)
+    assert_recovered(run)
+
+
+def test_a_halted_site_stays_halted_over_restarts() -> None:
+    run = evil(5, wide=False)
+    a_backup_is_restored(run)
+    site = run.sites[RESTORED]
+    again = SiteMachine(replace(site.machine.core, journal=Journal.replay(site.wal)), run.model)
+    assert [type(effect) for effect in again.start()] == [Halted]
+    assert again.state is SiteState.HALTED
+
+
+def test_at_start_up_its_own_advert_is_enough() -> None:
+    run = evil(5, wide=False)
+    run.open_round()
+    backup = list(run.sites[RESTORED].wal)
+    run.launch(run.plan())
+    newest = run.machine(VICTIM).core.journal.peers[RESTORED]
+    run.restored(RESTORED, backup, evil(5, wide=False).model)
+    run.tell(RESTORED, messages.Rollback(advert=newest))
+    assert run.machine(RESTORED).state is SiteState.HALTED
+
+
+def test_a_gap_in_the_numbers_is_no_offence() -> None:
+    run = evil(5, wide=False)
+    run.machine(RESTORED).core.journal.sequence = 40
+    assert run.run_round(run.updates(1)).total is not None

@@ -1,0 +1,45 @@
+"""A25: one message with a round of 2^63, and the site's high-water mark locks it out for ever."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.errors import PolicyViolation
+from security.secagg import messages, plan_checks, statements
+from security.secagg.transitions import SiteState
+from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
+
+
+def far_off_request(run: EvilCoordinator, **place: int) -> None:
+    context = replace(run.plan().context, **place)
+    signature = run.core.signer.sign(statements.abort_request(context.ctx()))
+    run.tell(VICTIM, messages.AbortRequest(context=context, signature=signature))
+
+
+@pytest.mark.parametrize("place", [{"round": 2**63}, {"attempt": 2**31}, {"round": 1002}, {"attempt": 64}])
+@pytest.mark.parametrize("how", ["plan", "abort request"])
+def test_a_far_off_number_leaves_no_trace(how: str, place: dict[str, int]) -> None:
+    run = evil(wide=False)
+    run.open_round()
+    written = list(run.written[VICTIM])
+    if how == "plan":
+        run.tell(VICTIM, run.plan(**place))
+    else:
+        far_off_request(run, **place)
+    assert_refused(run, VICTIM, PolicyViolation, "check_plan_window")
+    assert run.written[VICTIM] == written and run.machine().core.journal.high_water == (0, 0)
+    assert run.launch(run.plan()).publication is not None, "the right plan is still accepted"
+    run.check_promises()
+
+
+def test_a_far_off_number_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_checks, "check_plan_window", lambda *_: None)
+    run = evil(wide=False)
+    run.open_round()
+    far_off_request(run, round=2**63)
+    run.tell(VICTIM, run.plan())
+    assert_refused(run, VICTIM, PolicyViolation, "check_plan_high_water")
+    assert run.machine().state is SiteState.IDLE
+    assert run.machine().core.journal.high_water == (2**63, 1), "no round of this run will ever be above it"

@@ -1,0 +1,71 @@
+"""A26: a second run on the same data and first model, or an older manifest in which fewer sites may collude."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.errors import PolicyViolation
+from security.secagg import plan_checks
+from security.secagg.journal import Journal
+from security.secagg.site import SiteMachine
+from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
+
+
+def an_older_manifest() -> EvilCoordinator:
+    """Version 1 had c = 0; under version 2 the consortium reckons with two colluders. The victim is given version 1."""
+    run = evil(7, colluders=2, c=0, single_history=False)
+    newer = replace(run.policy, manifest_version=2, manifest_hash=bytes(range(32)), c=2)
+    for name in run.honest:
+        run._do_site(name, run.machine(name).take_manifest(newer))
+    run.open_round()
+    site = run.sites[VICTIM]
+    core = replace(site.machine.core, policy=run.policy, journal=Journal.replay(site.wal))
+    try:
+        site.machine = SiteMachine(core, run.model)
+        run._do_site(VICTIM, site.machine.start())
+        assert site.update is not None
+        run._do_site(VICTIM, site.machine.load_update(site.update))
+    except PolicyViolation as error:
+        site.errors.append(error)
+        site.online = False
+    run.launch(run.plan([VICTIM, *run.colluders]))
+    return run
+
+
+def test_an_older_manifest_is_refused() -> None:
+    run = an_older_manifest()
+    assert_refused(run, VICTIM, PolicyViolation, "check_manifest_version")
+    assert_safe(run)
+
+
+def test_an_older_manifest_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_checks, "check_manifest_version", lambda *_: None)
+    assert_recovered(an_older_manifest())
+
+
+def a_second_run(run: EvilCoordinator) -> None:
+    run.open_round()
+    run.secretly()
+    run.secretly([name for name in run.sites if name != VICTIM], run="second", attempt=3)
+
+
+@pytest.mark.parametrize("left", ["check_plan_federation", "check_plan_reuse"])
+def test_a_second_run_on_the_same_update(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rules refuse it, each by itself: the manifest names one run, and the update has been sent."""
+    for check in ("check_plan_federation", "check_plan_reuse"):
+        if check != left:
+            monkeypatch.setattr(plan_checks, check, lambda *_: None)
+    run = evil(5)
+    a_second_run(run)
+    assert_refused(run, "site-01", PolicyViolation, left)
+    assert_safe(run)
+
+
+def test_a_second_run_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    for check in ("check_plan_federation", "check_plan_reuse"):
+        monkeypatch.setattr(plan_checks, check, lambda *_: None)
+    run = evil(5)
+    a_second_run(run)
+    assert_recovered(run)
