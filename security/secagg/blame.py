@@ -21,6 +21,7 @@ class BlameBook:
     pause: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     accusations: set[tuple[str, str]] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
 
     def to_dict(self) -> dict[str, Any]:
         """What must outlive a restart, as JSON can carry it."""
@@ -31,7 +32,11 @@ class BlameBook:
         return cls(strikes=dict(told["strikes"]), pause=dict(told["pause"]), excluded=dict(told["excluded"]))
 
     def missed(self, site: str) -> None:
-        """Absence proves nothing: the site sits out the next 1, 2, 4, ... 32 cohorts."""
+        """Absence proves nothing: the site sits out this round and the next 1, 2, 4, ... 32 cohorts.
+
+        Were it taken back within the round, sites that stall in turn would use all its attempts up.
+        """
+        self.absent.add(site)
         self.strikes[site] = self.strikes.get(site, 0) + 1
         self.pause[site] = min(MAX_PAUSE, 2 ** (self.strikes[site] - 1))
 
@@ -39,6 +44,7 @@ class BlameBook:
         """A site that carried a round through starts with a clean slate."""
         self.strikes.pop(site, None)
         self.pause.pop(site, None)
+        self.absent.discard(site)
 
     def exclude(self, site: str, reason: str) -> None:
         """Something the site itself signed is against it."""
@@ -59,8 +65,9 @@ class BlameBook:
                 self.exclude(site, "accusations")
 
     def new_round(self) -> None:
-        """Pairs that accused each other were left out for one round only."""
+        """Pairs that accused each other, and who missed a step, were left out for one round only."""
         self.accusations.clear()
+        self.absent.clear()
 
     def eligible(self, sites: Iterable[str]) -> list[str]:
         """Who may be in the next cohort."""
@@ -70,7 +77,7 @@ class BlameBook:
             if accuser not in self.excluded and dealer not in self.excluded
             for site in (accuser, dealer)
         }
-        barred = quarrel | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
+        barred = quarrel | self.absent | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
         return sorted(site for site in sites if site not in barred)
 
     def cohort_formed(self) -> None:

@@ -254,6 +254,8 @@ def test_strikes_double_up_to_thirty_two_and_are_forgiven() -> None:
     assert book.eligible(["a", "b"]) == ["b"]
     for _ in range(32):
         book.cohort_formed()
+    assert book.eligible(["a", "b"]) == ["b"], "not within the round that it missed"
+    book.new_round()
     assert book.eligible(["a", "b"]) == ["a", "b"]
     book.missed("a")
     book.took_part("a")
