@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from security import codec
 from security.errors import CodecError
-from security.secagg import certificates, messages, records, wire, wire_size
+from security.secagg import certificates, messages, records, wire
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.loopback import COORDINATOR, Drop, LoopbackFederation
@@ -152,84 +152,6 @@ def test_ids_that_run_together_sign_different_bytes() -> None:
     assert isinstance(advert, Advert)
     bodies = {replace(advert, site=site).body() for site in ("1", "12", "23", "123")}
     assert len(bodies) == 4
-
-
-def expected_size(sender: str, receiver: str, message: Wire) -> int:
-    run = five()
-    sites, layout = list(run.sites), run.policy.layout
-    told = {"federation": run.policy.federation, "run": run.policy.run}
-    match message:
-        case messages.Hello():
-            return wire_size.hello(sender)
-        case Advert():
-            return wire_size.advert(sender)
-        case messages.Shares():
-            return wire_size.shares(sender, n=5)
-        case messages.UploadHeader():
-            return wire_size.upload_header(sender)
-        case messages.UploadFrame() | messages.SumFrame():
-            return wire_size.frame(message.index, vector_bytes=layout.byte_length)
-        case messages.Agree():
-            return wire_size.agree(sender)
-        case messages.Unmask():
-            return wire_size.unmask(sender, n=5)
-        case messages.ChunkRequest():
-            return wire_size.chunk_request(sender)
-        case messages.Ack():
-            return wire_size.ack(sender, chunks=run.policy.chunks)
-        case messages.Adverts():
-            return wire_size.adverts(sites)
-        case messages.Deliver():
-            return wire_size.deliver(sites, receiver)
-        case messages.Survivors():
-            return wire_size.survivors([line.site for line in message.uploads])
-        case messages.Quorum():
-            return wire_size.quorum([line.site for line in message.agreements])
-        case messages.Result():
-            alive, agreeing = [u.site for u in message.uploads], [s.site for s in message.agreements]
-            return wire_size.result(sites, alive=alive, agreeing=agreeing, **told)
-        case messages.ChunkPiece():
-            return wire_size.chunk_piece(message.site, message.chunk, vector_bytes=layout.byte_length)
-        case messages.AbortRequest():
-            return wire_size.abort_request(sites, **told)
-        case messages.Abort():
-            return wire_size.abort(sender)
-    return -1
-
-
-def test_sizes_follow_from_public_numbers() -> None:
-    seen = set()
-    for sender, receiver, data in recorded():
-        message, _ = messages.decode(data)
-        size = expected_size(sender, receiver, message)
-        if size >= 0:
-            assert size == len(data), type(message).__name__
-            seen.add(type(message))
-    assert len(seen) >= 15
-
-
-def test_sizes_of_what_a_quiet_round_does_not_send() -> None:
-    advert = examples()[Advert][0]
-    assert isinstance(advert, Advert)
-    for message, size in (
-        (messages.Ready(site="ab", round=7), wire_size.ready("ab", log_head=9)),
-        (messages.Refusal(site="ab", ctx=bytes(32)), wire_size.refusal("ab", log_head=9)),
-        (messages.Abort(site="ab", ctx=bytes(32), code=1, signature=bytes(64)), wire_size.abort("ab", log_head=9)),
-        (
-            messages.Accusation(site="ab", kx=bytes(32), dealer="xyz", signature=bytes(64)),
-            wire_size.accusation("ab", "xyz", log_head=9),
-        ),
-        (messages.Rollback(advert=advert), wire_size.rollback(advert.site, log_head=9)),
-    ):
-        assert len(messages.encode(message, log_head=bytes(9))) == size
-
-
-def test_an_upload_is_hardly_larger_than_its_vector() -> None:
-    for n, bound in ((10, 1.001), (100, 1.005)):
-        vector = 4 * 4_007_548
-        control = wire_size.advert("site-00") + wire_size.shares("site-00", n=n) + wire_size.agree("site-00")
-        total = wire_size.upload("site-00", vector_bytes=vector) + control + wire_size.unmask("site-00", n=n)
-        assert total <= bound * vector
 
 
 def test_messages_of_sites_are_those_that_sites_send() -> None:
