@@ -8,13 +8,12 @@ from typing import Any
 
 from security.audit import charts, report_text, wording
 from security.audit.cross import Crossed
-from security.audit.facts import History, rounds_of
+from security.audit.facts import rounds_of
 from security.audit.findings import Finding, Severity
 from security.audit.html import Child, Markup, code, table, tag
 from security.audit.report_style import STYLE
 from security.audit.roster import SITE
-
-Round = tuple[str | None, int]
+from security.audit.rounds import RoundFacts, round_json
 
 
 def report_json(result: Crossed) -> dict[str, Any]:
@@ -24,7 +23,7 @@ def report_json(result: Crossed) -> dict[str, Any]:
         "matched_messages": result.matched,
         "logs": [wording.log_json(log, log.findings, None) for log in result.logs],
         "privacy": [wording.statement_json(statement) for statement in result.statements],
-        "rounds": [_round_json(result, key) for key in rounds_of(result.histories)],
+        "rounds": [round_json(result.histories, key) for key in rounds_of(result.histories)],
         "findings": [finding.to_json() for finding in result.findings],
     }
 
@@ -106,8 +105,10 @@ def _checked(result: Crossed, pinned: bool) -> Markup:
         (f"{messages:,} outgoing messages: type, exact length, mask", wording.EGRESS),
         (f"{result.matched:,} of them in the coordinator's log too: identity, digest, length", wording.MATCHING),
         ("one model, one cohort and one survivor set in each round", wording.AGREEMENT),
-        (f"epsilon of {len(result.statements)} site(s), recomputed from the mechanisms", wording.PRIVACY),
     ]
+    if result.statements:
+        names = ", ".join(statement.site for statement in result.statements)
+        done.append((f"epsilon of {names}, recomputed from the mechanisms", wording.PRIVACY))
     items = [tag("li", words, cls=_state(result.findings, codes)) for words, codes in done]
     open_points = [finding for finding in result.findings if finding.severity is Severity.UNDECIDED]
     not_done = [f"{finding.log}: {finding.detail}" for finding in open_points]
@@ -154,7 +155,10 @@ def _findings(result: Crossed) -> Markup:
         (item for item in result.findings if item.severity in order), key=lambda f: order.index(f.severity)
     )
     notes = [finding for finding in result.findings if finding.severity is Severity.NOTE]
-    rows = [(tag("strong", note.code), note.log, note.detail, note.ask) for note in notes]
+    logs: dict[tuple[str, str, str], list[str]] = {}
+    for note in notes:
+        logs.setdefault((note.code, note.detail, note.ask), []).append(note.log)
+    rows = [(tag("strong", name), ", ".join(where), what, ask) for (name, what, ask), where in logs.items()]
     return _section(
         "Findings",
         [_finding(finding) for finding in weighty] if weighty else tag("p", "None."),
@@ -180,73 +184,20 @@ def _finding(finding: Finding) -> Markup:
     )
 
 
-# Rounds
-
-
-def _round_json(result: Crossed, key: Round) -> dict[str, Any]:
-    facts = _RoundFacts(result.histories, key)
-    return {
-        "run": key[0],
-        "round": key[1],
-        "models": sorted(facts.models),
-        "cohorts": sorted(facts.cohorts),
-        "uploads": sorted(facts.uploads),
-        "dropouts": sorted(facts.dropouts),
-        "bytes": dict(facts.bytes),
-        "surplus": facts.surplus,
-    }
-
-
-class _RoundFacts:
-    """What all logs say about one round."""
-
-    def __init__(self, histories: Sequence[History], key: Round) -> None:
-        self.models: set[str] = set()
-        self.cohorts: set[str] = set()
-        self.cohort_size = 0
-        self.uploads: set[str] = set()
-        self.dropouts: set[str] = set()
-        self.bytes: Counter[str] = Counter()
-        self.surplus = 0
-        self.unmasked = 0
-        for history in histories:
-            self._take(history, key)
-
-    def _take(self, history: History, key: Round) -> None:
-        for record in history.of("model.received", "round.invited", "egress", "secagg.survivors"):
-            if record.key != key:
-                continue
-            body = record.body
-            match record.type:
-                case "model.received":
-                    self.models.add(body["model"])
-                case "round.invited":
-                    self.cohorts.add(body["cohort"])
-                    self.cohort_size = max(self.cohort_size, body["cohort_size"])
-                case "secagg.survivors":
-                    self.dropouts.update(body["dropouts"])
-                case _:
-                    self.bytes[body["data_class"]] += body["bytes"]
-                    self.surplus += body["bytes"] - body["expected_bytes"]
-                    if body["data_class"] == "masked-vector":
-                        self.uploads.add(history.name)
-                        self.unmasked += not body["masked"]
-
-
 def _rounds(result: Crossed) -> Markup:
     spent = {
         (item.run, item.round): f"{item.recomputed:.2f}" for statement in result.statements for item in statement.series
     }
     rows = []
     for key in rounds_of(result.histories):
-        facts = _RoundFacts(result.histories, key)
+        facts = RoundFacts(result.histories, key)
         control = sum(facts.bytes.values()) - facts.bytes["masked-vector"]
         rows.append(
             (
                 key[1],
                 _one_of(facts.models),
                 tag("span", f"{facts.cohort_size}, ", _one_of(facts.cohorts), cls="whole"),
-                f"{len(facts.uploads)}" + (f" (without {', '.join(sorted(facts.dropouts))})" if facts.dropouts else ""),
+                f"{len(facts.summed)}" + (f" (without {', '.join(sorted(facts.dropouts))})" if facts.dropouts else ""),
                 wording.quantity(facts.bytes["masked-vector"]),
                 wording.quantity(control),
                 _equation(facts.surplus),
@@ -336,9 +287,9 @@ def _timeline(result: Crossed) -> Markup:
     sites = [history.name for history in result.histories if history.role == SITE]
     cells: dict[tuple[str, str], str] = {}
     for key in keys:
-        facts = _RoundFacts(result.histories, key)
+        facts = RoundFacts(result.histories, key)
         for site in sites:
-            if site in facts.uploads:
+            if site in facts.summed:
                 cells[site, str(key[1])] = "in"
             elif site in facts.dropouts:
                 cells[site, str(key[1])] = "out"
