@@ -45,7 +45,8 @@ def deliver_with_gaps(run: EvilCoordinator, plan: messages.Plan) -> None:
         for dealer in sites:
             mine = [said for said in run.said(Shares, by=dealer) if said.kx == kx]
             made_up = tuple(
-                DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=bytes(0 if to == dealer else BOX_BYTES)) for to in sites
+                DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=bytes(0 if to == dealer else BOX_BYTES))
+                for to in sites
             )
             lists[dealer] = (mine[-1].shares, mine[-1].signature) if mine else (made_up, bytes(64))
         leaves = {dealer: deal_leaves(kx, dealer, sites, lines) for dealer, (lines, _) in lists.items()}
