@@ -78,6 +78,7 @@ def assemble(
         slot_ms=int(1000 * (config.site.ready_slot or READY_SHARE * manifest.timing.train)),
         destination=destination,
         pending=vault.unseal(manifest.aggregation.layout),
+        rounds_done=vault.rounds_done,
     )
     outbox = Outbox(
         log,

@@ -69,12 +69,19 @@ class SitePolicy(BaseModel):
             if asked > self.most_epsilon:
                 raise _refused("most_epsilon", f"the manifest's epsilon of {asked} is above {self.most_epsilon}")
 
-    def check_order(self, manifest: Manifest, round_number: int, *, now: dt.datetime) -> None:
-        """Whether to train this round, now (local time)."""
+    def check_order(self, manifest: Manifest, round_number: int, *, done: int, now: dt.datetime) -> None:
+        """Whether to train this round, now (local time).
+
+        :param done: rounds that this site has trained so far, lost ones included.
+        """
         self.check_federation(manifest)
-        limit = min(manifest.training.rounds, self.most_rounds or manifest.training.rounds)
-        if round_number > _latest_round(limit):
-            raise _refused("most_rounds", f"round {round_number} is beyond the {limit} rounds permitted")
+        rounds = manifest.training.rounds
+        if round_number > _latest_round(rounds):
+            raise PolicyViolation(
+                f"round {round_number} of a run of {rounds} rounds", where="manifest [training] rounds"
+            )
+        if self.most_rounds is not None and done >= self.most_rounds:
+            raise _refused("most_rounds", f"this site has trained {done} rounds already")
         if self.hours is not None and not _within(self.hours, now.time()):
             raise _refused("hours", f"{now:%H:%M} is outside of {self.hours}")
         vector = manifest.aggregation.layout.byte_length
@@ -93,7 +100,7 @@ class SitePolicy(BaseModel):
 
 
 def _latest_round(rounds: int) -> int:
-    """Rounds that were lost use numbers up: a run of R rounds may reach a number above R, within reason."""
+    """Rounds that were lost use numbers up, so that a run reaches numbers above its rounds; within reason."""
     return 4 * rounds + 16
 
 

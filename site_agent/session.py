@@ -69,6 +69,7 @@ class Session:
 
     :param pending: the sealed update found at start, if its round may still be open.
     :param config_hash: of the training settings in the manifest; the one configuration this site trains under.
+    :param rounds_done: how many rounds this site has trained before this start.
     :param slot_ms: READY goes out at multiples of this after the order, so that its time does not tell the data's size.
     """
 
@@ -83,6 +84,7 @@ class Session:
         slot_ms: int,
         destination: str,
         pending: PendingUpdate | None = None,
+        rounds_done: int = 0,
     ) -> None:
         self.machine = machine
         self.manifest = manifest
@@ -94,6 +96,7 @@ class Session:
         self.phase = Phase.CLOSED
         self.training: int | None = None
         self.connection = 0
+        self.rounds_done = rounds_done
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
@@ -263,7 +266,7 @@ class Session:
         if self.machine.core.policy.strict and not head.vouched:
             raise PolicyViolation("the newest model has not been vouched for", where="order")
         now = dt.datetime.fromtimestamp(self.clock.now_ms() / 1000).astimezone()
-        self.policy.check_order(self.manifest, order.round, now=now)
+        self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
 
     def _decline(self, number: int, rule: str) -> Effects:
         self._ready = None
@@ -273,6 +276,7 @@ class Session:
     def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
         """The local work of a round is done and encoded."""
         self._rest(update.round)
+        self.rounds_done += 1
         done = notes.train_done(self.manifest, update.round, result)
         kept = Keep(update=update, memory=result.memory)
         try:

@@ -2,6 +2,7 @@
 
 wal                  what the site has agreed to (security/secagg/wal.py)
 run                  the run that everything here belongs to
+rounds               how many rounds this site has trained
 connections          how often this site has connected
 pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key
 memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
@@ -167,7 +168,15 @@ class Vault:
         return sorted(int(match[1]) for match in found if match)
 
     def remember(self, round_number: int, content: bytes) -> None:
+        """Keep what the next round needs, and count the round."""
         _write(self.memory / f"{round_number}.safetensors", content)
+        _write(self.folder / "rounds", f"{self.rounds_done + 1}\n".encode())
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds this site has trained, for the hospital's own limit."""
+        path = self.folder / "rounds"
+        return int(path.read_text()) if path.exists() else 0
 
     def memory_before(self, round_number: int) -> tuple[int, bytes] | None:
         """The newest memory of an earlier round; 0 stands for the initial model."""

@@ -1,0 +1,187 @@
+"""The one door out: what it stops, what it logs first, and that each check matters."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from protos.convert import FROM_SITE
+from security import relay
+from security.audit import egress
+from security.errors import AuditLogError, LocalProtocolError, PolicyViolation
+from security.masking import vector_root
+from security.rng import CountedRandomness
+from security.secagg import messages
+from security.secagg.effects import SendUpload
+from site_agent import outbox as outboxes
+from site_agent.agent import Agent
+from site_agent.effects import Post, PostVector
+from tests.support.consortium_world import SITES
+from tests.support.site_world import SiteWorld, policy_table
+
+SITE = "linz"
+
+
+def agent_of(tmp_path: Path, policy: str = "") -> tuple[SiteWorld, Agent]:
+    world = SiteWorld(tmp_path, policy=policy)
+    agent = world.start(SITE)
+    agent.outbox.opened(7)
+    return world, agent
+
+
+def masked(agent: Agent, *, plain: bool = False) -> PostVector:
+    """A vector as masks leave it, or as a broken masking path would."""
+    layout = agent.outbox.layout
+    if plain:
+        words = np.arange(layout.words, dtype=layout.dtype) % 90
+    else:
+        words = np.frombuffer(CountedRandomness(b"masks").bytes(layout.byte_length), dtype=layout.dtype)
+    upload = SendUpload(bytes(32), words)
+    return PostVector(upload=upload, root=vector_root(words), round=1, cohort=SITES)
+
+
+def test_a_masked_vector_leaves_after_one_entry_for_all_of_it(tmp_path: Path) -> None:
+    world, agent = agent_of(tmp_path)
+    post = masked(agent)
+    leaving = agent.outbox.vector(post)
+    first = next(leaving)
+    (entry,) = world.entries(SITE, "egress")  # on disk before the first frame is out of our hands
+    payloads = [first, *leaving]
+    assert entry["bytes"] == entry["expected_bytes"] == sum(map(len, payloads))
+    assert entry["sha256"] == post.root.hex() and entry["masked"] is True
+    assert entry["msg_id"] == relay.message_id(SITE, 7, 1, from_site=True)
+    assert [FROM_SITE.decode(payload).sequence for payload in payloads] == list(range(1, len(payloads) + 1))
+
+
+def test_an_unmasked_vector_is_blocked_and_its_digest_is_not_even_logged(tmp_path: Path) -> None:
+    world, agent = agent_of(tmp_path)
+    with pytest.raises(PolicyViolation, match="does not look masked"):
+        list(agent.outbox.vector(masked(agent, plain=True)))
+    assert world.entries(SITE, "egress") == []
+    (entry,) = world.entries(SITE, "egress.blocked")
+    assert entry["rule"] == "vector does not look masked" and entry["sha256"] is None
+    assert agent.outbox.sent == {}
+
+
+def test_twin_without_the_look_at_it_the_plain_vector_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, agent = agent_of(tmp_path)
+    monkeypatch.setattr(egress, "evenness_of", lambda vector, outgoing: 1.0)
+    payloads = list(agent.outbox.vector(masked(agent, plain=True)))
+    frame = FROM_SITE.decode(payloads[0]).message
+    assert isinstance(frame, messages.UploadFrame) and frame.data[:12] == bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0])
+
+
+def shares(count: int) -> messages.Shares:
+    """A message with more room in it than a cohort of three explains."""
+    empty = messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=b"")
+    boxed = messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=bytes(92))
+    return messages.Shares(site=SITE, kx=bytes(32), shares=(empty, *[boxed] * (count - 1)), signature=bytes(64))
+
+
+def test_a_message_longer_than_its_type_is_blocked(tmp_path: Path) -> None:
+    world, agent = agent_of(tmp_path)
+    assert list(agent.outbox.post(Post(message=shares(3), round=1, cohort=SITES)))
+    with pytest.raises(PolicyViolation, match="length differs"):
+        list(agent.outbox.post(Post(message=shares(4), round=1, cohort=SITES)))
+    assert [entry["message"] for entry in world.entries(SITE, "egress")] == ["Shares"]
+    assert len(world.entries(SITE, "egress.blocked")) == 1
+
+
+def test_twin_without_the_size_equation_92_hidden_bytes_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, agent = agent_of(tmp_path)
+    monkeypatch.setattr(egress, "due_bytes", lambda message, origin, numbers: 1024)
+    monkeypatch.setattr(egress, "_refused", lambda rule, outgoing: pytest.fail("unused"))
+
+    def lax(outgoing: egress.Outgoing) -> egress.Egress:
+        data_class = egress.PERMITTED[outgoing.message]
+        return egress.Egress(
+            msg_id=outgoing.msg_id,
+            message=outgoing.message,
+            data_class=data_class,
+            bytes=len(outgoing.payload),
+            sha256="00" * 32,
+            expected_bytes=len(outgoing.payload),
+            shape=egress.recorded_shape(outgoing.shape),
+            masked=False,
+            modulus_bits=None,
+            uniformity=None,
+            destination=outgoing.destination,
+            head=outgoing.head,
+        )
+
+    monkeypatch.setattr(outboxes, "pass_door", lax)
+    (payload,) = agent.outbox.post(Post(message=shares(4), round=1, cohort=SITES))
+    assert isinstance(FROM_SITE.decode(payload).message, messages.Shares)
+
+
+def test_what_only_the_coordinator_may_say_does_not_leave(tmp_path: Path) -> None:
+    world, agent = agent_of(tmp_path)
+    with pytest.raises(LocalProtocolError):
+        list(agent.outbox.post(Post(message=relay.Ping(number=1))))
+    frame = messages.UploadFrame(kx=bytes(32), index=0, data=b"")
+    with pytest.raises(LocalProtocolError, match="frames leave as a vector"):
+        list(agent.outbox.post(Post(message=frame)))
+    assert world.entries(SITE, "egress") == []
+
+
+def test_without_a_stream_nothing_is_logged_as_sent(tmp_path: Path) -> None:
+    world, agent = agent_of(tmp_path)
+    agent.closed()
+    assert list(agent.outbox.post(Post(message=relay.Pong(number=1)))) == []
+    assert list(agent.outbox.vector(masked(agent))) == []
+    assert world.entries(SITE, "egress") == []
+
+
+def test_a_log_that_cannot_be_written_stops_the_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, agent = agent_of(tmp_path)
+
+    def full(descriptor: int, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(agent.log._writer.disk, "write", full)
+    for _ in range(2):  # and it stays closed
+        with pytest.raises(AuditLogError):
+            list(agent.outbox.post(Post(message=relay.Pong(number=1))))
+    assert agent.outbox.sent == {}
+
+
+def test_bytes_of_a_round_are_limited_over_all_its_attempts(tmp_path: Path) -> None:
+    vector = SiteWorld(tmp_path / "size").manifest.aggregation.layout.byte_length
+    world, agent = agent_of(tmp_path / "world", policy_table(most_bytes_per_round=str(vector + 500)))
+    assert list(agent.outbox.vector(masked(agent)))
+    with pytest.raises(PolicyViolation, match="bytes in one round"):
+        list(agent.outbox.vector(masked(agent)))
+    assert world.entries(SITE, "egress.blocked")[0]["message"] == "UploadFrame"
+
+
+def test_a_broken_stream_ends_the_vector_between_two_frames(tmp_path: Path) -> None:
+    _, agent = agent_of(tmp_path)
+    leaving = agent.outbox.vector(masked(agent))
+    next(leaving)
+    agent.closed()
+    assert list(leaving) == []
+
+
+# What the whole package promises.
+
+PACKAGE = Path(outboxes.__file__).parent
+
+
+def test_only_the_outbox_encodes_and_only_the_client_writes() -> None:
+    encoders = {path.name for path in PACKAGE.glob("*.py") if "FROM_SITE.encode" in path.read_text()}
+    writers = {path.name for path in PACKAGE.glob("*.py") if re.search(r"call\.write|\.sendall?\(", path.read_text())}
+    networks = {
+        path.name for path in PACKAGE.glob("*.py") if re.search(r"import (grpc|socket|ssl|http)", path.read_text())
+    }
+    assert (encoders, writers, networks) == ({"outbox.py"}, {"client.py"}, {"client.py"})
+
+
+def test_everything_but_learning_works_without_torch() -> None:
+    code = "import sys\nsys.modules['torch'] = None\n"
+    code += "from site_agent import agent, assembly, client, outbox, session, vault, config, policy, cli, overview"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,124 @@
+"""What lies in a state directory: who can read it, what opens, and what is refused."""
+
+from __future__ import annotations
+
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from security.errors import ConfigError, DataError
+from security.rng import CountedRandomness
+from security.secagg import state as states
+from security.secagg.layout import Layout
+from security.secagg.site_core import PendingUpdate
+from site_agent.vault import Vault
+from tests.support.secagg_world import small_layout
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def vault(tmp_path: Path) -> Vault:
+    return Vault(tmp_path / "state", site="graz", sealing_key=KEY, randomness=CountedRandomness(b"vault"))
+
+
+def update(layout: Layout, number: int = 3) -> PendingUpdate:
+    words = np.arange(layout.words, dtype=layout.dtype) * 77
+    return PendingUpdate(round=number, state_hash=bytes([1] * 32), config_hash=bytes([2] * 32), words=words)
+
+
+def test_a_sealed_update_comes_back_and_is_ciphertext_on_disk(vault: Vault) -> None:
+    layout = small_layout(3, words=400)
+    vault.seal(layout, update(layout))
+    content = (vault.pending / "3").read_bytes()
+    assert update(layout).words.tobytes()[:64] not in content
+    back = vault.unseal(layout)
+    assert back is not None and np.array_equal(back.words, update(layout).words)
+    assert (back.round, back.state_hash, back.config_hash) == (3, bytes([1] * 32), bytes([2] * 32))
+
+
+def test_everything_is_for_this_user_only(vault: Vault) -> None:
+    layout = small_layout(3)
+    vault.seal(layout, update(layout))
+    vault.remember(1, b"x")
+    vault.note_metrics({"round": 1})
+    vault.next_connection()
+    vault.claim("run-1")
+    for path in vault.folder.rglob("*"):
+        wanted = 0o700 if path.is_dir() else 0o600
+        assert stat.S_IMODE(path.stat().st_mode) == wanted, path
+
+
+@pytest.mark.parametrize("at", [3, 11, 60, 100, 150, -1])
+def test_a_changed_byte_does_not_open(vault: Vault, at: int) -> None:
+    layout = small_layout(3)
+    vault.seal(layout, update(layout))
+    path = vault.pending / "3"
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="does not open"):
+        vault.unseal(layout)
+
+
+def test_another_key_does_not_open(vault: Vault, tmp_path: Path) -> None:
+    layout = small_layout(3)
+    vault.seal(layout, update(layout))
+    other = Vault(vault.folder, site="graz", sealing_key=bytes(32), randomness=CountedRandomness(b"x"))
+    with pytest.raises(DataError, match="does not open"):
+        other.unseal(layout)
+
+
+def test_an_update_for_another_roster_is_of_no_use(vault: Vault) -> None:
+    layout = small_layout(3)
+    vault.seal(layout, update(layout))
+    assert vault.unseal(replace(layout, roster_size=4)) is None
+
+
+def test_done_rounds_are_forgotten(vault: Vault) -> None:
+    layout = small_layout(3)
+    for number in (1, 2, 3):
+        vault.seal(layout, update(layout, number))
+        vault.remember(number, str(number).encode())
+    vault.forget(2)
+    assert [path.name for path in vault.pending.iterdir()] == ["3"]
+    assert vault.memory_before(4) == (3, b"3") and vault.memory_before(3) == (2, b"2")
+    assert vault.memory_before(2) is None  # older than any round that can still be open
+
+
+def test_states_are_kept_by_hash_and_checked(vault: Vault) -> None:
+    layout = small_layout(3)
+    hashes = []
+    for number in range(5):
+        state = states.canonical(np.full(layout.state_words, number / 8))
+        hashes.append(states.state_hash(state))
+        vault.keep_state(layout, hashes[-1], state)
+    assert np.array_equal(vault.state(layout, hashes[-1]), state)
+    with pytest.raises(DataError, match="missing"):
+        vault.state(layout, hashes[0])
+    newest, older = (vault.states / f"{value.hex()}.safetensors" for value in (hashes[-1], hashes[-2]))
+    newest.write_bytes(older.read_bytes())
+    with pytest.raises(DataError, match="does not have its hash"):
+        vault.state(layout, hashes[-1])
+    newest.write_bytes(b"rubbish")
+    with pytest.raises(DataError, match="cannot be read"):
+        vault.state(layout, hashes[-1])
+
+
+def test_connections_count_up_over_restarts(vault: Vault) -> None:
+    assert [vault.next_connection(), vault.next_connection()] == [1, 2]
+    again = Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
+    assert again.next_connection() == 3
+    (vault.folder / "connections").write_text("rubbish")
+    with pytest.raises(DataError, match="damaged"):
+        vault.next_connection()
+
+
+def test_a_directory_belongs_to_one_run(vault: Vault) -> None:
+    vault.claim("run-1")
+    vault.claim("run-1")
+    with pytest.raises(ConfigError, match="belongs to run 'run-1'"):
+        vault.claim("run-2")
