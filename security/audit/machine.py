@@ -12,9 +12,9 @@ from hashlib import sha256
 from typing import Any, Final
 
 from security.audit import canonical
-from security.audit.event import ENVELOPE, VERSION, Event
+from security.audit.event import ENVELOPE, MAX_LINE, VERSION, Event
 from security.audit.events import ClockAdjusted, Heartbeat, KeyRotated, LogGenesis, SegmentSealed
-from security.audit.kinds import MAX_COUNT
+from security.audit.kinds import MAX_COUNT, encode
 from security.audit.note import Checkpoint, Note, Signer
 from security.errors import AuditLogError, LocalProtocolError
 from security.merkle import Tree, leaf_hash
@@ -78,6 +78,11 @@ class Scope:
     round: int | None = None
     actor: str = "agent"
     annex_commit: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("actor", "run", "round", "annex_commit"):
+            if not ENVELOPE[name].accepts(getattr(self, name)):
+                raise LocalProtocolError(f"{name} is not {ENVELOPE[name].name}", where="scope of an entry")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +148,8 @@ class LogMachine:
             seq += 1
         if self.last is not None and now.boot == self.last.boot and now.mono_ms < self.last.mono_ms:
             raise LocalProtocolError("the monotonic clock went back", where=self.origin)
-        line = canonical.dumps(
+        # Event, scope and moment were checked when they were made, so the encoder needs no second look.
+        line = encode(
             {
                 "actor": scope.actor,
                 "annex_commit": scope.annex_commit,
@@ -159,10 +165,9 @@ class LogMachine:
                 "type": event.type,
                 "v": VERSION,
             }
-        )
-        for name, value in (("actor", scope.actor), ("run", scope.run), ("round", scope.round)):
-            if not ENVELOPE[name].accepts(value):
-                raise LocalProtocolError(f"{name} is not {ENVELOPE[name].name}", where=event.type)
+        ).encode()
+        if len(line) > MAX_LINE:
+            raise LocalProtocolError(f"an entry of {len(line)} bytes is longer than {MAX_LINE}", where=event.type)
         entries.append(Entry(seq=seq, line=line, leaf=self._take(line, now)))
 
     def _take(self, line: bytes, now: Moment) -> bytes:
