@@ -32,9 +32,9 @@ from tests.support.evil import (
     assert_recovered,
     assert_refused,
     assert_safe,
-    correlation,
     evil,
 )
+from tests.support.spoils import correlation
 
 
 def dead_updates(run: EvilCoordinator) -> dict[str, Words]:

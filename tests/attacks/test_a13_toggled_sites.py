@@ -15,8 +15,9 @@ from security.prg import Words
 from security.secagg import fixed_point, plan_checks
 from security.secagg.context import Verdict
 from security.secagg.effects import LoneChange
-from tests.support.evil import VICTIM, WON, EvilCoordinator, assert_refused, correlation, evil
+from tests.support.evil import VICTIM, WON, EvilCoordinator, assert_refused, evil
 from tests.support.secagg_world import small_layout
+from tests.support.spoils import correlation
 
 ROUNDS, SPREAD, NOISE = 30, 0.14, 0.03
 

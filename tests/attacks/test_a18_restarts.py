@@ -18,7 +18,7 @@ from tests.support.secagg_world import reference_sum
 
 
 def abort_after_release(run: EvilCoordinator, *, forget: bool = False) -> None:
-    """All release, the sum stays secret, all are killed; then they are asked to abort and to go on without the victim."""
+    """All release, the sum stays secret, all are killed; then they are to abort and go on without the victim."""
     run.open_round()
     attempt = run.secretly()
     run.deaf = True

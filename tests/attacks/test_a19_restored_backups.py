@@ -1,7 +1,7 @@
 """A19: an old copy of a site's state directory is put back, so that it forgets what it has promised.
 
-A set-back site counts as one more colluder in what it forgot: it signs ABORT for an attempt in which it has released. Its
-peers notice at its next advert, because adverts are numbered, before that becomes another site's loss.
+A set-back site counts as one more colluder in what it forgot: it signs ABORT for an attempt in which it has released.
+Its peers notice at its next advert, because adverts are numbered, before that becomes another site's loss.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A20: boxes are swapped, sent back to their dealer, or kept from another attempt.
 
-A box that is not the one in the dealer's signed list is the coordinator's doing, and nobody is accused of it. A colluder
-that lists a copy of somebody else's box is refused by the box itself.
+A box that is not the one in the dealer's signed list is the coordinator's doing, and nobody is accused of it. A
+colluder that lists a copy of somebody else's box is refused by the box itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A27: colluding sites that stall, send what all others must refuse, or accuse honest dealers, so that no round ends."""
+"""A27: colluders stall, send what all others must refuse, or accuse honest dealers, so that no round ends."""
 
 from __future__ import annotations
 
