@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from security.clock import ManualClock
 from security.consortium.initial_model import pinned_model
 from security.consortium.manifest import Manifest
 from security.consortium.views import aggregation_policy
+from security.errors import RemoteProtocolError
 from security.relay import FRAMES, HeadSignature, SignedHead
 from security.rng import CountedRandomness
 from security.secagg import messages
@@ -279,7 +281,8 @@ class Hub:
         elif isinstance(message, messages.Ready):
             self.ready.add(site)
         elif self.planned is not None and not isinstance(message, relay.Pong | relay.Decline):
-            self.do(self.planned.receive(site, message))
+            with suppress(RemoteProtocolError):  # late answers; a coordinator notes and drops them
+                self.do(self.planned.receive(site, message))
 
     def do(self, effects: Effects) -> None:
         for effect in effects:
