@@ -39,7 +39,7 @@ _PAPER: dict[str, Value] = {
 
 PRESETS = {
     "demo": Preset(
-        summary="generated lesions at six sites, under two minutes: what scripts/demo runs",
+        summary="generated lesions at six sites, four ways to learn, under two minutes",
         data="generated:scale=0.025",
         image_size=48,
         architecture="tf_efficientnet_lite0",

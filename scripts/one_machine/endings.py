@@ -1,16 +1,18 @@
 """Sudden deaths at named steps of the protocol, for the demo and the tests. The shipped commands know nothing of it.
 
-A site dies before or after it sends S1 to S5, a coordinator before or after it sends C0 to C5
-(docs/spec/secure-aggregation.md names them), always by SIGKILL from its own hand: nothing is tidied up.
+A site dies before, amid or after sending S1 to S5, a coordinator before or after sending C0 to C5
+(docs/spec/secure-aggregation.md names them), by SIGKILL from its own hand: nothing is tidied up. The order to die is a
+file with one line such as `before-S3`; whoever obeys it takes the file away, and so dies once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import re
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from coordinator.effects import Effect as CoordinatorEffect
@@ -23,17 +25,16 @@ from security.secagg.effects import Send
 from security.secagg.wire import Wire
 from site_agent.agent import Agent
 from site_agent.effects import Effect as SiteEffect
-from site_agent.effects import Post, PostVector, Train
+from site_agent.effects import Post, PostVector
 
 SITE_STEPS: Final[dict[str, type[Any]]] = {
-    "T": Train,
     "S1": Advert,
     "S2": messages.Shares,
     "S3": PostVector,
     "S4": messages.Agree,
     "S5": messages.Unmask,
 }
-COORDINATOR_STEPS: Final[dict[str, type[Wire]]] = {
+COORDINATOR_STEPS: Final[dict[str, type[Any]]] = {
     "C0": messages.Plan,
     "C1": messages.Adverts,
     "C2": messages.Deliver,
@@ -41,65 +42,80 @@ COORDINATOR_STEPS: Final[dict[str, type[Wire]]] = {
     "C4": messages.Quorum,
     "C5": messages.Result,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """When to die: `before-S3@4` is before the upload of round 4, `after-C1@2` once the first site has its C1."""
-
-    when: str
-    step: str
-    round: int
-
-    @classmethod
-    def parse(cls, text: str) -> Ending:
-        found = re.fullmatch(r"(before|after|amid)-([A-Z][0-9]?)@([0-9]+)", text)
-        if found is None or found[2] not in SITE_STEPS | COORDINATOR_STEPS:
-            raise ValueError(f"no such ending: {text}")
-        return cls(found[1], found[2], int(found[3]))
-
-    def __str__(self) -> str:
-        return f"{self.when}-{self.step}@{self.round}"
+# What a party may say once only in an attempt; words about one thing must always be the same words.
+PROMISES: Final = (
+    Advert, messages.Shares, messages.UploadHeader, messages.Agree, messages.Unmask,
+    messages.Plan, messages.Adverts, messages.Survivors, messages.Result,
+)  # fmt: skip
 
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-class MortalAgent(Agent):
-    """A site that dies at its ending."""
+class Fate:
+    """What one party was told about its end, and what it has said so far."""
 
-    ending: Ending | None = None
+    def __init__(self, folder: Path, steps: dict[str, type[Any]]) -> None:
+        self._order = folder / "ending"
+        self._said = folder / "said.jsonl"
+        self._steps = steps
+
+    def of(self, thing: object) -> str | None:
+        """`before`, `amid` or `after` if this is what to die at."""
+        try:
+            when, _, step = self._order.read_text().strip().partition("-")
+        except FileNotFoundError:
+            return None
+        return when if isinstance(thing, self._steps[step]) else None
+
+    def meet(self) -> None:
+        self._order.unlink()
+        die()
+
+    def note(self, message: Wire) -> None:
+        """Write down what is about to be said, for whoever compares later."""
+        if isinstance(message, PROMISES):
+            about = getattr(message, "kx", None) or getattr(message, "ctx", None) or message.context.ctx()
+            line = [type(message).__name__, about.hex(), hashlib.sha256(message.to_bytes()).hexdigest()]
+            with self._said.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+class MortalAgent(Agent):
+    """A site that dies when it is told to."""
+
+    @property
+    def fate(self) -> Fate:
+        return Fate(self.vault.folder.parent, SITE_STEPS)
 
     def execute(self, effect: SiteEffect) -> Iterator[bytes]:
-        met = self._meets(effect)
-        if met == "before":
-            die()
+        thing = effect.message if isinstance(effect, Post) else effect
+        end = self.fate.of(thing) if isinstance(effect, Post | PostVector) else None
+        if end == "before":
+            self.fate.meet()
+        if isinstance(effect, Post):
+            self.fate.note(effect.message)
         for sent, data in enumerate(super().execute(effect)):
-            if met == "amid" and sent:
-                die()
+            if end == "amid" and sent:
+                self.fate.meet()
             yield data
-        if met == "after":
-            die()
-
-    def _meets(self, effect: SiteEffect) -> str | None:
-        """How, if at all, this effect is the one to die at."""
-        if self.ending is None:
-            return None
-        kind = SITE_STEPS[self.ending.step]
-        named = effect.message if isinstance(effect, Post) else effect
-        number = getattr(effect, "round", None)
-        return self.ending.when if isinstance(named, kind) and number == self.ending.round else None
+        if end == "after":
+            self.fate.meet()
 
 
 class MortalShell(Shell):
     """A coordinator that dies before the first message of a step is put into a queue, when its record is on disk."""
 
-    ending: Ending | None = None
+    @property
+    def fate(self) -> Fate:
+        return Fate(self.storage.folder.parent, COORDINATOR_STEPS)
 
     def perform(self, effect: CoordinatorEffect) -> None:
-        if isinstance(effect, Send) and meets(self, effect.message, "before"):
-            die()
+        if isinstance(effect, Send):
+            if self.fate.of(effect.message) == "before":
+                self.fate.meet()
+            self.fate.note(effect.message)
         super().perform(effect)
 
 
@@ -108,14 +124,5 @@ class MortalService(Service):
 
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
         await super().deliver(stream, message, context)
-        if isinstance(self.shell, MortalShell) and meets(self.shell, message, "after"):
-            die()
-
-
-def meets(shell: MortalShell, message: Wire, when: str) -> bool:
-    ending = shell.ending
-    if ending is None or ending.when != when or not isinstance(message, COORDINATOR_STEPS[ending.step]):
-        return False
-    current = shell.engine.round if ending.step != "C5" else None
-    number = message.context.round if isinstance(message, messages.Plan | messages.Result) else None
-    return (number if number is not None else current.start.round if current else None) == ending.round
+        if isinstance(self.shell, MortalShell) and self.shell.fate.of(message) == "after":
+            self.shell.fate.meet()

@@ -16,6 +16,7 @@ from pathlib import Path
 import click
 
 from coordinator.cli import cli as coordinator_command
+from scripts.one_machine.processes import Party
 from security.consortium.cli import cli as consortium_command
 from site_agent.cli import cli as site_command
 
@@ -46,6 +47,9 @@ class Grounds:
 
     :param plan: federation.toml, without the place of the initial model.
     :param sources: each site and the data source that its site.toml names.
+    :param coordinator_settings: keys of [rounds] in coordinator.toml.
+    :param site_settings: lines for tables of every site.toml; `{data}` stands for the name of the site's data.
+    :param data_names: where that is another than the site's own.
     """
 
     folder: Path
@@ -55,6 +59,7 @@ class Grounds:
     federation: str = "demo"
     coordinator_settings: Mapping[str, float | int] = field(default_factory=dict)
     site_settings: Mapping[str, str] = field(default_factory=dict)
+    data_names: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
 
     @property
@@ -115,7 +120,8 @@ class Grounds:
         config = home / "site.toml"
         text = config.read_text()
         for table, lines in self.site_settings.items():
-            text = re.sub(rf"^\[{table}\].*$", lambda found, more=lines: f"{found[0]}\n{more}", text, flags=re.M)
+            more = lines.replace("{data}", self.data_names.get(name, name))
+            text = re.sub(rf"^\[{table}\].*$", lambda found, more=more: f"{found[0]}\n{more}", text, flags=re.M)
         config.write_text(text)
         shutil.copyfile(self.initial, home / "initial.safetensors")
 
@@ -136,3 +142,17 @@ class Grounds:
             command(coordinator_command, *words, "--config", home / "coordinator.toml")
         else:
             command(site_command, "--config", home / "site.toml", *words)
+
+    def parties(self, *site_words: str) -> tuple[Party, dict[str, Party]]:
+        """The processes, not yet started: the coordinator, and the sites by name."""
+        output = self.folder / "output"
+
+        def party(name: str, home: Path, *words: object) -> Party:
+            return Party(name, ["scripts.one_machine.party", *words], output / f"{name}.log", home)
+
+        first = party("coordinator", self.coordinator, "coordinator", "--config", self.coordinator / "coordinator.toml")
+        sites = {
+            name: party(name, self.site(name), "site", *site_words, "--config", self.site(name) / "site.toml")
+            for name in self.sources
+        }
+        return first, sites

@@ -1,6 +1,6 @@
 """Entries for the demo and the tests: the shipped agent and coordinator, with a fail point or a stand-in learner.
 
-`python -m scripts.one_machine.party site --config site.toml --ending before-S3@4`
+`python -m scripts.one_machine.party site --config site.toml`
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import click
 
 from coordinator.config import CoordinatorConfig
 from coordinator.service import run_until_stopped
-from scripts.one_machine.endings import Ending, MortalAgent, MortalService, MortalShell
+from scripts.one_machine.endings import MortalAgent, MortalService, MortalShell
 from scripts.one_machine.numbers import make_number_learner
+from scripts.one_machine.sums import kept_folder
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from security.terminal import run_command
@@ -28,20 +29,19 @@ from site_agent.config import SiteConfig
 from site_agent.effects import Effect, Keep
 
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
-ENDING = click.option("--ending", help="Die here, for example before-S3@4.")
 
 
 class KeepingAgent(MortalAgent):
-    """Puts a copy of every sealed update aside. It stays ciphertext; `dump` opens it when the run is over."""
+    """Puts a copy of every sealed update aside. It stays ciphertext; the demo opens it when the run is over."""
 
     def execute(self, effect: Effect) -> Iterator[bytes]:
         yield from super().execute(effect)
         if isinstance(effect, Keep):
-            aside = self.vault.folder / "kept-for-the-demo"
-            aside.mkdir(mode=0o700, exist_ok=True)
             name = str(effect.update.round)
-            shutil.copyfile(self.vault.pending / name, aside / name)
-            (aside / name).chmod(0o600)
+            target = kept_folder(self.vault.folder, effect.update.round) / "pending" / name
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            shutil.copyfile(self.vault.pending / name, target)
+            target.chmod(0o600)
 
 
 def _log_to_stderr() -> None:
@@ -55,22 +55,18 @@ def cli() -> None:
 
 @cli.command()
 @CONFIG
-@ENDING
-def coordinator(path: Path, ending: str | None) -> None:
+def coordinator(path: Path) -> None:
     """The coordinator."""
     _log_to_stderr()
-    MortalShell.ending = Ending.parse(ending) if ending else None
     run_until_stopped(*CoordinatorConfig.read(path), shell_type=MortalShell, service_type=MortalService)
 
 
 @cli.command()
 @CONFIG
-@ENDING
 @click.option("--numbers", is_flag=True, help="Known vectors in the place of learning.")
-def site(path: Path, ending: str | None, numbers: bool) -> None:
+def site(path: Path, numbers: bool) -> None:
     """A site."""
     _log_to_stderr()
-    MortalAgent.ending = Ending.parse(ending) if ending else None
     if numbers:
         learner = make_number_learner
     else:

@@ -35,20 +35,21 @@ def wait_until(true: Callable[[], bool], what: str, *, seconds: float, output: P
 class Party:
     """One process of the federation. Its output goes to a file, over all its lives."""
 
-    def __init__(self, name: str, command: Sequence[object], output: Path) -> None:
+    def __init__(self, name: str, command: Sequence[object], output: Path, home: Path) -> None:
         self.name = name
         self.output = output
+        self.home = home
         self._command = [str(word) for word in command]
         self._process: subprocess.Popen[bytes] | None = None
         self.lives = 0
 
-    def start(self, *more: object) -> None:
-        """Start it, or start it again; `more` are arguments of this one life."""
+    def start(self) -> None:
+        """Start it, or start it again."""
         self.output.parent.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with self.output.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._command, *(str(word) for word in more)],
+                [sys.executable, "-m", *self._command],
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -86,6 +87,11 @@ class Party:
     def wait_dead(self, *, seconds: float) -> int:
         wait_until(lambda: self.code is not None, f"end of {self.name}", seconds=seconds, output=self.output)
         return self._running.returncode
+
+    def ordain(self, ending: str) -> None:
+        """Tell it where to die; see `endings`."""
+        (self.home / "ending.new").write_text(ending)
+        (self.home / "ending.new").rename(self.home / "ending")
 
     def kill(self) -> None:
         """SIGKILL: nothing is tidied up."""

@@ -1,0 +1,62 @@
+"""The same hospital without a federation: same data, model, loss and number of steps, nothing exchanged.
+
+`python -m scripts.one_machine.alone --config site.toml --rounds 5` prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from npr.initial import build_initial, spec_of
+from npr.methods import registry
+from npr.methods.local import Local
+from npr.methods.site import Site
+from npr.metrics import balanced_accuracy, balanced_auc
+from npr.model import normalisation
+from scripts.one_machine.sums import manifest_at
+from security.consortium.initial_model import pinned_model
+from security.terminal import run_command
+from site_agent.config import SiteConfig
+from site_agent.data import open_data
+from site_agent.trainer import recipe_of
+
+
+def train_alone(config: SiteConfig, name: str, rounds: int) -> dict[str, Any]:
+    """Balanced accuracy and AUC on the site's test images."""
+    manifest = manifest_at(config.identity)
+    initial, _ = pinned_model(config.initial_model, manifest)
+    recipe = recipe_of(manifest)
+    _, data = open_data(config.data, site=name, image_size=recipe.image_size, classes=manifest.model.classes)
+    spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+    method = Local(recipe.config, name="local", npr=registry.get(manifest.training.method).npr)
+    mean, std = normalisation(spec)
+    model = build_initial(method, spec, initial.tensors)
+    site = Site(
+        name=data.name, train=data.train, model=model, config=recipe.config, seed=recipe.seed, mean=mean, std=std
+    )
+    for number in range(1, rounds + 1):
+        method.local_round(site, number)
+    scores = method.predict(site, site.model, data.test, "local")
+    return {
+        "bacc": float(balanced_accuracy(data.test.labels, scores)),
+        "bauc": float(balanced_auc(data.test.labels, scores)),
+        "images": len(data.train),
+        "test_images": len(data.test),
+    }
+
+
+@click.command()
+@click.option("--config", "path", type=click.Path(path_type=Path), required=True)
+@click.option("--name", required=True)
+@click.option("--rounds", type=int, required=True)
+def main(path: Path, name: str, rounds: int) -> None:
+    """Train alone and print the figures."""
+    click.echo(json.dumps(train_alone(SiteConfig.read(path), name, rounds)))
+
+
+if __name__ == "__main__":
+    run_command(main, "alone")

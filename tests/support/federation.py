@@ -1,0 +1,128 @@
+"""Real processes over loopback TLS whose sites put in known numbers: every sum can be computed beforehand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from coordinator.overview import overview
+from scripts.one_machine.grounds import Grounds
+from scripts.one_machine.numbers import words_of
+from scripts.one_machine.processes import Party, wait_until
+from scripts.one_machine.sums import follows, is_exact, manifest_at, read_published
+from security.consortium.initial_model import pinned_model
+
+PLAN = f"""
+run = "run-1"
+[model]
+initial = "initial.safetensors"
+architecture = "tiny"
+code_digest = "{"ab" * 32}"
+classes = 3
+[training]
+method = "fedavg"
+rounds = {{rounds}}
+steps = 50
+config_hashes = ["{"cd" * 32}"]
+[training.settings]
+learning_rate = 0.001
+[timing]
+train = 30
+message = 3
+upload = 4
+"""
+WORDS = 70_000  # two frames
+WAIT = 60.0
+
+
+def write_tiny_model(path: Path, words: int = WORDS) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"layer.weight": np.linspace(-1, 1, words, dtype=np.float32)}, path)
+
+
+class NumberFederation:
+    """`sites` hospitals that do not learn, and a coordinator; each a process of its own."""
+
+    def __init__(self, folder: Path, *, sites: int = 4, rounds: int = 3, words: int = WORDS) -> None:
+        initial = folder / "initial.safetensors"
+        write_tiny_model(initial, words)
+        self.grounds = Grounds(
+            folder=folder,
+            plan=PLAN.format(rounds=rounds),
+            sources={f"site{number}": "generated" for number in range(sites)},
+            initial=initial,
+            coordinator_settings={"grace": 1.0, "ping": 2.0, "audit": 1.0},
+            site_settings={"site": "ready_slot = 0.1", "coordinator": "least_wait = 0.1\nmost_wait = 0.4"},
+        )
+        self.grounds.prepare()
+        self.coordinator, self.sites = self.grounds.parties("--numbers")
+
+    @property
+    def parties(self) -> list[Party]:
+        return [*self.sites.values(), self.coordinator]
+
+    def start(self) -> None:
+        for party in self.parties:
+            party.start()
+
+    def stop(self) -> None:
+        for party in self.parties:
+            party.stop()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Everything up, and down again whatever happens."""
+        self.start()
+        try:
+            yield
+        finally:
+            self.stop()
+
+    @property
+    def rounds(self) -> list[dict[str, object]]:
+        path = self.grounds.coordinator / "state" / "coordinator.sqlite"
+        return overview(self.grounds.coordinator / "coordinator.toml")["rounds"] if path.exists() else []
+
+    @property
+    def published(self) -> int:
+        return sum(row["outcome"] == "published" for row in self.rounds)
+
+    def wait_published(self, count: int, *, seconds: float = WAIT) -> None:
+        wait_until(
+            lambda: self.published >= count, f"{count} results", seconds=seconds, output=self.coordinator.output
+        )
+
+    def wait_checked(self, number: int, *, seconds: float = WAIT) -> None:
+        self.coordinator.wait_for(f"the sum of round {number} is checked", seconds=seconds)
+
+    # When all have stopped.
+
+    def check_sums(self) -> list[tuple[int, tuple[str, ...]]]:
+        """Every published sum is exact over its survivors, and each model follows from the one before."""
+        manifest = manifest_at(self.grounds.coordinator / "identity")
+        layout = manifest.aggregation.layout
+        _, state = pinned_model(self.grounds.initial, manifest)
+        results = read_published(self.grounds.coordinator)
+        for result in results:
+            assert result.good
+            if result.total is not None:
+                words = {site: words_of(layout, site, result.round) for site in result.survivors}
+                assert is_exact(result, words, layout), f"round {result.round}"
+        if all(result.total is not None for result in results):
+            for result in results:
+                state = follows(result, state, layout)
+        return [(result.round, result.survivors) for result in results]
+
+    def said(self, home: Path) -> dict[tuple[str, str], set[str]]:
+        """What a party said about each thing, over all its lives."""
+        found: dict[tuple[str, str], set[str]] = {}
+        path = home / "said.jsonl"
+        for line in path.read_text().splitlines() if path.exists() else ():
+            kind, about, digest = json.loads(line)
+            found.setdefault((kind, about), set()).add(digest)
+        return found
