@@ -159,13 +159,21 @@ class RoundEngine:
         if hello.site != site:
             raise RemoteProtocolError("message names another sender", where=f"site {site}")
         self.online.add(site)
-        effects: list[Effect] = list(self.chain.bring(site, round_number=hello.round, result_hash=hello.result))
+        effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
+        effects += list(self.chain.bring(site, round_number=hello.round, result_hash=hello.result))
         attempt = self.round.current if self.round else None
         if self.phase is Phase.BURST and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
         if self.phase in (Phase.TRAINING, Phase.PINGING):
             effects.append(Send(self._order(), to=site))
         return tuple(effects)
+
+    def _close_there(self, site: str, open_ctx: bytes) -> Effects:
+        """An attempt that is over here may still be open at a site that was away when it ended."""
+        for attempt in self._round.attempts if self.round else ():
+            if attempt.ctx == open_ctx and attempt.state in _OVER:
+                return (Send(attempt.abort_request(), to=site),)
+        return ()
 
     def gone(self, site: str) -> Effects:
         """A stream has ended. What the site said in this round it will say again when it is back."""
@@ -309,10 +317,12 @@ class RoundEngine:
         present = self.ready & self.answered
         if len(present) < self._least:
             # Who did not answer may only be slow: it is asked again with the next ping, as long as it is connected.
+            # Who came back during a burst has not been asked at all; it holds its update, and says so.
             self.phase = follow(self.phase, Turn.TOO_FEW)
             self.ready &= self.online
             self.deadline = self._now() + self.plan.train_ms
-            return ()
+            unasked = self.online - self.ready - self.declined
+            return tuple(Send(self._order(), to=site) for site in sorted(unasked))
         self._round.start = _with_check(self._round.start, self.chain)
         try:
             attempt = self._round.next_attempt(sorted(present))

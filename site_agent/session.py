@@ -236,7 +236,7 @@ class Session:
     # Training.
 
     def _order(self, order: messages.TrainOrder) -> Effects:
-        effects = [*self._protocol(self._machine(order)), *self._reload()]
+        effects = [*self._end_open_attempt(), *self._protocol(self._machine(order)), *self._reload()]
         if order.round == self.training:
             return tuple(effects)
         if order.round != self._ordered[0]:
@@ -256,6 +256,11 @@ class Session:
         state = self.machine.intake.model
         job = Train(round=order.round, state=state, state_hash=head.state_hash, config_hash=order.config_hash)
         return (*effects, job)
+
+    def _end_open_attempt(self) -> Effects:
+        """Who orders training has no attempt open: one that a restarted coordinator has given up ends here too."""
+        over = RemoteProtocolError("training was ordered while an attempt was open", where="order")
+        return self._protocol(self.machine.reject(over))
 
     def _check_order(self, order: messages.TrainOrder) -> None:
         head = self.machine.core.head
