@@ -88,7 +88,7 @@ class OpenAttempt:
             ledger_head=heads.ledger,
             signature=bytes(64),
         )
-        advert = replace(unsigned, signature=signer.sign(statements.advert(unsigned)))
+        advert = replace(unsigned, signature=signer.sign(statements.advert(context, unsigned)))
         return cls(
             signer=signer,
             context=context,

@@ -34,7 +34,7 @@ def check_adverts_cohort(context: RoundContext, adverts: Sequence[Advert]) -> No
 def check_advert_signatures(policy: AggregationPolicy, adverts: Sequence[Advert]) -> None:
     """Keys belong to the sites that the consortium listed; a coordinator cannot put its own in their place."""
     for advert in adverts:
-        statements.verify(policy.entry(advert.site), statements.advert(advert), advert.signature)
+        statements.verify(policy.entry(advert.site), statements.advert(policy, advert), advert.signature)
 
 
 def check_advert_keys(adverts: Sequence[Advert]) -> None:
@@ -205,7 +205,7 @@ def check_own_advert_known(journal: Journal, policy: AggregationPolicy, site: st
     """
     if advert.site != site:
         raise VerificationFailed("advert is another site's", where="rollback")
-    statements.verify(policy.entry(site), statements.advert(advert), advert.signature)
+    statements.verify(policy.entry(site), statements.advert(policy, advert), advert.signature)
     remembered = {memory.advert.sequence: memory.advert for memory in journal.attempts.values()}
     if advert.sequence > journal.sequence or remembered.get(advert.sequence, advert) != advert:
         raise SetBack(advert)

@@ -85,7 +85,7 @@ def check_fraud_proof(policy: AggregationPolicy, context: RoundContext, proof: F
     entry = policy.entry(advert.site)
     if advert.ctx != context.ctx():
         raise VerificationFailed("advert is of another attempt", where="fraud proof")
-    statements.verify(entry, statements.advert(advert), advert.signature)
+    statements.verify(entry, statements.advert(policy, advert), advert.signature)
     statements.verify(entry, statements.deal(proof.kx, proof.root), proof.deal_signature)
     check_distinct_members([share.holder for share in proof.shares], context.sites, "fraud proof")
     kind = Opened(proof.kind)

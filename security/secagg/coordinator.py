@@ -220,7 +220,7 @@ class CoordinatorAttempt:
     def _rollback(self, message: messages.Rollback) -> Effects:
         """A peer remembers a later advert of a site than this attempt's: the site must see it and halt."""
         shown = message.advert
-        self._verify(shown.site, statements.advert(shown), shown.signature)
+        self._verify(shown.site, statements.advert(self.context, shown), shown.signature)
         mine = self.dealing.adverts.get(shown.site)
         if mine is None or mine == shown or mine.sequence > shown.sequence:
             raise VerificationFailed("advert says nothing against its signer", where=f"site {shown.site}")

@@ -40,7 +40,7 @@ class Dealing:
         """Take S1; returns C1 once it is complete."""
         if advert.ctx != self.ctx:
             raise VerificationFailed("advert is of another attempt", where=f"site {advert.site}")
-        statements.verify(self._policy.entry(advert.site), statements.advert(advert), advert.signature)
+        statements.verify(self._policy.entry(advert.site), statements.advert(self.context, advert), advert.signature)
         known = self.adverts.get(advert.site)
         if known is not None and known != advert:
             raise Equivocation(advert.site, "adverts")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from security import codec, labels
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
-from security.secagg.policy import RosterEntry
+from security.secagg.policy import AggregationPolicy, RosterEntry
 from security.signing import SigningKey
 
 
@@ -43,8 +43,11 @@ def plan(context: RoundContext) -> Statement:
     return Statement(labels.SIGN_PLAN, (context.to_bytes(),))
 
 
-def advert(signed: Advert) -> Statement:
-    return Statement(labels.SIGN_ADVERT, (signed.body(),))
+def advert(scope: RoundContext | AggregationPolicy, signed: Advert) -> Statement:
+    """Names the run beside CTX: each run counts its adverts anew, and who is shown one as proof that its signer was set
+    back does not know the context behind it.
+    """
+    return Statement(labels.SIGN_ADVERT, (scope.federation.encode(), scope.run.encode(), signed.body()))
 
 
 def deal(kx: bytes, root: bytes) -> Statement:

@@ -10,11 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from security.secagg import burst_checks, messages
+from security import labels
+from security.errors import VerificationFailed
+from security.secagg import burst_checks, messages, statements
+from security.secagg.attempt import Heads, OpenAttempt
 from security.secagg.burst_checks import SetBack
-from security.secagg.effects import Halted
+from security.secagg.effects import Blamed, Halted
 from security.secagg.journal import Journal
 from security.secagg.site import SiteMachine
+from security.secagg.statements import Statement
 from security.secagg.transitions import SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
@@ -68,6 +72,39 @@ def test_at_start_up_its_own_advert_is_enough() -> None:
     run.restored(RESTORED, backup, evil(5, wide=False).model)
     run.tell(RESTORED, messages.Rollback(advert=newest))
     assert run.machine(RESTORED).state is SiteState.HALTED
+
+
+def an_advert_of_an_earlier_run() -> tuple[EvilCoordinator, messages.Rollback]:
+    """A new run has a new state directory and counts from one. A colluder kept an advert of the run before, and shows
+    it to an honest coordinator as proof that its signer was set back.
+    """
+    run = evil(5, wide=False)
+    core = run.machine().core
+    run.open_round()
+    plan = run.plan()
+    context = replace(plan.context, run="last-year")
+    kept = OpenAttempt.begin(core.signer, context, sequence=900, heads=Heads(), randomness=run.randomness).advert
+    proof = messages.Rollback(advert=kept)
+    run.change(messages.Shares, lambda shares, site: [shares, proof], by=run.colluders[0])
+    run.launch(plan)
+    return run, proof
+
+
+def test_an_advert_of_an_earlier_run_says_nothing() -> None:
+    run, proof = an_advert_of_an_earlier_run()
+    assert run.machine().state is SiteState.IDLE and run.machine().core.head.round == 1
+    assert not run.book.excluded
+    run.tell(VICTIM, proof)
+    assert_refused(run, VICTIM, VerificationFailed, "check_own_advert_known")
+    assert run.machine().state is SiteState.IDLE
+
+
+def test_an_advert_of_an_earlier_run_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Did adverts not name their run, one colluder could have every site of a second run excluded and halted."""
+    monkeypatch.setattr(statements, "advert", lambda scope, signed: Statement(labels.SIGN_ADVERT, (signed.body(),)))
+    run, _ = an_advert_of_an_earlier_run()
+    assert run.machine().state is SiteState.HALTED
+    assert VICTIM in {effect.site for effect in run.noted["coordinator"] if isinstance(effect, Blamed)}
 
 
 def test_a_gap_in_the_numbers_is_no_offence() -> None:

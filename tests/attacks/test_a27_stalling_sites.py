@@ -63,7 +63,7 @@ def test_stalling_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 def useless_advert(run: EvilCoordinator, change: Callable[[Advert], Advert]) -> None:
     def forge(advert: Advert, site: str) -> Advert:
         forged = change(advert)
-        signed = replace(forged, signature=run.signer(site).sign(statements.advert(forged)))
+        signed = replace(forged, signature=run.signer(site).sign(statements.advert(run.policy, forged)))
         attempt = run.machine(site).burst.attempt
         assert attempt is not None
         attempt.advert = signed

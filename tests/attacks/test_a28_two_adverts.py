@@ -28,7 +28,7 @@ def two_transcripts(run: EvilCoordinator) -> messages.Plan:
     plan = run.plan()
     adverts = {said.site: said for name in run.sites for said in run.tell(name, plan) if isinstance(said, Advert)}
     second = replace(adverts[TWO_FACED], log_size=1)
-    second = replace(second, signature=run.signer(TWO_FACED).sign(statements.advert(second)))
+    second = replace(second, signature=run.signer(TWO_FACED).sign(statements.advert(run.policy, second)))
     for group, face in zip(GROUPS, (adverts[TWO_FACED], second), strict=True):
         shown = tuple((adverts | {TWO_FACED: face})[name] for name in plan.context.sites)
         for name in group:

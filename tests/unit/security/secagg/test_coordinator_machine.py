@@ -119,7 +119,7 @@ def test_answers_that_do_not_fit_are_not_counted(kind: type[Wire]) -> None:
             changed: Any = UNSIGNED[kind](message)
             if sign:
                 made = {
-                    Advert: lambda: statements.advert(changed),
+                    Advert: lambda: statements.advert(run.policy, changed),
                     messages.Shares: lambda: statements.deal(changed.kx, bytes(32)),
                     messages.UploadHeader: lambda: statements.upload(
                         changed.kx, changed.deals, changed.length, changed.root

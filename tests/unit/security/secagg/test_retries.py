@@ -316,7 +316,7 @@ def test_two_adverts_in_one_attempt_are_held_against_their_signer() -> None:
     def hook(sender: str, receiver: str, message: Wire) -> list[Wire]:
         if sender == "site-01" and isinstance(message, Advert):
             other = replace(message, commitment=bytes(32))
-            signature = run.sites[sender].machine.core.signer.sign(statements.advert(other))
+            signature = run.sites[sender].machine.core.signer.sign(statements.advert(run.policy, other))
             return [message, replace(other, signature=signature)]
         return [message]
 

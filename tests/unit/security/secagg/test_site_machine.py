@@ -195,7 +195,7 @@ def test_adverts_with_a_fault_end_the_attempt(fault: str) -> None:
 
     def signed(**changes: Any) -> Advert:
         changed = replace(second, **changes)
-        return replace(changed, signature=other.sign(statements.advert(changed)))
+        return replace(changed, signature=other.sign(statements.advert(run.policy, changed)))
 
     changed: list[Advert] = {
         "swapped key": [first, replace(second, mask_key=bytes(32)), *rest],
@@ -240,7 +240,7 @@ def test_peers_refuse_a_sequence_number_they_have_seen() -> None:
     for site in run.sites.values():
         if site is not run.sites["site-01"]:
             known = replace(site.machine.core.journal.peers["site-01"], sequence=7)
-            signature = run.sites["site-01"].machine.core.signer.sign(statements.advert(known))
+            signature = run.sites["site-01"].machine.core.signer.sign(statements.advert(run.policy, known))
             site.machine.core.journal.peers["site-01"] = replace(known, signature=signature)
     assert (run.run_round(random_updates(run.policy.layout, run.sites, 2))).total is not None
     assert run.planned.attempts[0].publication is None, "the others refuse its old number"
