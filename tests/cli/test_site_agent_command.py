@@ -1,0 +1,193 @@
+"""`site-agent` as a hospital types it: keys, configuration, joining, checking, and one clear line for each mistake."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import stat
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from npr.config import TrainConfig
+from npr.initial import export
+from npr.model import ModelSpec
+from npr.wire_layout import Recipe
+from security.clock import SystemClock
+from security.consortium.authority import Authority
+from security.consortium.bundles import Request
+from security.pki import Role
+from security.secagg.wal import WriteAheadLog
+from site_agent.cli import main
+from tests.support.consortium_world import World
+
+SOURCE = "generated:scale=0.005,sites=3"
+RECIPE = Recipe(config=TrainConfig(method="fednpr-per", batch_size=16), image_size=16)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A federation of today, with a real initial model."""
+    clock = SystemClock()
+    folder = tmp_path_factory.mktemp("federation")
+    authority = Authority.create(folder / "consortium", "lesions", passphrase=None, now_ms=clock.now_ms())
+    world = World(folder, authority, clock)
+    spec = ModelSpec(architecture="test_efficientnet", num_classes=8, image_size=16)
+    export(authority.folder / "initial.safetensors", spec, RECIPE, rounds=2)
+    world.write_plan('run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 2\nsteps = 20\n')
+    world.enroll("hub", Role.COORDINATOR, hosts=("localhost",))
+    for site in ("linz", "vienna"):
+        world.enroll(site)
+    return world
+
+
+@dataclass
+class Done:
+    """How a command ended."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*words: str | Path) -> Done:
+    """The console script's entry in this process: starting torch anew for each case would take most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.argv
+    sys.argv = ["site-agent", *map(str, words)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            main()
+    finally:
+        sys.argv = before
+    return Done(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+def ok(*words: str | Path) -> str:
+    done = run(*words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def graz(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A hospital that has come all the way from `init` to a manifest."""
+    folder = tmp_path_factory.mktemp("graz") / "agent"
+    words = ["--federation", "lesions", "--name", "graz", "--address", "localhost:1", "--data", SOURCE]
+    model = str(world.authority.folder / "initial.safetensors")
+    told = json.loads(ok("init", folder, *words, "--initial-model", model, "--json"))
+    request = Path(told["request"])
+    world.authority.enroll(world.key, Request.read(request), now_ms=world.now, days=365)
+    world.publish()
+    config = folder / "site.toml"
+    answer, manifest = world.authority.answer_path("graz"), world.authority.manifest_path
+    ok("join", answer, "--root-fingerprint", world.root_fingerprint, "--manifest", manifest, "--config", config)
+    config.write_text(
+        config.read_text().replace('# site = "graz"', 'site = "bcn" #').replace("# fold = 0", 'fold = "fold" #')
+    )
+    return config
+
+
+def test_init_makes_private_keys_and_refuses_to_overwrite(graz: Path) -> None:
+    for path in (graz.parent / "identity" / "keys").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+    again = run("init", graz.parent, "--federation", "x", "--name", "y", "--address", "h:1", "--data", "generated")
+    assert again.returncode == 2 and "already" in again.stderr
+
+
+def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Path) -> None:
+    told = json.loads(ok("check", "--config", graz, "--json"))
+    assert {line["verdict"] for line in told["checks"]} == {"ok"} and len(told["checks"]) == 8
+    assert ok("--config", graz, "check").count("ok ") == 8
+
+
+def test_status_before_the_first_round(graz: Path) -> None:
+    told = json.loads(ok("status", "--config", graz, "--json"))
+    assert (told["site"], told["run"], told["round"], told["stopped"]) == ("graz", "run-1", 0, None)
+
+
+def test_evaluate_the_initial_model(graz: Path) -> None:
+    told = json.loads(ok("evaluate", "--config", graz, "--json"))
+    assert told["round"] == 0 and 0 <= told["test"]["bacc"] <= 1
+    none = run("evaluate", "--config", graz, "--model", "best")
+    assert none.returncode == 2 and "no round has been evaluated" in none.stderr
+
+
+def complains(done: Done, code: int, *words: str) -> None:
+    assert done.returncode == code, done.stderr
+    first, *rest = done.stderr.strip().splitlines()
+    assert first.startswith("site-agent: error: ") and all(word in first for word in words), done.stderr
+    assert len(rest) <= 1 and "Traceback" not in done.stderr
+
+
+def copied(graz: Path, tmp_path: Path) -> Path:
+    shutil.copytree(graz.parent, tmp_path / "agent")
+    return tmp_path / "agent" / "site.toml"
+
+
+def test_a_missing_configuration(tmp_path: Path) -> None:
+    complains(run("--config", tmp_path / "none.toml"), 2, "none.toml", "not found")
+
+
+def test_an_unknown_key(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    config.write_text(config.read_text().replace("[policy]", "[policy]\nmost_round = 3"))
+    done = run("--config", config)
+    complains(done, 2, "policy.most_round", "unknown key")
+    assert "did you mean most_rounds?" in done.stderr
+
+
+def test_another_initial_model(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    other = tmp_path / "other.safetensors"
+    shutil.copy(graz.parent / "site.toml", other)
+    text = config.read_text().splitlines()
+    config.write_text(
+        "\n".join(f'initial_model = "{other}"' if line.startswith("initial_model") else line for line in text)
+    )
+    complains(run("--config", config), 2, "other.safetensors", "not a safetensors file")
+
+
+def test_no_manifest_yet(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    (config.parent / "identity" / "manifest.json").unlink()
+    complains(run("--config", config), 2, "there is no manifest yet")
+
+
+def test_a_manifest_with_a_changed_byte(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    path = config.parent / "identity" / "manifest.json"
+    path.write_bytes(path.read_bytes().replace(b'"rounds":2', b'"rounds":9'))
+    complains(run("--config", config), 1, "manifest")
+
+
+def test_key_files_open_to_others(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    (config.parent / "identity" / "keys" / "sealing.key").chmod(0o644)
+    complains(run("--config", config), 2, "open to others")
+
+
+def test_a_site_that_is_not_in_the_roster(world: World, graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    old = world.authority.folder / "history"
+    world.enroll("newcomer")
+    shutil.rmtree(config.parent / "identity")
+    shutil.copytree(world.identity("newcomer").folder, config.parent / "identity")
+    newest = sorted(old.iterdir())[-1]
+    shutil.copy(newest, config.parent / "identity" / "manifest.json")
+    complains(run("--config", config), 1, "newcomer", "not in the roster")
+
+
+def test_two_agents_on_one_state_directory(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    state = config.parent / "state"
+    state.mkdir(exist_ok=True)
+    held = WriteAheadLog(state / "wal")
+    try:
+        complains(run("--config", config), 2, "another process has this state directory open")
+    finally:
+        held.close()
