@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def _read(path: Path, query: str, *arguments: object) -> list[tuple[Any, ...]]:
     if not path.exists():
         raise ConfigError("there is no database yet", where=str(path), hint="has the coordinator run?")
     try:
-        with sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2.0) as db:
+        with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2.0)) as db:
             return db.execute(query, arguments).fetchall()
     except sqlite3.OperationalError as error:
         raise ConfigError(f"cannot read the database: {error}", where=str(path)) from error

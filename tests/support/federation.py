@@ -16,6 +16,7 @@ from scripts.one_machine.numbers import words_of
 from scripts.one_machine.processes import Party, wait_until
 from scripts.one_machine.sums import follows, is_exact, manifest_at, read_published
 from security.consortium.initial_model import pinned_model
+from security.errors import ConfigError
 
 PLAN = f"""
 run = "run-1"
@@ -85,8 +86,11 @@ class NumberFederation:
 
     @property
     def rounds(self) -> list[dict[str, object]]:
-        path = self.grounds.coordinator / "state" / "coordinator.sqlite"
-        return overview(self.grounds.coordinator / "coordinator.toml")["rounds"] if path.exists() else []
+        """As `coordinator status` tells them; none while the database is being made."""
+        try:
+            return overview(self.grounds.coordinator / "coordinator.toml")["rounds"]
+        except ConfigError:
+            return []
 
     @property
     def published(self) -> int:
