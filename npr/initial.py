@@ -24,6 +24,7 @@ from security.errors import ConfigError
 # What decides the numbers of a round; commands, tables and plots do not.
 _CODE = (
     "config.py",
+    "depthwise.py",
     "losses.py",
     "model.py",
     "params.py",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr.depthwise import speed_up_depthwise
 from npr.pretrained import ARCHITECTURE, package_tensors
 from npr.seeds import derive
 from security.errors import ConfigError
@@ -95,6 +96,7 @@ def build_model(spec: ModelSpec) -> SplitModel:
         )
         if spec.weights == "package" or spec.weights.startswith("file:"):
             _load_weights(extractor, spec)
+        speed_up_depthwise(extractor)
         head = linear(feature_width(extractor), spec.num_classes, derive(spec.seed, "head"))
     model = SplitModel(extractor, head, drop_rate=spec.drop_rate)
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]

@@ -1,0 +1,81 @@
+"""The hand-written gradient against the library's, and where it is used."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from npr import depthwise
+from npr.depthwise import depthwise_conv2d, speed_up_depthwise
+from npr.model import ModelSpec, build_model
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 2), (4, 4), (3, 2), (2, 9)])
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(5, 1, 2), (3, 1, 1), (5, 2, 2), (5, 3, 2), (7, 2, 3)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_gradients_are_the_librarys(size, kernel, stride, padding, layout) -> None:
+    torch.manual_seed(0)
+    images = torch.randn(3, 6, *size, dtype=torch.float64).contiguous(memory_format=layout)
+    weight, bias = torch.randn(6, 1, kernel, kernel, dtype=torch.float64), torch.randn(6, dtype=torch.float64)
+    both = []
+    for function in (
+        lambda x, w, b: depthwise_conv2d(x, w, b, stride=(stride, stride), padding=(padding, padding)),
+        lambda x, w, b: functional.conv2d(x, w, b, stride, padding, groups=6),
+    ):
+        inputs = [tensor.clone().requires_grad_() for tensor in (images, weight, bias)]
+        output = function(*inputs)
+        both.append((output.detach(), *torch.autograd.grad(output.sin().sum(), inputs)))
+    for ours, theirs in zip(*both, strict=True):
+        assert ours.shape == theirs.shape
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+def test_it_is_used_for_small_maps_only_and_not_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    right = depthwise.kernel_gradient
+    monkeypatch.setattr(depthwise, "kernel_gradient", lambda *a: calls.append(a[0].shape[2]) or right(*a))
+    layer = nn.Conv2d(4, 4, 5, padding=2, groups=4)
+    speed_up_depthwise(layer)
+    for size in (4, 5, 8):
+        layer(torch.randn(2, 4, size, size)).sum().backward()
+    assert calls == [4]
+    with torch.inference_mode():
+        assert layer(torch.randn(2, 4, 2, 2)).shape == (2, 4, 2, 2)
+
+
+def test_layers_that_are_something_else_are_left_alone() -> None:
+    class Own(nn.Conv2d):
+        pass
+
+    others = [
+        nn.Conv2d(4, 8, 3, groups=4),
+        nn.Conv2d(4, 4, 3),
+        nn.Conv2d(4, 4, 3, groups=4, dilation=2),
+        nn.Conv2d(4, 4, 3, groups=4, padding="same"),
+        nn.Conv2d(4, 4, 3, groups=4, padding=1, padding_mode="circular"),
+        Own(4, 4, 3, groups=4),
+    ]
+    for layer in others:
+        speed_up_depthwise(layer)
+        assert "_conv_forward" not in vars(layer)
+
+
+def test_a_model_keeps_its_names_and_predictions_and_a_copy_its_own_weights() -> None:
+    model = build_model(ModelSpec(num_classes=3, architecture="tf_efficientnet_lite0", seed=1))
+    changed = [layer for layer in model.modules() if "_conv_forward" in vars(layer)]
+    assert len(changed) == 12 and all(type(layer) is nn.Conv2d for layer in changed)
+    twin = copy.deepcopy(model).eval()
+    plain = copy.deepcopy(model).eval()
+    for layer in plain.modules():
+        vars(layer).pop("_conv_forward", None)
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert torch.equal(twin(images), plain(images))
+        for parameter in model.parameters():
+            parameter.zero_()
+        assert torch.equal(twin(images), plain(images)), "the copy does not look at the original"
+    assert list(twin.state_dict()) == list(plain.state_dict())
