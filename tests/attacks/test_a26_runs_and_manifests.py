@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import PolicyViolation
-from security.secagg import plan_checks
+from security.errors import PolicyViolation, VerificationFailed
+from security.secagg import burst_checks, plan_checks
 from security.secagg.journal import Journal
 from security.secagg.site import SiteMachine
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
@@ -51,21 +51,24 @@ def a_second_run(run: EvilCoordinator) -> None:
     run.secretly([name for name in run.sites if name != VICTIM], run="second", attempt=3)
 
 
-@pytest.mark.parametrize("left", ["check_plan_federation", "check_plan_reuse"])
+RULES = {"check_plan_federation": plan_checks, "check_plan_reuse": plan_checks, "check_advert_signatures": burst_checks}
+
+
+@pytest.mark.parametrize("left", list(RULES))
 def test_a_second_run_on_the_same_update(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two rules refuse it, each by itself: the manifest names one run, and the update has been sent."""
-    for check in ("check_plan_federation", "check_plan_reuse"):
+    """Three rules refuse it, each by itself: the manifest names one run, the update was sent, adverts name their run."""
+    for check, module in RULES.items():
         if check != left:
-            monkeypatch.setattr(plan_checks, check, lambda *_: None)
+            monkeypatch.setattr(module, check, lambda *_: None)
     run = evil(5)
     a_second_run(run)
-    assert_refused(run, "site-01", PolicyViolation, left)
+    assert_refused(run, "site-01", VerificationFailed if "advert" in left else PolicyViolation, left)
     assert_safe(run)
 
 
 def test_a_second_run_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    for check in ("check_plan_federation", "check_plan_reuse"):
-        monkeypatch.setattr(plan_checks, check, lambda *_: None)
+    for check, module in RULES.items():
+        monkeypatch.setattr(module, check, lambda *_: None)
     run = evil(5)
     a_second_run(run)
     assert_recovered(run)
