@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 from protos.schema import schema_digest
@@ -10,6 +11,7 @@ from security.audit.events import AgentStart, DataOpened
 from security.audit.log import AuditLog
 from security.audit.note import head_of
 from security.audit.roster import Roster
+from security.audit.store import LogFolder
 from security.audit.witness import Witness
 from security.clock import Clock
 from security.consortium.enrolment import Identity
@@ -79,6 +81,7 @@ def assemble(
         destination=destination,
         pending=vault.unseal(manifest.aggregation.layout),
         rounds_done=vault.rounds_done,
+        dropouts=logged_dropouts(LogFolder(vault.log)),
     )
     outbox = Outbox(
         log,
@@ -168,6 +171,17 @@ def open_log(
         rng=rng,
     )
     return log, roster
+
+
+def logged_dropouts(folder: LogFolder) -> dict[str, tuple[str, ...]]:
+    """Who was left out of the newest sums agreed to: what the write-ahead log keeps as a hash, the log has in words."""
+    found: dict[str, tuple[str, ...]] = {}
+    for path in folder.segment_files()[-1:]:
+        for line in path.read_bytes().splitlines():
+            if b'"type":"secagg.survivors"' in line:
+                body = json.loads(line)["body"]
+                found[body["context"]] = tuple(body["dropouts"])
+    return found
 
 
 def _started(config: SiteConfig) -> AgentStart:

@@ -7,7 +7,7 @@ say, log and do comes back as effects, in the order in which the shell must carr
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from security import relay
@@ -70,6 +70,7 @@ class Session:
     :param pending: the sealed update found at start, if its round may still be open.
     :param config_hash: of the training settings in the manifest; the one configuration this site trains under.
     :param rounds_done: how many rounds this site has trained before this start.
+    :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
     :param slot_ms: READY goes out at multiples of this after the order, so that its time does not tell the data's size.
     """
 
@@ -85,6 +86,7 @@ class Session:
         destination: str,
         pending: PendingUpdate | None = None,
         rounds_done: int = 0,
+        dropouts: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self.machine = machine
         self.manifest = manifest
@@ -108,6 +110,9 @@ class Session:
         self._roots: dict[bytes, bytes] = {}
         for memory in machine.core.journal.attempts.values():
             self._remember(memory.context, memory.kx)
+            gone = (dropouts or {}).get(memory.context.ctx().hex())
+            if gone is not None and memory.kx is not None:
+                self._survivors[memory.kx] = tuple(site for site in memory.context.sites if site not in gone)
 
     @property
     def site(self) -> str:

@@ -162,6 +162,8 @@ def test_a_site_killed_after_any_of_its_steps_ends_the_round_with_the_others(tmp
         attempt = world.hub.burst(SITES)
     assert attempt.publication is not None and len(attempt.publication.survivors) == 3
     assert world.learners[VICTIM].trained == [1]
+    # Also a site that was killed between AGREE and RELEASE says in its log whose masks it opened.
+    assert world.entries(VICTIM, "secagg.unmasked")[-1]["self_mask"] == list(SITES)
     answers = {(message.kx, message.to_bytes()) for message in world.hub.sent_by(VICTIM, messages.Agree)}  # type: ignore[attr-defined]
     assert len(answers) == len({kx for kx, _ in answers})
 
