@@ -56,7 +56,7 @@ RULES = {"check_plan_federation": plan_checks, "check_plan_reuse": plan_checks, 
 
 @pytest.mark.parametrize("left", list(RULES))
 def test_a_second_run_on_the_same_update(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rules refuse it, each by itself: the manifest names one run, the update was sent, adverts name their run."""
+    """Three rules refuse it, each alone: the manifest names one run, the update was sent, adverts name their run."""
     for check, module in RULES.items():
         if check != left:
             monkeypatch.setattr(module, check, lambda *_: None)
