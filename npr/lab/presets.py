@@ -38,30 +38,16 @@ _PAPER: dict[str, Value] = {
 }
 
 PRESETS = {
-    "demo": Preset(
-        summary="generated lesions at six sites, four ways to learn, under two minutes",
-        data="generated:scale=0.025",
-        image_size=48,
-        architecture="tf_efficientnet_lite0",
-        weights="package",
-        methods=("local", "fedavg", "fednpr", "fednpr-per"),
-        seeds=(0,),
-        folds=("fold",),
-        rounds=5,
-        evaluate_every=5,
-        # Small sites start their own head from one that has seen every class.
-        train={"personal_after": 3},
-    ),
     "quick": Preset(
         summary="generated lesions, small images, a few minutes: does everything work here?",
-        data="generated",
+        data="generated:scale=0.03",
         image_size=48,
         architecture="tf_efficientnet_lite0",
         weights="package",
         methods=("local", "fedavg", "fedper", "fednpr", "fednpr-per"),
         seeds=(0,),
         folds=(0,),
-        rounds=4,
+        rounds=5,
         evaluate_every=1,
     ),
     "paper-isic": Preset(
