@@ -18,9 +18,11 @@ from security.clock import Clock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.views import aggregation_policy, audit_roster
-from security.errors import AuditLogError, CodecError, LocalProtocolError, ToolkitError
+from security.errors import AuditLogError, CodecError, LocalProtocolError, PolicyViolation, ToolkitError
 from security.pki import Role, Subject
 from security.secagg.effects import Advanced, Certified, Compact, Ended, LoneChange, Persist, Refused, SaveState, Vector
+from security.secagg.layout import Layout
+from security.secagg.site_core import PendingUpdate
 from security.secagg.statements import Signer
 from security.secagg.wal import WriteAheadLog
 from site_agent import contribution
@@ -90,6 +92,7 @@ class Agent:
     clock: Clock
     submit: Callable[[Job], None] = lambda _: None
     expected: int = 1
+    newest: int = 0
 
     # Events.
 
@@ -150,6 +153,7 @@ class Agent:
                 log.info("round %d: training", effect.round)
                 self.submit(lambda: self._train(effect))
             case Evaluate():
+                self.newest = effect.round
                 self.submit(lambda: self._evaluate(effect))
             case _:
                 self._keep(effect)
@@ -198,10 +202,11 @@ class Agent:
     # The training thread.
 
     def _train(self, job: Train) -> Finish:
+        layout = self.outbox.layout
         try:
             result = self.learner.train(job.round, job.state)
             update = contribution.encode(
-                self.outbox.layout,
+                layout,
                 result,
                 round_number=job.round,
                 state_hash=job.state_hash,
@@ -213,9 +218,17 @@ class Agent:
         except ToolkitError as error:
             failure = error
             return lambda: self.session.failed(job.round, failure)
-        return lambda: self.session.trained(update, result)
+        return lambda: self._trained(layout, update, result)
+
+    def _trained(self, layout: Layout, update: PendingUpdate, result: LocalResult) -> Effects:
+        if layout.layout_hash != self.outbox.layout.layout_hash:
+            error = PolicyViolation("a newer manifest has changed the layout during training", where="manifest")
+            return self.session.failed(update.round, error)
+        return self.session.trained(update, result)
 
     def _evaluate(self, job: Evaluate) -> Finish:
+        if job.round < self.newest:
+            return lambda: ()  # a site that catches up looks at the newest model only
         try:
             figures = self.learner.evaluate(job.round, job.state)
         except ToolkitError as error:

@@ -92,6 +92,7 @@ def assemble(
         layout=manifest.aggregation.layout,
         destination=destination,
     )
+    session.spent = outbox.spent
     witness = Witness(vault.log, roster, identity.cosigner(_subject(manifest, site)), clock)
     return agent_type(
         identity=identity,

@@ -43,7 +43,6 @@ class Client:
         self.table = table
         self.stopped = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
-        self._lost = asyncio.Event()
         self._call: Any = None
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
@@ -99,7 +98,6 @@ class Client:
         """The stream is gone: the outbox is told at once, so that it logs nothing as sent from here on."""
         self._call = None
         self.agent.closed()
-        self._lost.set()
 
     # Connections.
 
@@ -146,7 +144,6 @@ class Client:
 
     async def _one_connection(self) -> str:
         """Dial, talk until the stream ends, and say why it did."""
-        self._lost.clear()
         options: list[tuple[str, Any]] = [*tls.OPTIONS, ("grpc.enable_http_proxy", int(self.table.proxy is not None))]
         if self.table.proxy is not None:
             options.append(("grpc.http_proxy", self.table.proxy))

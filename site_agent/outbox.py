@@ -139,6 +139,10 @@ class Outbox:
         self.sent["UploadFrame"] += len(payload)
         return payload
 
+    def spent(self, number: int) -> int:
+        """Bytes that a round has cost since this start."""
+        return self._of_round[number]
+
     def _name(self, sequence: int) -> str:
         return relay.message_id(self._base.site, self._connection, sequence, from_site=True)
 

@@ -7,13 +7,13 @@ say, log and do comes back as effects, in the order in which the shell must carr
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import StrEnum
 
 from security import relay
 from security.clock import Clock
 from security.consortium.manifest import Manifest
-from security.errors import CodecError, LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
+from security.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.relay import SignedHead
 from security.secagg import effects as fx
 from security.secagg import messages, records
@@ -23,7 +23,7 @@ from security.secagg.policy import AggregationPolicy
 from security.secagg.site import SiteMachine
 from security.secagg.site_core import PendingUpdate
 from security.secagg.transitions import SiteState
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from site_agent import notes
 from site_agent.contribution import LocalResult
 from site_agent.effects import (
@@ -43,6 +43,7 @@ from site_agent.effects import (
     Train,
 )
 from site_agent.farewell import parting
+from site_agent.parts import ManifestParts
 from site_agent.policy import SitePolicy
 
 # Messages that both logs file under the round of their attempt; others carry a number of their own, or none.
@@ -65,7 +66,7 @@ class Phase(StrEnum):
 
 
 class Session:
-    """One site over all its connections.
+    """One site over all its connections. `spent` tells how many bytes a round has cost so far.
 
     :param pending: the sealed update found at start, if its round may still be open.
     :param config_hash: of the training settings in the manifest; the one configuration this site trains under.
@@ -99,11 +100,12 @@ class Session:
         self.training: int | None = None
         self.connection = 0
         self.rounds_done = rounds_done
+        self.spent: Callable[[int], int] = lambda _: 0
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
         self._ready: tuple[int, int] | None = None  # round, when it is due
-        self._manifest_parts: dict[int, bytes] = {}
+        self._parts = ManifestParts()
         self._offered: bytes | None = None
         self._contexts: dict[bytes, RoundContext] = {}
         self._survivors: dict[bytes, tuple[str, ...]] = {}
@@ -122,7 +124,8 @@ class Session:
 
     def opened(self, connection: int) -> Effects:
         """The stream stands; say who speaks."""
-        self.phase, self.connection, self._manifest_parts = Phase.OPENING, connection, {}
+        self.phase, self.connection = Phase.OPENING, connection
+        self._parts.clear()
         return (
             Post(
                 message=relay.Open(
@@ -213,15 +216,10 @@ class Session:
     def _manifest_frame(self, frame: relay.ManifestFrame) -> Effects:
         if self.phase not in (Phase.AWAITING_MANIFEST, Phase.LIVE) or frame.version <= self.manifest.version:
             raise RemoteProtocolError("a manifest that was not announced", where="manifest")
-        if frame.index != len(self._manifest_parts):
-            raise RemoteProtocolError("frames of the manifest are out of order", where="manifest")
-        self._manifest_parts[frame.index] = frame.data
-        data = b"".join(self._manifest_parts.values())
-        if len(data) > frame.length or (len(data) < frame.length and len(frame.data) != FRAME_BYTES):
-            raise CodecError("manifest has another length than its frames say", where="manifest")
-        if len(data) < frame.length:
+        whole = self._parts.take(frame)
+        if whole is None:
             return ()
-        self._manifest_parts, self._offered = {}, data
+        self._offered = whole
         return self._adopt_when_idle()
 
     def _adopt_when_idle(self) -> Effects:
@@ -331,6 +329,7 @@ class Session:
         reloaded = self._reload()
         try:
             self.policy.check_cohort(context.n)
+            self.policy.check_bytes(self.spent(context.round) + attempt_bytes(self.manifest, context.n))
         except PolicyViolation as refusal:
             note = notes.declined(self.manifest, str(refusal), context.round, context)
             return *reloaded, note, Post(message=messages.Refusal(site=self.site, ctx=context.ctx()))
@@ -412,3 +411,9 @@ class Session:
             yield notes.survivors(context, message.survivors, survivors)
         elif isinstance(message, messages.Unmask) and message.kx in self._survivors:
             yield notes.unmasked(context, self._survivors[message.kx])
+
+
+def attempt_bytes(manifest: Manifest, members: int) -> int:
+    """What one attempt costs at most: the vector, and beside it some hundred bytes for each member and chunk."""
+    vector = manifest.aggregation.layout.byte_length
+    return vector + vector // 256 + 4096 + 512 * members

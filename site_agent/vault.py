@@ -52,6 +52,8 @@ class Vault:
         for path in (folder, self.pending, self.memory, self.states, self.models):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
+            for leftover in path.glob(".*.new"):
+                leftover.unlink()  # of a write that a kill cut short
 
     @property
     def wal(self) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,9 @@ from security.secagg import state as states
 from security.secagg.certificates import Advert
 from security.secagg.fixed_point import decode
 from security.secagg.transitions import CoordinatorState, SiteState
+from security.secagg.wire import FRAME_BYTES
 from site_agent.agent import Agent, Left
-from site_agent.effects import Effect, Post
+from site_agent.effects import Effect, Evaluate, Post
 from tests.support.consortium_world import SITES
 from tests.support.site_world import MORE, PLAN, SLOT_SECONDS, Dies, SiteWorld, policy_table
 
@@ -355,3 +357,69 @@ def test_a_federation_that_the_policy_forbids_is_not_even_started(tmp_path: Path
     world = SiteWorld(tmp_path, policy=policy_table(methods='["fedavg"]'))
     with pytest.raises(PolicyViolation, match="fednpr-per is not among"):
         world.start(VICTIM)
+
+
+def test_a_round_that_would_cost_too_much_is_refused_and_not_broken_off(tmp_path: Path) -> None:
+    vector = SiteWorld(tmp_path / "size").manifest.aggregation.layout.byte_length
+    world = SiteWorld(tmp_path / "world", policy=policy_table(most_bytes_per_round=str(vector + 100)))
+    world.start_all()
+    world.hub.order(SITES)
+    for site in SITES:
+        world.work(site)
+    world.tick(SLOT_SECONDS * 1000)
+    assert world.hub.burst().state is CoordinatorState.DEAD
+    assert world.hub.sent_by(VICTIM, messages.Refusal)
+    assert world.entries(VICTIM, "round.declined")[0]["rule"].startswith("[policy] most_bytes_per_round")
+
+
+def test_a_manifest_in_several_frames_must_come_in_order(world: SiteWorld) -> None:
+    world.start_all()
+    world.base.publish()
+    data = world.base.published()
+    padded = data + b" " * (2 * FRAME_BYTES - len(data) + 7)  # no manifest, but three frames long
+    pieces = [padded[start : start + FRAME_BYTES] for start in range(0, len(padded), FRAME_BYTES)]
+    frames = [
+        relay.ManifestFrame(version=2, length=len(padded), index=index, data=piece)
+        for index, piece in enumerate(pieces)
+    ]
+    agent = world.agents[VICTIM]
+    for frame in (frames[0], frames[2], frames[0], frames[1]):
+        world.hub.send(VICTIM, frame)
+    assert agent.manifest.version == 1 and VICTIM not in world.left
+    world.hub.send(VICTIM, frames[2])
+    assert "manifest" in str(world.left[VICTIM].error)
+
+
+def test_a_site_that_catches_up_looks_at_the_newest_model_only(world: SiteWorld) -> None:
+    world.start_all()
+    agent, learner = world.agents[VICTIM], world.learners[VICTIM]
+    for number in (1, 2, 3):
+        list(agent.execute(Evaluate(round=number, state=world.hub.model)))
+    world.work(VICTIM)
+    assert learner.evaluated == [3]
+
+
+def test_a_layout_that_changes_during_training_voids_the_update(world: SiteWorld) -> None:
+    world.start_all()
+    world.hub.order((VICTIM,))
+    agent = world.agents[VICTIM]
+    finish = world.jobs[VICTIM].popleft()()
+    agent.outbox.layout = replace(agent.outbox.layout, roster_size=4)
+    world.hub.take(VICTIM, agent.run(finish()))
+    world.hub.pump()
+    assert world.hub.sent_by(VICTIM, relay.Decline) and not list(agent.vault.pending.iterdir())
+
+
+def test_a_restarted_coordinator_that_orders_anew_ends_the_open_attempt(world: SiteWorld) -> None:
+    world.start_all()
+    order = world.hub.order(SITES)
+    for site in SITES:
+        world.work(site)
+    world.tick(SLOT_SECONDS * 1000)
+    world.hub.plan()
+    assert world.agents[VICTIM].session.machine.state is SiteState.ADVERTISED
+    world.hub.ready.clear()
+    world.hub.send(VICTIM, order)
+    world.hub.pump()
+    assert world.agents[VICTIM].session.machine.state is SiteState.IDLE
+    assert world.hub.ready == {VICTIM} and world.hub.sent_by(VICTIM, messages.Abort)

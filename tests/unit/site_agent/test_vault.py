@@ -122,3 +122,10 @@ def test_a_directory_belongs_to_one_run(vault: Vault) -> None:
     vault.claim("run-1")
     with pytest.raises(ConfigError, match="belongs to run 'run-1'"):
         vault.claim("run-2")
+
+
+def test_what_a_kill_left_half_written_is_swept_away(vault: Vault) -> None:
+    left = vault.memory / ".4.safetensors.123.new"
+    left.write_bytes(b"half")
+    Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
+    assert not left.exists()
