@@ -1,0 +1,73 @@
+"""`npr-lab model`: the file that a consortium publishes and every member pins."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from npr.lab.cli import cli
+from security.consortium.initial_model import InitialModel
+from security.consortium.plan import Plan
+from security.errors import ConfigError
+from tests.support.consortium_world import World
+
+WORDS = ["model", "--architecture", "test_efficientnet", "--classes", "5", "--image-size", "32", "--json"]
+
+
+def export(path: Path, *more: str) -> dict[str, object]:
+    done = CliRunner().invoke(cli, [*WORDS, "-o", str(path), *more], catch_exceptions=False)
+    assert done.exit_code == 0
+    told: dict[str, object] = json.loads(done.stdout)
+    return told
+
+
+def test_the_file_holds_everything_that_publish_asks_for(tmp_path: Path) -> None:
+    world = World.make(tmp_path / "world")
+    path = world.authority.folder / "initial.safetensors"
+    told = export(path, "--set", "learning_rate=0.002", "--seed", "3")
+    assert told["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert told["personal"] == ["head.weight", "head.bias"]
+    world.write_plan('run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n')
+    manifest = world.publish()
+    assert manifest.model.initial_file == told["sha256"] and manifest.model.classes == 5
+    assert manifest.training.config_hashes == (told["config_hash"],)
+    assert manifest.training.settings["learning_rate"] == "0.002" and manifest.training.settings["seed"] == 3
+    names = {block.name for block in manifest.aggregation.layout.state_blocks}
+    assert names == set(InitialModel.read(path).tensors) - {"head.weight", "head.bias"}
+
+
+def test_a_head_that_is_shared_at_first_is_in_the_layout(tmp_path: Path) -> None:
+    assert export(tmp_path / "a.safetensors", "--set", "personal_after=2")["personal"] == []
+
+
+def test_a_plan_may_not_contradict_the_export(tmp_path: Path) -> None:
+    world = World.make(tmp_path / "world")
+    export(world.authority.folder / "initial.safetensors")
+    start = 'run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n'
+    world.write_plan(start + "[training.settings]\nlearning_rate = 0.5\n")
+    with pytest.raises(ConfigError, match="was exported for"):
+        world.authority.publish(world.key, Plan.read(world.authority.plan_path), now_ms=world.now)
+    world.write_plan(start.replace("rounds", 'method = "fedavg"\nrounds'))
+    with pytest.raises(ConfigError, match="method is missing, or not the one"):
+        world.publish()
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["--set", "learning_rat=0.1"], "learning_rat"),
+        (["--set", "learning_rate"], "cannot read"),
+        (["--method", "fednpr-pre"], "unknown method"),
+        (["--method", "creff"], "more of its server than a mean"),
+    ],
+)
+def test_mistakes_are_named(tmp_path: Path, words: list[str], what: str) -> None:
+    with pytest.raises(ConfigError, match=what):
+        CliRunner().invoke(
+            cli, [*WORDS, "-o", str(tmp_path / "x"), *words], catch_exceptions=False, standalone_mode=False
+        )
+    assert not (tmp_path / "x").exists()
