@@ -109,19 +109,26 @@ def test_waiting_is_measured_and_hidden_by_prefetching(make_samples):
     class Slow:
         shape, dtype = (32, 8, 8, 3), np.uint8
 
+        def __init__(self):
+            self.reads = threading.Semaphore(0)
+
         def __getitem__(self, rows):
-            time.sleep(0.03)
+            time.sleep(0.01)
+            self.reads.release()
             return np.zeros((len(rows), 8, 8, 3), np.uint8)
 
-    samples = make_samples(rows=32)
-    object.__setattr__(samples, "images", Slow())
+    samples, slow = make_samples(rows=32), Slow()
+    object.__setattr__(samples, "images", slow)
     plain, ahead = batches(samples, prefetch=False), batches(samples)
-    for loader in (plain, ahead):
-        for _ in loader:
-            time.sleep(0.06)
-    assert plain.seconds_waiting >= 8 * 0.03
-    # Only the first batch is waited for: the others are made while the consumer is busy.
-    assert 0.0 < ahead.seconds_waiting < 0.5 * plain.seconds_waiting
+    for count, _ in enumerate(plain):
+        # Nothing is read before it is asked for, and what is read is waited for.
+        assert slow.reads.acquire(blocking=False) and not slow.reads.acquire(blocking=False), count
+    assert plain.seconds_waiting >= 8 * 0.01
+    for count, _ in enumerate(ahead):
+        # While the consumer is busy with one batch, the next one is made: it comes although nobody asks for it.
+        wanted = 2 if count == 0 else int(count + 1 < len(ahead))
+        assert all(slow.reads.acquire(timeout=30) for _ in range(wanted)), count
+    assert ahead.seconds_waiting > 0.0
 
 
 def test_settings_are_checked(make_samples):
