@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from security.clock import SystemClock
-from security.consortium.bundles import Answer, grouped, read_file
+from security.consortium.bundles import Answer, read_file
 from security.consortium.enrolment import Identity
 from security.errors import ConfigError
 from security.keystore import write_atomically
@@ -109,7 +109,7 @@ def init(
         return
     say(f"keys and request are in {identity.folder}, the configuration is {config}")
     say(f"send {identity.request_path} to the consortium and read them this fingerprint out:")
-    click.echo(grouped(request.fingerprint))
+    click.echo(request.fingerprint)
 
 
 @cli.command()

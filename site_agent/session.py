@@ -7,7 +7,7 @@ say, log and do comes back as effects, in the order in which the shell must carr
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
 
 from security import relay
@@ -16,9 +16,8 @@ from security.consortium.manifest import Manifest
 from security.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.relay import SignedHead
 from security.secagg import effects as fx
-from security.secagg import messages, records
-from security.secagg.certificates import Ack, Advert
-from security.secagg.context import PROTOCOL_VERSION, RoundContext
+from security.secagg import messages
+from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.policy import AggregationPolicy
 from security.secagg.site import SiteMachine
 from security.secagg.site_core import PendingUpdate
@@ -32,30 +31,16 @@ from site_agent.effects import (
     Complain,
     Effect,
     Effects,
-    Evaluate,
     Forget,
     Keep,
     Leave,
-    Note,
     Post,
-    PostVector,
-    Seal,
     Train,
 )
 from site_agent.farewell import parting
 from site_agent.parts import ManifestParts
 from site_agent.policy import SitePolicy
-
-# Messages that both logs file under the round of their attempt; others carry a number of their own, or none.
-_OF_ATTEMPT = (
-    Advert,
-    messages.Shares,
-    messages.Accusation,
-    messages.UploadHeader,
-    messages.UploadFrame,
-    messages.Agree,
-    messages.Unmask,
-)
+from site_agent.translator import Translator
 
 
 class Phase(StrEnum):
@@ -107,14 +92,7 @@ class Session:
         self._ready: tuple[int, int] | None = None  # round, when it is due
         self._parts = ManifestParts()
         self._offered: bytes | None = None
-        self._contexts: dict[bytes, RoundContext] = {}
-        self._survivors: dict[bytes, tuple[str, ...]] = {}
-        self._roots: dict[bytes, bytes] = {}
-        for memory in machine.core.journal.attempts.values():
-            self._remember(memory.context, memory.kx)
-            gone = (dropouts or {}).get(memory.context.ctx().hex())
-            if gone is not None and memory.kx is not None:
-                self._survivors[memory.kx] = tuple(site for site in memory.context.sites if site not in gone)
+        self._translator = Translator(manifest, machine.core.journal, dropouts or {})
 
     @property
     def site(self) -> str:
@@ -233,6 +211,7 @@ class Session:
         """The shell has checked and installed a newer manifest."""
         waiting = self.phase is Phase.AWAITING_MANIFEST
         self.manifest, self.config_hash = manifest, config_hash
+        self._translator.manifest = manifest
         taken = self._protocol(self.machine.take_manifest(policy))
         return (*taken, *self._go_live()) if waiting else taken
 
@@ -333,22 +312,11 @@ class Session:
         except PolicyViolation as refusal:
             note = notes.declined(self.manifest, str(refusal), context.round, context)
             return *reloaded, note, Post(message=messages.Refusal(site=self.site, ctx=context.ctx()))
-        self._remember(context)
         return (*reloaded, *self._protocol(self._machine(plan)))
 
     def _machine(self, message: Wire) -> fx.Effects:
-        if isinstance(message, messages.AbortRequest):
-            self._remember(message.context)
-        if isinstance(message, messages.Survivors):
-            self._survivors[message.kx] = tuple(line.site for line in message.uploads)
+        self._translator.heard(message)
         return self.machine.receive(message)
-
-    def _remember(self, context: RoundContext, kx: bytes | None = None) -> None:
-        self._contexts[context.ctx()] = context
-        if kx is not None:
-            self._contexts[kx] = context
-        if len(self._contexts) > 256:
-            del self._contexts[next(iter(self._contexts))]
 
     def _halted(self) -> Effects:
         if self.machine.state is not SiteState.HALTED:
@@ -357,60 +325,7 @@ class Session:
         return (Leave(PolicyViolation(f"this site has stopped: {reason}", where="state"), retry=False),)
 
     def _protocol(self, effects: Iterable[fx.Effect]) -> Effects:
-        """The machine's effects, with what the log and the outbox need put around them."""
-        return tuple(translated for effect in effects for translated in self._translate(effect))
-
-    def _translate(self, effect: fx.Effect) -> Iterator[Effect]:
-        match effect:
-            case fx.Send(message=message):
-                yield from self._send(message)
-            case fx.SendUpload():
-                context = self._contexts[effect.kx]
-                root = self._roots[effect.kx]
-                yield PostVector(upload=effect, root=root, round=context.round, cohort=context.sites)
-            case fx.Persist(record=record):
-                yield effect
-                if isinstance(record, records.KeysSeen):
-                    self._remember(self._contexts[record.ctx], record.kx)
-            case fx.Advanced():
-                yield effect
-                yield Forget(effect.round)
-                yield Seal()
-                yield Evaluate(round=effect.round, state=self.machine.intake.model)
-            case fx.Refused():
-                yield notes.refused(self.manifest, effect, self._contexts.get(effect.ctx))
-                yield effect
-            case fx.Halted():
-                yield Leave(effect.error, retry=False)
-            case fx.LoneChange() | fx.Compact() | fx.SaveState() | fx.Certified() | fx.Ended():
-                yield effect
-            case _:
-                raise LocalProtocolError(f"{type(effect).__name__} is not an effect of a site")
-
-    def _send(self, message: Wire) -> Iterator[Effect]:
-        """A message of the machine, filed under its round, after the entry that says what it stands for."""
-        context = self._context_of(message)
-        if isinstance(message, messages.UploadHeader):
-            self._roots[message.kx] = message.root
-        if context is not None:
-            yield from self._stands_for(message, context)
-        number = context.round if context is not None and isinstance(message, _OF_ATTEMPT) else None
-        yield Post(message=message, round=number, cohort=context.sites if context is not None else ())
-
-    def _context_of(self, message: Wire) -> RoundContext | None:
-        key = getattr(message, "kx", None) or getattr(message, "ctx", None)
-        if isinstance(message, Ack | messages.ChunkRequest) or key is None:
-            return None
-        return self._contexts.get(key)
-
-    def _stands_for(self, message: Wire, context: RoundContext) -> Iterator[Note]:
-        if isinstance(message, Advert):
-            yield notes.invited(self.manifest, context)
-        elif isinstance(message, messages.Agree):
-            survivors = self._survivors.get(message.kx, ())
-            yield notes.survivors(context, message.survivors, survivors)
-        elif isinstance(message, messages.Unmask) and message.kx in self._survivors:
-            yield notes.unmasked(context, self._survivors[message.kx])
+        return self._translator.translate(effects, self.machine.intake.model)
 
 
 def attempt_bytes(manifest: Manifest, members: int) -> int:

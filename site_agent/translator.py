@@ -1,0 +1,116 @@
+"""The machine's effects in the site's own words: what is logged before a message, and under which round it is filed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from security.consortium.manifest import Manifest
+from security.errors import LocalProtocolError
+from security.secagg import effects as fx
+from security.secagg import messages, records
+from security.secagg.certificates import Ack, Advert
+from security.secagg.context import RoundContext
+from security.secagg.journal import Journal
+from security.secagg.wire import Wire
+from site_agent import notes
+from site_agent.effects import Effect, Effects, Evaluate, Forget, Leave, Note, Post, PostVector, Seal
+
+MOST_CONTEXTS = 256
+# Messages that both logs file under the round of their attempt; others carry a number of their own, or none.
+_OF_ATTEMPT = (
+    Advert,
+    messages.Shares,
+    messages.Accusation,
+    messages.UploadHeader,
+    messages.UploadFrame,
+    messages.Agree,
+    messages.Unmask,
+)
+
+
+class Translator:
+    """Knows the contexts, survivors and upload roots that messages refer to by hash.
+
+    :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
+    """
+
+    def __init__(self, manifest: Manifest, journal: Journal, dropouts: Mapping[str, Collection[str]]) -> None:
+        self.manifest = manifest
+        self._contexts: dict[bytes, RoundContext] = {}
+        self._survivors: dict[bytes, tuple[str, ...]] = {}
+        self._roots: dict[bytes, bytes] = {}
+        for memory in journal.attempts.values():
+            self._remember(memory.context, memory.kx)
+            gone = dropouts.get(memory.context.ctx().hex())
+            if gone is not None and memory.kx is not None:
+                self._survivors[memory.kx] = tuple(site for site in memory.context.sites if site not in gone)
+
+    def heard(self, message: Wire) -> None:
+        """A message of the coordinator, before the machine takes it."""
+        if isinstance(message, messages.Plan | messages.AbortRequest):
+            self._remember(message.context)
+        if isinstance(message, messages.Survivors):
+            self._survivors[message.kx] = tuple(line.site for line in message.uploads)
+
+    def _remember(self, context: RoundContext, kx: bytes | None = None) -> None:
+        self._contexts[context.ctx()] = context
+        if kx is not None:
+            self._contexts[kx] = context
+        if len(self._contexts) > MOST_CONTEXTS:
+            del self._contexts[next(iter(self._contexts))]
+
+    def translate(self, effects: Iterable[fx.Effect], model: fx.Vector) -> Effects:
+        """The machine's effects, with what the log and the outbox need put around them."""
+        return tuple(translated for effect in effects for translated in self._translate(effect, model))
+
+    def _translate(self, effect: fx.Effect, model: fx.Vector) -> Iterator[Effect]:
+        match effect:
+            case fx.Send(message=message):
+                yield from self._send(message)
+            case fx.SendUpload():
+                context = self._contexts[effect.kx]
+                root = self._roots[effect.kx]
+                yield PostVector(upload=effect, root=root, round=context.round, cohort=context.sites)
+            case fx.Persist(record=record):
+                yield effect
+                if isinstance(record, records.KeysSeen):
+                    self._remember(self._contexts[record.ctx], record.kx)
+            case fx.Advanced():
+                yield effect
+                yield Forget(effect.round)
+                yield Seal()
+                yield Evaluate(round=effect.round, state=model)
+            case fx.Refused():
+                yield notes.refused(self.manifest, effect, self._contexts.get(effect.ctx))
+                yield effect
+            case fx.Halted():
+                yield Leave(effect.error, retry=False)
+            case fx.LoneChange() | fx.Compact() | fx.SaveState() | fx.Certified() | fx.Ended():
+                yield effect
+            case _:
+                raise LocalProtocolError(f"{type(effect).__name__} is not an effect of a site")
+
+    def _send(self, message: Wire) -> Iterator[Effect]:
+        """A message of the machine, filed under its round, after the entry that says what it stands for."""
+        context = self._context_of(message)
+        if isinstance(message, messages.UploadHeader):
+            self._roots[message.kx] = message.root
+        if context is not None:
+            yield from self._stands_for(message, context)
+        number = context.round if context is not None and isinstance(message, _OF_ATTEMPT) else None
+        yield Post(message=message, round=number, cohort=context.sites if context is not None else ())
+
+    def _context_of(self, message: Wire) -> RoundContext | None:
+        key = getattr(message, "kx", None) or getattr(message, "ctx", None)
+        if isinstance(message, Ack | messages.ChunkRequest) or key is None:
+            return None
+        return self._contexts.get(key)
+
+    def _stands_for(self, message: Wire, context: RoundContext) -> Iterator[Note]:
+        if isinstance(message, Advert):
+            yield notes.invited(self.manifest, context)
+        elif isinstance(message, messages.Agree):
+            survivors = self._survivors.get(message.kx, ())
+            yield notes.survivors(context, message.survivors, survivors)
+        elif isinstance(message, messages.Unmask) and message.kx in self._survivors:
+            yield notes.unmasked(context, self._survivors[message.kx])
