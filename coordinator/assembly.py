@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.x509 import Certificate
+
 from coordinator.books import Books
 from coordinator.chain import Chain
 from coordinator.config import CoordinatorConfig
@@ -15,7 +17,7 @@ from coordinator.shell import Shell
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
 from protos.schema import schema_digest
-from security import software
+from security import pki, software
 from security.audit.events import AgentStart
 from security.audit.log import AuditLog
 from security.audit.roster import Roster
@@ -26,7 +28,7 @@ from security.consortium.initial_model import pinned_model
 from security.consortium.manifest import Manifest
 from security.consortium.views import aggregation_policy, audit_roster
 from security.errors import ConfigError
-from security.pki import Role, Subject
+from security.pki import Purpose, Role, Subject
 from security.rng import Randomness
 from security.secagg.blame import BlameBook
 from security.secagg.coordinator_core import CoordinatorCore, Timeouts
@@ -54,6 +56,7 @@ def assemble(
     """
     identity = Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
+    check_certificate(identity, manifest, clock)
     storage = Storage(base / config.state)
     storage.belongs_to(manifest.federation, manifest.run)
     _, initial = pinned_model(base / config.initial_model, manifest)
@@ -79,6 +82,20 @@ def read_manifest(identity: Identity, clock: Clock) -> Manifest:
             hint="install the one the consortium has published: coordinator join --manifest FILE",
         )
     return manifest
+
+
+def check_certificate(identity: Identity, manifest: Manifest, clock: Clock) -> Certificate:
+    """Our own TLS certificate, if it is good today: sites would only see a handshake that fails."""
+    certificate = identity.tls_certificate()
+    pki.verify_certificate(
+        certificate,
+        identity.root(),
+        _subject(manifest),
+        Purpose.TLS,
+        now_ms=clock.now_ms(),
+        where=str(identity.tls_path),
+    )
+    return certificate
 
 
 def _subject(manifest: Manifest) -> Subject:

@@ -18,8 +18,20 @@ from security.errors import ConfigError
 from security.pki import Role, Subject
 from security.terminal import emit, run_command, say
 
+DEFAULT_CONFIG = Path("coordinator.toml")
+
+
+def _or_the_groups(context: click.Context, _: click.Parameter, value: Path | None) -> Path:
+    """`--config` may stand before or after the name of a subcommand."""
+    return value or context.obj or DEFAULT_CONFIG
+
+
 _CONFIG = click.option(
-    "--config", "config_path", type=click.Path(path_type=Path), default=Path("coordinator.toml"), show_default=True
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    callback=_or_the_groups,
+    help=f"Default: {DEFAULT_CONFIG}.",
 )
 
 
@@ -37,11 +49,12 @@ def _log_to_stderr(json_lines: bool) -> None:
     logging.getLogger("coordinator").handlers = [handler]
 
 
-@click.group(invoke_without_command=True)
+@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @_CONFIG
 @click.pass_context
 def cli(context: click.Context, config_path: Path) -> None:
     """Run a coordinator, until it is told to stop (SIGTERM or Ctrl-C)."""
+    context.obj = config_path
     if context.invoked_subcommand is None:
         run(config_path)
 

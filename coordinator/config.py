@@ -89,6 +89,8 @@ def _explain(error: ValidationError, path: Path, cls: type[BaseModel]) -> Config
         return ConfigError("unknown key", where=where, hint=hint)
     if fault["type"] == "missing":
         return ConfigError("is required", where=where, hint="`coordinator init` writes a commented example")
+    if fault["type"] == "string_pattern_mismatch":
+        return ConfigError("is not of the form host:port", where=where, hint="for example 0.0.0.0:7443")
     return ConfigError(str(fault["msg"]).lower(), where=where)
 
 

@@ -6,14 +6,13 @@ import socket
 from pathlib import Path
 from typing import NamedTuple
 
+from coordinator.assembly import check_certificate
 from coordinator.config import CoordinatorConfig
-from security import pki
 from security.clock import SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.initial_model import pinned_model
 from security.consortium.manifest import Manifest
 from security.errors import ToolkitError
-from security.pki import Purpose, Role, Subject
 
 _DAY_MS = 86_400_000
 
@@ -41,17 +40,13 @@ def look(config_path: Path) -> list[Line]:
 
 
 def _certificate(identity: Identity, manifest: Manifest) -> Line:
-    subject = Subject(federation=manifest.federation, role=Role.COORDINATOR, member=manifest.coordinator.id)
-    now = SystemClock().now_ms()
+    clock = SystemClock()
     try:
-        certificate = identity.tls_certificate()
-        pki.verify_certificate(
-            certificate, identity.root(), subject, Purpose.TLS, now_ms=now, where=str(identity.tls_path)
-        )
+        certificate = check_certificate(identity, manifest, clock)
         identity.signing_key(manifest.coordinator.certificate)
     except ToolkitError as error:
         return Line("problem", str(error), error.hint or "")
-    left = (certificate.not_valid_after_utc.timestamp() * 1000 - now) / _DAY_MS
+    left = (certificate.not_valid_after_utc.timestamp() * 1000 - clock.now_ms()) / _DAY_MS
     if left < 30:
         return Line("warning", f"TLS certificate ends in {left:.0f} days", "renew it with the consortium")
     return Line("ok", f"certificates and keys; TLS certificate valid for {left:.0f} days")

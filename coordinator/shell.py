@@ -67,7 +67,7 @@ class Shell:
 
     def connected(self, stream: Stream) -> None:
         """A site has opened a stream; an older one of the same site is over."""
-        old = self.streams.pop(stream.site, None)
+        old = self.streams.get(stream.site)
         if old is not None:
             old.close(Goodbye(code=Farewell.REPLACED))
             self.disconnected(old)
@@ -77,9 +77,10 @@ class Shell:
         log.info("site %s connected", stream.site)
 
     def disconnected(self, stream: Stream) -> None:
-        """A stream has ended."""
-        if self.streams.get(stream.site) is stream:
-            del self.streams[stream.site]
+        """A stream has ended. If a newer one of the same site stands, the site is there and nothing is to be done."""
+        if self.streams.get(stream.site) is not stream:
+            return
+        del self.streams[stream.site]
         self.books.forget_stream(stream.site)
         self.execute(self.engine.gone(stream.site))
         log.info("site %s disconnected", stream.site)

@@ -24,6 +24,8 @@ SUITES: Final = "GRPC_SSL_CIPHER_SUITES"
 RSA_ONLY: Final = "ECDHE-RSA-AES256-GCM-SHA384"
 _TOO_LATE: Final = "grpc" in sys.modules and os.environ.get(SUITES) != RSA_ONLY
 os.environ[SUITES] = RSA_ONLY
+# What goes wrong on the network is told by our own commands, in one line; the library would add several of its own.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 import grpc  # noqa: E402  # it reads the variable when it starts
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +64,13 @@ class NumberFederation:
         )
         self.grounds.prepare()
         self.coordinator, self.sites = self.grounds.parties("--numbers")
+
+    def at(self, folder: Path) -> NumberFederation:
+        """The same federation in a copy of its folder."""
+        other = copy.copy(self)
+        other.grounds = replace(self.grounds, folder=folder, initial=folder / "initial.safetensors")
+        other.coordinator, other.sites = other.grounds.parties("--numbers")
+        return other
 
     @property
     def parties(self) -> list[Party]:
