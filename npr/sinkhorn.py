@@ -14,6 +14,8 @@ matrix carries column sums to classes and potentials back to features.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +35,19 @@ class Plan:
     iterations: int
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Each step takes tens of microseconds: on a busy machine a second thread would mostly be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @torch.no_grad()
+@_one_thread()
 def balanced_plan(
     similarity: Tensor,
     labels: Tensor,
