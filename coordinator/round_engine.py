@@ -74,6 +74,7 @@ class RoundEngine:
         self.online: set[str] = set()
         self.ready: set[str] = set()
         self.declined: set[str] = set()
+        self._stands: dict[str, tuple[int, bytes]] = {}  # the newest result each site is known to have accepted
         self.answered: set[str] = set()
         self.round: CoordinatorRound | None = None
         self.previous: CoordinatorRound | None = None
@@ -159,6 +160,7 @@ class RoundEngine:
         if hello.site != site:
             raise RemoteProtocolError("message names another sender", where=f"site {site}")
         self.online.add(site)
+        self._stands[site] = (hello.round, hello.result)
         effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
         effects += list(self.chain.bring(site, round_number=hello.round, result_hash=hello.result))
         attempt = self.round.current if self.round else None
@@ -234,6 +236,8 @@ class RoundEngine:
             return ()  # late: the result is covered already
         self.audit_deadline = self._now() + self.plan.audit_ms
         effects = list(_of_round(watched.context.round, watched.receive(site, message)))
+        if isinstance(message, Ack):
+            self._stands[site] = (watched.context.round, message.result)
         if any(isinstance(effect, Certified) for effect in effects):
             effects += self._covered(watched)
         return tuple(effects)
@@ -244,8 +248,25 @@ class RoundEngine:
         self.auditing = False
         if check is None:
             return ()
-        told = tuple(Send(messages.Vouched(result=publication.result_hash, check=check), to=s) for s in self.online)
-        return KeepCertificate(publication.result_hash, check), *told
+        vouched = messages.Vouched(result=publication.result_hash, check=check)
+        told = tuple(Send(vouched, to=site) for site in self.online)
+        return KeepCertificate(publication.result_hash, check), *told, *self._fetch_those_behind(vouched)
+
+    def _fetch_those_behind(self, vouched: messages.Vouched) -> Effects:
+        """Sites that could not take the order because they lack the model: a newcomer under a manifest that no result
+        was made under yet, or one that connected before anything was covered.
+        """
+        effects: list[Effect] = []
+        for site in sorted(self.online & self.declined):
+            number, result = self._stands[site]
+            if result == vouched.result:
+                continue  # it has the model, and its own reasons
+            self.declined.discard(site)
+            effects += self.chain.bring(site, round_number=number, result_hash=result)
+            effects.append(Send(vouched, to=site))
+            if self.phase in (Phase.TRAINING, Phase.PINGING):
+                effects.append(Send(self._order(), to=site))
+        return tuple(effects)
 
     @staticmethod
     def _publication(attempt: CoordinatorAttempt) -> Publication:
