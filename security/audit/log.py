@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
@@ -26,6 +27,12 @@ from security.audit.witness import Held, Submission
 from security.clock import Clock
 from security.errors import AuditLogError, LocalProtocolError, RollbackDetected, ToolkitError, VerificationFailed
 from security.rng import Randomness
+
+
+@lru_cache(maxsize=64)
+def _scope(run: str | None, round: int | None, actor: str, commitment: str | None) -> Scope:
+    """Most entries of a round share their scope; checking it once is enough."""
+    return Scope(run=run, round=round, actor=actor, annex_commit=commitment)
 
 
 class AuditLog:
@@ -203,7 +210,7 @@ class AuditLog:
         with self._guard("write an entry"):
             sealed = None if annex is None else Annex(salt=self._rng.bytes(SALT_SIZE), details=annex)
             commitment = sealed.commitment() if sealed else None
-            scope = Scope(run=run, round=round, actor=actor, annex_commit=commitment)
+            scope = _scope(run, round, actor, commitment)
             entries = self._machine.append(event, self._now(), scope)
             if sealed is not None:
                 # Before the entry: a commitment whose opening was lost in a crash would look like an erasure.
