@@ -11,7 +11,7 @@ from cryptography.x509 import Certificate
 from coordinator.books import Books
 from coordinator.chain import Chain
 from coordinator.config import CoordinatorConfig
-from coordinator.effects import Effects
+from coordinator.effects import CloseRound, Effects
 from coordinator.round_engine import RoundEngine, RunPlan
 from coordinator.shell import Shell
 from coordinator.storage import Storage
@@ -27,13 +27,15 @@ from security.consortium.enrolment import Identity
 from security.consortium.initial_model import pinned_model
 from security.consortium.manifest import Manifest
 from security.consortium.views import aggregation_policy, audit_roster
-from security.errors import ConfigError
+from security.errors import ConfigError, ToolkitError
 from security.pki import Purpose, Role, Subject
 from security.rng import Randomness
+from security.secagg import records
 from security.secagg.blame import BlameBook
 from security.secagg.coordinator_core import CoordinatorCore, Timeouts
 from security.secagg.effects import Vector
 from security.secagg.recovery import restore_round
+from security.secagg.rounds import CoordinatorRound, RoundStart
 from security.secagg.spool import FileSpool
 from security.secagg.statements import Signer
 
@@ -146,13 +148,37 @@ def _engine(
     chain = Chain(storage.links(), storage.result, storage.certificate)
     model = storage.load_state(chain.head.state_hash) if chain.head else initial
     engine = RoundEngine(core, book, run_plan(config, manifest), chain, model, completed=storage.completed())
-    rebuilt = restore_round(core, book, storage.newest_records(), storage.load_state)
-    start = storage.open_round()
+    rebuilt, start = _take_up(core, book, storage, chain, clock)
     if start is not None:
         return engine, engine.restore(start, rebuilt)
     if engine.completed >= engine.plan.rounds:
         return engine, engine.restore_done(rebuilt)
-    return engine, engine.start(storage.last_round())
+    return engine, engine.start(storage.last_round(), rebuilt)
+
+
+def _take_up(
+    core: CoordinatorCore, book: BlameBook, storage: Storage, chain: Chain, clock: Clock
+) -> tuple[CoordinatorRound | None, RoundStart | None]:
+    """The newest round with attempts, and the open one. Attempts under an older manifest cannot go on: sites that have
+    adopted the new one refuse them. Their round is over; the check of a published sum goes on if it still can.
+    """
+    found, start = storage.newest_records(), storage.open_round()
+    plans = [record.plan.context for record in found if isinstance(record, records.Planned)]
+    if all(plan.manifest_hash == core.policy.manifest_hash for plan in plans):
+        return restore_round(core, book, found, storage.load_state), start
+    if start is not None and plans[-1].round == start.round:
+        storage.keep([CloseRound(start.round, "the manifest changed")], now_ms=clock.now_ms())
+        start = None
+    if chain.head is None or chain.head_check() is not None:
+        return None, start
+    try:
+        return restore_round(core, book, found, storage.load_state), start
+    except ToolkitError as error:
+        raise ConfigError(
+            "the newest sum was made by a site that has left, and is not checked yet",
+            where=str(storage.folder),
+            hint="run once more with the manifest before, until the sum is checked; then install the new one",
+        ) from error
 
 
 def run_plan(config: CoordinatorConfig, manifest: Manifest) -> RunPlan:

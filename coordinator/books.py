@@ -19,6 +19,7 @@ from security.audit.events import (
     SecaggSurvivors,
     SecaggUnmasked,
 )
+from security.audit.kinds import MAX_COUNT
 from security.audit.log import AuditLog
 from security.audit.note import head_of
 from security.relay import Receipt, SignedHead
@@ -112,7 +113,7 @@ class Books:
     def _ingress(self, item: Arrived, *, round_number: int | None) -> None:
         number = round_number if isinstance(item.message, _OF_ATTEMPT) else None
         if isinstance(item.message, Ready | relay.Decline):
-            number = item.message.round
+            number = min(item.message.round, MAX_COUNT)  # a site's lie about it must not end the log
         entry = self.write(
             Ingress(
                 msg_id=relay.message_id(item.site, item.session, item.sequence, from_site=True),

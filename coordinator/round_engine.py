@@ -88,19 +88,23 @@ class RoundEngine:
 
     # Starting, fresh or after a crash.
 
-    def start(self, last_round: int) -> Effects:
-        """Open the first round, or the one after `last_round`."""
+    def start(self, last_round: int, rebuilt: CoordinatorRound | None = None) -> Effects:
+        """Open the first round, or the one after `last_round`; the sum of `rebuilt` may still be under check."""
+        self._watch_if_uncovered(rebuilt)
         return self._open_round(last_round + 1)
+
+    def _watch_if_uncovered(self, rebuilt: CoordinatorRound | None) -> None:
+        current = rebuilt.current if rebuilt is not None else None
+        if current is not None and current.publication is not None and self.chain.head_check() is None:
+            self._watch_audit(rebuilt)
 
     def restore(self, start: RoundStart, rebuilt: CoordinatorRound | None) -> Effects:
         """Go on with the round that was open when the last process ended."""
-        current = rebuilt.current if rebuilt is not None else None
         if rebuilt is not None and rebuilt.start.round == start.round:
             self.round = rebuilt
         else:
             self.round = CoordinatorRound(self.core, self.book, start, self.model)
-            if current is not None and current.publication is not None and self.chain.head_check() is None:
-                self._watch_audit(rebuilt)
+            self._watch_if_uncovered(rebuilt)
         self._begin_training()
         if self.round.current is None:
             return ()
@@ -111,8 +115,7 @@ class RoundEngine:
     def restore_done(self, rebuilt: CoordinatorRound | None) -> Effects:
         """All rounds are over; the last sum may still be under check."""
         self.phase = Phase.DONE
-        if rebuilt is not None and self.chain.head_check() is None:
-            self._watch_audit(rebuilt)
+        self._watch_if_uncovered(rebuilt)
         return ()
 
     def _open_round(self, number: int) -> Effects:

@@ -7,6 +7,7 @@ from typing import Any
 
 from security import relay
 from security.audit import events as ev
+from security.audit.kinds import MAX_COUNT
 from security.consortium.manifest import Manifest
 from security.errors import RemoteProtocolError
 from security.relay import SignedHead
@@ -58,24 +59,29 @@ def train_done(manifest: Manifest, number: int, result: LocalResult) -> Note:
     return Note(event=event, round=number)
 
 
+def loggable(number: int) -> int:
+    """A number as an entry can hold it: what a lying coordinator makes up must not keep its refusal out of the log."""
+    return min(number, MAX_COUNT)
+
+
 def declined(manifest: Manifest, rule: str, number: int, context: RoundContext | None = None) -> Note:
     event = ev.RoundDeclined(
         method=manifest.training.method,
-        attempt=context.attempt if context else 0,
+        attempt=loggable(context.attempt) if context else 0,
         context=context.ctx().hex() if context else None,
         rule=plain(rule),
     )
-    return Note(event=event, round=number)
+    return Note(event=event, round=loggable(number))
 
 
 def refused(manifest: Manifest, effect: Refused, context: RoundContext | None) -> Note:
     event = ev.RoundDeclined(
         method=manifest.training.method,
-        attempt=context.attempt if context else 0,
+        attempt=loggable(context.attempt) if context else 0,
         context=effect.ctx.hex(),
         rule=plain(str(effect.error)),
     )
-    return Note(event=event, round=context.round if context else None)
+    return Note(event=event, round=loggable(context.round) if context else None)
 
 
 def invited(manifest: Manifest, context: RoundContext) -> Note:

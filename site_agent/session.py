@@ -218,6 +218,8 @@ class Session:
     # Training.
 
     def _order(self, order: messages.TrainOrder) -> Effects:
+        if order.round != notes.loggable(order.round):
+            raise RemoteProtocolError("round number is out of any window", where="order")
         effects = [*self._end_open_attempt(), *self._protocol(self._machine(order)), *self._reload()]
         if order.round == self.training:
             return tuple(effects)

@@ -61,6 +61,7 @@ class Grounds:
     site_settings: Mapping[str, str] = field(default_factory=dict)
     data_names: Mapping[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
+    host: str = HOST
 
     @property
     def consortium(self) -> Path:
@@ -104,7 +105,7 @@ class Grounds:
     def make_coordinator(self) -> None:
         command(
             coordinator_command, "init", self.coordinator, "--federation", self.federation, "--name", "coordinator",
-            "--host", HOST, "--listen", f"{HOST}:{self.port}",
+            "--host", self.host, "--listen", f"{self.host}:{self.port}",
         )  # fmt: skip
         config = self.coordinator / "coordinator.toml"
         lines = "".join(f"{key} = {value}\n" for key, value in self.coordinator_settings.items())
@@ -115,7 +116,7 @@ class Grounds:
         home = self.site(name)
         command(
             site_command, "init", home, "--federation", self.federation, "--name", name,
-            "--address", f"{HOST}:{self.port}", "--data", self.sources[name],
+            "--address", f"{self.host}:{self.port}", "--data", self.sources[name],
         )  # fmt: skip
         config = home / "site.toml"
         text = config.read_text()

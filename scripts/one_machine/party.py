@@ -44,7 +44,7 @@ class KeepingAgent(MortalAgent):
             target.chmod(0o600)
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
 
 
@@ -57,7 +57,7 @@ def cli() -> None:
 @CONFIG
 def coordinator(path: Path) -> None:
     """The coordinator."""
-    _log_to_stderr()
+    log_to_stderr()
     run_until_stopped(*CoordinatorConfig.read(path), shell_type=MortalShell, service_type=MortalService)
 
 
@@ -66,7 +66,7 @@ def coordinator(path: Path) -> None:
 @click.option("--numbers", is_flag=True, help="Known vectors in the place of learning.")
 def site(path: Path, numbers: bool) -> None:
     """A site."""
-    _log_to_stderr()
+    log_to_stderr()
     if numbers:
         learner = make_number_learner
     else:

@@ -35,11 +35,13 @@ def wait_until(true: Callable[[], bool], what: str, *, seconds: float, output: P
 class Party:
     """One process of the federation. Its output goes to a file, over all its lives."""
 
-    def __init__(self, name: str, command: Sequence[object], output: Path, home: Path) -> None:
+    def __init__(
+        self, name: str, command: Sequence[object], output: Path, home: Path, *, prefix: Sequence[str] = ()
+    ) -> None:
         self.name = name
         self.output = output
         self.home = home
-        self._command = [str(word) for word in command]
+        self._command = [*prefix, sys.executable, "-m", *(str(word) for word in command)]
         self._process: subprocess.Popen[bytes] | None = None
         self.lives = 0
 
@@ -49,7 +51,7 @@ class Party:
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
         with self.output.open("ab") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *self._command],
+                self._command,
                 cwd=ROOT,
                 env=environment,
                 stdin=subprocess.DEVNULL,

@@ -36,7 +36,9 @@ def kept_folder(state: Path, round_number: int) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
-    """One result as the coordinator keeps it; `total` is None when the sum has left its spool."""
+    """One result as the coordinator keeps it; `total` is None when the sum has left its spool, or is of another layout
+    than the manifest in force has.
+    """
 
     round: int
     survivors: tuple[str, ...]
@@ -64,7 +66,9 @@ def read_published(coordinator: Path) -> list[Published]:
         for link in storage.links():
             result = storage.result(link.result_hash)
             checked = storage.certificate(link.result_hash) is not None
-            found.append(_published(result, _total(storage, link.sum_root, layout), checked=checked))
+            same = result.context.layout_hash == layout.layout_hash
+            total = _total(storage, link.sum_root, layout) if same else None
+            found.append(_published(result, total, checked=checked))
         return found
     finally:
         storage.close()

@@ -1,0 +1,1 @@
+"""Measurements beside the tests; nothing here is in the distribution."""

@@ -1,0 +1,27 @@
+"""Moments of processes on one machine, comparable because the monotonic clock is the machine's."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+
+def note(path: Path, what: str, number: int, value: float = 0.0) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps([what, number, time.monotonic(), value]) + "\n")
+
+
+def read(path: Path, what: str) -> dict[int, float]:
+    """When `what` happened first, by number."""
+    found: dict[int, float] = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        name, number, moment, _ = json.loads(line)
+        if name == what:
+            found.setdefault(number, moment)
+    return found
+
+
+def last_value(path: Path, what: str) -> float:
+    values = [json.loads(line) for line in path.read_text().splitlines()]
+    return float(next((value for name, _, _, value in reversed(values) if name == what), 0.0))

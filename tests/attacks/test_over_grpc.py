@@ -1,0 +1,91 @@
+"""A lying coordinator over real gRPC and TLS, against site agents in processes of their own.
+
+Each lie is signed with the coordinator's real key and told to one site; the honest message follows it. The site must
+refuse the lie by its own rule, and the federation must go on: the sums stay exact, the lie has cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.one_machine.processes import Party, wait_until
+from tests.support.federation import WAIT, NumberFederation
+from tests.support.lying_coordinator import INSTEAD, LIES, VICTIM
+
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(240)]
+ENTRY = "tests.support.lying_coordinator"
+# What the victim says when it is lied to.
+REFUSALS = {
+    "A4": "survivors: this site has agreed to another set",
+    "A7": "neither an abort certificate nor an exact repeat",
+    "A8": "plan is for another model than this site trained on",
+    "A9": "the announced model does not follow from the sum",
+    "A11": "sum does not have the announced root",
+    "A25": "round or attempt number is out of the window",
+}
+
+
+def with_liar(federation: NumberFederation, *victim: str) -> NumberFederation:
+    grounds = federation.grounds
+    config = grounds.coordinator / "coordinator.toml"
+    output = grounds.folder / "output"
+    federation.coordinator = Party(
+        "coordinator", [ENTRY, "liar", "--config", config], output / "coordinator.log", grounds.coordinator
+    )
+    if victim:
+        home = grounds.site(VICTIM)
+        words = [ENTRY, "careless", "--config", home / "site.toml", "--without", *victim]
+        federation.sites[VICTIM] = Party(VICTIM, words, output / f"{VICTIM}.log", home)
+    return federation
+
+
+def tell_lie(federation: NumberFederation, name: str) -> None:
+    """Have it told, wait for the refusal, and then for rounds that go as if nothing had been."""
+    victim = federation.sites[VICTIM]
+    before = len(victim.text())
+    order = federation.grounds.coordinator / "lie"
+    (order.parent / "lie.new").write_text(name)
+    (order.parent / "lie.new").rename(order)
+    wait_until(lambda: not order.exists(), f"lie {name}", seconds=WAIT, output=federation.coordinator.output)
+    refused = f"refusal of {name}"
+    wait_until(lambda: REFUSALS[name] in victim.text()[before:], refused, seconds=WAIT, output=victim.output)
+    if name in INSTEAD:
+        # It has not got what it was owed; connecting anew it asks for it.
+        victim.stop()
+        victim.start()
+    federation.wait_published(federation.published + 2)
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumberFederation]:
+    made = with_liar(NumberFederation(tmp_path_factory.mktemp("liar"), rounds=80))
+    with made.running():
+        made.wait_published(1)
+        yield made
+
+
+@pytest.mark.parametrize("name", LIES)
+def test_the_lie_is_refused_and_costs_nothing(federation: NumberFederation, name: str) -> None:
+    tell_lie(federation, name)
+
+
+def test_every_sum_is_exact_after_all_lies(federation: NumberFederation) -> None:
+    federation.stop()
+    results = federation.check_sums()
+    assert VICTIM in results[-1][1]
+    for party in federation.parties:
+        assert party.code == 0
+
+
+def test_a_site_that_does_not_recompute_follows_the_coordinators_result_twin(tmp_path: Path) -> None:
+    """A9 without the recomputation: the victim takes the false result for the next link of its chain."""
+    federation = with_liar(NumberFederation(tmp_path / "twin", rounds=80), "result_checks.check_next_state")
+    victim = federation.sites[VICTIM]
+    with federation.running():
+        federation.wait_published(1)
+        (federation.grounds.coordinator / "lie").write_text("A9")
+        victim.wait_for("order is for a result that is not under audit", seconds=WAIT)
+    assert REFUSALS["A9"] not in victim.text()
