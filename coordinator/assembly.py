@@ -11,7 +11,7 @@ from cryptography.x509 import Certificate
 from coordinator.books import Books
 from coordinator.chain import Chain
 from coordinator.config import CoordinatorConfig
-from coordinator.effects import CloseRound, Effects
+from coordinator.effects import Effects
 from coordinator.round_engine import RoundEngine, RunPlan
 from coordinator.shell import Shell
 from coordinator.storage import Storage
@@ -159,16 +159,14 @@ def _engine(
 def _take_up(
     core: CoordinatorCore, book: BlameBook, storage: Storage, chain: Chain, clock: Clock
 ) -> tuple[CoordinatorRound | None, RoundStart | None]:
-    """The newest round with attempts, and the open one. Attempts under an older manifest cannot go on: sites that have
-    adopted the new one refuse them. Their round is over; the check of a published sum goes on if it still can.
+    """The newest round with attempts, and the open one. Attempts under an older manifest cannot go on; the check of a
+    published sum can.
     """
+    storage.end_round_of_older_manifest(core.policy.manifest_hash.hex(), now_ms=clock.now_ms())
     found, start = storage.newest_records(), storage.open_round()
     plans = [record.plan.context for record in found if isinstance(record, records.Planned)]
     if all(plan.manifest_hash == core.policy.manifest_hash for plan in plans):
         return restore_round(core, book, found, storage.load_state), start
-    if start is not None and plans[-1].round == start.round:
-        storage.keep([CloseRound(start.round, "the manifest changed")], now_ms=clock.now_ms())
-        start = None
     if chain.head is None or chain.head_check() is not None:
         return None, start
     try:

@@ -34,6 +34,7 @@ from security.secagg.wire import FRAME_BYTES, Wire
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 10.0
 
 
 class Service:
@@ -190,8 +191,14 @@ class Service:
     async def _run(self) -> None:
         shell, loop = self.shell, asyncio.get_running_loop()
         receipts_due = loop.time()
-        while not (self.stopped.is_set() and not shell.engine.in_burst):
+        patience: float | None = None
+        while True:
             if self.stopped.is_set():
+                # The check of a sum belongs to one roster: finished now, a newer manifest may be installed meanwhile.
+                patience = patience or loop.time() + STOP_SECONDS
+                checking = shell.engine.auditing and bool(shell.streams) and loop.time() < patience
+                if not shell.engine.in_burst and not checking:
+                    return
                 shell.execute(shell.engine.stop())
             shell.tick()
             if loop.time() >= receipts_due and not shell.engine.in_burst:

@@ -157,6 +157,15 @@ class Storage:
                 f"this folder holds run {found}", where=str(self.folder), hint="give each run a state folder of its own"
             )
 
+    def end_round_of_older_manifest(self, manifest: str, *, now_ms: int) -> None:
+        """A round belongs to one manifest: updates are encoded for its layout, attempts signed under its hash."""
+        with self._transaction() as db:
+            row = db.execute("SELECT value FROM about WHERE key = 'manifest'").fetchone()
+            if row is not None and row[0] != manifest:
+                ended = "UPDATE rounds SET closed_ms = ?, outcome = 'the manifest changed' WHERE closed_ms IS NULL"
+                db.execute(ended, (now_ms,))
+            db.execute("INSERT OR REPLACE INTO about VALUES ('manifest', ?)", (manifest,))
+
     # Reading.
 
     def _state_path(self, digest: bytes) -> Path:

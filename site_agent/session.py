@@ -210,6 +210,8 @@ class Session:
     def adopted(self, manifest: Manifest, policy: AggregationPolicy, config_hash: bytes) -> Effects:
         """The shell has checked and installed a newer manifest."""
         waiting = self.phase is Phase.AWAITING_MANIFEST
+        if manifest.aggregation.layout.layout_hash != self.manifest.aggregation.layout.layout_hash:
+            self._pending, self._ready = None, None
         self.manifest, self.config_hash = manifest, config_hash
         self._translator.manifest = manifest
         taken = self._protocol(self.machine.take_manifest(policy))

@@ -100,6 +100,8 @@ class SiteMachine:
         if self.state is not SiteState.IDLE:
             raise LocalProtocolError("a manifest takes effect between attempts", where="manifest")
         plan_checks.check_manifest_version(policy, self.core.journal.manifest)
+        if policy.layout.layout_hash != self.core.policy.layout.layout_hash:
+            self.burst.update = None  # encoded for another layout: in a sum with others it would be wrong
         self.core.policy = policy
         effects: list[Effect] = []
         self._check_manifest(effects)

@@ -1,0 +1,104 @@
+"""Sites that come back late, join anew or leave for good, while the others go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from coordinator.chain import KEPT_SUMS
+from coordinator.cli import cli as coordinator_command
+from scripts.one_machine.grounds import command
+from scripts.one_machine.sums import read_published
+from security.consortium.cli import cli as consortium_command
+from security.consortium.enrolment import Identity
+from security.pki import fingerprint
+from tests.support.federation import WAIT, NumberFederation
+
+pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(300)]
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumberFederation]:
+    made = NumberFederation(tmp_path_factory.mktemp("going"), rounds=80, words=3000)
+    with made.running():
+        made.wait_published(1)
+        yield made
+
+
+def takes_part_again(federation: NumberFederation, name: str, of: int) -> None:
+    """The site accepts a sum of everybody, itself among them."""
+    words = f"sum of {of} sites accepted"
+    seen = federation.sites[name].text().count(words)
+    federation.sites[name].wait_for(words, times=seen + 2, seconds=WAIT)
+
+
+def miss_rounds(federation: NumberFederation, name: str, count: int) -> None:
+    site = federation.sites[name]
+    assert site.stop() == 0
+    federation.wait_published(federation.published + count)
+    site.start()
+
+
+def test_a_site_that_missed_some_rounds_replays_their_sums(federation: NumberFederation) -> None:
+    before = federation.sites["site3"].text().count("accepted")
+    miss_rounds(federation, "site3", 3)
+    takes_part_again(federation, "site3", 4)
+    assert federation.sites["site3"].text().count("sum of 3 sites accepted") >= 3
+    assert federation.sites["site3"].text().count("accepted") > before + 3
+
+
+def test_a_site_that_missed_too_many_takes_a_covered_state(federation: NumberFederation) -> None:
+    replayed = federation.sites["site2"].text().count("sum of 3 sites accepted")
+    miss_rounds(federation, "site2", KEPT_SUMS + 2)
+    takes_part_again(federation, "site2", 4)
+    # It did not go through the sums one by one.
+    assert federation.sites["site2"].text().count("sum of 3 sites accepted") - replayed < KEPT_SUMS
+
+
+def adopt(federation: NumberFederation) -> None:
+    """The operator installs the newest manifest and restarts; the sites learn of it when they connect again."""
+    grounds = federation.grounds
+    assert federation.coordinator.stop() == 0
+    config = grounds.coordinator / "coordinator.toml"
+    command(coordinator_command, "join", "--manifest", grounds.manifest, "--config", config)
+    federation.coordinator.start()
+
+
+def test_a_new_site_joins_with_a_new_manifest(federation: NumberFederation) -> None:
+    grounds = federation.grounds
+    grounds.sources["site4"] = "generated"  # type: ignore[index]  # a dict, as the federation made it
+    grounds.make_site("site4")
+    grounds.enroll(grounds.site("site4"))
+    grounds.publish()
+    root = fingerprint(Identity(folder=grounds.coordinator / "identity").root())
+    grounds.join("site4", grounds.site("site4"), root)
+    adopt(federation)
+    _, parties = grounds.parties("--numbers")
+    federation.sites["site4"] = parties["site4"]
+    federation.sites["site4"].start()
+    takes_part_again(federation, "site4", 5)
+    for name in ("site0", "site1", "site2", "site3"):
+        assert "manifest version 2 is in force" in federation.sites[name].text()
+
+
+def test_a_site_leaves_for_good(federation: NumberFederation) -> None:
+    grounds = federation.grounds
+    assert federation.sites["site1"].stop() == 0
+    command(consortium_command, "revoke", "site1", "--reason", "left the federation", "--dir", grounds.consortium)
+    grounds.publish()
+    adopt(federation)
+    takes_part_again(federation, "site0", 4)
+    # Should it come back, it is told so in one line, and nothing of it is taken.
+    federation.sites["site1"].start()
+    assert federation.sites["site1"].wait_dead(seconds=WAIT) == 1
+    assert "error: " in federation.sites["site1"].text()
+
+
+def test_all_sums_were_exact(federation: NumberFederation) -> None:
+    federation.stop()
+    results = read_published(federation.grounds.coordinator)
+    rosters = [set(result.survivors) for result in results]
+    assert {"site4"} <= rosters[-1] and "site1" not in rosters[-1]
+    assert any(result.total is not None for result in results)
+    federation.check_sums()
