@@ -51,7 +51,9 @@ def write_tiny_model(path: Path, words: int = WORDS) -> None:
 class NumberFederation:
     """`sites` hospitals that do not learn, and a coordinator; each a process of its own."""
 
-    def __init__(self, folder: Path, *, sites: int = 4, rounds: int = 3, words: int = WORDS) -> None:
+    def __init__(
+        self, folder: Path, *, sites: int = 4, rounds: int = 3, words: int = WORDS, ready_slot: float = 0.1
+    ) -> None:
         initial = folder / "initial.safetensors"
         write_tiny_model(initial, words)
         self.grounds = Grounds(
@@ -60,7 +62,7 @@ class NumberFederation:
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
             coordinator_settings={"grace": 1.0, "ping": 2.0, "audit": 1.0},
-            site_settings={"site": "ready_slot = 0.1", "coordinator": "least_wait = 0.1\nmost_wait = 0.4"},
+            site_settings={"site": f"ready_slot = {ready_slot}", "coordinator": "least_wait = 0.1\nmost_wait = 0.4"},
         )
         self.grounds.prepare()
         self.coordinator, self.sites = self.grounds.parties("--numbers")
