@@ -40,7 +40,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # A fixed window for each stream: left to itself it grows to many megabytes, and a coordinator of fifty sites with it.
+    # A fixed window for each stream: left to itself it grows to many megabytes, times the number of sites.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 1 << 19),
     ("grpc.enable_retries", 0),
