@@ -205,7 +205,8 @@ def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
     tell(f"{wishes.rounds} rounds are done; now each hospital alone, with the same number of steps")
     alone = afterwards.train_alone(grounds, wishes.rounds)
     tell("looking at the sums, the logs and the figures")
-    return afterwards.summary(grounds, story.survived, alone, seconds=tell.seconds)
+    told = afterwards.summary(grounds, story.survived, alone)
+    return told | {"seconds": round(tell.seconds, 1)}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
