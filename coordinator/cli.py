@@ -12,7 +12,7 @@ import click
 
 from coordinator.config import TEMPLATE, CoordinatorConfig
 from security.clock import SystemClock
-from security.consortium.bundles import Answer
+from security.consortium import enrolment
 from security.consortium.enrolment import Identity
 from security.errors import ConfigError
 from security.pki import Role, Subject
@@ -98,20 +98,10 @@ def init(folder: Path, federation: str, name: str, hosts: tuple[str, ...], liste
 def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
     """Install the consortium's ANSWER and its manifest."""
     config, base = CoordinatorConfig.read(config_path)
-    identity = Identity(folder=base / config.identity)
-    now = SystemClock().now_ms()
-    if answer is None and manifest is None:
-        raise ConfigError("nothing to install", hint="give the consortium's answer, a manifest, or both")
-    if answer is not None:
-        identity.install(Answer.read(answer), root_fingerprint=root_fingerprint, now_ms=now)
-        say("certificates installed")
-    if manifest is not None:
-        try:
-            data = manifest.read_bytes()
-        except FileNotFoundError:
-            raise ConfigError("manifest not found", where=str(manifest)) from None
-        accepted = identity.install_manifest(data, now_ms=now)
-        say(f"manifest version {accepted.version} of {accepted.federation} is in force")
+    identity, now = Identity(folder=base / config.identity), SystemClock().now_ms()
+    told = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
+    for line in told:
+        say(line)
 
 
 @cli.command()

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from security.clock import SystemClock
-from security.consortium.bundles import Answer, read_file
+from security.consortium import enrolment
 from security.consortium.enrolment import Identity
 from security.errors import ConfigError
 from security.keystore import write_atomically
@@ -126,16 +126,10 @@ def join(
     manifest: Path | None,
 ) -> None:
     """Install the consortium's ANSWER and its manifest."""
-    if answer is None and manifest is None:
-        raise ConfigError("nothing to install", hint="give the consortium's answer, a manifest, or both")
-    identity = Identity(folder=SiteConfig.read(own_config or config_path).identity)
-    now = SystemClock().now_ms()
-    if answer is not None:
-        identity.install(Answer.read(answer), root_fingerprint=root_fingerprint, now_ms=now)
-        say("certificates installed")
-    if manifest is not None:
-        accepted = identity.install_manifest(read_file(manifest), now_ms=now)
-        say(f"manifest version {accepted.version} of {accepted.federation} is in force")
+    identity, now = Identity(folder=SiteConfig.read(own_config or config_path).identity), SystemClock().now_ms()
+    told = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
+    for line in told:
+        say(line)
 
 
 @cli.command()

@@ -7,7 +7,7 @@ a round that began under the old certificate can still be finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -178,6 +178,20 @@ class Identity:
         if accepted is not current:
             keystore.write_atomically(self.manifest_path, data)
         return accepted
+
+
+def join(
+    identity: Identity, *, answer: Path | None, root_fingerprint: str | None, manifest: Path | None, now_ms: int
+) -> Iterator[str]:
+    """Install what the consortium has sent, for either command; says what is in force, as it comes into force."""
+    if answer is None and manifest is None:
+        raise ConfigError("nothing to install", hint="give the consortium's answer, a manifest, or both")
+    if answer is not None:
+        identity.install(Answer.read(answer), root_fingerprint=root_fingerprint, now_ms=now_ms)
+        yield "certificates installed"
+    if manifest is not None:
+        accepted = identity.install_manifest(read_file(manifest), now_ms=now_ms)
+        yield f"manifest version {accepted.version} of {accepted.federation} is in force"
 
 
 def check_root_fingerprint(root: x509.Certificate, known: str) -> None:
