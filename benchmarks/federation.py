@@ -14,44 +14,33 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-from safetensors.numpy import save_file
 
 from benchmarks import links, times
+from benchmarks.flower import deployment
 from scripts.one_machine.grounds import HOST, Grounds, free_port
+from scripts.one_machine.numbers import number_plan, write_numbers
 from scripts.one_machine.processes import Party, wait_until
 from scripts.one_machine.sums import manifest_at
 from security.terminal import emit, run_command, say
 
-LIMITS = {"secure_over_plain": 3.0, "secure_over_plain_100mbit": 1.2, "audit_bytes_over_vector": 4.5}
-PLAN = f"""
-run = "bench"
-[model]
-initial = "initial.safetensors"
-architecture = "numbers"
-code_digest = "{"ab" * 32}"
-classes = 2
-[training]
-method = "fedavg"
-rounds = {{rounds}}
-steps = 50
-config_hashes = ["{"cd" * 32}"]
-[training.settings]
-learning_rate = 0.001
-[timing]
-train = 600
-message = 120
-upload = 300
-"""
+LIMITS = {
+    "secure_over_plain": 3.0,
+    "secure_over_plain_100mbit": 1.2,
+    "audit_bytes_over_vector": 4.5,
+    "coordinator_peak_difference": 0.5,
+    "flower_over_ours": 15.0,  # at least; all others are at most
+}
+PEER_SITES = 5
+SITES_IN_A_PROCESS = 25
 
 
 def lay_out(folder: Path, sites: int, params: int, rounds: int, host: str) -> Grounds:
     folder.mkdir()
     initial = folder / "initial.safetensors"
-    save_file({"layer.weight": np.linspace(-1, 1, params, dtype=np.float32)}, initial)
+    write_numbers(initial, params)
     grounds = Grounds(
         folder=folder,
-        plan=PLAN.format(rounds=rounds),
+        plan=number_plan(rounds, train=600, message=120, upload=300),
         sources={f"site{number:02}": "generated" for number in range(sites)},
         initial=initial,
         coordinator_settings={"grace": 300.0, "audit": 60.0, "ping": 30.0},
@@ -63,28 +52,25 @@ def lay_out(folder: Path, sites: int, params: int, rounds: int, host: str) -> Gr
 
 
 def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Bursts in seconds, bytes that one site fetched to check one sum, and the coordinator's memory."""
+    """Bursts in seconds, bytes that one site fetched to check one sum, and the coordinator's memory in a round.
+
+    :param prefixes: a process for each site, behind its link; none: sites share processes, and only memory is measured.
+    """
     output = grounds.folder / "output"
     config = grounds.coordinator / "coordinator.toml"
     first = Party("coordinator", ["benchmarks.secure", "coordinator", config], output / "first", grounds.coordinator)
-    sites = [
-        Party(
-            name,
-            ["benchmarks.secure", "site", grounds.site(name) / "site.toml"],
-            output / name,
-            grounds.site(name),
-            prefix=prefix,
-        )
-        for name, prefix in zip(grounds.sources, prefixes, strict=True)
-    ]
+    sites = _site_processes(grounds, prefixes)
     try:
         first.start()
         first.wait_for("listening", seconds=120)
-        before = memory(first.pid, "VmRSS")
+        listening = memory(first.pid, "VmRSS")
         for site in sites:
             site.start()
-        first.wait_for(f"the sum of round {rounds} is checked", seconds=900)
+        first.wait_for(" connected", seconds=300, times=len(grounds.sources))
+        idle = memory(first.pid, "VmRSS")
+        first.wait_for("the sum of round 1 is checked", seconds=900)
         peak = memory(first.pid, "VmHWM")
+        first.wait_for(f"the sum of round {rounds} is checked", seconds=900)
     finally:
         for party in (*sites, first):
             party.stop()
@@ -94,9 +80,21 @@ def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]])
     checked = times.last_value(grounds.coordinator / "times", "checked")
     return {
         "bursts": [max(moments[number] for moments in ended) - begun[number] for number in range(1, rounds + 1)],
-        "audit_bytes_over_vector": checked / rounds / len(sites) / layout.byte_length,
-        "peak_over_vector": (peak - before) / layout.byte_length,
+        "audit_bytes_over_vector": checked / rounds / len(grounds.sources) / layout.byte_length,
+        "connections_over_vector": (idle - listening) / layout.byte_length,
+        "peak_over_vector": (peak - idle) / layout.byte_length,
     }
+
+
+def _site_processes(grounds: Grounds, prefixes: Sequence[Sequence[str]]) -> list[Party]:
+    names, size = list(grounds.sources), 1 if prefixes else SITES_IN_A_PROCESS
+    groups = [names[start : start + size] for start in range(0, len(names), size)]
+    found = []
+    for group, prefix in zip(groups, prefixes or [()] * len(groups), strict=True):
+        words = ["benchmarks.secure", "site", *(grounds.site(name) / "site.toml" for name in group)]
+        output = grounds.folder / "output" / group[0]
+        found.append(Party(group[0], words, output, grounds.site(group[0]), prefix=prefix))
+    return found
 
 
 def plain_run(grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Sequence[str]]) -> list[float]:
@@ -147,34 +145,53 @@ def _both(grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Sequenc
     return secure | {"plain": plain, "ratio": statistics.median(secure["bursts"]) / statistics.median(plain)}
 
 
-def report(sites: int, params: int, rounds: int, large: int) -> dict[str, Any]:
-    folder = Path(tempfile.mkdtemp(prefix="lazaret-bench-"))
-    told: dict[str, Any] = {"sites": sites, "params": params, "limits": LIMITS}
-    try:
-        say(f"loopback, {sites} sites")
-        here = compare(folder / "loopback", sites, params, rounds, None)
-        told["secure_over_plain"] = round(here["ratio"], 3)
-        told["secure_seconds"] = [round(value, 3) for value in here["bursts"]]
-        told["plain_seconds"] = [round(value, 3) for value in here["plain"]]
-        told["audit_bytes_over_vector"] = round(here["audit_bytes_over_vector"], 3)
-        told[f"coordinator_peak_over_vector_{sites}"] = round(here["peak_over_vector"], 2)
+class Report:
+    """All figures of one run, in the order in which they are found."""
+
+    def __init__(self, folder: Path, sites: int, params: int, rounds: int) -> None:
+        self.folder, self.sites, self.params, self.rounds = folder, sites, params, rounds
+        self.told: dict[str, Any] = {"sites": sites, "params": params, "limits": LIMITS}
+
+    def _times(self, suffix: str, found: dict[str, Any]) -> None:
+        self.told[f"secure_over_plain{suffix}"] = round(found["ratio"], 3)
+        self.told[f"secure_seconds{suffix}"] = [round(value, 3) for value in found["bursts"]]
+        self.told[f"plain_seconds{suffix}"] = [round(value, 3) for value in found["plain"]]
+
+    def _memory(self, sites: int, found: dict[str, Any]) -> None:
+        """Above the coordinator with all sites connected and nothing to do; what the connections need is told apart."""
+        self.told[f"coordinator_peak_over_vector_{sites}"] = round(found["peak_over_vector"], 2)
+        self.told[f"coordinator_connections_over_vector_{sites}"] = round(found["connections_over_vector"], 2)
+
+    def loopback(self) -> None:
+        say(f"loopback, {self.sites} sites")
+        here = compare(self.folder / "loopback", self.sites, self.params, self.rounds, None)
+        self._times("", here)
+        self.told["audit_bytes_over_vector"] = round(here["audit_bytes_over_vector"], 3)
+        self._memory(self.sites, here)
+
+    def slow_links(self) -> None:
         reason = links.why_not()
-        if reason is None:
-            say("links of 100 Mbit/s")
-            slow = compare(folder / "slow", sites, params, rounds, 100)
-            told["secure_over_plain_100mbit"] = round(slow["ratio"], 3)
-            told["secure_seconds_100mbit"] = [round(value, 3) for value in slow["bursts"]]
-            told["plain_seconds_100mbit"] = [round(value, 3) for value in slow["plain"]]
-        else:
-            told |= {"secure_over_plain_100mbit": None, "skipped": f"links of 100 Mbit/s: {reason}"}
-        if large:
-            say(f"memory with {large} sites")
-            grounds = lay_out(folder / "large", large, params, 1, HOST)
-            many = secure_run(grounds, 1, [()] * large)
-            told[f"coordinator_peak_over_vector_{large}"] = round(many["peak_over_vector"], 2)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    return told
+        if reason is not None:
+            self.told |= {"secure_over_plain_100mbit": None, "skipped": f"links of 100 Mbit/s: {reason}"}
+            return
+        say("links of 100 Mbit/s")
+        self._times("_100mbit", compare(self.folder / "slow", self.sites, self.params, self.rounds, 100))
+
+    def memory(self, large: int) -> None:
+        say(f"memory with {large} sites")
+        many = secure_run(lay_out(self.folder / "large", large, self.params, 1, HOST), 1, ())
+        self._memory(large, many)
+        peaks = [self.told[f"coordinator_peak_over_vector_{count}"] for count in (self.sites, large)]
+        self.told["coordinator_peak_difference"] = round(abs(peaks[1] - peaks[0]), 2)
+
+    def flower(self) -> None:
+        """Both with as many sites, one after the other."""
+        say(f"{PEER_SITES} sites, and Flower with as many")
+        grounds = lay_out(self.folder / "peer", PEER_SITES, self.params, self.rounds, HOST)
+        ours = statistics.median(secure_run(grounds, self.rounds, [()] * PEER_SITES)["bursts"])
+        theirs = deployment.one_round(PEER_SITES, self.params)
+        self.told |= {"flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
+        self.told["flower_over_ours"] = round(theirs / ours, 2)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -182,14 +199,29 @@ def report(sites: int, params: int, rounds: int, large: int) -> dict[str, Any]:
 @click.option("--params", type=click.IntRange(1), default=4_007_548, show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True)
 @click.option("--large", type=click.IntRange(0, 200), default=50, show_default=True, help="Sites for memory; 0: skip.")
+@click.option("--peer", type=click.Choice(["flower"]), help="Run another toolkit on the same vector and compare.")
+@click.option("--only", type=click.Choice(["loopback", "slow_links", "flower"]), help="One part, to look closer at it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def main(sites: int, params: int, rounds: int, large: int, as_json: bool) -> None:
+def main(sites: int, params: int, rounds: int, large: int, peer: str | None, only: str | None, as_json: bool) -> None:
     """Measure; figures are ratios within one run, so that they hold on other machines too."""
-    told = report(sites, params, rounds, large)
+    folder = Path(tempfile.mkdtemp(prefix="lazaret-bench-"))
+    report = Report(folder, sites, params, rounds)
+    try:
+        if only:
+            getattr(report, only)()
+        else:
+            report.loopback()
+            report.slow_links()
+            if large:
+                report.memory(large)
+            if peer:
+                report.flower()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     if as_json:
-        emit(told)
+        emit(report.told)
         return
-    for name, value in told.items():
+    for name, value in report.told.items():
         if name != "limits":
             click.echo(f"{name:<34} {value}" + (f"  (limit {LIMITS[name]})" if name in LIMITS else ""))
 

@@ -1,12 +1,14 @@
 """The shipped agent and coordinator with a clock: when a burst begins, when each site has its result, what checks cost.
 
-`python -m benchmarks.secure coordinator|site CONFIG`
+`python -m benchmarks.secure coordinator CONFIG` and `python -m benchmarks.secure site CONFIG...`: several sites may
+share a process where only the coordinator is looked at.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,7 +28,6 @@ from security.secagg.messages import ChunkPiece, Plan
 from security.secagg.wire import Wire
 from site_agent.agent import Agent
 from site_agent.assembly import assemble
-from site_agent.cli import stop_on_signals
 from site_agent.client import serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect as SiteEffect
@@ -62,21 +63,32 @@ class TimedAgent(Agent):
             note(self.vault.folder.parent / "times", "result", effect.round)
 
 
+async def take_part(paths: list[Path]) -> None:
+    stopped: list[asyncio.Event] = []
+    agents = []
+    for path in paths:
+        config = SiteConfig.read(path)
+        agent = assemble(
+            config,
+            clock=SystemClock(),
+            rng=SystemRandomness(),
+            make_learner=make_number_learner,
+            agent_type=TimedAgent,
+        )
+        agents.append(serve(agent, config.coordinator, until=stopped.append))
+    tasks = [asyncio.create_task(agent) for agent in agents]
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, lambda: [event.set() for event in stopped])
+    await asyncio.gather(*tasks)
+
+
 def main() -> None:
-    role, path = sys.argv[1], Path(sys.argv[2])
+    role, *paths = sys.argv[1], *(Path(word) for word in sys.argv[2:])
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
     if role == "coordinator":
-        run_until_stopped(*CoordinatorConfig.read(path), shell_type=TimedShell, service_type=TimedService)
+        run_until_stopped(*CoordinatorConfig.read(paths[0]), shell_type=TimedShell, service_type=TimedService)
         return
-    config = SiteConfig.read(path)
-    agent = assemble(
-        config,
-        clock=SystemClock(),
-        rng=SystemRandomness(),
-        make_learner=make_number_learner,
-        agent_type=TimedAgent,
-    )
-    asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+    asyncio.run(take_part(paths))
 
 
 if __name__ == "__main__":

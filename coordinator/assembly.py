@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.x509 import Certificate
 
+from coordinator import peers
 from coordinator.books import Books
 from coordinator.chain import Chain
 from coordinator.config import CoordinatorConfig
@@ -25,8 +27,8 @@ from security.audit.witness import Witness
 from security.clock import Clock
 from security.consortium.enrolment import Identity
 from security.consortium.initial_model import pinned_model
-from security.consortium.manifest import Manifest
-from security.consortium.views import aggregation_policy, audit_roster
+from security.consortium.manifest import Manifest, unseal
+from security.consortium.views import Standing, aggregation_policy, audit_roster
 from security.errors import ConfigError, ToolkitError
 from security.pki import Purpose, Role, Subject
 from security.rng import Randomness
@@ -38,6 +40,8 @@ from security.secagg.recovery import restore_round
 from security.secagg.rounds import CoordinatorRound, RoundStart
 from security.secagg.spool import FileSpool
 from security.secagg.statements import Signer
+
+log = logging.getLogger("coordinator")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,11 @@ def assemble(
     identity = Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
     check_certificate(identity, manifest, clock)
-    storage = Storage(base / config.state)
-    storage.belongs_to(manifest.federation, manifest.run)
+    storage = Storage(base / config.state, keep_models=config.storage.keep_models)
     _, initial = pinned_model(base / config.initial_model, manifest)
+    ended = storage.belongs_to(manifest.federation, manifest.run)
+    if ended is not None:
+        log.info("run %s is over, run %s begins; the old one's files are in %s", ended, manifest.run, storage.runs)
     storage.save_state(initial)
     roster = audit_roster(manifest)
     books = Books(_open_log(storage, identity, manifest, roster, clock, rng), manifest.run)
@@ -69,7 +75,9 @@ def assemble(
     desk = WitnessDesk(manifest.coordinator.id, books, witness, roster)
     engine, first = _engine(config, manifest, identity, storage, initial, clock)
     shell = shell_type(engine, storage, books, desk, clock)
-    books.write(_started(config))
+    started = _started(config)
+    books.log.note_settings(config=started.config, who=software.account())
+    books.write(started)
     books.log.checkpoint()
     shell.execute(first)
     return Assembled(shell=shell, identity=identity, manifest=manifest)
@@ -112,10 +120,12 @@ def _open_log(
     if (storage.log / "FORMAT").exists():
         log = AuditLog.open(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng)
         data = identity.manifest_path.read_bytes()
-        if (storage.log / "manifest.json").read_bytes() != data:
+        known = (storage.log / "manifest.json").read_bytes()
+        if known != data:
             log.adopt_manifest(data, manifest.version, roster)
+            _note_peers(log, unseal(known)[0], manifest)
         return log
-    return AuditLog.create(
+    log = AuditLog.create(
         storage.log,
         keys,
         party=party,
@@ -126,6 +136,13 @@ def _open_log(
         clock=clock,
         rng=rng,
     )
+    _note_peers(log, None, manifest)
+    return log
+
+
+def _note_peers(log: AuditLog, old: Manifest | None, new: Manifest) -> None:
+    for event in peers.changes(old, new):
+        log.append(event, run=new.run)
 
 
 def _engine(
@@ -144,10 +161,18 @@ def _engine(
         clock=clock,
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
     )
-    book = BlameBook(excluded=storage.excluded())
-    chain = Chain(storage.links(), storage.result, storage.certificate)
+    book = storage.blame_book({entry.site: entry.cert for entry in policy.roster})
+    chain = Chain(storage.links(), storage.result, storage.certificate, policy)
     model = storage.load_state(chain.head.state_hash) if chain.head else initial
-    engine = RoundEngine(core, book, run_plan(config, manifest), chain, model, completed=storage.completed())
+    engine = RoundEngine(
+        core,
+        book,
+        run_plan(config, manifest),
+        chain,
+        model,
+        completed=storage.completed(),
+        standing=Standing(manifest, now_ms=clock.now_ms()).changed,
+    )
     rebuilt, start = _take_up(core, book, storage, chain, clock)
     if start is not None:
         return engine, engine.restore(start, rebuilt)
@@ -173,9 +198,9 @@ def _take_up(
         return restore_round(core, book, found, storage.load_state), start
     except ToolkitError as error:
         raise ConfigError(
-            "the newest sum was made by a site that has left, and is not checked yet",
+            "the newest sum is not checked yet, and cannot be under the manifest in force",
             where=str(storage.folder),
-            hint="run once more with the manifest before, until the sum is checked; then install the new one",
+            hint="the consortium must publish a manifest with the slots of the vector as they were; docs/operators.md",
         ) from error
 
 

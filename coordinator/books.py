@@ -7,6 +7,7 @@ batches: one signed head covers many entries, and the inclusion path shows a sit
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -21,7 +22,6 @@ from security.audit.events import (
 )
 from security.audit.kinds import MAX_COUNT
 from security.audit.log import AuditLog
-from security.audit.note import head_of
 from security.relay import Receipt, SignedHead
 from security.secagg.certificates import Advert
 from security.secagg.coordinator import CoordinatorAttempt
@@ -132,20 +132,18 @@ class Books:
             self._seen[head.origin] = head.size
             self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 
-    def receipts(self) -> dict[str, list[Receipt]]:
+    def receipts(self) -> dict[str, Iterator[Receipt]]:
         """Sign a head over everything so far, and give the receipts that are owed."""
         if not any(self._owed.values()):
             return {}
-        size = head_of(self.log.checkpoint()).size
-        given = {
-            site: [
-                Receipt(sequence=sequence, entry=entry, path=self.log.inclusion_path(entry, size))
-                for sequence, entry in owed
-            ]
-            for site, owed in self._owed.items()
-        }
-        self._owed.clear()
-        return given
+        self.log.checkpoint()
+        owed, self._owed = self._owed, defaultdict(list)
+        return {site: self._shown(entries) for site, entries in owed.items()}
+
+    def _shown(self, owed: list[tuple[int, int]]) -> Iterator[Receipt]:
+        """Each is made when its turn comes to be sent: its path must lead to the head that travels with it."""
+        for sequence, entry in owed:
+            yield Receipt(sequence=sequence, entry=entry, path=self.log.inclusion_path(entry, self.head.size))
 
     # What happened in a round.
 

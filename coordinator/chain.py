@@ -10,10 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.effects import Effect, Effects, ReplaySum, SendState
-from security.errors import RemoteProtocolError
+from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.secagg import certificate_checks
 from security.secagg.certificates import CheckCertificate
 from security.secagg.effects import Send
 from security.secagg.messages import Jump, Result, Vouched
+from security.secagg.policy import AggregationPolicy
 
 KEPT_SUMS = 8
 
@@ -30,37 +32,53 @@ class Link:
 
 
 class Chain:
-    """All results, oldest first."""
+    """All results, oldest first.
+
+    :param policy: of the manifest in force. A site reads results by it: sums of an older manifest cannot be replayed,
+        and a state of another layout cannot be taken.
+    """
 
     def __init__(
         self,
         links: list[Link],
         load_result: Callable[[bytes], Result],
         load_check: Callable[[bytes], CheckCertificate | None],
+        policy: AggregationPolicy,
     ) -> None:
         self.links = links
+        self._policy = policy
         self._load_result = load_result
         self._load_check = load_check
+        self._head_check = load_check(links[-1].result_hash) if links else None
 
     @property
     def head(self) -> Link | None:
         return self.links[-1] if self.links else None
 
     def head_check(self) -> CheckCertificate | None:
-        """The certificate of the newest result, if there is one."""
-        return self._load_check(self.links[-1].result_hash) if self.links else None
+        """The certificate of the newest result, if there is one. Asked at every tick, hence in memory."""
+        return self._head_check
 
-    def add(self, link: Link) -> tuple[bytes, ...]:
-        """Append a result; returns the roots of sums that need not be kept any longer."""
+    def cover(self, result_hash: bytes, check: CheckCertificate) -> None:
+        """A result has its certificate."""
+        if self.links and self.links[-1].result_hash == result_hash:
+            self._head_check = check
+
+    def add(self, link: Link) -> None:
+        """Append a result."""
         self.links.append(link)
-        return (self.links[-KEPT_SUMS - 1].sum_root,) if len(self.links) > KEPT_SUMS else ()
+        self._head_check = None
+
+    def kept_sums(self) -> set[bytes]:
+        """The roots of the sums that sites may still ask for."""
+        return {link.sum_root for link in self.links[-KEPT_SUMS:]}
 
     def bring(self, site: str, *, round_number: int, result_hash: bytes) -> Effects:
         """What a site that stands at `result_hash` needs to come to the end of the chain."""
         place = self._place(site, round_number, result_hash)
         effects: list[Effect] = []
-        if len(self.links) - place > KEPT_SUMS:
-            place = self._jump(site, effects)
+        if len(self.links) - place > KEPT_SUMS or not self._replayable(place):
+            place = self._jump(site, max(0, place), effects)
         elif place and place == len(self.links) and self.head_check() is None:
             # It may have restarted in the middle of the check of this very sum, and needs it once more.
             place -= 1
@@ -84,18 +102,45 @@ class Chain:
         fresh = not self.links or self.links[0].prev_result == result_hash
         return 0 if fresh else -len(self.links) - KEPT_SUMS
 
-    def _jump(self, site: str, effects: list[Effect]) -> int:
-        """Send the newest covered state; returns how many links the site then has."""
-        for number in range(len(self.links) - 1, -1, -1):
-            link = self.links[number]
-            check = self._load_check(link.result_hash)
-            if check is not None:
-                effects.append(Send(Jump(result=self._load_result(link.result_hash), check=check), to=site))
-                effects.append(SendState(site, link.state_hash))
-                return number + 1
-        # Nothing is covered yet, so that there is nothing this site could believe. It waits for the next hello.
+    def _replayable(self, place: int) -> bool:
+        """Whether a site can go on from a place result by result: all were made under the manifest in force, and the
+        certificate of what it stands on still counts, though sites have left or have other keys since.
+        """
+        rest = [self._load_result(link.result_hash) for link in self.links[max(0, place) :]]
+        if any(result.context.manifest_hash != self._policy.manifest_hash for result in rest):
+            return False
+        return not rest or place <= 0 or self._counts(place - 1)
+
+    def _counts(self, number: int) -> bool:
+        link = self.links[number]
+        quorum = self._load_result(link.result_hash).context.t
+        try:
+            certificate_checks.check_certificate(
+                self._policy, self._check(number), result=link.result_hash, state_hash=link.state_hash, quorum=quorum
+            )
+        except (PolicyViolation, VerificationFailed):
+            return False
+        return True
+
+    def _check(self, number: int) -> CheckCertificate | None:
+        """The certificate of a link; the newest one may not be in storage yet."""
+        last = number == len(self.links) - 1
+        return self._head_check if last else self._load_check(self.links[number].result_hash)
+
+    def _jump(self, site: str, place: int, effects: list[Effect]) -> int:
+        """Send the newest covered state beyond its place; returns how many links the site then has."""
+        for number in range(len(self.links) - 1, place - 1, -1):
+            link, check = self.links[number], self._check(number)
+            if check is None:
+                continue
+            result = self._load_result(link.result_hash)
+            if result.context.layout_hash != self._policy.layout.layout_hash or not self._counts(number):
+                break
+            effects += [Send(Jump(result=result, check=check), to=site), SendState(site, link.state_hash)]
+            return number + 1 if self._replayable(number + 1) else len(self.links)
+        # There is nothing yet that this site could believe. It is fetched when the next result is covered.
         return len(self.links)
 
     def _vouch(self, site: str, number: int, effects: list[Effect]) -> None:
-        if number >= 0 and (check := self._load_check(self.links[number].result_hash)) is not None:
+        if number >= 0 and (check := self._check(number)) is not None:
             effects.append(Send(Vouched(result=self.links[number].result_hash, check=check), to=site))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from security.errors import ConfigError
+from security.settings import read_settings
 
+KEPT_MODELS: Final = 10
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 TEMPLATE: Final = """\
@@ -28,8 +27,17 @@ initial_model = "{initial}"      # (required) the model everybody starts from; i
 # ping = 3.0                     # seconds to answer before a burst
 # audit = 15.0                   # seconds without progress before the check of a sum is handed on
 
+[storage]
+# keep_models = 10               # models of the newest rounds that stay on disk, 3 or more
+
 [logging]
 # json = false                   # one JSON object a line on stderr
+
+[dashboard]
+listen = "127.0.0.1:7480"        # the operator's page and /metrics, for a browser on this machine; delete it for none
+# token = "dashboard.token"      # a file of mode 0600; on other addresses than this machine's own, this or client_ca is
+                                 # required, and the page is served under the coordinator's own certificate
+# client_ca = "operators.pem"    # browsers must show a certificate of this authority
 """
 
 
@@ -45,8 +53,18 @@ class Rounds(_Section):
     audit: Seconds = 15.0
 
 
+class StorageSection(_Section):
+    keep_models: Annotated[int, Field(ge=3)] = KEPT_MODELS
+
+
 class Logging(_Section):
     json_lines: Annotated[bool, Field(alias="json")] = False
+
+
+class Dashboard(_Section):
+    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")] | None = None
+    token: str | None = None
+    client_ca: str | None = None
 
 
 class CoordinatorConfig(_Section):
@@ -54,10 +72,12 @@ class CoordinatorConfig(_Section):
 
     identity: str
     state: str
-    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")]
+    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$", description="host:port, such as 0.0.0.0:7443")]
     initial_model: str
     rounds: Rounds = Rounds()
+    storage: StorageSection = StorageSection()
     logging: Logging = Logging()
+    dashboard: Dashboard = Dashboard()
 
     @classmethod
     def read(cls, path: Path) -> tuple[Self, Path]:
@@ -65,38 +85,4 @@ class CoordinatorConfig(_Section):
 
         :raises ConfigError: naming file and key.
         """
-        try:
-            told = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            raise ConfigError(
-                "configuration not found", where=str(path), hint="`coordinator init` writes a commented one"
-            ) from None
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"not TOML: {error}".lower(), where=str(path)) from None
-        try:
-            return cls.model_validate(told), path.resolve().parent
-        except ValidationError as error:
-            raise _explain(error, path, cls) from None
-
-
-def _explain(error: ValidationError, path: Path, cls: type[BaseModel]) -> ConfigError:
-    fault = error.errors(include_input=False, include_url=False)[0]
-    where = f"{path}: {'.'.join(str(part) for part in fault['loc'])}"
-    if fault["type"] == "extra_forbidden":
-        known = _keys(cls, fault["loc"][:-1])
-        near = difflib.get_close_matches(str(fault["loc"][-1]), known, 1)
-        hint = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
-        return ConfigError("unknown key", where=where, hint=hint)
-    if fault["type"] == "missing":
-        return ConfigError("is required", where=where, hint="`coordinator init` writes a commented example")
-    if fault["type"] == "string_pattern_mismatch":
-        return ConfigError("is not of the form host:port", where=where, hint="for example 0.0.0.0:7443")
-    return ConfigError(str(fault["msg"]).lower(), where=where)
-
-
-def _keys(cls: type[BaseModel], path: tuple[Any, ...]) -> list[str]:
-    for part in path:
-        inner = cls.model_fields[str(part)].annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            cls = inner
-    return [field.alias or name for name, field in cls.model_fields.items()]
+        return read_settings(cls, path, written_by="coordinator init"), path.resolve().parent

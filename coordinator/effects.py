@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from security.secagg.certificates import CheckCertificate
 from security.secagg.effects import Effect as ProtocolEffect
+from security.secagg.effects import Persist
 from security.secagg.messages import Result
 from security.secagg.rounds import RoundStart
 from security.secagg.wire import Wire
@@ -52,10 +54,19 @@ class KeepCertificate:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """A site is left out until the consortium has cleared it."""
+    """A site is left out until the consortium has cleared it, by giving it another signing certificate than this."""
 
     site: str
+    cert: bytes
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeepStrikes:
+    """What is held against sites that were absent: how often in a row, and how many cohorts they still sit out."""
+
+    strikes: Mapping[str, int]
+    pause: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,5 +86,22 @@ class ReplaySum:
     sum_root: bytes
 
 
-Effect = ProtocolEffect | Keep | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | SendState | ReplaySum
+Effect = (
+    ProtocolEffect
+    | Keep
+    | OpenRound
+    | CloseRound
+    | KeepLink
+    | KeepCertificate
+    | Exclude
+    | KeepStrikes
+    | SendState
+    | ReplaySum
+)
 Effects = tuple[Effect, ...]
+
+
+def of_round(number: int, effects: Iterable[Effect]) -> Iterator[Effect]:
+    """The machine's effects, with its records filed under their round."""
+    for effect in effects:
+        yield Keep(number, effect.record) if isinstance(effect, Persist) else effect

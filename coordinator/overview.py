@@ -5,19 +5,21 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Any
-
-from safetensors.numpy import load_file, save_file
+from typing import Any, Final
 
 from coordinator.assembly import read_manifest
 from coordinator.config import CoordinatorConfig
-from security.clock import SystemClock
+from security.clock import Clock, SystemClock
 from security.consortium.enrolment import Identity
-from security.errors import ConfigError, DataError
-from security.secagg.state import state_hash, unflatten
+from security.consortium.manifest import Manifest
+from security.errors import ConfigError
+from security.secagg import records
+
+PATIENCE_MS: Final = 120_000
 
 
-def _read(path: Path, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+def read_rows(path: Path, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+    """One query on the database of a coordinator, running or not."""
     if not path.exists():
         raise ConfigError("there is no database yet", where=str(path), hint="has the coordinator run?")
     try:
@@ -27,37 +29,48 @@ def _read(path: Path, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         raise ConfigError(f"cannot read the database: {error}", where=str(path)) from error
 
 
-def overview(config_path: Path) -> dict[str, Any]:
+def _unchecked(path: Path, manifest: Manifest) -> dict[str, Any] | None:
+    """The newest sum, while sites have not vouched for it: without that no further one is made."""
+    newest = "SELECT round, certificate IS NULL FROM results ORDER BY round DESC LIMIT 1"
+    (number, lacking) = next(iter(read_rows(path, newest)), (0, 0))
+    if not lacking:
+        return None
+    ((since,),) = read_rows(path, "SELECT closed_ms FROM rounds WHERE number = ?", number)
+    found = [records.decode(data) for (data,) in read_rows(path, "SELECT data FROM records WHERE round = ?", number)]
+    vouched = {record.ack.site for record in found if isinstance(record, records.AckSeen)}
+    return {
+        "round": number,
+        "since_ms": since,
+        "vouched": sorted(vouched),
+        "missing": [site for site in manifest.sites if site not in vouched],
+    }
+
+
+def standstill(told: dict[str, Any], now_ms: int) -> str | None:
+    """One line for the operator, if a sum has waited for its check for longer than a check takes."""
+    unchecked = told["unchecked"]
+    if unchecked is None or unchecked["since_ms"] is None or now_ms - unchecked["since_ms"] < PATIENCE_MS:
+        return None
+    minutes = (now_ms - unchecked["since_ms"]) // 60_000
+    missing = ", ".join(unchecked["missing"])
+    return (
+        f"standing still: the sum of round {unchecked['round']} lacks its certificate for {minutes} min; not "
+        f"vouched for by {missing}. See docs/operators.md, \"A sum that sites do not vouch for\""
+    )
+
+
+def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
     """Rounds with their outcomes, sites with their last contact."""
     config, base = CoordinatorConfig.read(config_path)
-    manifest = read_manifest(Identity(folder=base / config.identity), SystemClock())
+    manifest = read_manifest(Identity(folder=base / config.identity), clock or SystemClock())
     path = base / config.state / "coordinator.sqlite"
-    rounds = _read(path, "SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number")
-    sites = _read(path, "SELECT site, seen_ms FROM sessions ORDER BY site")
+    rounds = read_rows(path, "SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number")
+    sites = read_rows(path, "SELECT site, seen_ms FROM sessions ORDER BY site")
     return {
         "run": manifest.run,
+        "unchecked": _unchecked(path, manifest),
         "rounds_planned": manifest.training.rounds,
         "completed": sum(row[3] == "published" for row in rounds),
         "rounds": [dict(zip(("number", "opened_ms", "closed_ms", "outcome"), row, strict=True)) for row in rounds],
         "sites": [{"site": site, "last_connected_ms": seen} for site, seen in sites],
     }
-
-
-def export_model(config_path: Path, target: Path, number: int | None) -> dict[str, Any]:
-    """The shared part of the model after a round, by tensor name."""
-    config, base = CoordinatorConfig.read(config_path)
-    manifest = read_manifest(Identity(folder=base / config.identity), SystemClock())
-    state = base / config.state
-    query = "SELECT round, state_hash FROM results WHERE ? IS NULL OR round = ? ORDER BY round DESC LIMIT 1"
-    found = _read(state / "coordinator.sqlite", query, number, number)
-    if not found:
-        raise DataError("there is no result of this round" if number else "there is no result yet", where=str(state))
-    place, digest = found[0]
-    path = state / "models" / f"{digest.hex()}.safetensors"
-    vector = load_file(path)["state"]
-    if state_hash(vector) != digest:
-        raise DataError("model does not have the hash in its name", where=str(path))
-    about = {"federation": manifest.federation, "run": manifest.run, "round": str(place), "state_hash": digest.hex()}
-    tensors = {name: part.copy() for name, part in unflatten(manifest.aggregation.layout, vector).items()}
-    save_file(tensors, target, metadata=about)
-    return {"round": place, "state_hash": digest.hex()}

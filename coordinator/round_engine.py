@@ -6,12 +6,25 @@ one, and no burst begins before its certificate is there. Everything that a rest
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 
 from coordinator.chain import Chain, Link
-from coordinator.effects import CloseRound, Effect, Effects, Exclude, Keep, KeepCertificate, KeepLink, OpenRound
+from coordinator.effects import (
+    CloseRound,
+    Effect,
+    Effects,
+    Exclude,
+    Keep,
+    KeepCertificate,
+    KeepLink,
+    KeepStrikes,
+    OpenRound,
+    of_round,
+)
 from coordinator.phases import Phase, Turn, follow
+from coordinator.standings import Standings
+from coordinator.sum_check import QUESTIONS, SumCheck, publication_of
 from security.errors import RemoteProtocolError
 from security.relay import Decline, Ping, Pong
 from security.secagg import messages, records
@@ -20,8 +33,8 @@ from security.secagg.certificates import Ack
 from security.secagg.context import Verdict
 from security.secagg.coordinator import CoordinatorAttempt
 from security.secagg.coordinator_core import CoordinatorCore
-from security.secagg.effects import Blamed, Certified, Discard, Persist, Send, Vector
-from security.secagg.publication import Publication
+from security.secagg.effects import Discard, Send, Vector
+from security.secagg.policy import AggregationPolicy
 from security.secagg.recovery import resume
 from security.secagg.rounds import CoordinatorRound, RoundLost, RoundStart
 from security.secagg.transitions import CoordinatorState
@@ -30,7 +43,6 @@ from security.secagg.wire import Wire
 _S = CoordinatorState
 _OVER = (_S.DEAD, _S.LOST)
 _DONE = (_S.PUBLISHED, _S.CERTIFIED)
-_AUDIT = (messages.ChunkRequest, Ack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +64,10 @@ class RunPlan:
 
 
 class RoundEngine:
-    """One run of one federation."""
+    """One run of one federation.
+
+    :param standing: the policy from an instant on, if it is another one than before: certificates end in mid-run.
+    """
 
     def __init__(
         self,
@@ -63,6 +78,7 @@ class RoundEngine:
         model: Vector,
         *,
         completed: int = 0,
+        standing: Callable[[int], AggregationPolicy | None] = lambda _: None,
     ) -> None:
         self.core = core
         self.book = book
@@ -74,40 +90,53 @@ class RoundEngine:
         self.online: set[str] = set()
         self.ready: set[str] = set()
         self.declined: set[str] = set()
-        self._stands: dict[str, tuple[int, bytes]] = {}  # the newest result each site is known to have accepted
         self.answered: set[str] = set()
         self.round: CoordinatorRound | None = None
-        self.previous: CoordinatorRound | None = None
-        self.auditing = False
+        self.check = SumCheck(core, plan.audit_ms)
+        self.standings = Standings(chain)
         self.deadline = 0
-        self.audit_deadline = 0
         self._all_ready_since: int | None = None
         self._ping = 0
         self._pinged: set[str] = set()
         self._stopping = False
+        self._standing = standing
+        self._strikes = _strikes(book)
+
+    @property
+    def previous(self) -> CoordinatorRound | None:
+        """The round whose sum is, or was last, under check."""
+        return self.check.round
+
+    @property
+    def auditing(self) -> bool:
+        return self.check.open
 
     # Starting, fresh or after a crash.
 
     def start(self, last_round: int, rebuilt: CoordinatorRound | None = None) -> Effects:
         """Open the first round, or the one after `last_round`; the sum of `rebuilt` may still be under check."""
-        self._watch_if_uncovered(rebuilt)
-        return self._open_round(last_round + 1)
+        return *self._watch_if_uncovered(rebuilt), *self._open_round(last_round + 1)
 
-    def _watch_if_uncovered(self, rebuilt: CoordinatorRound | None) -> None:
+    def _watch_if_uncovered(self, rebuilt: CoordinatorRound | None) -> Effects:
+        """Go on with the check of the newest sum; whatever else the last process left in the spool is removed."""
         current = rebuilt.current if rebuilt is not None else None
-        if current is not None and current.publication is not None and self.chain.head_check() is None:
-            self._watch_audit(rebuilt)
+        if current is None or current.publication is None or self.chain.head_check() is not None:
+            return self._tidy()
+        self.check.watch(rebuilt)
+        # The last acknowledgement may be on disk without the certificate that it completes.
+        return self._tidy(current) if self.check.open else (*self._covered(), *self._tidy())
 
     def restore(self, start: RoundStart, rebuilt: CoordinatorRound | None) -> Effects:
         """Go on with the round that was open when the last process ended."""
+        tidied: Effects = ()
         if rebuilt is not None and rebuilt.start.round == start.round:
             self.round = rebuilt
         else:
             self.round = CoordinatorRound(self.core, self.book, start, self.model)
-            self._watch_if_uncovered(rebuilt)
+            tidied = self._watch_if_uncovered(rebuilt)
         self._begin_training()
         if self.round.current is None:
-            return ()
+            return tidied
         self.phase = Phase.BURST
         attempt = self.round.current
         return self._settle(resume(attempt)) if attempt.state not in (*_OVER, *_DONE) else self._settle(())
@@ -115,8 +144,7 @@ class RoundEngine:
     def restore_done(self, rebuilt: CoordinatorRound | None) -> Effects:
         """All rounds are over; the last sum may still be under check."""
         self.phase = Phase.DONE
-        self._watch_if_uncovered(rebuilt)
-        return ()
+        return self._watch_if_uncovered(rebuilt)
 
     def _open_round(self, number: int) -> Effects:
         head, policy = self.chain.head, self.core.policy
@@ -163,9 +191,8 @@ class RoundEngine:
         if hello.site != site:
             raise RemoteProtocolError("message names another sender", where=f"site {site}")
         self.online.add(site)
-        self._stands[site] = (hello.round, hello.result)
         effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
-        effects += list(self.chain.bring(site, round_number=hello.round, result_hash=hello.result))
+        effects += self.standings.greet(site, hello.round, hello.result)
         attempt = self.round.current if self.round else None
         if self.phase is Phase.BURST and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
@@ -199,12 +226,12 @@ class RoundEngine:
             return self._answer(site, message)
         if isinstance(message, Pong):
             return self._pong(site, message)
-        if isinstance(message, _AUDIT):
-            return self._check(site, message)
+        if isinstance(message, QUESTIONS):
+            return self._about_sum(site, message)
         if self.previous is not None and self._names(self.previous, message):
             # An answer that came when enough others had answered.
-            return tuple(_of_round(self.previous.start.round, self.previous.receive(site, message)))
-        return self._settle(self._round.receive(site, message))
+            return tuple(of_round(self.previous.start.round, self.previous.receive(site, message)))
+        return self._settle(self._round.attempt_of(message).receive(site, message))
 
     def round_of(self, message: Wire) -> int | None:
         """The round whose attempt a message of the burst names, for the privacy log."""
@@ -223,59 +250,42 @@ class RoundEngine:
             return ()  # of a round that is over
         if isinstance(message, messages.Ready):
             self.ready.add(site)
-        else:
-            self.declined.add(site)
-        return self._look()
+            self.standings.accepted_head(site)
+            return self._look()
+        self.declined.add(site)
+        return *self._fetch(site), *self._look()
 
     def _pong(self, site: str, pong: Pong) -> Effects:
         if pong.number == self._ping and self.phase is Phase.PINGING:
             self.answered.add(site)
         return self._look()
 
-    def _check(self, site: str, message: Wire) -> Effects:
+    def _about_sum(self, site: str, message: Wire) -> Effects:
         """Requests and acknowledgements of the sum that is under check, which is of the round before."""
-        watched = self.previous.current if self.previous and self.auditing else None
-        if watched is None or getattr(message, "result", b"") != self._publication(watched).result_hash:
-            return ()  # late: the result is covered already
-        self.audit_deadline = self._now() + self.plan.audit_ms
-        effects = list(_of_round(watched.context.round, watched.receive(site, message)))
-        if isinstance(message, Ack):
-            self._stands[site] = (watched.context.round, message.result)
-        if any(isinstance(effect, Certified) for effect in effects):
-            effects += self._covered(watched)
-        return tuple(effects)
+        effects = self.check.receive(site, message)
+        if effects and isinstance(message, Ack) and self.previous is not None:
+            self.standings.accepted(site, self.previous.start.round, message.result)
+        return effects if self.check.open or not effects else (*effects, *self._covered())
 
-    def _covered(self, watched: CoordinatorAttempt) -> Effects:
-        publication = self._publication(watched)
-        check = publication.certificate()
-        self.auditing = False
-        if check is None:
+    def _covered(self) -> Effects:
+        found = self.check.certificate()
+        if found is None:
             return ()
-        vouched = messages.Vouched(result=publication.result_hash, check=check)
+        result, check = found
+        self.chain.cover(result, check)
+        vouched = messages.Vouched(result=result, check=check)
         told = tuple(Send(vouched, to=site) for site in self.online)
-        return KeepCertificate(publication.result_hash, check), *told, *self._fetch_those_behind(vouched)
+        behind = (effect for site in sorted(self.online & self.declined) for effect in self._fetch(site))
+        return KeepCertificate(result, check), *told, *behind
 
-    def _fetch_those_behind(self, vouched: messages.Vouched) -> Effects:
-        """Sites that could not take the order because they lack the model: a newcomer under a manifest that no result
-        was made under yet, or one that connected before anything was covered.
-        """
-        effects: list[Effect] = []
-        for site in sorted(self.online & self.declined):
-            number, result = self._stands[site]
-            if result == vouched.result:
-                continue  # it has the model, and its own reasons
-            self.declined.discard(site)
-            effects += self.chain.bring(site, round_number=number, result_hash=result)
-            effects.append(Send(vouched, to=site))
-            if self.phase in (Phase.TRAINING, Phase.PINGING):
-                effects.append(Send(self._order(), to=site))
-        return tuple(effects)
-
-    @staticmethod
-    def _publication(attempt: CoordinatorAttempt) -> Publication:
-        if attempt.publication is None:
-            raise RemoteProtocolError("there is no result to check", where="audit")
-        return attempt.publication
+    def _fetch(self, site: str) -> Effects:
+        """Bring a site that declined for want of the model to its end, and ask it again."""
+        brought = self.standings.fetch(site)
+        if brought is None:
+            return ()
+        self.declined.discard(site)
+        orders = (Send(self._order(), to=site),) if self.phase in (Phase.TRAINING, Phase.PINGING) else ()
+        return *brought, *orders
 
     # Time.
 
@@ -284,7 +294,9 @@ class RoundEngine:
         effects: list[Effect] = []
         if self.phase is Phase.BURST and self._round.current is not None:
             effects += self._settle(self._round.current.tick())
-        return *effects, *self._look(), *self._press_audit()
+        elif (policy := self._standing(self.core.clock.now_ms())) is not None:
+            self.core.policy = policy
+        return *effects, *self._look(), *self.check.press(self.online)
 
     def stop(self) -> Effects:
         """Begin nothing new; end a burst that can still end cleanly."""
@@ -347,32 +359,45 @@ class RoundEngine:
             self.deadline = self._now() + self.plan.train_ms
             unasked = self.online - self.ready - self.declined
             return tuple(Send(self._order(), to=site) for site in sorted(unasked))
-        self._round.start = _with_check(self._round.start, self.chain)
+        self._round.start = replace(self._round.start, check=self.chain.head_check())
         try:
             attempt = self._round.next_attempt(sorted(present))
         except RoundLost as lost:
             return self._lose(lost)
         self.phase = follow(self.phase, Turn.ANSWERED)
-        return tuple(_of_round(self._round.start.round, attempt.start()))
+        return (*of_round(self._round.start.round, attempt.start()), *self._changed_strikes())
 
     def _settle(self, effects: Iterable[Effect]) -> Effects:
         """Take note of what an attempt did, and move on when it is over."""
         told: list[Effect] = []
-        for effect in _of_round(self._round.start.round, effects):
+        listed, before = tuple(effects), set(self.book.excluded)
+        for effect in of_round(self._round.start.round, listed):
             told.append(effect)
             if isinstance(effect, Keep) and isinstance(effect.record, records.ResultShown):
                 told += self._link(effect.record.result)
-            if isinstance(effect, Blamed) and effect.reason != "missing":
-                told.append(Exclude(effect.site, effect.reason))
+        self._round.note(listed)
+        told += self._newly_excluded(before)
         attempt = self._round.current
         if self.phase is not Phase.BURST or attempt is None:
-            return tuple(told)
-        self._round.note(())
+            return *told, *self._changed_strikes()
         if attempt.state in _DONE:
             told += self._published(attempt)
         elif attempt.state in _OVER:
             told += self._again()
-        return tuple(told)
+        return *told, *self._changed_strikes()
+
+    def _newly_excluded(self, before: set[str]) -> Effects:
+        """Exclusion holds for the certificate under which the site spoke: a new one is the consortium's word."""
+        certs = {entry.site: entry.cert for entry in self.core.policy.roster}
+        fresh = {site: reason for site, reason in self.book.excluded.items() if site not in before and site in certs}
+        return tuple(Exclude(site, certs[site], reason) for site, reason in sorted(fresh.items()))
+
+    def _changed_strikes(self) -> Effects:
+        now = _strikes(self.book)
+        if now == self._strikes:
+            return ()
+        self._strikes = now
+        return (now,)
 
     def _link(self, result: messages.Result) -> Effects:
         attempt = self._round.current
@@ -380,20 +405,27 @@ class RoundEngine:
             return ()
         link = Link(
             round=result.context.round,
-            result_hash=self._publication(attempt).result_hash,
+            result_hash=publication_of(attempt).result_hash,
             prev_result=result.context.prev_result,
             state_hash=result.state_hash,
             sum_root=result.sum_root,
         )
-        stale = self.chain.add(link)
-        kept: list[Effect] = [KeepLink(link.result_hash, result)]
-        return (*kept, Discard(stale)) if stale else tuple(kept)
+        self.chain.add(link)
+        return KeepLink(link.result_hash, result), *self._tidy(attempt)
+
+    def _tidy(self, *under_way: CoordinatorAttempt) -> Effects:
+        """Everything leaves the spool but sums that a late site may ask for, and uploads that are still needed."""
+        kept = self.chain.kept_sums()
+        for attempt in under_way:
+            kept |= set(attempt.uploads.discard().keys)
+        stale = tuple(key for key in self.core.spool.vectors() if key not in kept)
+        return (Discard(stale),) if stale else ()
 
     def _published(self, attempt: CoordinatorAttempt) -> Effects:
-        good = self._publication(attempt).result.verdict == Verdict.GOOD
+        good = publication_of(attempt).result.verdict == Verdict.GOOD
         self.model = attempt.model
         self.completed += good
-        self._watch_audit(self._round)
+        self.check.watch(self._round)
         closed = CloseRound(self._round.start.round, "published" if good else "void")
         if self.completed >= self.plan.rounds:
             self.phase = follow(self.phase, Turn.LAST_PUBLISHED)
@@ -412,35 +444,6 @@ class RoundEngine:
         closed = CloseRound(self._round.start.round, lost.message)
         return closed, *self._open_round(self._round.start.round + 1)
 
-    # The check of the newest sum.
 
-    def _watch_audit(self, watched: CoordinatorRound | None) -> None:
-        self.previous, self.auditing = watched, True
-        self.audit_deadline = self._now() + self.plan.audit_ms
-
-    def _press_audit(self) -> Effects:
-        """Hand the chunks of sites that are not there to the next in line."""
-        attempt = self.previous.current if self.previous and self.auditing else None
-        if attempt is None or self._now() < self.audit_deadline:
-            return ()
-        self.audit_deadline = self._now() + self.plan.audit_ms
-        publication = self._publication(attempt)
-        sites = {entry.site for entry in self.core.policy.roster}
-        absent = sorted(site for site in sites if site not in publication.acks and site not in self.online)
-        order = messages.AuditOrder(result=publication.result_hash, absent=tuple(absent))
-        return tuple(Send(order, to=site) for site in sorted(self.online))
-
-
-def _of_round(number: int, effects: Iterable[Effect]) -> Iterator[Effect]:
-    for effect in effects:
-        yield Keep(number, effect.record) if isinstance(effect, Persist) else effect
-
-
-def _with_check(start: RoundStart, chain: Chain) -> RoundStart:
-    return RoundStart(
-        round=start.round,
-        state_hash=start.state_hash,
-        config_hash=start.config_hash,
-        prev_result=start.prev_result,
-        check=chain.head_check(),
-    )
+def _strikes(book: BlameBook) -> KeepStrikes:
+    return KeepStrikes(dict(book.strikes), dict(book.pause))

@@ -14,27 +14,32 @@ from protos import tls  # before grpc: it switches TLS 1.2 off
 import grpc  # isort: skip
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
 
+from coordinator import memory
 from coordinator.assembly import assemble
 from coordinator.books import Arrived
 from coordinator.config import CoordinatorConfig
+from coordinator.dashboard.desk import Watch, open_dashboard
 from coordinator.shell import Shell
-from coordinator.streams import Stream
+from coordinator.streams import Stream, Turns
 from protos.convert import FROM_SITE, Parcel
 from security.audit.events import AgentStop
+from security.audit.second_ledger import SecondLedger
 from security.clock import SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
 from security.errors import CodecError, ConfigError, ToolkitError
-from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
+from security.relay import FRAMES, Farewell, Goodbye, ManifestFrame, Open, Welcome
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.wire import FRAME_BYTES, Wire
+from security.traffic import Meter
 
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0
+FRAMES_AT_ONCE: Final = 4
 
 
 class Service:
@@ -45,8 +50,11 @@ class Service:
         self.identity = identity
         self.manifest = manifest
         self.port = 0
+        self.traffic = SecondLedger(shell.books.log, Meter())
         self.stopped = asyncio.Event()
+        self.watch: Watch = lambda: None
         self._witnessed_rounds = -1
+        self._turns = Turns(FRAMES_AT_ONCE)
 
     # One stream.
 
@@ -55,13 +63,14 @@ class Service:
         stream = None
         try:
             site, spki = await self._who(context)
+            await context.send_initial_metadata(((tls.TIME_KEY, str(self.shell.clock.now_ms())),))
             stream = await self._open(site, spki, requests, context)
             if stream is None:
                 return
             self.shell.connected(stream)
             writer = asyncio.create_task(self._write(stream, context))
             try:
-                await self._read(stream, requests)
+                await self._read(stream, context)
             finally:
                 writer.cancel()
         except CodecError as error:
@@ -128,19 +137,27 @@ class Service:
             for start in range(0, len(data), FRAME_BYTES)
         ]
 
-    async def _read(self, stream: Stream, requests: AsyncIterator[bytes]) -> None:
-        async for data in requests:
-            parcel = FROM_SITE.decode(data)
-            arrived = self._take(stream, parcel, data)
-            if self.shell.streams.get(stream.site) is not stream:
-                return  # replaced by a newer stream
-            self.shell.received(stream, arrived)
+    async def _read(self, stream: Stream, context: Any) -> None:
+        # Not by iterating over the requests: the iterator would hold on to each frame until the next one is there.
+        while self._received(stream, await context.read()):
             # A burst of frames must not starve the other streams.
             await asyncio.sleep(0)
+
+    def _received(self, stream: Stream, data: Any) -> bool:
+        """Take what came; returns whether the stream goes on."""
+        if data is grpc.aio.EOF:
+            return False
+        arrived = self._take(stream, FROM_SITE.decode(data), data)
+        if self.shell.streams.get(stream.site) is not stream:
+            return False  # replaced by a newer stream
+        self.shell.received(stream, arrived)
+        return True
 
     def _take(self, stream: Stream, parcel: Parcel, data: bytes) -> Arrived:
         stream.received += 1
         stream.bytes_in += len(data)
+        stream.heard_ms = self.shell.clock.now_ms()
+        self.shell.traffic.received[type(parcel.message).__name__] += len(data)
         if parcel.sequence != stream.received:
             raise CodecError("messages are out of order", where=f"site {stream.site}")
         arrived = Arrived.of(stream.site, stream.session, parcel.sequence, parcel.message, data)
@@ -152,18 +169,21 @@ class Service:
 
     async def _write(self, stream: Stream, context: Any) -> None:
         while (message := await stream.next()) is not None:
-            await self.deliver(stream, message, context)
+            async with self._turns.one(wanted=type(message) in FRAMES):
+                await self.deliver(stream, message, context)
         context.cancel()
 
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
         """One message to one site; the one place where bytes leave."""
-        await context.write(stream.encode(message, self.shell.books))
+        data = stream.encode(message, self.shell.books)
+        self.shell.traffic.sent[type(message).__name__] += len(data)
+        await context.write(data)
 
     # The whole service.
 
     async def serve(self, listen: str) -> None:
         """Run until `stopped` is set and the burst under way is over."""
-        server = grpc.aio.server(options=tls.OPTIONS)
+        server = grpc.aio.server(options=tls.COORDINATOR_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self.converse)
         service, _, method = tls.METHOD.strip("/").partition("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
@@ -187,6 +207,7 @@ class Service:
             for stream in list(self.shell.streams.values()):
                 stream.close(Goodbye(code=Farewell.STOPPING))
             await server.stop(grace=2.0)
+            self.traffic.close()
 
     async def _run(self) -> None:
         shell, loop = self.shell, asyncio.get_running_loop()
@@ -201,10 +222,12 @@ class Service:
                     return
                 shell.execute(shell.engine.stop())
             shell.tick()
+            self.traffic.tick(loop.time())
             if loop.time() >= receipts_due and not shell.engine.in_burst:
                 shell.settle_receipts()
                 receipts_due = loop.time() + RECEIPT_SECONDS
             self._witness_round()
+            self.watch()
             await asyncio.sleep(TICK_SECONDS)
 
     def _witness_round(self) -> None:
@@ -219,6 +242,7 @@ def run_until_stopped(
     config: CoordinatorConfig, base: Path, *, shell_type: type[Shell] = Shell, service_type: type[Service] = Service
 ) -> None:
     """A coordinator from start to end. A burst under way is finished or aborted before the process ends."""
+    memory.keep_small()
     ready = assemble(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
 
     async def serve() -> None:
@@ -226,7 +250,8 @@ def run_until_stopped(
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stopped.set)
-        await service.serve(config.listen)
+        with open_dashboard(config, base, ready) as service.watch:
+            await service.serve(config.listen)
 
     try:
         asyncio.run(serve())

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+from coordinator import memory
 from coordinator.books import Arrived, Books
+from coordinator.chronicle import Figures
 from coordinator.effects import (
     CloseRound,
     Effect,
@@ -17,6 +19,7 @@ from coordinator.effects import (
     Keep,
     KeepCertificate,
     KeepLink,
+    KeepStrikes,
     OpenRound,
     ReplaySum,
     SendState,
@@ -24,6 +27,7 @@ from coordinator.effects import (
 from coordinator.round_engine import RoundEngine
 from coordinator.storage import Storage, Stored
 from coordinator.streams import Stream
+from coordinator.traffic import Traffic
 from coordinator.witness import Letter, WitnessDesk
 from security.clock import Clock
 from security.errors import RemoteProtocolError, ToolkitError
@@ -47,7 +51,7 @@ from security.secagg.spool import Gone
 from security.secagg.wire import FRAME_BYTES, Wire
 
 log = logging.getLogger("coordinator")
-_STORED = (Keep, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude)
+_STORED = (Keep, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude, KeepStrikes)
 _HEADS = (Head, Cosignature, Held)
 
 
@@ -61,6 +65,7 @@ class Shell:
         self.desk = desk
         self.clock = clock
         self.streams: dict[str, Stream] = {}
+        self.traffic = Traffic()
         self.results = 0
 
     # Events.
@@ -81,6 +86,7 @@ class Shell:
         if self.streams.get(stream.site) is not stream:
             return
         del self.streams[stream.site]
+        self.storage.note_seen(stream.site, now_ms=self.clock.now_ms())
         self.books.forget_stream(stream.site)
         self.execute(self.engine.gone(stream.site))
         log.info("site %s disconnected", stream.site)
@@ -156,11 +162,16 @@ class Shell:
                 for key in keys:
                     self.engine.core.spool.remove(key)
             case Blamed(site, reason):
+                if reason == "missing":
+                    self.storage.note_missing(site)
                 log.warning("site %s: %s", site, reason)
             case Ended(_, reason):
                 log.warning("attempt ended: %s", reason)
             case Advanced():
                 self.results += 1
+                figures = Figures.of(self.engine.core.policy.layout, effect.total)
+                if figures is not None:
+                    self.storage.note_figures(effect.round, figures)
             case Certified():
                 log.info("the sum of round %d is checked", self._previous_number())
 
@@ -204,11 +215,14 @@ class Shell:
                     self.books.upload_complete(header.site, stream.session, header.root, round_number=number)
             case Keep(_, records.SurvivorsShown()):
                 self.books.survivors(self._current())
+            case Keep(_, records.QuorumShown()):
+                memory.give_back()  # what the uploads needed, before the sum is opened
             case Keep(_, records.ResultShown(result=result)):
                 self.books.published(self._attempt_of(result.context.ctx()))
             case OpenRound(start):
                 log.info("round %d: training", start.round)
             case CloseRound(number, outcome):
+                self.storage.note_traffic(number, *self.traffic.since_last())
                 log.info("round %d: %s", number, outcome)
 
     def _current(self) -> CoordinatorAttempt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -19,11 +19,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
+from coordinator import chronicle
 from coordinator.chain import Link
-from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, OpenRound
+from coordinator.config import KEPT_MODELS
+from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, KeepStrikes, OpenRound
 from security import keystore
 from security.errors import ConfigError, DataError
 from security.secagg import records
+from security.secagg.blame import BlameBook
 from security.secagg.certificates import CheckCertificate
 from security.secagg.effects import SaveState, Vector
 from security.secagg.messages import Result
@@ -31,7 +34,10 @@ from security.secagg.rounds import RoundStart
 from security.secagg.state import state_hash
 from security.secagg.wire import Wire
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+_OF_A_RUN: Final = ("models", "spool", "coordinator.sqlite")
+# What older formats lack.
+_UPGRADES: Final = {"1": "ALTER TABLE blame ADD COLUMN cert BLOB"}
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS rounds (
@@ -42,33 +48,39 @@ CREATE INDEX IF NOT EXISTS records_by_round ON records (round);
 CREATE TABLE IF NOT EXISTS results (
     result_hash BLOB PRIMARY KEY, round INTEGER NOT NULL UNIQUE, prev_result BLOB NOT NULL, state_hash BLOB NOT NULL,
     sum_root BLOB NOT NULL, result BLOB NOT NULL, certificate BLOB) STRICT;
-CREATE TABLE IF NOT EXISTS blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL, cert BLOB) STRICT;
+CREATE TABLE IF NOT EXISTS strikes (site TEXT PRIMARY KEY, strikes INTEGER NOT NULL, pause INTEGER NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS sessions (site TEXT PRIMARY KEY, session INTEGER NOT NULL, seen_ms INTEGER NOT NULL) STRICT;
 """
-Stored = Keep | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude
+Stored = Keep | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | KeepStrikes
 
 
 class Storage:
     """The state folder of a coordinator; one process at a time."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keep_models: int = KEPT_MODELS) -> None:
         self.folder = folder
         self.models = folder / "models"
         self.spool = folder / "spool"
         self.log = folder / "log"
-        for path in (folder, self.models):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.runs = folder / "runs"
+        self._keep_models = keep_models
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = self._take_lock(folder / ".lock")
-        path = folder / "coordinator.sqlite"
+        self._db = self._open(folder / "coordinator.sqlite")
+
+    def _open(self, path: Path) -> sqlite3.Connection:
+        self.models.mkdir(mode=0o700, exist_ok=True)
         try:
-            self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-            self._db.executescript(_SCHEMA)
-            self._check_format(path)
+            db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("PRAGMA synchronous = FULL")
+            db.executescript(_SCHEMA + chronicle.SCHEMA)
+            self._check_format(db, path)
         except sqlite3.OperationalError as error:
             raise ConfigError(f"cannot open the database: {error}", where=str(path)) from error
         os.chmod(path, 0o600)
+        return db
 
     @staticmethod
     def _take_lock(path: Path) -> int:
@@ -81,10 +93,14 @@ class Storage:
             raise ConfigError("another coordinator runs in this folder", where=str(path.parent)) from error
         return descriptor
 
-    def _check_format(self, path: Path) -> None:
-        self._db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(FORMAT),))
-        (found,) = self._db.execute("SELECT value FROM about WHERE key = 'format'").fetchone()
-        if found != str(FORMAT):
+    @staticmethod
+    def _check_format(db: sqlite3.Connection, path: Path) -> None:
+        db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(FORMAT),))
+        (found,) = db.execute("SELECT value FROM about WHERE key = 'format'").fetchone()
+        if found in _UPGRADES:
+            upgrade = f"BEGIN; {_UPGRADES[found]}; UPDATE about SET value = '{FORMAT}' WHERE key = 'format'; COMMIT"
+            db.executescript(upgrade)
+        elif found != str(FORMAT):
             raise ConfigError(f"database of format {found}, this version knows {FORMAT}", where=str(path))
 
     def close(self) -> None:
@@ -112,11 +128,18 @@ class Storage:
         with self._transaction() as db:
             for effect in listed:
                 self._write(db, effect, now_ms)
+        if any(isinstance(effect, KeepLink) for effect in listed):
+            self._prune_models()
 
     def _write(self, db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
+        chronicle.note(db, effect, now_ms)
         match effect:
-            case Exclude(site, reason):
-                db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?)", (site, reason))
+            case Exclude(site, cert, reason):
+                db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", (site, reason, cert))
+            case KeepStrikes(strikes, pause):
+                db.execute("DELETE FROM strikes")
+                rows = [(site, strikes.get(site, 0), pause.get(site, 0)) for site in sorted({*strikes, *pause})]
+                db.executemany("INSERT INTO strikes VALUES (?, ?, ?)", rows)
             case Keep(number, record):
                 data = records.encode(record)
                 db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (number, data))
@@ -143,19 +166,69 @@ class Storage:
         with self._transaction() as db:
             db.execute("INSERT OR REPLACE INTO sessions VALUES (?, ?, ?)", (site, session, now_ms))
 
-    def belongs_to(self, federation: str, run: str) -> None:
-        """Bind the folder to one run.
+    def note_seen(self, site: str, *, now_ms: int) -> None:
+        """Remember when a site was last heard of."""
+        with self._transaction() as db:
+            db.execute("UPDATE sessions SET seen_ms = ? WHERE site = ?", (now_ms, site))
 
-        :raises ConfigError: if it holds another one.
+    def note_missing(self, site: str) -> None:
+        """Keep who fell silent, for people: the protocol's own book has it too."""
+        with self._transaction() as db:
+            chronicle.note_missing(db, site)
+
+    def note_figures(self, number: int, figures: chronicle.Figures) -> None:
+        """Keep what a sum says beside the model, for people."""
+        with self._transaction() as db:
+            chronicle.note_figures(db, number, figures)
+
+    def note_traffic(self, number: int, bytes_in: int, bytes_out: int) -> None:
+        """Keep what a round has moved."""
+        with self._transaction() as db:
+            chronicle.note_traffic(db, number, bytes_in, bytes_out)
+
+    def _prune_models(self) -> None:
+        """Old models go: all but the first, and the newest few, which are what a restart and a late site need."""
+        newest = "SELECT state_hash FROM results ORDER BY round DESC LIMIT ?"
+        first = "SELECT state_hash FROM rounds ORDER BY number LIMIT 1"
+        rows = [*self._db.execute(newest, (self._keep_models,)), *self._db.execute(first)]
+        kept = {self._state_path(digest).name for (digest,) in rows}
+        for path in self.models.glob("*.safetensors"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def belongs_to(self, federation: str, run: str) -> str | None:
+        """Bind the folder to a run. A run before it is over: its files are set aside, while the privacy log goes on.
+
+        :returns: the run that was set aside, if any.
+        :raises ConfigError: if the folder is another federation's.
         """
         wanted = f"{federation}/{run}"
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO about VALUES ('run', ?)", (wanted,))
             (found,) = db.execute("SELECT value FROM about WHERE key = 'run'").fetchone()
-        if found != wanted:
+        if found == wanted:
+            return None
+        other, _, ended = str(found).partition("/")
+        if other != federation:
             raise ConfigError(
-                f"this folder holds run {found}", where=str(self.folder), hint="give each run a state folder of its own"
+                f"this folder holds a run of federation {other}",
+                where=str(self.folder),
+                hint="give each federation a state folder of its own",
             )
+        self._set_aside(ended)
+        self.belongs_to(federation, run)
+        return ended
+
+    def _set_aside(self, run: str) -> None:
+        """The database last: as long as it is here, a start that was cut short begins again where it stopped."""
+        target = self.runs / run
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._db.close()
+        for name in _OF_A_RUN:
+            if (self.folder / name).exists() and not (target / name).exists():
+                (self.folder / name).rename(target / name)
+        self._db = self._open(self.folder / "coordinator.sqlite")
 
     def end_round_of_older_manifest(self, manifest: str, *, now_ms: int) -> None:
         """A round belongs to one manifest: updates are encoded for its layout, attempts signed under its hash."""
@@ -222,8 +295,19 @@ class Storage:
         ).fetchall()
         return [records.decode(row[0]) for row in rows]
 
-    def excluded(self) -> dict[str, str]:
-        return dict(self._db.execute("SELECT site, reason FROM blame").fetchall())
+    def excluded(self, certs: Mapping[str, bytes]) -> dict[str, str]:
+        """Who is left out and why: those whose signing certificate is still the one under which they lied."""
+        rows = self._db.execute("SELECT site, reason, cert FROM blame").fetchall()
+        return {site: reason for site, reason, cert in rows if cert is not None and certs.get(site) == cert}
+
+    def blame_book(self, certs: Mapping[str, bytes]) -> BlameBook:
+        """What was held against sites when the last process ended."""
+        rows = self._db.execute("SELECT site, strikes, pause FROM strikes").fetchall()
+        return BlameBook(
+            strikes={site: strikes for site, strikes, _ in rows if strikes},
+            pause={site: pause for site, _, pause in rows if pause},
+            excluded=self.excluded(certs),
+        )
 
     def sessions(self) -> dict[str, tuple[int, int]]:
         """Last session number and time of every site that ever connected."""

@@ -8,12 +8,44 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import Final
 
 from coordinator.books import Books
 from protos.convert import FROM_COORDINATOR, Parcel
 from security.relay import FRAMES
 from security.secagg.wire import Wire
+
+PATIENCE_SECONDS: Final = 0.2
+
+
+class Turns:
+    """So many frames on their way into the network at once, whoever they are for.
+
+    A frame is in memory several times until the network has taken it. A turn that takes too long is given to the next
+    in line: a slow link holds up nobody else.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @asynccontextmanager
+    async def one(self, *, wanted: bool) -> AsyncIterator[None]:
+        """Take a turn, if it is `wanted`."""
+        if not wanted:
+            yield
+            return
+        await self._free.acquire()
+        loop = asyncio.get_running_loop()
+        end = loop.time() + PATIENCE_SECONDS
+        lapse = loop.call_at(end, self._free.release)
+        try:
+            yield
+        finally:
+            if lapse.when() > loop.time():
+                lapse.cancel()
+                self._free.release()
 
 
 class Stream:
@@ -26,6 +58,7 @@ class Stream:
         self.received = 0
         self.bytes_in = 0
         self.bytes_out = 0
+        self.heard_ms = 0
         self.greeted = False
         self._sent = 0
         self._queue: deque[Iterator[Wire]] = deque()

@@ -34,6 +34,10 @@ class WitnessDesk:
         """Go on under a newer manifest."""
         self._roster, self._witness = roster, witness
 
+    def known(self) -> dict[tuple[str, str], int]:
+        """Which witness holds how much of which log, as far as it has said so since this start."""
+        return dict(self._held)
+
     def greet(self, site: str) -> list[Letter]:
         """What this coordinator holds of a site's log: the site compares it with its own before it sends anything."""
         held = self._witness.held(self._roster.by_name[site].origin)
@@ -88,7 +92,7 @@ class WitnessDesk:
                 size=size,
                 root=message.head.root.hex(),
                 cosigner=cosignature.name,
-                timestamp=_time_of(cosignature.value),
+                timestamp=cosignature.time,
             )
         )
         return [(site, Cosignature(origin=origin, size=size, signature=HeadSignature.of(cosignature)))]
@@ -119,8 +123,3 @@ class WitnessDesk:
     def _check_own(self, message: Held) -> None:
         """A head of our own log that we do not lead to: we were set back, and must not go on."""
         self._books.log.refuse_rollback([message.held])
-
-
-def _time_of(value: bytes) -> int:
-    """A cosignature begins with its time, u64 big-endian seconds (C2SP tlog-cosignature)."""
-    return int.from_bytes(value[:8], "big") if len(value) == 72 else 0

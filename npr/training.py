@@ -13,6 +13,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from npr.config import TrainConfig
 from npr.data.loader import Batch, Batches
+from npr.distributed import Group
 from npr.model import SplitModel
 from security.errors import ConfigError
 
@@ -121,31 +122,51 @@ def descend(
     batches: Batches,
     optimizer: Optimizer,
     step: Callable[[Batch], Step],
-    watch: Callable[[Batch, Step], None] | None = None,
+    watch: Callable[[Tensor, Tensor], None] | None = None,
 ) -> LocalReport:
-    """One pass over `batches`. Sums stay tensors until the end, so nothing waits on a number inside the loop."""
-    started = time.perf_counter()
-    loss_sum, hits, samples, steps = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64), 0, 0
+    """One pass over `batches`. Sums stay tensors until the end, so nothing waits on a number inside the loop.
+
+    :param watch: is given features and labels of every whole batch.
+    """
+    started, group = time.perf_counter(), batches.group
+    loss_sum, hits, steps = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64), 0
     for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        result = step(batch)
-        result.loss.backward()  # type: ignore[no-untyped-call]
+        result = _together(batch, optimizer, step, group) if batch.shared else _alone(batch, step)
         optimizer.step()
-        loss_sum += result.loss.detach() * len(batch.labels)
-        hits += (result.logits.detach().argmax(1) == batch.labels).sum()
-        samples, steps = samples + len(batch.labels), steps + 1
+        # A batch too small to be shared is worked on by every process alike, and counted by the first.
+        if batch.shared or group.rank == 0:
+            loss_sum += result.loss.detach() * len(batch.labels)
+            hits += (result.logits.detach().argmax(1) == batch.labels).sum()
+        steps += 1
         if watch is not None:
-            watch(batch, result)
+            watch(group.join(result.features.detach(), batch.whole), group.join(batch.labels, batch.whole))
+    group.sum(loss_sum), group.sum(hits)
     if not torch.isfinite(loss_sum):
         raise ConfigError("training diverged: the loss is not a finite number", hint="lower learning_rate")
     return LocalReport(
         steps=steps,
-        samples=samples,
+        samples=len(batches.indices),
         loss_sum=float(loss_sum),
         hits=int(hits),
         seconds=time.perf_counter() - started,
         seconds_waiting=batches.seconds_waiting,
     )
+
+
+def _alone(batch: Batch, step: Callable[[Batch], Step]) -> Step:
+    result = step(batch)
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    return result
+
+
+def _together(batch: Batch, optimizer: Optimizer, step: Callable[[Batch], Step], group: Group) -> Step:
+    """Leave the gradients of the whole batch at every process. A slice's mean counts as much as it has images."""
+    with group.as_one():
+        result = step(batch)
+    (result.loss * (len(batch) / batch.whole)).backward()  # type: ignore[no-untyped-call]
+    group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
+    return result
 
 
 @contextmanager
@@ -164,7 +185,7 @@ def extract(model: SplitModel, batches: Batches) -> tuple[Tensor, Tensor]:
     features, labels = [], []
     with evaluating(model), torch.inference_mode():
         for batch in batches:
-            features.append(model.features(batch.images))
-            labels.append(batch.labels)
+            features.append(batches.group.join(model.features(batch.images), batch.whole))
+            labels.append(batches.group.join(batch.labels, batch.whole))
     # Joined outside inference mode, they are ordinary tensors again, which a head may be trained on.
     return torch.cat(features), torch.cat(labels)

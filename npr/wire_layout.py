@@ -17,7 +17,9 @@ from torch import nn
 
 from npr.config import TrainConfig
 from npr.methods.base import Method
+from npr.model import Norm
 from npr.params import Entry, ParameterManifest, Vector
+from security.dp.settings import PREFIX, PrivateSettings
 from security.errors import ConfigError, LocalProtocolError
 from security.secagg.layout import Layout
 
@@ -29,13 +31,22 @@ _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """All that decides a run's numbers beside the data: the training configuration, the seed and the model's input."""
+    """All that decides a run's numbers beside the data: the training configuration, the seed and the model's input.
+
+    :param privacy: how private rounds go; None without differential privacy.
+    """
 
     config: TrainConfig
     seed: int = 0
     image_size: int = 224
     in_channels: int = 3
     drop_rate: float = 0.0
+    privacy: PrivateSettings | None = None
+
+    @property
+    def norm(self) -> Norm:
+        """Of the model: BatchNorm mixes records, so that it has no place under differential privacy."""
+        return "batch" if self.privacy is None else self.privacy.norm
 
     def settings(self) -> dict[str, Setting]:
         """As a plan's [training.settings] and a manifest hold it: one flat table. Every key, so that no default of a
@@ -50,7 +61,7 @@ class Recipe:
                 told[name] = ",".join(map(str, value))
             elif name != "method" and value is not None:
                 told[name] = value
-        return told
+        return told if self.privacy is None else told | self.privacy.to_settings()
 
     @classmethod
     def of(cls, method: str, settings: Mapping[str, Setting], *, where: str = "manifest [training]") -> Recipe:
@@ -67,11 +78,11 @@ class Recipe:
                 values[name] = tuple(int(part) for part in str(value).split(",") if part)
             elif name == "seed":
                 model[name] = value
-            else:
+            elif not name.startswith(PREFIX):
                 values[name] = value
         config = TrainConfig.parse(values | {"method_options": options}, where=where)
         try:
-            return cls(config=config, **model)
+            return cls(config=config, privacy=PrivateSettings.of(settings, where=where), **model)
         except TypeError as error:
             raise ConfigError("a model setting that this version does not know", where=where) from error
 

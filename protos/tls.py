@@ -40,12 +40,24 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-    # A fixed window for each stream: left to itself it grows to many megabytes, times the number of sites.
+    # Fixed windows: left to themselves they grow to many megabytes.
     ("grpc.http2.bdp_probe", 0),
-    ("grpc.http2.lookahead_bytes", 1 << 19),
     ("grpc.enable_retries", 0),
     ("grpc.so_reuseport", 0),
 )
+# A coordinator has as many windows as sites, and gRPC opens each by a whole frame more while one is being read. A site
+# has one window only, and may have a slow way to its coordinator.
+COORDINATOR_OPTIONS: Final = (*OPTIONS, ("grpc.http2.lookahead_bytes", (1 << 16) - 1))
+SITE_OPTIONS: Final = (*OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 18))
+
+# The coordinator's clock in milliseconds, before its first message: for a site's own check, nothing else reads it.
+TIME_KEY: Final = "lazaret-time-ms"
+
+
+def channel_options(proxy: str | None) -> list[tuple[str, int | str]]:
+    """For a site's channel: proxies that the environment names are not looked at."""
+    options: list[tuple[str, int | str]] = [*SITE_OPTIONS, ("grpc.enable_http_proxy", int(proxy is not None))]
+    return options if proxy is None else [*options, ("grpc.http_proxy", proxy)]
 
 
 def server_credentials(identity: Identity) -> grpc.ServerCredentials:

@@ -44,6 +44,12 @@ class DataError(ToolkitError):
     exit_code = 2
 
 
+class WorkerLost(ToolkitError):
+    """One of several processes that train together at a site has died or fallen silent; the round is not trained."""
+
+    code = "worker"
+
+
 class PolicyViolation(ToolkitError):
     """What was asked for is not allowed by the manifest or by the site's own policy; `where` names the rule."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
+import pwd
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +19,14 @@ def version() -> str:
         return importlib.metadata.version("lazaret")
     except importlib.metadata.PackageNotFoundError:
         return "unknown"
+
+
+def account() -> str:
+    """The account we run under: all that a process knows about who started it."""
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return f"account {os.getuid()}"
 
 
 def package_digest() -> str:

@@ -17,15 +17,27 @@ from security.audit.witness import Witness
 from security.clock import Clock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
-from security.consortium.views import aggregation_policy, audit_roster
-from security.errors import AuditLogError, CodecError, LocalProtocolError, PolicyViolation, ToolkitError
+from security.consortium.views import Standing, aggregation_policy, audit_roster
+from security.errors import AuditLogError, CodecError, ConfigError, LocalProtocolError, PolicyViolation, ToolkitError
 from security.pki import Role, Subject
-from security.secagg.effects import Advanced, Certified, Compact, Ended, LoneChange, Persist, Refused, SaveState, Vector
+from security.secagg.effects import (
+    Advanced,
+    Certified,
+    Compact,
+    Ended,
+    KeepEvidence,
+    LoneChange,
+    Persist,
+    Refused,
+    SaveState,
+    Vector,
+)
 from security.secagg.layout import Layout
 from security.secagg.site_core import PendingUpdate
 from security.secagg.statements import Signer
 from security.secagg.wal import WriteAheadLog
 from site_agent import contribution
+from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
 from site_agent.effects import (
     Adopt,
@@ -76,6 +88,7 @@ class Left(Exception):
 class Agent:
     """Everything of a running site but the network.
 
+    :ivar budget: the privacy ledger, where the federation trains under differential privacy.
     :ivar submit: takes work for the training thread; what the work returns is called here when it is done.
     """
 
@@ -90,6 +103,7 @@ class Agent:
     witnessing: Witnessing
     learner: Learner
     clock: Clock
+    budget: Budget | None = None
     submit: Callable[[Job], None] = lambda _: None
     expected: int = 1
     newest: int = 0
@@ -117,6 +131,8 @@ class Agent:
             yield from self.run(self.session.rejected(error))
             return
         self.expected += 1
+        if parcel.log_head is not None:
+            self.witnessing.saw(parcel.log_head)
         yield from self.run(self.session.receive(parcel.message, parcel.log_head))
 
     def ticked(self) -> Iterator[bytes]:
@@ -165,6 +181,8 @@ class Agent:
                 self.wal.append(effect.record)
             case Compact():
                 self.wal.compact(effect.records)
+            case KeepEvidence():
+                log.error("proof of a lie of the coordinator is in %s", self.vault.keep_evidence(effect))
             case SaveState():
                 self.vault.keep_state(self.outbox.layout, effect.state_hash, effect.state)
             case Note():
@@ -205,7 +223,7 @@ class Agent:
         layout = self.outbox.layout
         try:
             result = self.learner.train(job.round, job.state)
-            update = contribution.encode(
+            update, cut = contribution.encode(
                 layout,
                 result,
                 round_number=job.round,
@@ -218,6 +236,8 @@ class Agent:
         except ToolkitError as error:
             failure = error
             return lambda: self.session.failed(job.round, failure)
+        if cut:
+            log.warning("round %d: %d values were cut to their clip", job.round, cut)
         return lambda: self._trained(layout, update, result)
 
     def _trained(self, layout: Layout, update: PendingUpdate, result: LocalResult) -> Effects:
@@ -249,7 +269,8 @@ class Agent:
         now = self.clock.now_ms()
         try:
             manifest = self.identity.install_manifest(data, now_ms=now)
-            self.vault.claim(manifest.run)
+            self.identity.settle_tls(now_ms=now, known_there=True)
+            _check_same_run(self.manifest, manifest)
             member = manifest.site(self.session.site)
             self.policy.check_federation(manifest)
         except ToolkitError as error:
@@ -260,7 +281,20 @@ class Agent:
         witness = Witness(self.vault.log, roster, self.identity.cosigner(subject), self.clock)
         self.witnessing = Witnessing(member.id, self.log, witness)
         self.manifest, self.outbox.layout = manifest, manifest.aggregation.layout
+        self.outbox.destination = self.session.destination = manifest.coordinator.tls_keys[-1]
         self.session.machine.core.signer = Signer(member.id, self.identity.signing_key(member.certificate))
-        policy = aggregation_policy(manifest, now_ms=now)
+        private = manifest.privacy is not None
+        policy = aggregation_policy(manifest, now_ms=now, dp_active=private)
+        self.session.standing = Standing(manifest, now_ms=now, dp_active=private).changed
         log.info("manifest version %d is in force", manifest.version)
         yield from self.run(self.session.adopted(manifest, policy, self.session.config_hash))
+
+
+def _check_same_run(current: Manifest, offered: Manifest) -> None:
+    """Another run has another model: what is in memory here cannot go on with it."""
+    if offered.run != current.run:
+        raise ConfigError(
+            f"run {current.run} is over: the consortium has begun run {offered.run}",
+            where=f"manifest version {offered.version}",
+            hint="put the new run's initial model in place, then start this agent again",
+        )

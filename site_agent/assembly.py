@@ -18,7 +18,7 @@ from security.consortium.enrolment import Identity
 from security.consortium.initial_model import InitialModel, pinned_model
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
-from security.consortium.views import aggregation_policy, audit_roster
+from security.consortium.views import Standing, aggregation_policy, audit_roster
 from security.errors import ConfigError
 from security.pki import Role, Subject
 from security.rng import Randomness
@@ -31,14 +31,17 @@ from security.secagg.statements import Signer
 from security.secagg.wal import WriteAheadLog
 from security.secrets import Secret
 from site_agent.agent import Agent, Learner
+from site_agent.budget import Budget, open_budget
 from site_agent.config import SiteConfig
 from site_agent.outbox import Outbox
 from site_agent.session import Session
+from site_agent.slots import slots_of
 from site_agent.vault import Vault
 from site_agent.witnessing import Witnessing
 
-READY_SHARE = 0.9
-LearnerFactory = Callable[[SiteConfig, Manifest, InitialModel, Vault, Identity, str], tuple[Learner, str | None]]
+LearnerFactory = Callable[
+    [SiteConfig, Manifest, InitialModel, Vault, Identity, str, Budget | None], tuple[Learner, str | None]
+]
 
 
 def assemble(
@@ -60,16 +63,19 @@ def assemble(
     vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=rng)
     vault.claim(manifest.run)
     wal = WriteAheadLog(vault.wal)
+    vault.tidy()
     log, roster = open_log(config, vault, identity, manifest, site, clock, rng)
+    log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
     log.append(_started(config))
-    learner, fingerprint = make_learner(config, manifest, initial, vault, identity, site)
+    budget = open_budget(config, manifest, log, vault.log, key=identity.data_key(), clock=clock)
+    learner, fingerprint = make_learner(config, manifest, initial, vault, identity, site, budget)
     if fingerprint is not None:
         opened = DataOpened(
             fingerprint=fingerprint, purpose=config.data.purpose, legal_basis=config.data.legal_basis or "not stated"
         )
         log.append(opened, run=manifest.run)
     log.checkpoint()
-    machine = _machine(identity, manifest, site, vault, wal, start, log, clock, rng, config.site.threads or 1)
+    machine = _machine(identity, manifest, site, vault, wal, start, log, clock, rng, config.site.threads or 1, budget)
     destination = manifest.coordinator.tls_keys[-1]
     session = Session(
         machine,
@@ -77,11 +83,12 @@ def assemble(
         config.policy,
         clock,
         config_hash=config_hash_of(manifest),
-        slot_ms=int(1000 * (config.site.ready_slot or READY_SHARE * manifest.timing.train)),
+        slots=slots_of(manifest.timing.train, config.site.ready_slot),
         destination=destination,
         pending=vault.unseal(manifest.aggregation.layout),
         rounds_done=vault.rounds_done,
         dropouts=logged_dropouts(LogFolder(vault.log)),
+        standing=Standing(manifest, now_ms=clock.now_ms(), dp_active=manifest.privacy is not None).changed,
     )
     outbox = Outbox(
         log,
@@ -106,12 +113,14 @@ def assemble(
         witnessing=Witnessing(site, log, witness),
         learner=learner,
         clock=clock,
+        budget=budget,
     )
 
 
 def read_membership(identity: Identity, clock: Clock) -> tuple[str, Manifest]:
     """Who we are, and the manifest in force; our own certificates must be good today."""
     now = clock.now_ms()
+    identity.settle_tls(now_ms=now)
     certificate = identity.tls_certificate()
     subject = pki.subject_of(certificate, str(identity.tls_path))
     pki.check_dates(certificate, now, str(identity.tls_path))
@@ -208,15 +217,17 @@ def _machine(
     clock: Clock,
     rng: Randomness,
     workers: int,
+    budget: Budget | None,
 ) -> SiteMachine:
-    policy = aggregation_policy(manifest, now_ms=clock.now_ms(), dp_active=manifest.privacy is not None)
+    policy = aggregation_policy(manifest, now_ms=clock.now_ms(), dp_active=budget is not None)
     journal = Journal.replay(wal.records)
     head = journal.head(policy)
     model = start if journal.last is None else vault.state(policy.layout, head.state_hash)
 
     def heads() -> Heads:
         newest = head_of(log.head)
-        return Heads(log_size=newest.size, log_root=newest.root)
+        paid = bytes(32) if budget is None else budget.commitment()
+        return Heads(log_size=newest.size, log_root=newest.root, ledger=paid)
 
     core = SiteCore(
         policy=policy,

@@ -1,11 +1,9 @@
-"""The command `site-agent`: joins a federation and trains; init, join, check, status and evaluate around it."""
+"""The command `site-agent`: joins a federation and trains; around it what comes before and what comes of it."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,18 @@ import click
 from security.clock import SystemClock
 from security.consortium import enrolment
 from security.consortium.enrolment import Identity
-from security.errors import ConfigError
-from security.keystore import write_atomically
-from security.pki import Role, Subject
 from security.rng import SystemRandomness
-from security.terminal import emit, run_command, say
+from security.terminal import emit, log_option, log_to_stderr, run_command, say, show_progress
 from site_agent.config import SiteConfig
-from site_agent.template import site_toml
+from site_agent.ledger_command import ledger
+from site_agent.log_commands import log_commands
+from site_agent.model_commands import evaluate, export, predict
+from site_agent.options import also_config, json_option
+from site_agent.privacy import status_line
+from site_agent.ranks import Place
+from site_agent.renewal import renew
+from site_agent.setup_commands import check, init
+from site_agent.worker import help_agent, worker
 
 config_option = click.option(
     "--config",
@@ -30,35 +33,38 @@ config_option = click.option(
     show_default=True,
     help="This site's configuration.",
 )
-# Behind a subcommand it may stand as well as before it.
-also_config = click.option(
-    "--config", "own_config", type=click.Path(path_type=Path, dir_okay=False), help="This site's configuration."
-)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @config_option
+@log_option
 @click.pass_context
-def cli(context: click.Context, config_path: Path) -> None:
+def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
     """Join the federation and train, until told to stop (SIGTERM or Ctrl-C)."""
     context.obj = config_path
     if context.invoked_subcommand is None:
-        run(config_path)
+        run(config_path, log_format=log_format)
 
 
-def run(config_path: Path, agent_type: type[Any] | None = None) -> None:
+def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: str | None = None) -> None:
     """Assemble and serve.
 
     :param agent_type: the class that carries out effects; `Agent` if not given.
+    :param log_format: `text` or `json`; the configuration's if not given.
     """
     from site_agent.agent import Agent
     from site_agent.assembly import assemble
     from site_agent.client import serve
     from site_agent.learning import make_trainer
+    from site_agent.metrics import open_metrics
 
     config = SiteConfig.read(config_path)
-    log_to_stderr()
+    log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
+    place = Place.read()
+    if place is not None and place.rank > 0:
+        help_agent(config, place)
+        return
+    show_progress()
     agent = assemble(
         config,
         clock=SystemClock(),
@@ -66,50 +72,14 @@ def run(config_path: Path, agent_type: type[Any] | None = None) -> None:
         make_learner=make_trainer,
         agent_type=agent_type or Agent,
     )
-    asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+    with open_metrics(config, agent):
+        asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
 
 
 def stop_on_signals(stopped: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
-
-
-def log_to_stderr() -> None:
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    logger = logging.getLogger("site-agent")
-    logger.setLevel(logging.INFO)
-    logger.handlers = [handler]
-
-
-@cli.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("."))
-@click.option("--federation", required=True, help="Name of the federation, as the consortium calls it.")
-@click.option("--name", required=True, help="Name of this hospital in the roster.")
-@click.option("--address", required=True, help="The coordinator's host:port.")
-@click.option("--data", "source", required=True, help="csv:FILE, folders:DIR, dicom:DIR, npz:PATH or generated.")
-@click.option("--initial-model", default="initial.safetensors", show_default=True, help="The consortium's model file.")
-@json_option
-def init(
-    folder: Path, federation: str, name: str, address: str, source: str, initial_model: str, as_json: bool
-) -> None:
-    """Make keys, a request for the consortium and a commented site.toml in FOLDER."""
-    config = folder / "site.toml"
-    if config.exists():
-        raise ConfigError("a configuration is here already", where=str(config), hint="choose another folder")
-    subject = Subject(federation=federation, role=Role.SITE, member=name)
-    identity = Identity(folder=folder / "identity")
-    request = identity.create(subject)
-    text = site_toml(identity="identity", state="state", initial_model=initial_model, address=address, source=source)
-    write_atomically(config, text.encode(), mode=0o600)
-    SiteConfig.read(config)
-    if as_json:
-        emit({"config": str(config), "request": str(identity.request_path), "fingerprint": request.fingerprint})
-        return
-    say(f"keys and request are in {identity.folder}, the configuration is {config}")
-    say(f"send {identity.request_path} to the consortium and read them this fingerprint out:")
-    click.echo(request.fingerprint)
 
 
 @cli.command()
@@ -133,31 +103,20 @@ def join(
 
 
 @cli.command()
+@click.option("--web", is_flag=True, help="Show it as a page to a browser on this machine, until Ctrl-C.")
+@click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where the page is; port 0 takes a free one.")
 @also_config
 @json_option
 @click.pass_obj
-def check(config_path: Path, own_config: Path | None, as_json: bool) -> None:
-    """Look at configuration, keys, manifest, initial model, data and policy; start and send nothing."""
-    from site_agent.preflight import look
-
-    lines = look(own_config or config_path)
-    if as_json:
-        emit({"checks": [line.to_json() for line in lines]})
-    else:
-        for line in lines:
-            click.echo(f"{line.verdict:8} {line.what}" + (f"  -> {line.hint}" if line.hint else ""))
-    if any(line.verdict == "problem" for line in lines):
-        sys.exit(1)
-
-
-@cli.command()
-@also_config
-@json_option
-@click.pass_obj
-def status(config_path: Path, own_config: Path | None, as_json: bool) -> None:
+def status(config_path: Path, own_config: Path | None, as_json: bool, web: bool, listen: str) -> None:
     """What this site has done so far, from its state directory; the agent may be running."""
     from site_agent.overview import overview
 
+    if web:
+        from site_agent.page.show import show_page
+
+        show_page(SiteConfig.read(own_config or config_path), listen)
+        return
     told = overview(SiteConfig.read(own_config or config_path))
     if as_json:
         emit(told)
@@ -165,28 +124,17 @@ def status(config_path: Path, own_config: Path | None, as_json: bool) -> None:
     click.echo(f"site {told['site']}, run {told['run']}: round {told['round']} accepted, model {told['model'][:16]}")
     if told["stopped"]:
         click.echo(f"stopped for its operator: {told['stopped']}")
+    for path in told["evidence"]:
+        click.echo(f"proof against the coordinator, for the consortium: {path}")
+    if told["privacy"]:
+        click.echo(status_line(told["privacy"]))
     for row in told["metrics"]:
         figures = row.get("test") or row.get("validation") or {}
         click.echo(f"  round {row['round']:>4}  balanced accuracy {figures.get('bacc')}")
 
 
-@cli.command()
-@click.option("--model", type=click.Choice(["newest", "best"]), default="newest", show_default=True)
-@also_config
-@json_option
-@click.pass_obj
-def evaluate(config_path: Path, own_config: Path | None, model: str, as_json: bool) -> None:
-    """Evaluate this site's model on its own test images. Nothing leaves."""
-    from site_agent.evaluation import evaluate_site
-
-    told = evaluate_site(SiteConfig.read(own_config or config_path), model=model)
-    if as_json:
-        emit(told)
-        return
-    for side in ("validation", "test"):
-        if side in told:
-            figures = told[side]
-            click.echo(f"{side:<10} bacc {figures['bacc']}  bauc {figures['bauc']}  ({figures['images']} images)")
+for command in (init, renew, check, ledger, evaluate, predict, export, worker, *log_commands):
+    cli.add_command(command)
 
 
 def main() -> None:

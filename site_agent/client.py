@@ -20,11 +20,16 @@ from protos import tls  # before grpc: it switches TLS 1.2 off
 
 import grpc  # isort: skip
 
+from security import pki
 from security.audit.events import AgentStop
-from security.errors import ToolkitError
+from security.audit.log import AuditLog
+from security.audit.second_ledger import SecondLedger
+from security.errors import CertificateError, ToolkitError
 from site_agent.agent import Agent, Finish, Job, Left
 from site_agent.config import CoordinatorTable
 from site_agent.effects import Effects
+from site_agent.ranks import Place
+from site_agent.traffic import meter_for
 
 log = logging.getLogger("site-agent")
 TICK_SECONDS: Final = 0.1
@@ -41,6 +46,7 @@ class Client:
     def __init__(self, agent: Agent, table: CoordinatorTable) -> None:
         self.agent = agent
         self.table = table
+        self.traffic = SecondLedger(agent.log, meter_for(table, Place.read()))
         self.stopped = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None
@@ -69,6 +75,7 @@ class Client:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._events.put_nowait(self.agent.ticked)
+            self.traffic.tick(self._loop.time())
             if self._loop.time() >= heartbeat:
                 heartbeat = self._loop.time() + HEARTBEAT_SECONDS
                 self.agent.heartbeat()
@@ -144,10 +151,11 @@ class Client:
 
     async def _one_connection(self) -> str:
         """Dial, talk until the stream ends, and say why it did."""
-        options: list[tuple[str, Any]] = [*tls.OPTIONS, ("grpc.enable_http_proxy", int(self.table.proxy is not None))]
-        if self.table.proxy is not None:
-            options.append(("grpc.http_proxy", self.table.proxy))
-        credentials = tls.channel_credentials(self.agent.identity)
+        options = tls.channel_options(self.table.proxy)
+        try:
+            credentials = self._credentials()
+        except CertificateError as error:
+            return f"{error} ({error.hint})" if error.hint else str(error)
         async with grpc.aio.secure_channel(self.table.address, credentials, options=options) as channel:
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
@@ -161,6 +169,13 @@ class Client:
             finally:
                 if self._call is call:
                     self._break()
+
+    def _credentials(self) -> grpc.ChannelCredentials:
+        """From the files as they are now: a renewal may have been installed since. The handshake would not say why."""
+        identity, now = self.agent.identity, self.agent.clock.now_ms()
+        identity.settle_tls(now_ms=now)
+        pki.check_dates(identity.tls_certificate(), now, str(identity.tls_path))
+        return tls.channel_credentials(identity)
 
     async def _read(self, call: Any) -> str:
         try:
@@ -222,5 +237,10 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
         reason = error.code
         raise
     finally:
-        agent.log.close(lambda log: log.append(AgentStop(reason=reason)))
+        agent.log.close(partial(_end, client.traffic, reason))
         agent.wal.close()
+
+
+def _end(traffic: SecondLedger, reason: str, privacy_log: AuditLog) -> None:
+    traffic.close()
+    privacy_log.append(AgentStop(reason=reason))

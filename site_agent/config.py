@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import tomllib
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from security.consortium.manifest import describe
-from security.errors import ConfigError
-from site_agent.policy import Range, SitePolicy
+from security.settings import read_settings
+from site_agent.policy import SitePolicy
 
 Positive = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)]
+Real = Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)]
+Seconds = Real
+ADDRESS = r"^[^\s:/]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
 
 
 class Table(BaseModel):
@@ -33,10 +31,11 @@ class SiteTable(Table):
     initial_model: str
     threads: Positive | None = None
     ready_slot: Seconds | None = None
+    worker_wait: Seconds = 120
 
 
 class CoordinatorTable(Table):
-    address: Annotated[str, Field(pattern=r"^[^\s:/]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$")]
+    address: Annotated[str, Field(pattern=ADDRESS)]
     proxy: Annotated[str, Field(pattern=r"^http://[^\s/]+$")] | None = None
     least_wait: Seconds = 1
     most_wait: Seconds = 60
@@ -54,6 +53,35 @@ class DataTable(Table):
     legal_basis: str = ""
 
 
+class PrivacyTable(Table):
+    """Differential privacy at this site; without effect where the manifest has no [privacy]."""
+
+    population: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "patients"
+    ledger: str = "ledger"
+    anchor: str = "ledger-anchor"
+    cap: Real | None = None
+    noise: Real | None = None
+    metrics_noise: Real | None = None
+    micro_batch: Positive = 64
+
+
+class Logging(Table):
+    json_lines: Annotated[bool, Field(alias="json")] = False
+
+
+class MetricsTable(Table):
+    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")] | None = None
+
+
+def placed(source: str, base: Path) -> str:
+    """A data source whose relative path starts at `base`: a service has another current folder than its operator."""
+    kind, _, rest = source.partition(":")
+    if kind == "generated" or not rest:
+        return source
+    path, mark, options = rest.partition("?")
+    return f"{kind}:{(base / path).resolve()}{mark}{options}"
+
+
 class SiteConfig(Table):
     """The whole file, and where it lies."""
 
@@ -61,6 +89,9 @@ class SiteConfig(Table):
     coordinator: CoordinatorTable
     data: DataTable
     policy: SitePolicy = SitePolicy()
+    privacy: PrivacyTable = PrivacyTable()
+    metrics: MetricsTable = MetricsTable()
+    logging: Logging = Logging()
     path: Path = Field(default=Path("site.toml"), exclude=True)
 
     @classmethod
@@ -69,23 +100,9 @@ class SiteConfig(Table):
 
         :raises ConfigError: with the file and the key.
         """
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError as error:
-            raise ConfigError(
-                "configuration not found", where=str(path), hint="`site-agent init` writes a commented one"
-            ) from error
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError("configuration cannot be read", where=str(path)) from error
-        try:
-            told = tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise ConfigError(f"not TOML: {error}".lower(), where=str(path)) from error
-        try:
-            found = cls.model_validate_json(json.dumps(told, default=str))
-        except ValidationError as error:
-            raise _mistake(path, error) from None
-        return found.model_copy(update={"path": path})
+        found = read_settings(cls, path, written_by="site-agent init")
+        data = found.data.model_copy(update={"source": placed(found.data.source, path.parent)})
+        return found.model_copy(update={"path": path, "data": data})
 
     def _under(self, name: str) -> Path:
         return (self.path.parent / name).resolve()
@@ -103,6 +120,15 @@ class SiteConfig(Table):
         return self._under(self.site.initial_model)
 
     @property
+    def ledger(self) -> Path:
+        """The privacy ledger of the patients named in the file."""
+        return self._under(self.privacy.ledger) / f"{self.privacy.population}.jsonl"
+
+    @property
+    def ledger_anchor(self) -> Path:
+        return self._under(self.privacy.anchor) / f"{self.privacy.population}.head"
+
+    @property
     def digest(self) -> str:
         """What the privacy log records at every start."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
@@ -110,35 +136,3 @@ class SiteConfig(Table):
     @property
     def policy_digest(self) -> str:
         return hashlib.sha256(self.policy.model_dump_json().encode()).hexdigest()
-
-
-_TABLES: Final[dict[str, type[BaseModel]]] = {
-    "site": SiteTable,
-    "coordinator": CoordinatorTable,
-    "data": DataTable,
-    "policy": SitePolicy,
-}
-
-
-def _mistake(path: Path, error: ValidationError) -> ConfigError:
-    """The first fault as file:key, with the nearest known key where one is misspelt."""
-    what = describe(error)
-    key, _, told = what.partition(": ")
-    return ConfigError(told, where=f"{path}:{key}", hint=_hint(error))
-
-
-def _hint(error: ValidationError) -> str:
-    for fault in error.errors(include_input=False, include_url=False):
-        if fault["type"] == "extra_forbidden":
-            *tables, name = (str(part) for part in fault["loc"])
-            near = get_close_matches(name, _known(tables), n=1)
-            if near:
-                return f"did you mean {near[0]}?"
-    return "the file that `site-agent init` writes explains every key"
-
-
-def _known(tables: list[str]) -> list[str]:
-    if not tables:
-        return list(_TABLES)
-    model: Any = _TABLES.get(tables[0]) if len(tables) == 1 else Range
-    return list(model.model_fields) if model else []

@@ -50,11 +50,14 @@ def encode(
     weights: Weights,
     share_metrics: bool,
     private: bool = False,
-) -> PendingUpdate:
-    """Encode once: the same words serve every attempt of the round.
+) -> tuple[PendingUpdate, int]:
+    """Encode once: the same words serve every attempt of the round. Also tells how many values were cut to their clip.
+
+    :param private: cut values beyond their clip, and send no metrics: refusing or measuring would be a release.
 
     :raises DataError: if a value is beyond its clip; it names the tensor and the clip that would hold it.
     """
+    share_metrics = share_metrics and not private
     encoded = fixed_point.encode(
         layout,
         result.update,
@@ -63,4 +66,5 @@ def encode(
         hits=(result.hits if share_metrics else 0) if layout.has(HITS) else None,
         saturate=private,
     )
-    return PendingUpdate(round=round_number, state_hash=state_hash, config_hash=config_hash, words=encoded.words)
+    update = PendingUpdate(round=round_number, state_hash=state_hash, config_hash=config_hash, words=encoded.words)
+    return update, encoded.saturated

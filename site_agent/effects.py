@@ -14,6 +14,7 @@ from security.secagg.effects import (
     Certified,
     Compact,
     Ended,
+    KeepEvidence,
     LoneChange,
     Persist,
     Refused,
@@ -143,6 +144,7 @@ Effect = (
     | Advanced
     | Certified
     | Ended
+    | KeepEvidence
     | LoneChange
     | Refused
 )

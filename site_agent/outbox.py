@@ -46,11 +46,12 @@ class Outbox:
         self._base = Shape(federation=federation, site=site)
         self._run = run
         self.layout = layout
-        self._destination = destination
+        self.destination = destination
         self._connection = 0
         self._sequence = 0
         self.connected = False
         self.sent: Counter[str] = Counter()
+        self.blocked = 0
         self._of_round: Counter[int] = Counter()
 
     def opened(self, connection: int) -> None:
@@ -79,14 +80,14 @@ class Outbox:
             message=name,
             payload=payload,
             shape=self._shape(message, post.cohort, head),
-            destination=self._destination,
+            destination=self.destination,
             head=head.size,
         )
         try:
             self._weigh(len(payload), post.round)
             entry = pass_door(outgoing)
         except PolicyViolation as refusal:
-            self._log.append(blocked(outgoing, refusal), run=self._run, round=post.round)
+            self._stop(outgoing, refusal, post.round)
             raise
         self._log.append(entry, run=self._run, round=post.round)
         self._sequence = sequence
@@ -111,7 +112,7 @@ class Outbox:
             shape=shape,
             vector=post.upload.words.data.cast("B"),
             root=post.root,
-            destination=self._destination,
+            destination=self.destination,
             head=own_head(self._log).size,
             modulus_bits=self.layout.ring_bits,
         )
@@ -119,13 +120,17 @@ class Outbox:
             self._weigh(expected_bytes(messages.UploadFrame, shape), post.round)
             entry = pass_vector(outgoing)
         except PolicyViolation as refusal:
-            self._log.append(blocked(outgoing, refusal), run=self._run, round=post.round)
+            self._stop(outgoing, refusal, post.round)
             raise
         self._log.append(entry, run=self._run, round=post.round)
         for frame in post.upload.frames():
             if self._is_closed():
                 return
             yield self._frame(frame, shape)
+
+    def _stop(self, outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation, number: int | None) -> None:
+        self.blocked += 1
+        self._log.append(blocked(outgoing, refusal), run=self._run, round=number)
 
     def _is_closed(self) -> bool:
         """Asked between frames: the stream may break while one is on its way."""

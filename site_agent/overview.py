@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from security.audit.store import LogFolder
-from security.clock import SystemClock
+from security.clock import Clock, SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.views import aggregation_policy
 from security.rng import SystemRandomness
@@ -13,11 +13,12 @@ from security.secagg.journal import Journal
 from security.secagg.wal import read_records
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
+from site_agent.privacy import budget_status
 from site_agent.vault import Vault
 
 
-def overview(config: SiteConfig) -> dict[str, Any]:
-    clock = SystemClock()
+def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
+    clock = clock or SystemClock()
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
@@ -34,7 +35,9 @@ def overview(config: SiteConfig) -> dict[str, Any]:
         "vouched": head.vouched,
         "update_of_round": journal.update.round if journal.update else None,
         "stopped": journal.stopped,
+        "evidence": sorted(str(path) for path in vault.evidence.glob("*")),
         "log": str(vault.log),
         "log_size": heads[-1] if heads else 0,
         "metrics": vault.read_metrics(),
+        "privacy": budget_status(config, manifest),
     }

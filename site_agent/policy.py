@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import re
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -43,6 +44,7 @@ class SitePolicy(BaseModel):
     require_privacy: bool = False
     most_epsilon: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
     require_covered_audit: bool = False
+    required_classes: tuple[str, ...] = ()
     share_metrics: bool = True
 
     def check_federation(self, manifest: Manifest) -> None:
@@ -69,6 +71,11 @@ class SitePolicy(BaseModel):
             if asked > self.most_epsilon:
                 raise _refused("most_epsilon", f"the manifest's epsilon of {asked} is above {self.most_epsilon}")
 
+    def check_private(self) -> None:
+        """Rules that look at the data themselves have no place under differential privacy: a refusal tells of them."""
+        if self.required_classes:
+            raise _refused("required_classes", "an exact test for absent classes would void epsilon")
+
     def check_order(self, manifest: Manifest, round_number: int, *, done: int, now: dt.datetime) -> None:
         """Whether to train this round, now (local time).
 
@@ -87,6 +94,22 @@ class SitePolicy(BaseModel):
         vector = manifest.aggregation.layout.byte_length
         if self.most_bytes_per_round is not None and vector > self.most_bytes_per_round:
             raise _refused("most_bytes_per_round", f"the vector alone has {vector} bytes")
+
+    def check_classes(self, names: Sequence[str], counts: Sequence[int]) -> None:
+        """Whether the classes that this hospital must bring are there to be learned.
+
+        :param counts: training images of each class, in the order of `names`.
+        """
+        held = dict(zip(names, counts, strict=True))
+        for name in self.required_classes:
+            if name not in held:
+                raise _refused("required_classes", f"there is no class {name!r}; there are {', '.join(names)}")
+            if held[name] == 0:
+                raise PolicyViolation(
+                    f"class {name!r} has no training image",
+                    where="[policy] required_classes",
+                    hint="look at [data] source and fold; or take the class out of the list, if that is right",
+                )
 
     def check_cohort(self, size: int) -> None:
         """Whether to hide among so few."""

@@ -1,81 +1,51 @@
-"""`site-agent check`: each line says ok, warning or problem, and what to do. Starts nothing, sends nothing."""
+"""`site-agent check`: everything that can be known before the start. Trains nothing that is kept, sends no message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from security import pki
-from security.clock import SystemClock
-from security.consortium.enrolment import Identity
-from security.consortium.initial_model import pinned_model
-from security.consortium.manifest import Manifest
-from security.errors import ToolkitError
-from site_agent.assembly import config_hash_of, read_membership
+from security.preflight.lines import Check, Line, ok, run
+from site_agent.checks import agreement, images, network, room
+from site_agent.checks.context import Context
 from site_agent.config import SiteConfig
 
-EXPIRY_WARNING_DAYS: Final = 30
+
+def _configuration(context: Context) -> Iterator[Line]:
+    yield ok(f"{context.config.path} is whole")
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
-    verdict: str
-    what: str
-    hint: str = ""
+def _trial(context: Context) -> Iterator[Line]:
+    from site_agent.checks.trial import trial  # imports torch
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    yield from trial(context)
 
 
-def look(config_path: Path) -> list[Line]:
-    """Every check, as far as the ones before it allow."""
-    config = SiteConfig.read(config_path)
-    return [Line("ok", f"configuration {config_path}"), *_membership(config)]
+# In this order: what others depend on first, what takes long last.
+CHECKS: Final[Mapping[str, Check[Context]]] = {
+    "configuration": _configuration,
+    "certificates": agreement.certificates,
+    "keys": agreement.keys,
+    "manifest": agreement.manifest,
+    "policy": agreement.policy,
+    "coordinator": network.coordinator,
+    "clock": network.clock,
+    "state": agreement.state,
+    "model": agreement.model,
+    "disk": room.disk,
+    "device": room.device,
+    "privacy": agreement.privacy,
+    "data": images.data,
+    "images": images.images,
+    "code": agreement.code,
+    "trial": _trial,
+}
 
 
-def _membership(config: SiteConfig) -> Iterator[Line]:
-    identity = Identity(folder=config.identity)
-    try:
-        site, manifest = read_membership(identity, SystemClock())
-        identity.signing_key(manifest.site(site).certificate)
-    except ToolkitError as error:
-        yield _problem(error)
-        return
-    left = pki.days_left(identity.tls_certificate(), SystemClock().now_ms())
-    words = f"site {site}: keys and certificates, valid for {left} days"
-    yield Line("ok", words) if left >= EXPIRY_WARNING_DAYS else Line("warning", words, "renew them with the consortium")
-    yield Line("ok", f"manifest version {manifest.version} of {manifest.federation}, run {manifest.run}")
-    yield _try("policy permits this federation", lambda: config.policy.check_federation(manifest))
-    yield _try("one training configuration", lambda: config_hash_of(manifest))
-    yield _try("initial model is the pinned one", lambda: pinned_model(config.initial_model, manifest))
-    yield _try("learning code and settings are the manifest's", lambda: _check_code(manifest))
-    yield _try("data can be opened", lambda: _open_data(config, manifest, site))
+def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:
+    """Every check, whatever the others say.
 
-
-def _check_code(manifest: Manifest) -> None:
-    from npr.initial import check_code
-    from site_agent.trainer import recipe_of
-
-    check_code(manifest.model.code_digest)
-    recipe_of(manifest)
-
-
-def _open_data(config: SiteConfig, manifest: Manifest, site: str) -> None:
-    from site_agent.data import open_data
-    from site_agent.trainer import recipe_of
-
-    open_data(config.data, site=site, image_size=recipe_of(manifest).image_size, classes=manifest.model.classes)
-
-
-def _try(what: str, check: Callable[[], object]) -> Line:
-    try:
-        check()
-    except ToolkitError as error:
-        return _problem(error)
-    return Line("ok", what)
-
-
-def _problem(error: ToolkitError) -> Line:
-    return Line("problem", str(error), error.hint or "")
+    :raises ConfigError: if the configuration itself cannot be read.
+    """
+    return run(CHECKS, Context(config=SiteConfig.read(config_path)), skip=skip)

@@ -13,7 +13,13 @@ from enum import StrEnum
 from security import relay
 from security.clock import Clock
 from security.consortium.manifest import Manifest
-from security.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
+from security.errors import (
+    LocalProtocolError,
+    PolicyViolation,
+    RemoteProtocolError,
+    ToolkitError,
+    VerificationFailed,
+)
 from security.relay import SignedHead
 from security.secagg import effects as fx
 from security.secagg import messages
@@ -40,6 +46,7 @@ from site_agent.effects import (
 from site_agent.farewell import parting
 from site_agent.parts import ManifestParts
 from site_agent.policy import SitePolicy
+from site_agent.slots import ReadySlots
 from site_agent.translator import Translator
 
 
@@ -57,7 +64,8 @@ class Session:
     :param config_hash: of the training settings in the manifest; the one configuration this site trains under.
     :param rounds_done: how many rounds this site has trained before this start.
     :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
-    :param slot_ms: READY goes out at multiples of this after the order, so that its time does not tell the data's size.
+    :param standing: the policy from an instant on, if it is another one than before: certificates end in mid-run.
+    :param slots: the public times at which READY goes out, so that its time does not tell the data's size.
     """
 
     def __init__(
@@ -68,24 +76,26 @@ class Session:
         clock: Clock,
         *,
         config_hash: bytes,
-        slot_ms: int,
+        slots: ReadySlots,
         destination: str,
         pending: PendingUpdate | None = None,
         rounds_done: int = 0,
         dropouts: Mapping[str, Collection[str]] | None = None,
+        standing: Callable[[int], AggregationPolicy | None] = lambda _: None,
     ) -> None:
         self.machine = machine
         self.manifest = manifest
         self.policy = policy
         self.clock = clock
         self.config_hash = config_hash
-        self.slot_ms = max(1, slot_ms)
+        self.slots = slots
         self.destination = destination
         self.phase = Phase.CLOSED
         self.training: int | None = None
         self.connection = 0
         self.rounds_done = rounds_done
         self.spent: Callable[[int], int] = lambda _: 0
+        self.standing = standing
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
@@ -128,7 +138,14 @@ class Session:
         except LocalProtocolError:
             raise
         except ToolkitError as error:
-            return (*self._halted(), Complain(error))
+            return (*self._halted(), *self._refused(message, error))
+
+    def _refused(self, message: Wire, error: ToolkitError) -> Effects:
+        """A sum or state that is not what was announced leaves this site behind the others. On a new stream it is sent
+        again: from an honest coordinator rightly, from a lying one as often as this site is patient.
+        """
+        broken = isinstance(message, messages.SumFrame | messages.StateFrame) and isinstance(error, VerificationFailed)
+        return (Leave(error, retry=True),) if broken else (Complain(error),)
 
     def rejected(self, error: ToolkitError) -> Effects:
         """Something came that is no message: an open attempt ends if it still can, and the stream is begun anew."""
@@ -291,8 +308,7 @@ class Session:
 
     def _next_slot(self, number: int) -> int:
         start = self._ordered[1] if self._ordered[0] == number else self.clock.mono_ms()
-        slots = max(1, -(-(self.clock.mono_ms() - start) // self.slot_ms))
-        return start + slots * self.slot_ms
+        return start + self.slots.due(self.clock.mono_ms() - start)
 
     def _ready_now(self, number: int) -> Post:
         self._ready = None
@@ -301,6 +317,8 @@ class Session:
     def tick(self) -> Effects:
         """Look at the clock: patience of the machine, READY at its slot, a manifest that waits."""
         effects: list[Effect] = [*self._protocol(self.machine.tick()), *self._adopt_when_idle()]
+        if self.machine.state is SiteState.IDLE and (policy := self.standing(self.clock.now_ms())) is not None:
+            effects += self._protocol(self.machine.take_manifest(policy))
         if self._ready is not None and self.phase is Phase.LIVE and self.clock.mono_ms() >= self._ready[1]:
             effects.append(self._ready_now(self._ready[0]))
         return tuple(effects)

@@ -15,14 +15,18 @@ state = {state}                       # what must survive a restart, and the pri
 initial_model = {initial_model}       # (required) the safetensors file of the consortium; checked by its SHA-256
 # threads = 4                         # processor threads for training; default: all
 # ready_slot = 600                    # seconds; an update is announced only at multiples of this after the order, so
-                                      # that the time does not tell how much data is here. Default: nine tenths of
-                                      # the time that the manifest gives for training
+                                      # that the time does not tell how much data is here. Default: 1, 2, 4, ... seconds
+                                      # after it, which tells the time that training takes to a factor of two
+# worker_wait = 120                   # seconds; how long training in several processes waits for one of them
 
 [coordinator]
 address = {address}                   # (required) host:port; this agent only ever dials out
 # proxy = "http://proxy.example:3128" # an HTTP CONNECT proxy, if the hospital's network has one
 # least_wait = 1                      # seconds before the first new try after a lost connection; doubles each time
 # most_wait = 60
+
+[logging]
+# json = false                        # one JSON object a line on stderr; `--log-format` overrides it
 
 [data]
 source = {source}                     # (required) csv:FILE, folders:DIR, dicom:DIR, fed-isic:DIR, npz:PATH or generated
@@ -35,6 +39,18 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # purpose = "model training"          # these two go into the privacy log when the data are opened
 # legal_basis = ""
 
+[privacy]                             # where the manifest asks for differential privacy
+# population = "patients"             # whose budget is spent; one ledger for everything that holds the same patients
+# ledger = "ledger"                   # folder of the ledger; it outlives runs, so back it up
+# anchor = "ledger-anchor"            # folder of its newest head, best on another disk
+# cap = 8.0                           # the most that all runs may cost; default: the manifest's epsilon
+# noise = 1.2                         # over the clip; default: the manifest's floor. `site-agent check` proposes one
+# metrics_noise = 10.0                # book a local validation in every round; default: validation is off
+# micro_batch = 64                    # images at once under differential privacy
+
+[metrics]
+# listen = "127.0.0.1:7481"           # figures for a Prometheus on this machine; no other address is permitted
+
 [policy]                              # what this hospital permits; the coordinator cannot override it
 # methods = ["fednpr-per"]            # default: whatever the manifest names
 # architectures = ["efficientnet_b0"]
@@ -45,6 +61,7 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # require_privacy = false             # refuse federations without differential privacy
 # most_epsilon = 8.0
 # require_covered_audit = false       # refuse federations whose sums are only sampled
+# required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
 # share_metrics = true                # put the training loss and hits into the masked sum; false sends zeros
 
 # [policy.settings]                   # bounds on what the manifest may set

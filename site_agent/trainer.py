@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,10 +21,11 @@ from torch import Tensor
 from npr.data.dataset import SiteData
 from npr.initial import build_initial, check_code, spec_of
 from npr.methods import registry
-from npr.methods.base import Kind
+from npr.methods.base import Kind, Method
 from npr.methods.site import Site
-from npr.metrics import balanced_accuracy, balanced_auc
+from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix
 from npr.model import SplitModel, normalisation
+from npr.training import LocalReport
 from npr.wire_layout import Recipe, WireModel, check_config_hash, ever_shared, groups_to_load
 from security.consortium.initial_model import InitialModel
 from security.consortium.manifest import Manifest
@@ -31,6 +33,8 @@ from security.errors import ConfigError
 from security.secagg.effects import Vector
 from site_agent.contribution import LocalResult
 from site_agent.vault import Vault
+
+LocalRound = Callable[[Method, Site, int], LocalReport]
 
 
 def recipe_of(manifest: Manifest) -> Recipe:
@@ -41,7 +45,10 @@ def recipe_of(manifest: Manifest) -> Recipe:
 
 
 class Trainer:
-    """One hospital's learning. `train` and `evaluate` are called from one thread, one after the other."""
+    """One hospital's learning. `train` and `evaluate` are called from one thread, one after the other.
+
+    :param work: how a round is worked on: by this process, or with others (`crew`).
+    """
 
     def __init__(
         self,
@@ -52,10 +59,8 @@ class Trainer:
         *,
         data_key: bytes,
         threads: int | None = None,
+        work: LocalRound = Method.local_round,
     ) -> None:
-        if manifest.privacy is not None:
-            # The private round (npr.dp) books its noise on a ledger of its own, which this agent does not open yet.
-            raise ConfigError("this agent cannot train under differential privacy yet", where="manifest [privacy]")
         check_code(manifest.model.code_digest)
         if threads is not None:
             torch.set_num_threads(threads)
@@ -64,12 +69,20 @@ class Trainer:
         self.method = registry.build(recipe.config)
         ever_shared(self.method, manifest.training.rounds)
         model = build_initial(self.method, spec, initial.tensors)
-        mean, std = normalisation(spec)
+        self.mean, self.std = normalisation(spec)
         self.wire = WireModel(manifest.aggregation.layout, model)
         self.site = Site(
-            name=data.name, train=data.train, model=model, config=recipe.config, seed=recipe.seed, mean=mean, std=std
+            name=data.name,
+            train=data.train,
+            model=model,
+            config=recipe.config,
+            seed=recipe.seed,
+            mean=self.mean,
+            std=self.std,
         )
+        self._promised = manifest.privacy is not None
         self.data = data
+        self._work = work
         self._vault = vault
         self._data_key = data_key
         self._round: int | None = None
@@ -96,7 +109,7 @@ class Trainer:
         started = time.monotonic_ns()
         last = self._recall(round_number)
         self.wire.load(self.site.model, state, groups_to_load(self.method, last, round_number))
-        report = self.method.local_round(self.site, round_number)
+        report = self._local_round(round_number)
         self._round = round_number
         epochs = max(1, self.site.config.local_epochs)
         return LocalResult(
@@ -109,6 +122,11 @@ class Trainer:
             memory=save_tensors(_stored(self.site.memory())),
             artefacts=self._artefacts(),
         )
+
+    def _local_round(self, round_number: int) -> LocalReport:
+        if self._promised:
+            raise ConfigError("private rounds need a ledger", where="manifest [privacy]", hint="`site-agent` opens it")
+        return self._work(self.method, self.site, round_number)
 
     def _artefacts(self) -> tuple[tuple[str, int, bytes], ...]:
         """What stays here: a keyed digest of each kind, so that the log can show later which it was."""
@@ -124,7 +142,7 @@ class Trainer:
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
         """The site's own predictor on its own images; keeps the best by validation. Nothing of it leaves."""
-        figures = self.judge(round_number, state)
+        figures = self._figures_of_round(round_number, state)
         chosen = figures.get("validation", figures.get("test"))
         if chosen is not None and chosen["bacc"] is not None and chosen["bacc"] > self._best:
             self._best, figures["best"] = chosen["bacc"], True
@@ -133,20 +151,18 @@ class Trainer:
             self._vault.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
         return figures
 
+    def _figures_of_round(self, round_number: int, state: Vector) -> dict[str, Any]:
+        return self.judge(round_number, state)
+
     def judge(self, round_number: int, state: Vector) -> dict[str, Any]:
         """Figures of the predictor after a round."""
+        return {"round": round_number} | self._figures(self.model_after(round_number, state))
+
+    def model_after(self, round_number: int, state: Vector) -> SplitModel:
+        """The predictor after a round, also in a process that has not trained."""
         if self._round is None:
             self._round = self._recall(round_number + 1)
-        return {"round": round_number} | self._figures(self._predictor(round_number, state))
-
-    def judge_best(self) -> dict[str, Any]:
-        """Figures of the best model kept so far."""
-        path = self._vault.models / "best.safetensors"
-        if not path.exists():
-            raise ConfigError("no round has been evaluated yet", where=str(path))
-        model = copy.deepcopy(self.site.model)
-        model.load_state_dict(load_tensors(path.read_bytes()))
-        return self._figures(model)
+        return self._predictor(round_number, state)
 
     def _figures(self, model: SplitModel) -> dict[str, Any]:
         kind: Kind = self.method.reports[0]
@@ -158,6 +174,7 @@ class Trainer:
                     "bacc": _finite(balanced_accuracy(samples.labels, scores)),
                     "bauc": _finite(balanced_auc(samples.labels, scores)),
                     "images": len(samples),
+                    "confusion": confusion_matrix(samples.labels, scores.argmax(axis=1), scores.shape[1]).tolist(),
                 }
         return figures
 

@@ -1,14 +1,18 @@
 """The site's state directory: what must survive a restart, readable by this user only.
 
 wal                  what the site has agreed to (security/secagg/wal.py)
-run                  the run that everything here belongs to
+run                  the run that everything here belongs to, but for the log
+runs/<run>/          the same files of runs that are over
 rounds               how many rounds this site has trained
 connections          how often this site has connected
 pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key
 memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
 states/<hash>.safetensors    global models, by the hash that the chain of results names
 models/best.safetensors      the best personal model by local validation
+models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
 metrics.jsonl        local evaluation after each round
+data.json            how many images of each class are here; for the hospital's own page, never leaves
+evidence/            proof of lies of the coordinator, for the consortium
 log/                 the privacy log
 """
 
@@ -29,16 +33,18 @@ from safetensors.numpy import save as save_tensors
 
 from security import aead, codec, keystore, labels
 from security.codec import Reader
-from security.errors import ConfigError, DataError, ToolkitError
+from security.errors import DataError, ToolkitError
 from security.rng import Randomness
 from security.secagg import state as states
-from security.secagg.effects import Vector
+from security.secagg.effects import KeepEvidence, Vector
 from security.secagg.layout import Layout
 from security.secagg.site_core import PendingUpdate
+from security.secagg.wal import WriteAheadLog
 from security.secrets import Secret
 
 KEPT_STATES: Final = 3
 _MAX_CONNECTIONS: Final = 2**53
+_OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "run")
 
 
 class Vault:
@@ -52,8 +58,6 @@ class Vault:
         for path in (folder, self.pending, self.memory, self.states, self.models):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
-            for leftover in path.glob(".*.new"):
-                leftover.unlink()  # of a write that a kill cut short
 
     @property
     def wal(self) -> Path:
@@ -85,22 +89,41 @@ class Vault:
 
     # Which run this is.
 
-    def claim(self, run: str) -> None:
-        """Bind this directory to a run, once.
+    def claim(self, run: str) -> str | None:
+        """Bind this directory to a run. Files of a run before it are set aside, so that personal memory and promises
+        are not mixed; the privacy log and the count of connections go on.
 
-        :raises ConfigError: if it belongs to another one: personal memory and promises must not be mixed.
+        :returns: the run that was set aside, if any.
         """
         path = self.folder / "run"
-        if path.exists():
-            found = path.read_text().strip()
-            if found != run:
-                raise ConfigError(
-                    f"this state directory belongs to run {found!r}, the manifest names {run!r}",
-                    where=str(self.folder),
-                    hint="set another [site] state folder for the new run, and keep this one",
-                )
-            return
+        found = path.read_text().strip() if path.exists() else None
+        if found == run:
+            return None
+        if found is not None:
+            self._set_aside(found)
         _write(path, f"{run}\n".encode())
+        return found
+
+    def _set_aside(self, run: str) -> None:
+        """The name of the run last: as long as it is here, a start that was cut short begins again where it stopped."""
+        if self.wal.exists():
+            WriteAheadLog(self.wal).close()  # or it is refused here: an agent of the old run still has it open
+        target = self.folder / "runs" / run
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _OF_A_RUN:
+            if (self.folder / name).exists() and not (target / name).exists():
+                (self.folder / name).rename(target / name)
+        for path in (self.pending, self.memory, self.states, self.models):
+            path.mkdir(mode=0o700, exist_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what writes left behind that a kill cut short.
+
+        For the agent that holds this directory alone: another process would take away a file that is being written.
+        """
+        for folder in (self.folder, self.pending, self.memory, self.states, self.models):
+            for leftover in folder.glob(".*.new"):
+                leftover.unlink()
 
     def next_connection(self) -> int:
         """Count connections up, on disk before the number is used: it is part of every message's name."""
@@ -217,10 +240,25 @@ class Vault:
 
     # For people.
 
+    @property
+    def evidence(self) -> Path:
+        return self.folder / "evidence"
+
+    def keep_evidence(self, found: KeepEvidence) -> Path:
+        """Proof that the coordinator lied; outlives runs."""
+        self.evidence.mkdir(mode=0o700, exist_ok=True)
+        path = self.evidence / found.name
+        _write(path, found.proof.to_bytes())
+        return path
+
     def note_metrics(self, values: Mapping[str, Any]) -> None:
         descriptor = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "a", encoding="utf-8") as file:
             file.write(json.dumps(values, sort_keys=True, allow_nan=False) + "\n")
+
+    def note_data(self, values: Mapping[str, Any]) -> None:
+        """What the data hold, for the hospital's own page."""
+        _write(self.folder / "data.json", json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
         if not self.metrics.exists():

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 
 from security import relay
 from security.audit import events as ev
+from security.audit.kinds import MAX_COUNT
 from security.audit.log import AuditLog
 from security.audit.note import Note, head_of
 from security.audit.witness import Witness
 from security.errors import HeadConflict, RemoteProtocolError
-from security.relay import HeadSignature
+from security.relay import HeadSignature, SignedHead
 from security.secagg.wire import Wire
 
 
@@ -24,6 +25,18 @@ class Witnessing:
         self._site = site
         self._log = log
         self._witness = witness
+        hub = witness.roster.coordinator
+        self._hub = hub.origin if hub else ""
+        self._seen = 0
+
+    def saw(self, head: SignedHead) -> None:
+        """Log a head of the coordinator's that came with a message, when it has grown.
+
+        It is not cosigned by this. But a coordinator that shows a head to one site only is on record with it.
+        """
+        if head.origin == self._hub and self._seen < head.size <= MAX_COUNT:
+            self._seen = head.size
+            self._log.append(ev.CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 
     def attend(self, message: relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held) -> Iterator[Wire]:
         """What to send in answer.
@@ -62,8 +75,14 @@ class Witnessing:
             if held is None:
                 raise
             return relay.Held.of(self._site, held)
-        seen = ev.CheckpointSeen(origin=origin, size=message.head.size, root=message.head.root.hex())
-        self._log.append(seen)
+        given = ev.Cosigned(
+            origin=origin,
+            size=message.head.size,
+            root=message.head.root.hex(),
+            cosigner=signature.name,
+            timestamp=signature.time,
+        )
+        self._log.append(given)
         return relay.Cosignature(origin=origin, size=message.head.size, signature=HeadSignature.of(signature))
 
     def _keep(self, message: relay.Cosignature) -> None:

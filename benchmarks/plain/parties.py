@@ -67,7 +67,7 @@ class Server:
 
 
 async def serve(identity: Identity, port: int, server: Server) -> None:
-    running = grpc.aio.server(options=tls.OPTIONS)
+    running = grpc.aio.server(options=tls.COORDINATOR_OPTIONS)
     handler = grpc.stream_stream_rpc_method_handler(server.average)
     running.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
     running.add_secure_port(f"0.0.0.0:{port}", tls.server_credentials(identity))
@@ -79,7 +79,7 @@ async def serve(identity: Identity, port: int, server: Server) -> None:
 async def take_part(identity: Identity, address: str, words: int, rounds: int, times: Path) -> None:
     vector = np.full(words, 0.5, dtype=np.float32)
     credentials = tls.channel_credentials(identity)
-    async with grpc.aio.secure_channel(address, credentials, options=tls.OPTIONS) as channel:
+    async with grpc.aio.secure_channel(address, credentials, options=tls.SITE_OPTIONS) as channel:
         await channel.channel_ready()
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")()
         mean = np.empty_like(vector)

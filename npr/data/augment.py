@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -15,6 +16,31 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from security.errors import ConfigError
+
+
+class Draws(Protocol):
+    """What is needed of a numpy generator."""
+
+    def random(self, size: int, /) -> NDArray[np.float64]: ...
+
+    def uniform(self, low: float, high: float, size: int) -> NDArray[np.float64]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class PartOfDraws:
+    """Draws for a whole batch, of which one part is wanted: what an image meets does not depend on who works on it."""
+
+    whole: np.random.Generator
+    count: int
+    part: slice
+
+    def random(self, size: int, /) -> NDArray[np.float64]:
+        del size
+        return self.whole.random(self.count)[self.part]
+
+    def uniform(self, low: float, high: float, size: int) -> NDArray[np.float64]:
+        del size
+        return self.whole.uniform(low, high, self.count)[self.part]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +81,7 @@ class Augmentation:
         return cls(blur=Blur(), fill="zeros")
 
 
-def flip(images: NDArray[np.uint8], augmentation: Augmentation, rng: np.random.Generator) -> NDArray[np.uint8]:
+def flip(images: NDArray[np.uint8], augmentation: Augmentation, rng: Draws) -> NDArray[np.uint8]:
     """Mirror some images of an (N, H, W, C) batch, in place; the caller owns the array."""
     for probability, axis in ((augmentation.flip_horizontal, 2), (augmentation.flip_vertical, 1)):
         chosen = np.flatnonzero(rng.random(len(images)) < probability)
@@ -63,7 +89,7 @@ def flip(images: NDArray[np.uint8], augmentation: Augmentation, rng: np.random.G
     return images
 
 
-def blur(images: torch.Tensor, spec: Blur, rng: np.random.Generator) -> torch.Tensor:
+def blur(images: torch.Tensor, spec: Blur, rng: Draws) -> torch.Tensor:
     """Separable blur of a float (N, C, H, W) batch, edges reflected, one sigma per image."""
     sigma = torch.from_numpy(rng.uniform(*spec.sigma, size=len(images)).astype(np.float32))
     rows = blur_matrix(images.shape[2], spec.height, sigma)
@@ -85,7 +111,7 @@ def blur_matrix(length: int, taps: int, sigma: torch.Tensor) -> torch.Tensor:
     return torch.einsum("nt,ltm->nlm", weights, F.one_hot(source, length).float())
 
 
-def rotate(images: torch.Tensor, augmentation: Augmentation, rng: np.random.Generator) -> torch.Tensor:
+def rotate(images: torch.Tensor, augmentation: Augmentation, rng: Draws) -> torch.Tensor:
     """Turn every image about its centre by its own angle, bilinear."""
     angles = rng.uniform(-augmentation.rotation, augmentation.rotation, size=len(images)) * (math.pi / 180.0)
     height, width = images.shape[2:]

@@ -50,7 +50,7 @@ def load_fed_isic(
         name="fed-isic2019",
         where=split.name,
         unit_kind="lesion" if lesions else "image",
-        decoding=_decoding(image_size, colour_constancy and fresh, brightness),
+        decoding=decoding(image_size, colour_constancy and fresh, brightness),
         storage=storage,
         split_name="fold",
         split_grouped=False,
@@ -96,7 +96,9 @@ def _lesions(metadata: Path) -> dict[str, str] | None:
         return {row["image"]: row.get("lesion_id") or "" for row in csv.DictReader(file)}
 
 
-def _decoding(image_size: int, colour_constancy: bool, brightness: bool) -> Decoding:
+def decoding(image_size: int, colour_constancy: bool, brightness: bool) -> Decoding:
+    """An original image: shorter side to size, colours balanced, then squashed."""
+
     def read(path: Path, where: str) -> NDArray[np.uint8]:
         image = shorter_side(open_image(path, channels=3, where=where), image_size)
         pixels = np.asarray(image, dtype=np.uint8)

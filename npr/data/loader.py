@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from npr.data.augment import Augmentation, blur, flip, rotate
+from npr.data.augment import Augmentation, PartOfDraws, blur, flip, rotate
 from npr.data.dataset import Samples
+from npr.distributed import ALONE, Group
 from security.errors import ConfigError, DataError
 
 # Draws the rows of one epoch, e.g. class-balanced; it gets the labels and the epoch's own generator.
@@ -24,14 +25,22 @@ AHEAD = 2
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Normalised images (N, C, H, W), labels, and the row of each image in its Samples."""
+    """Normalised images (N, C, H, W), labels, and the row of each image in its Samples.
+
+    :ivar whole: how many images the batch has over all processes that share it.
+    """
 
     images: torch.Tensor
     labels: torch.Tensor
     indices: torch.Tensor
+    whole: int
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    @property
+    def shared(self) -> bool:
+        return len(self.labels) < self.whole
 
 
 class Batches:
@@ -40,6 +49,7 @@ class Batches:
     :param seed: non-negative integers, e.g. derived from (seed, site, round, epoch). Order and augmentation are a
         function of it alone, whether or not batches are prefetched.
     :param sampler: draws the rows instead of one shuffled pass.
+    :param group: the processes that share every batch; this one gets its part of each.
     :param prefetch: prepare the next batches in a background thread, which takes one core and no more.
     """
 
@@ -54,6 +64,7 @@ class Batches:
         seed: tuple[int, ...] = (0,),
         shuffle: bool = False,
         sampler: Sampler | None = None,
+        group: Group = ALONE,
         prefetch: bool = True,
         channels_last: bool = True,
     ) -> None:
@@ -63,6 +74,7 @@ class Batches:
         if len(mean) != channels or len(std) != channels:
             raise ConfigError(f"{len(mean)} means and {len(std)} deviations for {channels}-channel images")
         self.samples = samples
+        self.group = group
         self.seconds_waiting = 0.0
         self._augment = augment
         self._seed = seed
@@ -78,7 +90,7 @@ class Batches:
 
     @property
     def indices(self) -> NDArray[np.int64]:
-        """The rows of the whole pass, in order."""
+        """The rows of the whole pass, in order, whoever works on them."""
         return np.concatenate(self._parts) if self._parts else np.empty(0, dtype=np.int64)
 
     def _order(self, shuffle: bool, sampler: Sampler | None) -> NDArray[np.int64]:
@@ -122,12 +134,14 @@ class Batches:
                     future.cancel()
 
     def _make(self, number: int) -> Batch:
-        rows = self._parts[number]
+        whole = self._parts[number]
+        part = self.group.share(len(whole))
+        rows = whole[part]
         pixels = np.ascontiguousarray(self.samples.images[rows])
         if self._augment is None:
             images = self._float(pixels)
         else:
-            rng = np.random.default_rng([*self._seed, 1, number])
+            rng = PartOfDraws(np.random.default_rng([*self._seed, 1, number]), len(whole), part)
             images = self._float(flip(pixels, self._augment, rng))
             if self._augment.blur is not None:
                 images = blur(images, self._augment.blur, rng)
@@ -135,7 +149,7 @@ class Batches:
                 images = rotate(images, self._augment, rng)
         images = images.mul_(self._scale).add_(self._shift).contiguous(memory_format=self._memory)
         labels = torch.from_numpy(self.samples.labels[rows])
-        return Batch(images, labels, torch.from_numpy(rows))
+        return Batch(images, labels, torch.from_numpy(rows), len(whole))
 
     @staticmethod
     def _float(pixels: NDArray[np.uint8]) -> torch.Tensor:

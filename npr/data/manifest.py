@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from npr.data.catalogue import SIDES, Catalogue
@@ -115,23 +115,14 @@ def load_folders(
     """`PATH/<class>/<image>`, or `PATH/train|test|validation/<class>/<image>`. Without ids, each image is a unit."""
     tops = _folders(path)
     split = bool(tops) and {top.name for top in tops} <= set(SIDES)
-    rows, found = list[Row](), set[str]()
-    for side in tops if split else [path]:
-        for folder in _folders(side):
-            found.add(folder.name)
-            rows += [
-                Row(
-                    id=file.relative_to(path).as_posix(),
-                    path=file,
-                    label=folder.name,
-                    where=f"{path.name}/{file.relative_to(path).as_posix()}",
-                    side=side.name if split else None,
-                )
-                for file in _files(folder, (".dcm",) if decoding else SUFFIXES)
-            ]
+    suffixes = (".dcm",) if decoding else SUFFIXES
+    sides = [(side, side.name) for side in tops] if split else [(path, None)]
+    rows = [row for top, side in sides for row in _listed(path, top, side, class_names or (), suffixes)]
     return catalogue_of(
         rows,
-        class_names if class_names is not None else sorted(found),
+        class_names
+        if class_names is not None
+        else sorted({folder.name for top, _ in sides for folder in _folders(top)}),
         name=path.name,
         where=str(path),
         unit_kind="image",
@@ -140,17 +131,29 @@ def load_folders(
     )
 
 
+def _listed(root: Path, top: Path, side: str | None, classes: Sequence[str], suffixes: Sequence[str]) -> Iterator[Row]:
+    """The images of one side. Files, and folders that are no class, are often called after people: they are counted."""
+    for place, folder in enumerate(_folders(top), start=1):
+        called = folder.name if folder.name in classes else f"folder {place}"
+        shown = f"{side}/{called}" if side else called
+        for number, file in enumerate(_files(folder, shown, suffixes), start=1):
+            name = file.relative_to(root).as_posix()
+            yield Row(id=name, path=file, label=folder.name, where=f"{root.name}/{shown} file {number}", side=side)
+
+
 def _folders(path: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError("folder is missing", where=str(path))
     return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
 
 
-def _files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
+def _files(folder: Path, shown: str, suffixes: Sequence[str]) -> list[Path]:
     files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != "Thumbs.db")
-    for file in files:
+    for number, file in enumerate(files, start=1):
         if file.suffix.lower() not in suffixes:
             raise DataError(
-                "not an image of a known type", where=f"{folder.name}/{file.name}", hint=f"known: {', '.join(suffixes)}"
+                "not an image of a known type",
+                where=f"{shown} file {number}",
+                hint=f"folders and files are counted in the order of their names; known: {', '.join(suffixes)}",
             )
     return files

@@ -94,7 +94,7 @@ def _sides(file: Path, column: NDArray[Any]) -> tuple[str, ...]:
     sides = _text(column)
     for row, side in enumerate(sides):
         if side not in SIDES:
-            raise DataError(f"split is {side!r}", where=f"{file.name} row {row}", hint=f"one of {', '.join(SIDES)}")
+            raise DataError("the split is unknown", where=f"{file.name} row {row}", hint=f"one of {', '.join(SIDES)}")
     return sides
 
 

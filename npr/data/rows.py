@@ -6,8 +6,10 @@ row and never the patient, because they are printed, mailed and pasted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,8 @@ from numpy.typing import NDArray
 
 from npr.data.catalogue import SIDES, Catalogue, NamedSplit
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
+from npr.data.faults import Fault, Kind
+from npr.data.splits import on_two_sides
 from npr.data.store import Storage, digest_of, pool
 from security.errors import DataError
 
@@ -45,28 +49,68 @@ class Decoding:
     settings: str
 
 
-def check_rows(rows: Sequence[Row], class_names: Sequence[str], *, where: str) -> None:
-    """Empty lists, unknown labels and sides, repeated ids and missing files, in the order of the rows."""
+def check_rows(
+    rows: Sequence[Row], class_names: Sequence[str], *, where: str, report: Callable[[Fault], None]
+) -> list[Row]:
+    """The rows that can be used. Unknown labels and sides, repeated ids and missing files go to `report`, in order."""
     if not class_names:
         raise DataError("the class list is empty", where=where)
     if len(set(class_names)) != len(class_names):
         raise DataError("the class list names a class twice", where=where)
     if not rows:
         raise DataError("there is no image", where=where)
-    known, seen = set(class_names), dict[str, str]()
+    good, seen = list[Row](), dict[str, str]()
     for row in rows:
-        if row.label not in known:
-            raise DataError(
-                f"label {row.label!r} is not in the class list",
-                where=row.where,
-                hint=f"one of {', '.join(class_names)}",
-            )
-        if row.side is not None and row.side not in SIDES:
-            raise DataError(f"split {row.side!r} is unknown", where=row.where, hint=f"one of {', '.join(SIDES)}")
-        if seen.setdefault(row.id, row.where) != row.where:
-            raise DataError(f"the same image as in {seen[row.id]}", where=row.where, hint="list every image once")
-        if not row.path.is_file():
-            raise DataError("image file is missing", where=row.where, hint=f"looked in {row.path.parent}")
+        fault = _fault(row, class_names, seen)
+        if fault is None:
+            good.append(row)
+        else:
+            report(fault)
+    return good
+
+
+def _fault(row: Row, class_names: Sequence[str], seen: dict[str, str]) -> Fault | None:
+    """The first thing that is wrong with a row, and a note of its id in `seen`."""
+
+    def fault(kind: Kind, what: str, hint: str) -> Fault:
+        return Fault(kind=kind, error=DataError(what, where=row.where, hint=hint))
+
+    if row.label not in class_names:
+        return fault(Kind.LABEL, "the label is not in the class list", _meant(row.label, class_names))
+    if row.side is not None and row.side not in SIDES:
+        return fault(Kind.SPLIT, "the split is unknown", _meant(row.side, SIDES))
+    if seen.setdefault(row.id, row.where) != row.where:
+        return fault(Kind.REPEATED, f"the same image as in {seen[row.id]}", "list every image once")
+    if not _readable(row.path):
+        return fault(Kind.MISSING, "image file is missing", "copy it there and let this user read it, or drop the row")
+    return None
+
+
+def _meant(told: str, known: Sequence[str]) -> str:
+    """What was written stays untold: where columns are mixed up, it is a patient."""
+    near = get_close_matches(told, known, n=1)
+    return f"{f'did you mean {near[0]}? ' if near else ''}one of {', '.join(known)}"
+
+
+def _readable(path: Path) -> bool:
+    """An operating system's own error would name the file."""
+    try:
+        return path.is_file() and os.access(path, os.R_OK)
+    except OSError:
+        return False
+
+
+def _grouped(rows: list[Row], unit_kind: str, report: Callable[[Fault], None]) -> list[Row]:
+    """Rows whose unit began on another side go there, if `report` lets them: so they are still looked at."""
+    sides, names = [row.side or "" for row in rows], [row.where for row in rows]
+    for _, error in on_two_sides([_unit(row) for row in rows], sides, unit_kind=unit_kind, names=names):
+        report(Fault(kind=Kind.TWO_SIDES, error=error))
+    first = {_unit(row): row.side for row in reversed(rows)}
+    return [replace(row, side=first[_unit(row)]) for row in rows]
+
+
+def _unit(row: Row) -> str:
+    return row.unit if row.unit is not None else row.id
 
 
 def catalogue_of(
@@ -81,12 +125,14 @@ def catalogue_of(
     split_name: str = "split",
     split_grouped: bool = True,
 ) -> Catalogue:
-    """Check, decode, assemble. A split is taken over when every row has a side."""
-    check_rows(rows, class_names, where=where)
+    """Check, decode, assemble. A split is taken over when every row has a side. Faults go to the storage's `report`."""
+    rows = check_rows(rows, class_names, where=where, report=storage.report)
+    if any(row.side for row in rows):
+        for row in rows:
+            if row.side is None:
+                raise DataError("split is empty", where=row.where, hint="fill the column for all rows, or remove it")
+        rows = _grouped(rows, unit_kind, storage.report) if split_grouped else rows
     sides = tuple(row.side for row in rows if row.side is not None)
-    if sides and len(sides) != len(rows):
-        row = next(row for row in rows if row.side is None)
-        raise DataError("split is empty", where=row.where, hint="fill the column for all rows, or remove it")
     fingerprint = _fingerprint(rows, decoding)
     size = decoding.image_size
     number: Mapping[str, int] = {label: index for index, label in enumerate(class_names)}
@@ -102,7 +148,7 @@ def catalogue_of(
         ),
         labels=np.array([number[row.label] for row in rows], dtype=np.int64),
         ids=tuple(row.id for row in rows),
-        units=tuple(row.unit if row.unit is not None else row.id for row in rows),
+        units=tuple(_unit(row) for row in rows),
         unit_kind=unit_kind,
         sites=tuple(row.site for row in rows),
         splits={split_name: NamedSplit(sides=sides, grouped=split_grouped)} if sides else {},

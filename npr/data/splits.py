@@ -7,7 +7,7 @@ change when numpy does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,12 +64,23 @@ def grouped_holdout(
 
 def check_grouped(units: Sequence[str], sides: Sequence[str], *, unit_kind: str, names: Sequence[str]) -> None:
     """Raise if a unit has rows on two sides; the error names the two rows and keeps the patient's id out."""
+    for _, error in on_two_sides(units, sides, unit_kind=unit_kind, names=names):
+        raise error
+
+
+def on_two_sides(
+    units: Sequence[str], sides: Sequence[str], *, unit_kind: str, names: Sequence[str]
+) -> Iterator[tuple[int, DataError]]:
+    """Every row whose unit began on another side, with what to say about it."""
     first: dict[str, int] = {}
     for row, (unit, side) in enumerate(zip(units, sides, strict=True)):
         seen = first.setdefault(unit, row)
         if sides[seen] != side:
-            raise DataError(
-                f"one {unit_kind} is in {side!r} here and in {sides[seen]!r} in {names[seen]}",
-                where=names[row],
-                hint=f"put all images of a {unit_kind} on one side, or leave the split out and let it be made",
+            yield (
+                row,
+                DataError(
+                    f"one {unit_kind} is in {side!r} here and in {sides[seen]!r} in {names[seen]}",
+                    where=names[row],
+                    hint=f"put all images of a {unit_kind} on one side, or leave the split out and let it be made",
+                ),
             )

@@ -18,7 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from npr.data.faults import Fault
 from security.errors import DataError
+from security.terminal import progress
 
 Decode = Callable[[int], NDArray[np.uint8]]
 
@@ -45,6 +47,14 @@ class Storage:
         chosen = os.environ.get(CACHE_VARIABLE)
         return cls(cache_dir=Path(chosen) if chosen else None)
 
+    def report(self, fault: Fault) -> None:
+        """What happens to a row that cannot be used. Here: nothing is half-read."""
+        raise fault.error
+
+    def instead(self, decode: Decode, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:  # noqa: ARG002
+        """An array in the place of decoded images; None to decode them."""
+        return None
+
 
 def user_cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
@@ -59,6 +69,8 @@ def digest_of(parts: Iterable[object]) -> str:
 def pool(decode: Decode, count: int, shape: tuple[int, int, int], *, key: str, storage: Storage) -> NDArray[np.uint8]:
     """All `count` images in one array, read from the cache when the same pool was made before."""
     full = (count, *shape)
+    if (blank := storage.instead(decode, full)) is not None:
+        return blank
     fits = int(np.prod(full, dtype=np.int64)) <= storage.memory_limit
     if storage.cache_dir is None and fits:
         images = np.empty(full, dtype=np.uint8)
@@ -104,10 +116,11 @@ def _fill(images: NDArray[np.uint8], decode: Decode) -> None:
         for row in range(start, min(start + _ROWS_AT_A_TIME, len(images))):
             images[row] = decode(row)
 
-    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as workers:
+    starts = range(0, len(images), _ROWS_AT_A_TIME)
+    with progress("decoding images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         try:
-            for _ in workers.map(some, range(0, len(images), _ROWS_AT_A_TIME)):
-                pass
+            for number, _ in enumerate(workers.map(some, starts), start=1):
+                tell(min(number * _ROWS_AT_A_TIME, len(images)), len(images))
         except BaseException:
             workers.shutdown(wait=True, cancel_futures=True)
             raise

@@ -15,9 +15,7 @@ import torch
 
 from npr.backend import Aggregator, Contribution
 from npr.config import TrainConfig
-from npr.data.augment import Augmentation
 from npr.data.dataset import FederatedDataset
-from npr.dp.freeze_norm import without_batch_norm
 from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation
 from npr.methods.site import Site
@@ -63,23 +61,19 @@ class PrivateFederation(Federation):
         plan: PrivatePlan,
         seed: int = 0,
         aggregator: Aggregator | None = None,
-        augmentation: Augmentation | None = None,
     ) -> None:
+        spec = replace(spec, norm="group" if spec.weights == "none" else "frozen")
         super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator)
-        for model in (self.model, *(site.model for site in self.sites)):
-            without_batch_norm(model, pretrained=spec.weights != "none")
-        # Fresh norm layers take no random numbers, so all copies are still equal.
         self._plan = plan
-        self._augmentation = augmentation
         self._stores = {site.name: MemoryStore() for site in self.sites}
-        self._trainings = {
-            site.name: self._training(site, Ledger.create(self._stores[site.name], self._terms(site), version="lab"))
-            for site in self.sites
+        self._ledgers = {
+            site.name: Ledger.create(self._stores[site.name], self._terms(site), version="lab") for site in self.sites
         }
+        self._trainings = {site.name: self._training(site) for site in self.sites}
 
     def spent(self) -> Mapping[str, Spent]:
         """Both epsilons of every site. Report the list or the largest, never a mean."""
-        return {name: training.ledger.spent() for name, training in self._trainings.items()}
+        return {name: ledger.spent() for name, ledger in self._ledgers.items()}
 
     def _terms(self, site: Site) -> Terms:
         plan = self._plan
@@ -91,17 +85,16 @@ class PrivateFederation(Federation):
             order=order_for(plan.schedule, cap=plan.cap, delta=plan.delta),
         )
 
-    def _training(self, site: Site, ledger: Ledger) -> PrivateTraining:
+    def _training(self, site: Site) -> PrivateTraining:
         mean, std = normalisation(self.spec)
         return PrivateTraining(
             self.method,
             site,
             schedule=self._plan.schedule,
-            ledger=ledger,
+            books=self._ledgers[site.name],
             run="lab",
             mean=mean,
             std=std,
-            augmentation=self._augmentation,
             dimensions=self._plan.dimensions,
             micro_batch=self._plan.micro_batch,
         )
@@ -126,8 +119,8 @@ class PrivateFederation(Federation):
             store = self._stores[site.name] = MemoryStore()
             store.lines = bytes(site.kept[_LEDGER].numpy()).split(b"\n")
             store.head = LedgerHead(seq=len(store.lines) - 1, digest=digest_of(store.lines[-1]))
-            ledger = Ledger.open(store, population=f"lab/{site.name}")
-            self._trainings[site.name] = training = self._training(site, ledger)
+            self._ledgers[site.name] = Ledger.open(store, population=f"lab/{site.name}")
+            self._trainings[site.name] = training = self._training(site)
             kept = {name.removeprefix(_KEPT): tensor for name, tensor in site.kept.items() if name.startswith(_KEPT)}
             training.rounds.remember(kept)
 

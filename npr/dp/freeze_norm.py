@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 
-from opacus.validators import ModuleValidator
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -23,6 +22,9 @@ GROUPS = 32
 
 def without_batch_norm(model: nn.Module, *, pretrained: bool) -> nn.Module:
     """The same model with every BatchNorm replaced. Raises ConfigError if something that mixes records is left."""
+    # Imported here: it takes as long as torch itself, and whoever trains without DP never needs it.
+    from opacus.validators import ModuleValidator
+
     replaced = freeze_batch_norm_2d(model) if pretrained else _with_group_norm(model)
     was_training = replaced.training
     # The validator looks at modules in training mode only.

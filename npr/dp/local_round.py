@@ -26,6 +26,7 @@ from npr.dp.prototypes import (
     unit_features,
 )
 from npr.dp.sgd import DpSgd, Indices, StepReport
+from security.dp.events import Mechanism
 from security.dp.ledger import Reservation
 from security.dp.planner import Schedule
 from security.dp.sampling import Units
@@ -77,14 +78,12 @@ class PrivateRounds:
         self.counts: PrivateCounts | None = None
         self.prototypes: PrivatePrototypes | None = None
 
-    def train(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, reservation: Reservation, round_number: int
-    ) -> list[StepReport]:
-        """Everything booked for this round. Validation is not part of it: it would be one more release."""
+    def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, reservation: Reservation) -> list[StepReport]:
+        """Everything booked for this round, and nothing that is not: the reservation says what is due."""
         data = self._data
-        if self.counts is None:
+        if reservation.holds(Mechanism.CLASS_COUNTS) or self.counts is None:
             self.counts = release_counts(data.labels, data.units, data.classes, reservation)
-        if self._regularisation is not None and self._schedule.refreshes(round_number):
+        if self._regularisation is not None and reservation.holds(Mechanism.PROTOTYPES):
             self._refresh_prototypes(model, reservation, self._regularisation, self.counts)
         model.train()
         steps = DpSgd(
@@ -148,7 +147,8 @@ class PrivateRounds:
     ) -> None:
         data, sigma = self._data, self._schedule.prototypes_sigma
         raw = np.concatenate(list(self._read_features(model)))
-        if self.prototypes is None:
+        # Two events mean a first time, also where older prototypes are at hand: one sum per class, then the cells.
+        if self.prototypes is None or reservation.holds(Mechanism.PROTOTYPES) > 1:
             projection = public_projection(raw.shape[1], settings.dimensions, settings.public_seed)
             self.prototypes = first_prototypes(
                 unit_features(raw, projection),

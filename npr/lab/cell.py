@@ -16,6 +16,7 @@ from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.lab.maps import save_maps
 from npr.lab.plan import Cell, Settings
+from npr.lab.plugins import load_plugins
 from npr.lab.private import privacy_of
 from npr.lab.request import private_plan, train_config
 from npr.lab.secure import SecureAggregator
@@ -34,6 +35,7 @@ ByKind = dict[Kind, list[Predictions]]
 def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRound) -> Json:
     """Runs the cell, or what is left of it, and returns its result as stored."""
     directory.mkdir(parents=True, exist_ok=True)
+    load_plugins()
     federation = build_federation(settings, cell)
     history = _resume(federation, directory)
     while federation.round < settings.rounds:

@@ -13,12 +13,28 @@ import click
 
 from npr.lab.export import model
 from npr.lab.plan import Plan, parse_folds, parse_grids, parse_integers, parse_value
-from security.errors import ConfigError, ToolkitError
+from security.errors import ConfigError
+from security.terminal import log_option, log_to_stderr, run_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-def cli() -> None:
+@click.option(
+    "--plugin",
+    "plugins",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Python file that registers methods of your own; may be repeated.",
+)
+@log_option
+def cli(plugins: tuple[Path, ...], log_format: str | None) -> None:
     """The laboratory: methods x seeds x folds on one data set, with tables, plots and benchmarks."""
+    log_to_stderr("npr-lab", log_format, json_lines=False)
+    if plugins:
+        from npr.lab.plugins import announce, load_plugins
+
+        announce(plugins)
+        load_plugins()
 
 
 cli.add_command(model)
@@ -219,20 +235,8 @@ def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
 
 
 def main() -> None:
-    """Entry of the console script: our errors as one line and a hint, with their exit code."""
-    try:
-        cli(standalone_mode=False)
-    except ToolkitError as error:
-        click.echo(f"npr-lab: error: {error}", err=True)
-        if error.hint:
-            click.echo(f"hint: {error.hint}", err=True)
-        sys.exit(error.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("npr-lab: stopped; run the same command again to go on", err=True)
-        sys.exit(130)
+    """Entry of the console script."""
+    run_command(cli, "npr-lab", interrupted="stopped; run the same command again to go on")
 
 
 if __name__ == "__main__":

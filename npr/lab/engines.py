@@ -1,20 +1,17 @@
-"""Where cells run: in this process, in several worker processes, or on a Ray cluster. All call the same `run_cell`."""
+"""Where cells run: in this process or in several worker processes. Both call the same `run_cell`, as does on_ray.py."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from pathlib import Path
-from typing import Any
 
 from npr.lab.plan import Cell, Settings
 from npr.lab.progress import Reporter
-from npr.lab.store import Json, ResultStore, read_json, write_atomically
-from security.errors import ConfigError, ToolkitError
+from npr.lab.store import Json, ResultStore, read_json
+from security.errors import ToolkitError
 
 Outcome = tuple[Cell, Json | None, str]
 """A cell with its result, or with None and what went wrong."""
@@ -77,55 +74,6 @@ def _run_process(job: Json, reporter: Reporter, cell: Cell) -> str:
             error = message.get("error", error)
         code = process.wait()
     return error or (f"the worker ended with exit code {code}" if code else "")
-
-
-def run_ray(
-    settings: Settings, cells: Sequence[Cell], store: ResultStore, reporter: Reporter, *, address: str | None
-) -> Iterator[Outcome]:
-    """On a Ray cluster, by address, or on a local one. Nodes share no disk with us: results come back as bytes."""
-    ray = _import_ray()
-    ray.init(address=address, log_to_driver=False)
-    try:
-        task = ray.remote(num_cpus=1)(_ray_cell)
-        pending = {}
-        for cell in cells:
-            reporter.cell_started(cell.key, settings.rounds)
-            pending[task.remote(settings.model_dump(mode="json"), cell.model_dump(mode="json"))] = cell
-        while pending:
-            finished, _ = ray.wait(list(pending), num_returns=1)
-            cell = pending.pop(finished[0])
-            try:
-                files = ray.get(finished[0])
-            except ray.exceptions.RayError as error:
-                yield cell, None, f"{type(error).__name__} on the cluster"
-                continue
-            for name, content in files.items():
-                write_atomically(store.directory(cell) / name, content)
-            yield cell, read_json(store.directory(cell) / "result.json"), ""
-    finally:
-        ray.shutdown()
-
-
-def _ray_cell(settings: Json, cell: Json) -> dict[str, bytes]:
-    """Runs on a node: one cell in a temporary directory, its files as bytes. A lost node starts its cell anew."""
-    from npr.lab.cell import run_cell
-
-    with tempfile.TemporaryDirectory() as directory:
-        what = Settings.model_validate(settings), Cell.model_validate(cell)
-        run_cell(*what, Path(directory), on_round=lambda *_: None)
-        files = (path for pattern in ("result.json", "*.npz") for path in Path(directory).glob(pattern))
-        return {path.name: path.read_bytes() for path in files}
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.exceptions
-    except ImportError:
-        raise ConfigError(
-            "--engine ray needs the package ray, which is not installed", hint="pip install 'lazaret[ray]'"
-        ) from None
-    return ray
 
 
 def _teller(reporter: Reporter, cell: Cell) -> Callable[[int, str], None]:

@@ -20,6 +20,7 @@ from security.errors import ConfigError
 @click.option("--method", default="fednpr-per", show_default=True, help="`npr-lab list` shows them.")
 @click.option("--rounds", type=click.IntRange(1), default=80, show_default=True, help="Length of the run.")
 @click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A setting of training or of the method.")
+@click.option("--dp", "private", multiple=True, metavar="KEY=VALUE", help="Private rounds: steps, rate and the like.")
 @click.option("--image-size", type=click.IntRange(8), default=224, show_default=True)
 @click.option("--channels", type=click.Choice(["1", "3"]), default="3", show_default=True)
 @click.option("--drop-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True)
@@ -38,6 +39,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
         image_size=given["image_size"],
         in_channels=int(given["channels"]),
         drop_rate=given["drop_rate"],
+        privacy=_privacy(given["private"], given["method"], given["weights"]),
     )
     spec = ModelSpec(
         architecture=given["architecture"],
@@ -47,7 +49,12 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
         weights=given["weights"],
         drop_rate=recipe.drop_rate,
         seed=recipe.seed,
+        norm=recipe.norm,
     )
+    if recipe.privacy is not None:
+        from npr.dp.upstream import check_upstream
+
+        check_upstream(recipe.config)
     written = export(out, spec, recipe, rounds=given["rounds"])
     if as_json:
         click.echo(json.dumps(asdict(written) | {"path": str(out.resolve())}, indent=1))
@@ -56,17 +63,36 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     click.echo(f"sha256       {written.sha256}\nconfig hash  {written.config_hash}")
 
 
+def _pairs(texts: tuple[str, ...], where: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"cannot read {text!r}", where=where, hint="write KEY=VALUE")
+        values[key] = parse_value(value)
+    return values
+
+
+def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
+    """What stands for BatchNorm follows from the weights, and whether prototypes are released from the method."""
+    from npr.methods import registry
+    from security.dp.settings import PREFIX, PrivateSettings
+
+    if not texts:
+        return None
+    told = {"norm": "group" if weights == "none" else "frozen"}
+    if registry.get(method).npr:
+        told["prototypes_sigma"] = str(PrivateSettings().prototypes_sigma)
+    told |= _pairs(texts, "--dp")
+    return PrivateSettings.of({PREFIX + name: value for name, value in told.items()}, where="--dp")
+
+
 def _config(method: str, texts: tuple[str, ...]) -> Any:
     from npr.lab.names import require_known
     from npr.lab.request import SETTINGS
     from npr.methods import registry
 
-    values: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"cannot read {text!r}", where="--set", hint="write KEY=VALUE")
-        values[key] = parse_value(value)
+    values = _pairs(texts, "--set")
     own = registry.get(method).method.Options.model_fields
     for key in values:
         require_known("setting", key, {*SETTINGS, *own}, where="--set")

@@ -5,7 +5,8 @@ matplotlib is an extra and is imported only here, with a backend that needs no d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def _curves(axes: Any, results: Json) -> bool:
         means = [np.mean([values[rounds.index(at)] for rounds, values in lines]) for at in common]
         axes.plot(common, means, color=colour, marker="o", markersize=3, label=f"{variant} ({kind})")
     axes.set(xlabel="round", ylabel="pooled balanced recall (%)")
-    axes.legend(fontsize="small")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    _finish(axes)
     return True
 
 
@@ -79,24 +81,34 @@ def _sites(axes: Any, results: Json) -> bool:
     for number, variant in enumerate(variants):
         mine = [cell for cell in results["cells"] if cell["variant"] == variant]
         kind = headline_kind(mine[0])
-        heights = [_mean([cell["final"][kind]["sites"][site]["bacc"] for cell in mine]) for site in sites]
-        axes.bar(np.arange(len(sites)) + number * width, heights, width, label=f"{variant} ({kind})")
+        heights, spread = np.transpose(
+            [_spread(cell["final"][kind]["sites"][site]["bacc"] for cell in mine) for site in sites]
+        )
+        places = np.arange(len(sites)) + number * width
+        axes.bar(places, heights, width, yerr=spread, error_kw={"linewidth": 0.8}, label=f"{variant} ({kind})")
     axes.set_xticks(np.arange(len(sites)) + 0.4 - width / 2, sites)
     axes.set(ylabel="balanced accuracy (%)")
-    axes.legend(fontsize="small")
+    _finish(axes)
     return True
 
 
-def _mean(values: Sequence[float | None]) -> float:
-    """A site without test images has no figure; it is left out."""
+def _spread(values: Iterable[float | None]) -> tuple[float, float]:
+    """Mean and deviation over cells in percent. A site without test images has no figure; it is left out."""
     known = [100 * value for value in values if value is not None]
-    return float(np.mean(known)) if known else 0.0
+    return (float(np.mean(known)), float(np.std(known))) if known else (0.0, 0.0)
+
+
+def _finish(axes: Any) -> None:
+    """Lines to read values by, and the legend where it hides nothing."""
+    axes.grid(axis="y", alpha=0.3, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
 
 
 def _ablation(results: Json, key: str) -> Callable[[Any], bool]:
     def draw(axes: Any) -> bool:
         """Pooled recall with its interval over the values of one option, one line per method and kind."""
-        drawn = False
+        lines = []
         for method in dict.fromkeys(row["method"] for row in results["summary"]):
             for kind in KINDS:
                 points = sorted(
@@ -106,18 +118,23 @@ def _ablation(results: Json, key: str) -> Callable[[Any], bool]:
                     if row["options"][key] is not None
                 )
                 if len(points) > 1:
-                    _points_with_intervals(axes, points, f"{method} ({kind})")
-                    drawn = True
+                    lines.append((points, f"{method} ({kind})"))
         axes.set(xscale="log", xlabel=ABLATIONS[key], ylabel="pooled balanced recall (%)")
-        if drawn:
-            axes.legend(fontsize="small")
-        return drawn
+        for number, (points, label) in enumerate(lines):
+            # Side by side, so that no interval hides another.
+            _points_with_intervals(axes, points, label, shift=1.03 ** (number - (len(lines) - 1) / 2))
+        if lines:
+            tried = sorted({at for points, _ in lines for at, _ in points})
+            axes.set_xticks(tried, [f"{value:g}" for value in tried])
+            axes.minorticks_off()
+            _finish(axes)
+        return bool(lines)
 
     return draw
 
 
-def _points_with_intervals(axes: Any, points: Sequence[tuple[float, list[float]]], label: str) -> None:
-    places, values = [at for at, _ in points], [figures[0] for _, figures in points]
+def _points_with_intervals(axes: Any, points: Sequence[tuple[float, list[float]]], label: str, *, shift: float) -> None:
+    places, values = [at * shift for at, _ in points], [figures[0] for _, figures in points]
     spread = [[figures[0] - figures[1], figures[2] - figures[0]] for _, figures in points if len(figures) == 3]
     errors = np.transpose(spread) if len(spread) == len(points) else None
     axes.errorbar(places, values, yerr=errors, marker="o", capsize=3, label=label)
@@ -142,7 +159,7 @@ def _maps(plt: Any, results: Json, out: Path, folder: Path) -> list[Path]:
 
 def _map_figure(plt: Any, arrays: dict[str, Any], classes: Sequence[str], title: str) -> Any:
     sites = sorted({name.split("/")[0] for name in arrays})
-    columns = min(3, len(sites))
+    columns = math.ceil(math.sqrt(len(sites)))
     rows = -(-len(sites) // columns)
     figure, grid = plt.subplots(rows, columns, figsize=(4 * columns, 4 * rows), squeeze=False, layout="constrained")
     for axes, site in zip(grid.flat, sites, strict=False):
@@ -150,13 +167,16 @@ def _map_figure(plt: Any, arrays: dict[str, Any], classes: Sequence[str], title:
         centres, owners = arrays[f"{site}/prototypes"], arrays[f"{site}/owners"]
         for number, name in enumerate(classes):
             colour = f"C{number % 10}"
-            axes.scatter(*points[labels == number].T, s=4, color=colour, alpha=0.5, label=name)
+            axes.scatter(*points[labels == number].T, s=10, color=colour, alpha=0.6, linewidth=0, label=name)
             axes.scatter(*centres[owners == number].T, s=70, color=colour, marker="*", edgecolor="black", linewidth=0.6)
-        axes.set(title=site, xticks=[], yticks=[])
-    for axes in list(grid.flat)[len(sites):]:
+        axes.set_title(site, fontsize="medium")
+        axes.set(xticks=[], yticks=[])
+    for axes in list(grid.flat)[len(sites) :]:
         axes.axis("off")
-    grid.flat[0].legend(fontsize="x-small", markerscale=2)
-    figure.suptitle(title, fontsize="small")
+    stars = plt.Line2D([], [], color="white", marker="*", markersize=9, markeredgecolor="black", label="prototypes")
+    handles, _ = grid.flat[0].get_legend_handles_labels()
+    figure.legend(handles=[*handles, stars], loc="outside lower center", ncols=5, fontsize="small", frameon=False)
+    figure.suptitle(title, fontsize="large")
     return figure
 
 

@@ -13,11 +13,8 @@ from pydantic import Field, ValidationError
 from npr.dp.federation import PrivateFederation, PrivatePlan
 from npr.federation import Federation
 from npr.lab.plan import Frozen, Value
-from security.dp.events import rate_at_least
-from security.dp.planner import Schedule
+from security.dp.settings import PREFIX, PrivateSettings
 from security.errors import ConfigError
-
-PREFIX = "dp."
 
 
 class PrivateOptions(Frozen):
@@ -50,16 +47,15 @@ class PrivateOptions(Frozen):
         """The schedule with the least noise that keeps the whole run within epsilon; None when privacy is off."""
         if self.epsilon is None:
             return None
-        schedule = Schedule(
-            rounds=rounds,
+        settings = PrivateSettings(
             steps=self.steps,
-            rate=rate_at_least(self.rate),
-            multiplier=1.0,
-            clip=self.clip,
+            rate=self.rate,
             counts_sigma=self.counts_sigma,
             prototypes_sigma=self.prototypes_sigma if prototypes else None,
             prototypes_every=self.prototypes_every,
+            dimensions=self.dimensions,
         )
+        schedule = settings.schedule(rounds=rounds, multiplier=1.0, clip=self.clip)
         return PrivatePlan.for_epsilon(
             self.epsilon, delta=self.delta, schedule=schedule, dimensions=self.dimensions
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from typing import Protocol, Self, TextIO
+from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from security.terminal import bars_fit, remark
 
 
 class Reporter(Protocol):
@@ -25,10 +26,9 @@ class Reporter(Protocol):
 class LineReporter:
     """One line per event: for logs, pipes and batch systems."""
 
-    def __init__(self, cells: int, stream: TextIO | None = None) -> None:
+    def __init__(self, cells: int) -> None:
         self._cells = cells
         self._done = 0
-        self._stream = stream or sys.stderr
         self._start = time.monotonic()
         self._lock = threading.Lock()
 
@@ -54,7 +54,7 @@ class LineReporter:
 
     def _say(self, text: str) -> None:
         with self._lock:
-            print(f"[{time.monotonic() - self._start:7.1f} s] {text}", file=self._stream, flush=True)
+            remark("npr-lab", f"[{time.monotonic() - self._start:7.1f} s] {text}")
 
 
 class BarReporter:
@@ -97,4 +97,4 @@ class BarReporter:
 
 
 def reporter(cells: int) -> Reporter:
-    return BarReporter(cells) if sys.stderr.isatty() else LineReporter(cells)
+    return BarReporter(cells) if bars_fit() else LineReporter(cells)

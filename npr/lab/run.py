@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from npr.lab.engines import Outcome, run_inline, run_ray, run_workers
+from npr.lab.engines import Outcome, run_inline, run_workers
+from npr.lab.on_ray import run_ray
 from npr.lab.plan import Cell, Plan
 from npr.lab.progress import Reporter, reporter
 from npr.lab.store import Json, ResultStore, read_results, write_atomically
@@ -53,11 +54,17 @@ def _outcomes(
     engine: Engine, plan: Plan, todo: Sequence[Cell], store: ResultStore, progress: Reporter
 ) -> Iterator[Outcome]:
     if engine.name == "ray":
-        return run_ray(plan.settings, todo, store, progress, address=engine.address)
-    if engine.workers > 1:
-        return run_workers(
-            plan.settings, todo, store, progress, workers=engine.workers, threads=engine.threads
+        return run_ray(
+            plan.settings,
+            todo,
+            store,
+            progress,
+            address=engine.address,
+            workers=engine.workers,
+            threads=engine.threads,
         )
+    if engine.workers > 1:
+        return run_workers(plan.settings, todo, store, progress, workers=engine.workers, threads=engine.threads)
     return run_inline(plan.settings, todo, store, progress)
 
 

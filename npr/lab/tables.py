@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from npr.lab.paper_tables import TABLE_E, TABLES, Dataset, PaperRow, PaperTable
+from npr.config import TrainConfig
+from npr.lab.paper_tables import TABLE_E, TABLES, Dataset, PaperTable
 
 Json = dict[str, Any]
 
 
 COLUMNS = (
-    "method", "model", "pooled recall [95 %]", "difference [95 %]", "by seed", "mean over sites bACC", "bAUC", "cells"
+    "method",
+    "model",
+    "pooled recall [95 %]",
+    "difference [95 %]",
+    "by seed",
+    "mean over sites bACC",
+    "bAUC",
+    "cells",
 )
 
 
@@ -28,16 +36,20 @@ def summary_table(results: Json) -> str:
     rows = []
     for row in results["summary"]:
         difference = row["difference"]
-        rows.append((
-            row["variant"],
-            row["kind"],
-            _interval(row["pooled_recall"]),
-            f"{_interval(difference['pooled_recall'], signed=True)} vs {difference['reference']}" if difference else "",
-            " ".join(f"{value:+.1f}" for value in difference["by_seed"].values()) if difference else "",
-            _spread(row["mean_bacc"]),
-            _spread(row["mean_bauc"]),
-            str(row["cells"]),
-        ))
+        rows.append(
+            (
+                row["variant"],
+                row["kind"],
+                _interval(row["pooled_recall"]),
+                f"{_interval(difference['pooled_recall'], signed=True)} vs {difference['reference']}"
+                if difference
+                else "",
+                " ".join(f"{value:+.1f}" for value in difference["by_seed"].values()) if difference else "",
+                _spread(row["mean_bacc"]),
+                _spread(row["mean_bauc"]),
+                str(row["cells"]),
+            )
+        )
     return "\n".join([markdown(COLUMNS, rows), "", *_notes(results)]) + "\n"
 
 
@@ -61,7 +73,12 @@ def _notes(results: Json) -> list[str]:
 def paper_rows(results: Json, dataset: Dataset) -> list[Json]:
     """Tables A to D as data: the paper's figures and our row, or null where we have none."""
     return [
-        {"table": table.name, "row": row.label, "paper": row.figures(dataset), "ours": _find(results, row)}
+        {
+            "table": table.name,
+            "row": row.label,
+            "paper": row.figures(dataset),
+            "ours": _find(results, row.method, dict(row.options)),
+        }
         for table in TABLES
         for row in table.rows
     ]
@@ -78,16 +95,18 @@ def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
     rows = []
     for row in table.rows:
         (bacc, bacc_sd), (bauc, bauc_sd) = row.figures(dataset)
-        ours = _find(results, row)
-        rows.append((
-            row.label,
-            f"{bacc:.1f}±{bacc_sd:.1f}",
-            _spread(ours["mean_bacc"]) if ours else "not run",
-            _spread(ours["best_round_mean_bacc"]) if ours else "",
-            f"{bauc:.1f}±{bauc_sd:.1f}",
-            _spread(ours["mean_bauc"]) if ours else "not run",
-            _interval(ours["pooled_recall"]) if ours else "",
-        ))
+        ours = _find(results, row.method, dict(row.options))
+        rows.append(
+            (
+                row.label,
+                f"{bacc:.1f}±{bacc_sd:.1f}",
+                _spread(ours["mean_bacc"]) if ours else "not run",
+                _spread(ours["best_round_mean_bacc"]) if ours else "",
+                f"{bauc:.1f}±{bauc_sd:.1f}",
+                _spread(ours["mean_bauc"]) if ours else "not run",
+                _interval(ours["pooled_recall"]) if ours else "",
+            )
+        )
     return f"### Table {table.name}: {table.title} ({dataset.upper()})\n\n{markdown(header, rows)}\n"
 
 
@@ -98,14 +117,16 @@ def _table_e(results: Json, dataset: Dataset) -> str:
     at = 0 if dataset == "isic" else 2
     for label, method, figures, gains in TABLE_E:
         base = "fedavg" if method == "fednpr" else method.removesuffix("+npr")
-        ours, without = _headline(results, method), _headline(results, base)
-        rows.append((
-            label,
-            f"{figures[at]:.1f} ({gains[at]:+.1f})",
-            _gain(ours, without, "mean_bacc"),
-            f"{figures[at + 1]:.1f} ({gains[at + 1]:+.1f})",
-            _gain(ours, without, "mean_bauc"),
-        ))
+        ours, without = _find(results, method), _find(results, base)
+        rows.append(
+            (
+                label,
+                f"{figures[at]:.1f} ({gains[at]:+.1f})",
+                _gain(ours, without, "mean_bacc"),
+                f"{figures[at + 1]:.1f} ({gains[at + 1]:+.1f})",
+                _gain(ours, without, "mean_bauc"),
+            )
+        )
     return f"### Table E: NPR added to other methods ({dataset.upper()})\n\n{markdown(header, rows)}\n"
 
 
@@ -117,22 +138,18 @@ def _gain(ours: Json | None, without: Json | None, field: str) -> str:
     return f"{ours[field][0]:.1f} ({ours[field][0] - without[field][0]:+.1f})"
 
 
-def _find(results: Json, row: PaperRow) -> Json | None:
-    """Our row with the same method and options; what the paper varies may also be one of the run's settings."""
-    train = results["settings"]["train"]
-    wanted = {key: value for key, value in row.options if train.get(key) != value}
-    for candidate in (wanted, dict(row.options)):
-        for ours in results["summary"]:
-            if ours["method"] == row.method and ours["options"] == candidate and _is_headline(ours, results):
-                return dict(ours)
-    return None
-
-
-def _headline(results: Json, method: str) -> Json | None:
+def _find(results: Json, method: str, options: Mapping[str, object] | None = None) -> Json | None:
+    """Our row of a method under the same settings, whether they come by option, from the whole run or by default."""
+    wanted = _in_force(results, options or {})
     for row in results["summary"]:
-        if row["method"] == method and not row["options"] and _is_headline(row, results):
+        if row["method"] == method and _in_force(results, row["options"]) == wanted and _is_headline(row, results):
             return dict(row)
     return None
+
+
+def _in_force(results: Json, options: Mapping[str, object]) -> Json:
+    defaults = {name: field.default for name, field in TrainConfig.model_fields.items()}
+    return {**defaults, **results["settings"]["train"], **options}
 
 
 def _is_headline(row: Json, results: Json) -> bool:

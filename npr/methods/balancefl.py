@@ -66,6 +66,7 @@ def feature_noise(features: Tensor, labels: Tensor, count: int, draws: torch.Gen
 class BalanceFL(Method):
     Options: ClassVar[type[BaseModel]] = BalanceOptions
     options: BalanceOptions
+    divisible: ClassVar[bool] = False
 
     def sampler(self, site: Site) -> Sampler | None:
         del site

@@ -44,12 +44,14 @@ class Method:
     :cvar shared: the groups that are summed. What a round shares is `shares(round)`.
     :cvar personal: a site's predictor holds parts of its own.
     :cvar wire: False for a method whose server does more than take the mean; it runs in the lab only.
+    :cvar divisible: False for a method whose loss is not a mean over images: processes cannot share a batch of it.
     """
 
     Options: ClassVar[type[BaseModel]] = NoOptions
     shared: ClassVar[frozenset[str]] = EVERYTHING
     personal: ClassVar[bool] = False
     wire: ClassVar[bool] = True
+    divisible: ClassVar[bool] = True
 
     def __init__(self, config: TrainConfig, *, name: str, npr: bool = False) -> None:
         self.config = config
@@ -107,8 +109,25 @@ class Method:
         if self.regulariser is not None:
             self.regulariser.begin_round(site, round_number)
 
+    def check_group(self, site: Site) -> None:
+        """:raises ConfigError: if the site's group cannot do what one process would."""
+        if site.group.size == 1:
+            return
+        if not self.divisible:
+            raise ConfigError(
+                f"{self.name} draws and adds over whole batches, which processes cannot share",
+                hint="train in one process, or choose another method",
+            )
+        if any(getattr(part, name, 0.0) for part in site.model.modules() for name in ("drop_rate", "drop_prob")):
+            raise ConfigError(
+                "dropout would draw something else in several processes than in one",
+                where="model.drop_rate",
+                hint="train in one process, or without dropout",
+            )
+
     def local_round(self, site: Site, round_number: int) -> LocalReport:
         """One round of local work. All randomness inside is the round's own (dropout, stochastic depth)."""
+        self.check_group(site)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive(site.seed, site.name, round_number, "steps"))
             self.begin_round(site, round_number)
@@ -125,8 +144,8 @@ class Method:
         report, seen = NOTHING, Seen()
         keep = self.regulariser is not None and site.config.prototype_source == "epoch"
 
-        def watch(batch: Batch, step: Step) -> None:
-            seen.append((step.features.detach(), batch.labels))
+        def watch(features: Tensor, labels: Tensor) -> None:
+            seen.append((features, labels))
 
         site.model.train()
         for epoch in range(site.config.local_epochs):

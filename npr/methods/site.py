@@ -13,13 +13,14 @@ from npr.config import TrainConfig
 from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
 from npr.data.loader import Batches, Sampler
+from npr.distributed import ALONE, Group
 from npr.losses import ClassPrior
 from npr.model import SplitModel
 from npr.prototypes import Prototypes
 from npr.seeds import derive
 from npr.training import load_optimizer_tensors, make_optimizer, optimizer_tensors, set_rate
 
-_AUGMENTATIONS = {"none": None, "standard": Augmentation(), "paper": Augmentation.paper()}
+AUGMENTATIONS = {"none": None, "standard": Augmentation(), "paper": Augmentation.paper()}
 # Reading keeps no activations, but larger batches fall out of the processor's cache: 256 took 1.5 times as long as 64.
 READING_BATCH = 64
 
@@ -31,6 +32,7 @@ class Site:
     round's number, so that the lab and a real federation compute the same numbers.
 
     :ivar kept: tensors a method keeps over rounds (a previous model, for instance), by name.
+    :ivar group: the processes that do this site's local work together.
     :ivar within_round: what a method needs until the round's end and no longer (a frozen copy, for instance).
     """
 
@@ -53,6 +55,7 @@ class Site:
         self.prior = ClassPrior(torch.from_numpy(train.class_counts()))
         self.log_prior = self.prior.log(config.prior_floor)
         self.prototypes: Prototypes | None = None
+        self.group: Group = ALONE
         self.kept: dict[str, Tensor] = {}
         self.within_round: dict[str, Any] = {}
         self._optimizers: dict[str, Optimizer] = {}
@@ -64,7 +67,7 @@ class Site:
 
     def reading(self, samples: Samples) -> Batches:
         """`samples` in order, as in evaluation."""
-        return Batches(samples, batch_size=READING_BATCH, mean=self._mean, std=self._std)
+        return Batches(samples, batch_size=READING_BATCH, mean=self._mean, std=self._std, group=self.group)
 
     def epoch(self, round_number: int, *part: str | int, sampler: Sampler | None = None) -> Batches:
         """One shuffled, augmented pass over the training images; `part` tells several passes of a round apart."""
@@ -73,10 +76,11 @@ class Site:
             batch_size=self.config.batch_size,
             mean=self._mean,
             std=self._std,
-            augment=_AUGMENTATIONS[self.config.augmentation],
+            augment=AUGMENTATIONS[self.config.augmentation],
             seed=(derive(self.seed, self.name, round_number, "epoch", *part),),
             shuffle=True,
             sampler=sampler,
+            group=self.group,
         )
 
     def optimizer(

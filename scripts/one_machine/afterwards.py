@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -16,31 +17,23 @@ from rich.console import Console
 from rich.table import Table
 
 from coordinator.overview import overview
-from scripts.one_machine import sums
+from scripts.one_machine import alone, sums
 from scripts.one_machine.grounds import Grounds
 from scripts.one_machine.processes import ROOT
 from security.audit.facts import History, read_history
 from security.consortium.initial_model import pinned_model
-from security.errors import DataError, ToolkitError
+from security.errors import DataError
 
 DUMPS = "plaintext-for-the-demo-only"
 
 
 def train_alone(grounds: Grounds, rounds: int) -> dict[str, dict[str, Any]]:
-    """All sites without a federation, as many at a time as there are processors."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-
-    def alone(name: str) -> dict[str, Any]:
-        words = ["--config", str(grounds.site(name) / "site.toml"), "--name", name, "--rounds", str(rounds)]
-        command = [sys.executable, "-m", "scripts.one_machine.alone", *words]
-        done = subprocess.run(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, check=False)
-        if done.returncode:
-            raise ToolkitError(f"training alone ended with {done.returncode}", where=name)
-        figures: dict[str, Any] = json.loads(done.stdout)
-        return figures
-
-    with ThreadPoolExecutor(os.cpu_count() or 1) as workers:
-        return dict(zip(grounds.sources, workers.map(alone, grounds.sources), strict=True))
+    """All sites without a federation, in as many processes as there are processors: each loads torch once."""
+    names = list(grounds.sources)
+    paths = [grounds.site(name) / "site.toml" for name in names]
+    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as workers:
+        figures = workers.map(alone.train_alone, paths, names, [rounds] * len(names))
+        return dict(zip(names, figures, strict=True))
 
 
 def check_sums(grounds: Grounds) -> tuple[bool, int]:

@@ -1,32 +1,30 @@
-"""The same hospital without a federation: same data, model, loss and number of steps, nothing exchanged.
-
-`python -m scripts.one_machine.alone --config site.toml --rounds 5` prints one JSON object.
-"""
+"""The same hospital without a federation: same data, model, loss and number of steps, nothing exchanged."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-import click
-
-from npr.initial import build_initial, spec_of
-from npr.methods import registry
-from npr.methods.local import Local
-from npr.methods.site import Site
-from npr.metrics import balanced_accuracy, balanced_auc
-from npr.model import normalisation
 from scripts.one_machine.sums import manifest_at
 from security.consortium.initial_model import pinned_model
-from security.terminal import run_command
 from site_agent.config import SiteConfig
 from site_agent.data import open_data
-from site_agent.trainer import recipe_of
 
 
-def train_alone(config: SiteConfig, name: str, rounds: int) -> dict[str, Any]:
-    """Balanced accuracy and AUC on the site's test images."""
+def train_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
+    """Balanced accuracy and AUC on the test images of the site whose site.toml this is.
+
+    Torch is imported here: who only names this function, to have it called in another process, needs none.
+    """
+    from npr.initial import build_initial, spec_of
+    from npr.methods import registry
+    from npr.methods.local import Local
+    from npr.methods.site import Site
+    from npr.metrics import balanced_accuracy, balanced_auc
+    from npr.model import normalisation
+    from site_agent.trainer import recipe_of
+
+    config = SiteConfig.read(path)
     manifest = manifest_at(config.identity)
     initial, _ = pinned_model(config.initial_model, manifest)
     recipe = recipe_of(manifest)
@@ -47,16 +45,3 @@ def train_alone(config: SiteConfig, name: str, rounds: int) -> dict[str, Any]:
         "images": len(data.train),
         "test_images": len(data.test),
     }
-
-
-@click.command()
-@click.option("--config", "path", type=click.Path(path_type=Path), required=True)
-@click.option("--name", required=True)
-@click.option("--rounds", type=int, required=True)
-def main(path: Path, name: str, rounds: int) -> None:
-    """Train alone and print the figures."""
-    click.echo(json.dumps(train_alone(SiteConfig.read(path), name, rounds)))
-
-
-if __name__ == "__main__":
-    run_command(main, "alone")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import save_file
 
 from security.consortium.enrolment import Identity
 from security.consortium.initial_model import InitialModel
@@ -21,6 +22,36 @@ from site_agent.contribution import LocalResult
 from site_agent.vault import Vault
 
 SAMPLES = 7
+PLAN = f"""
+run = "run-1"
+[model]
+initial = "initial.safetensors"
+architecture = "numbers"
+code_digest = "{"ab" * 32}"
+classes = 3
+[training]
+method = "fedavg"
+rounds = {{rounds}}
+steps = 50
+config_hashes = ["{"cd" * 32}"]
+[training.settings]
+learning_rate = 0.001
+[timing]
+train = {{train}}
+message = {{message}}
+upload = {{upload}}
+"""
+
+
+def number_plan(rounds: int, *, train: int, message: int, upload: int) -> str:
+    """federation.toml of such sites: one layer of numbers, and how many seconds each step may take."""
+    return PLAN.format(rounds=rounds, train=train, message=message, upload=upload)
+
+
+def write_numbers(path: Path, words: int) -> None:
+    """The initial model."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file({"layer.weight": np.linspace(-1, 1, words, dtype=np.float32)}, path)
 
 
 def update_of(site: str, round_number: int, size: int) -> Vector:
@@ -61,8 +92,14 @@ class NumberLearner:
 
 
 def make_number_learner(
-    config: SiteConfig, manifest: Manifest, initial: InitialModel, vault: Vault, identity: Identity, site: str
+    config: SiteConfig,
+    manifest: Manifest,
+    initial: InitialModel,
+    vault: Vault,
+    identity: Identity,
+    site: str,
+    budget: object = None,
 ) -> tuple[Learner, str | None]:
     """In the place of the one that opens images and imports torch."""
-    del manifest, initial, vault, identity
+    del manifest, initial, vault, identity, budget
     return NumberLearner(site, config.state.parent / "work"), None

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from security.audit.egress import PERMITTED, due_bytes, recorded_shape
-from security.audit.events import Egress, Heartbeat, Receipt
+from security.audit.events import Egress, Heartbeat, NetCounter, Receipt
 from security.audit.kinds import decimal
 from security.audit.log import AuditLog
 from security.audit.note import KeyType, Signer, head_of
@@ -107,13 +107,19 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
         rng=rng,
         disk=_Unsynced(),
     )
+    number = sent = 0
     while log.size < entries:
         clock.advance(STEP_MS)
-        log.append(_entry(log.size, head_of(log.head).size), run="bench", round=log.size // 1000)
-        if log.size % HEAD_EVERY == 0:
+        event = _entry(number, head_of(log.head).size)
+        log.append(event, run="bench", round=number // 1000)
+        sent += event.bytes if isinstance(event, Egress) else 0
+        number += 1
+        if number % HEAD_EVERY == 0:
+            log.append(NetCounter(source="bench", connections=0, bytes_out=sent, bytes_in=0))
             log.tick()
             log.checkpoint()
             progress(log.size)
+            sent = 0
     log.append(Heartbeat(size=log.size))
     log.checkpoint()
     for other, _, cosigner in made:
@@ -195,12 +201,14 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
     )
     bare, ours, heads = list[float](), list[float](), list[float]()
     descriptor = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    prepared = [_entry(2 * number + 1, 1) for number in range(rounds)]  # making up an event is not appending it
+    before = LogFolder(folder / "append").segment(0).stat().st_size
+    log.append(_entry(1, 1), run="bench", round=1)
+    size = LogFolder(folder / "append").segment(0).stat().st_size - before
 
     def write_bare(number: int) -> None:
-        os.write(descriptor, number.to_bytes(500, "big"))
+        os.write(descriptor, number.to_bytes(size, "big"))
         os.fsync(descriptor)
-
-    prepared = [_entry(2 * number + 1, 1) for number in range(rounds)]  # making up an event is not appending it
 
     def write_entry(number: int) -> None:
         log.append(prepared[number], run="bench", round=1)
@@ -213,7 +221,6 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
         if number % 20 == 19:
             heads.append(_timed(log.checkpoint))
     os.close(descriptor)
-    size = LogFolder(folder / "append").segment(0).stat().st_size // log.size
     log.close()
     return {
         "entry_bytes": size,

@@ -151,6 +151,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
             {
                 "verdict": wording.VERDICTS[result.exit_code],
                 "matched_messages": result.matched,
+                "fitting_receipts": result.receipts,
                 "logs": [wording.log_json(log, log.findings, found) for log, found in by_log.values()],
                 "between": [finding.to_json() for finding in result.joint],
             }
@@ -164,6 +165,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
     click.echo("between the logs")
     if wording.clean(between, wording.MATCHING):
         click.echo(f"ok    {result.matched:,} messages match at both ends: same bytes, same length, same type")
+        click.echo(f"ok    {result.receipts:,} receipts of the coordinator lead to its log as it is here")
     if wording.clean(between, wording.AGREEMENT):
         click.echo("ok    all saw the same models, cohorts and survivors; no mask was opened twice")
     for line in wording.finding_lines(sorted(between, key=lambda item: item.severity is Severity.NOTE)):
@@ -184,7 +186,7 @@ def egress(log: Path, by: str, as_json: bool) -> None:
     totals: dict[str, list[int]] = {}
     for record in history.of("egress"):
         name = {
-            "round": f"{record.run or '-'} round {record.round}",
+            "round": f"{record.run or '-'} " + ("between rounds" if record.round is None else f"round {record.round}"),
             "class": record.body["data_class"],
             "message": record.body["message"],
         }[by]

@@ -12,13 +12,14 @@ from security.audit.dp_replay import Statement
 from security.audit.facts import History, Record, read_history
 from security.audit.findings import Finding, exit_code
 from security.audit.note import head_of
+from security.audit.receipts import join_receipts, join_seen, tree_of
 from security.audit.roster import COORDINATOR, SITE, Roster
 from security.audit.scan import SKEW_MS
 from security.audit.store import LogFolder
 from security.audit.verify import Keys, Verified, verify
 from security.audit.witness import Fork, Held
 from security.errors import ToolkitError
-from security.merkle import Tree, leaf_hash
+from security.merkle import Tree
 
 RECONNECT = "Open"
 
@@ -32,6 +33,7 @@ class Crossed:
     statements: tuple[Statement, ...]
     joint: tuple[Finding, ...]
     matched: int = 0
+    receipts: int = 0
     forks: tuple[Fork, ...] = ()
 
     @property
@@ -53,6 +55,9 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
     histories = tuple(_history(log, roster) for log in logs)
     joint = Findings("between the logs")
     matched = _join_messages(histories, roster, joint)
+    trees = {log.origin: tree_of(log.folder) for log in logs}
+    receipts = _join_receipts(trees, histories, joint)
+    join_seen(histories, trees, joint)
     _join_models(histories, joint)
     _join_cohorts(histories, joint)
     _join_unmasking(histories, joint)
@@ -72,6 +77,7 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
         statements=tuple(statements),
         joint=(*joint.listed(), *privacy),
         matched=matched,
+        receipts=receipts,
         forks=forks,
     )
 
@@ -172,7 +178,8 @@ def _let_go(waiting: list[Record], site: History, joint: Findings) -> None:
 
 def _compare(site: History, sent: Record, hub: History, got: Record, joint: Findings) -> None:
     differing = [name for name in ("message", "bytes", "sha256") if sent.body[name] != got.body[name]]
-    if sent.key != got.key:
+    # A message of no round, such as the greeting in which a site learns that a new run has begun, is of no run either.
+    if sent.key != got.key and (sent.round, got.round) != (None, None):
         differing.append("round")
     if differing:
         joint.add(
@@ -188,6 +195,12 @@ def _compare(site: History, sent: Record, hub: History, got: Record, joint: Find
             sent.seq,
             got.seq,
         )
+
+
+def _join_receipts(trees: Mapping[str, Tree], histories: Sequence[History], joint: Findings) -> int:
+    sites = [history for history in histories if history.role == SITE]
+    hubs = [history for history in histories if history.role == COORDINATOR]
+    return sum(join_receipts(sites, hub, trees[hub.origin], joint) for hub in hubs)
 
 
 # One model, one cohort, one kind of share
@@ -296,10 +309,7 @@ def _forks(log: Verified, held: Sequence[Held]) -> Iterable[Fork]:
     newest = log.heads.newest
     if newest is None or not any(finding.code == "Fork" for finding in log.findings):
         return
-    tree = Tree()
-    for file in sorted(LogFolder(log.folder).segments.glob("*.jsonl")):
-        with file.open("rb") as lines:
-            tree.extend(leaf_hash(raw.removesuffix(b"\n")) for raw in lines)
+    tree = tree_of(log.folder)
     for other in held:
         head = head_of(other.head)
         if head.size <= newest.checkpoint.size <= tree.size and tree.root(head.size) != head.root:

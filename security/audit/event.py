@@ -37,16 +37,22 @@ BODY_GROUP: Final = "body_"
 
 
 class Event:
-    """What happened. `event_type` makes the subclasses."""
+    """What happened. `event_type` makes the subclasses.
 
-    __slots__ = ()
+    :ivar json: the body's canonical JSON, made and checked once: what is logged is what was checked.
+    """
+
+    __slots__ = ("json",)
     type: ClassVar[str]
+    json: str
 
     def __post_init__(self) -> None:
         schema = SCHEMAS[self.type]
-        if not schema.accepts(self.body()):
+        text = schema.encoded(self.body())
+        if text is None:
             name = next(name for name, kind in schema.kinds.items() if not kind.accepts(getattr(self, name)))
             raise LocalProtocolError(f"{name} is not {schema.kinds[name].name}", where=self.type)
+        object.__setattr__(self, "json", text)
 
     def body(self) -> dict[str, Any]:
         """The event's fields as JSON has them."""
@@ -65,12 +71,13 @@ class Schema:
         """What a body of this type looks like."""
         return re.compile(r"\{" + ",".join(f'"{key}":{kind.pattern}' for key, kind in self.kinds.items()) + r"\}")
 
-    def accepts(self, body: Mapping[str, Any]) -> bool:
-        """Whether fields are those of this type."""
+    def encoded(self, body: Mapping[str, Any]) -> str | None:
+        """The JSON of a body of this type; None if it is not one."""
         try:
-            return self.body.fullmatch(encode(body)) is not None
+            text = encode(body)
         except (TypeError, ValueError):
-            return False
+            return None
+        return text if self.body.fullmatch(text) else None
 
     @cached_property
     def line(self) -> re.Pattern[str]:

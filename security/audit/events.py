@@ -338,9 +338,10 @@ class Heartbeat(Event):
 
 @event_type("net.counter")
 class NetCounter(Event):
-    """Bytes that the operating system or a proxy counted since the last such entry."""
+    """Bytes that the kernel counted since the last such entry or start, and the connections opened in that time."""
 
     source: Text
+    connections: Count
     bytes_out: Count
     bytes_in: Count
 

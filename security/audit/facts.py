@@ -16,6 +16,7 @@ TYPES: Final = frozenset(
         "agent.start",
         "agent.stop",
         "aggregate.published",
+        "checkpoint.seen",
         "cosigned",
         "dp.committed",
         "dp.reserved",

@@ -72,6 +72,8 @@ CODES: Final[dict[str, Code]] = {
         "the agent ended without saying so (a crash or a kill), and went on later", "ask the operator"
     ),
     "TornWrite": _note("a crash left a torn write, which was set aside", "look at the file in evidence/"),
+    "SettingsChanged": _note("configuration or policy was changed between starts", "ask who approved the change"),
+    "SettingsUnannounced": _fail("configuration or policy changed and no entry says so", "ask for both versions"),
     "InsecureOption": _note("an agent ran with an option that weakens it", "ask who approved the option"),
     "AnnexMismatch": _fail("an annex is not what its entry commits to", "ask the site for the annex that opens it"),
     "AnnexUnavailable": _note(
@@ -99,6 +101,13 @@ CODES: Final[dict[str, Code]] = {
     "SurplusBytes": _fail("a message was not as long as its type must be", "ask for the message; somebody hid bytes"),
     "ForbiddenMessage": _fail("a type of message left that may not carry this data", "ask why the door let it pass"),
     "UnmaskedVector": _fail("a vector left that was not masked, or did not look it", "stop the site; find the message"),
+    "LayoutMismatch": _fail(
+        "a vector had another length than the manifest's layout gives", "ask for the manifest then"
+    ),
+    "ReceiptInvalid": _fail("a receipt fits neither what was sent nor what was logged as arrived", _BOTH),
+    "NoNetworkCounter": _note(
+        "nothing but the log itself counts what left", "ask why the agent could not read the kernel's counters"
+    ),
     "UnloggedTraffic": _fail("the network counted other bytes than the log explains", "ask for the counters' source"),
     "DuplicateMessage": _fail("one message id was used twice", _BOTH),
     # Between logs
@@ -107,10 +116,14 @@ CODES: Final[dict[str, Code]] = {
     "DigestMismatch": _fail("two logs disagree on a message's bytes, type or length", _BOTH),
     "ModelInconsistency": _fail("parties worked on different models in one round", "ask the coordinator for its entry"),
     "SplitCohort": _fail("sites saw different cohorts, contexts or survivors", "ask the coordinator for its entry"),
+    "HeadContradicted": _fail("a party was shown a head that the log does not lead to", "ask both for that message"),
     "MaskExposure": _fail("both kinds of mask share were opened for one site", "treat that site's update as exposed"),
     "ClockSkew": _fail("two parties' clocks differ by more than the tolerance", "ask both for their time source"),
     "LogMissing": _undecided("a party's log was not given, so its side could not be compared", "ask for that log"),
-    "InFlight": _note("messages at the very end of a log have no counterpart yet", "compare again later"),
+    "InFlight": _note(
+        "messages were under way when an agent was killed, a connection broke or a log was copied",
+        "compare again later",
+    ),
     # Differential privacy
     "EpsilonMismatch": _fail("the epsilon written is not what its inputs give", "ask for the privacy ledger"),
     "UnaccountedRound": _fail("a site under a privacy budget took part without paying", "ask for the privacy ledger"),

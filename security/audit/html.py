@@ -40,15 +40,24 @@ def tag(name: str, /, *children: Child, **attributes: str | int | float | None) 
     return Markup(f"<{name}{inside}>{''.join(text(child) for child in children)}</{name}>")
 
 
-def table(head: Iterable[Child], rows: Iterable[Iterable[Child]], *, numeric: Iterable[int] = ()) -> Markup:
-    """A table that scrolls by itself on a narrow screen; `numeric` columns are right-aligned."""
-    right = frozenset(numeric)
+def table(
+    head: Iterable[str], rows: Iterable[Iterable[Child]], *, numeric: Iterable[int] = (), many: bool = False
+) -> Markup:
+    """A table. On a narrow screen each row becomes a card; one with `many` rows scrolls sideways instead.
 
-    def cells(kind: str, row: Iterable[Child]) -> list[Markup]:
-        return [tag(kind, child, cls="n" if at in right else None) for at, child in enumerate(row)]
+    :param numeric: columns that are right-aligned.
+    """
+    right, titles = frozenset(numeric), [str(title) for title in head]
 
-    body = tag("tbody", [tag("tr", cells("td", row)) for row in rows])
-    return tag("div", tag("table", tag("thead", tag("tr", cells("th", head))), body), cls="scroll")
+    def cells(row: Iterable[Child]) -> list[Markup]:
+        return [
+            tag("td", tag("span", child), cls="n" if at in right else None, data_label=titles[at])
+            for at, child in enumerate(row)
+        ]
+
+    top = [tag("th", title, cls="n" if at in right else None, scope="col") for at, title in enumerate(titles)]
+    body = tag("tbody", [tag("tr", cells(row)) for row in rows])
+    return tag("div", tag("table", tag("thead", tag("tr", top)), body), cls="scroll many" if many else "scroll")
 
 
 def code(value: str, length: int | None = None) -> Markup:

@@ -6,8 +6,7 @@ raises if it cannot be made so; after that the log is closed for good, and with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +16,16 @@ from typing import Any
 from security.audit.annex import SALT_SIZE, Annex
 from security.audit.epochs import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
 from security.audit.event import Event
-from security.audit.events import AnnexErased, Cosigned, KeyRotated, LogGenesis, LogRecovered, ManifestAdopted
+from security.audit.events import (
+    AnnexErased,
+    ConfigChanged,
+    Cosigned,
+    KeyRotated,
+    LogGenesis,
+    LogRecovered,
+    ManifestAdopted,
+    PolicyChanged,
+)
 from security.audit.machine import Entry, LogMachine, Moment, Scope, State
 from security.audit.note import Note, Signature, Signer, VerifierKey, head_of
 from security.audit.recovery import recover
@@ -33,6 +41,28 @@ from security.rng import Randomness
 def _scope(run: str | None, round: int | None, actor: str, commitment: str | None) -> Scope:
     """Most entries of a round share their scope; checking it once is enough."""
     return Scope(run=run, round=round, actor=actor, annex_commit=commitment)
+
+
+class _Guard:
+    """One at a time; and any failure to write closes the log for good: what is not logged must not be sent."""
+
+    __slots__ = ("_machine", "_mutex", "_what")
+
+    def __init__(self, mutex: RLock, machine: LogMachine, what: str) -> None:
+        self._mutex, self._machine, self._what = mutex, machine, what
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+        if self._machine.state is State.FAILED:
+            self._mutex.release()
+            raise self._machine.fail("the privacy log has failed before")
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if isinstance(error, OSError):
+                raise self._machine.fail(f"cannot {self._what}: {error.strerror or 'the disk refused'}") from error
+        finally:
+            self._mutex.release()
 
 
 class AuditLog:
@@ -167,6 +197,11 @@ class AuditLog:
         return self._machine.origin
 
     @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._writer.path
+
+    @property
     def size(self) -> int:
         """How many entries there are."""
         return self._machine.tree.size
@@ -186,16 +221,8 @@ class AuditLog:
     def _now(self) -> Moment:
         return Moment(wall_ms=self._clock.now_ms(), mono_ms=self._clock.mono_ms(), boot=self._boot)
 
-    @contextmanager
-    def _guard(self, what: str) -> Iterator[None]:
-        """Any failure to write closes the log for good: what is not logged must not be sent."""
-        with self._mutex:
-            if self._machine.state is State.FAILED:
-                raise self._machine.fail("the privacy log has failed before")
-            try:
-                yield
-            except OSError as error:
-                raise self._machine.fail(f"cannot {what}: {error.strerror or 'the disk refused'}") from error
+    def _guard(self, what: str) -> _Guard:
+        return _Guard(self._mutex, self._machine, what)
 
     def append(
         self,
@@ -332,6 +359,18 @@ class AuditLog:
             self.append(ManifestAdopted(version=version, old=old, new=sha256(data).hexdigest()))
             self._writer.disk.publish(self._writer.manifest, data)
             self._roster = roster
+
+    def note_settings(self, *, config: str, policy: str | None = None, who: str) -> None:
+        """Say so, where configuration or policy are not those of the last start. Digests only: they tell no contents.
+
+        :param who: the account that starts with them; who edited a file, a process cannot know.
+        """
+        with self._guard("write an entry"):
+            old, reason = self._machine.settings, "found changed at start"
+            if policy is not None and old.get("policy", policy) != policy:
+                self.append(PolicyChanged(old=old["policy"], new=policy, who=who, reason=reason, document=None))
+            if old.get("config", config) != config:
+                self.append(ConfigChanged(old=old["config"], new=config, who=who, reason=reason))
 
     def erase_annex(self, first: int, last: int, authority: str) -> None:
         """Delete the annexes of a range of entries; the log says so first."""

@@ -29,6 +29,7 @@ MAX_TIME: Final = 2**63 - 1
 _signature_line = re.compile("\N{EM DASH} ([^\\s+]+) ([A-Za-z0-9+/]+={0,2})").fullmatch
 _number = re.compile("0|[1-9][0-9]*").fullmatch
 _control = re.compile("[\x00-\x09\x0b-\x1f]").search
+COSIGNATURE_BYTES: Final = 72  # eight of time, 64 of Ed25519
 
 
 class KeyType(IntEnum):
@@ -55,7 +56,7 @@ def key_id(name: str, kind: KeyType, public: bytes) -> bytes:
 
 def check_key_name(name: str) -> None:
     """Key names are not empty and hold neither spaces nor a plus sign."""
-    if not name or "+" in name or any(character.isspace() or not character.isprintable() for character in name):
+    if not name or "+" in name or " " in name or not name.isprintable():  # every other space is not printable
         raise CodecError("a key name is empty or holds a space or a plus sign")
 
 
@@ -101,7 +102,7 @@ class VerifierKey:
         timestamp: int | None = None
         message = text.encode()
         if self.kind is KeyType.COSIGNER:
-            if len(signature) != 72:
+            if len(signature) != COSIGNATURE_BYTES:
                 raise VerificationFailed("signature does not verify")
             timestamp, signature = int.from_bytes(signature[:8], "big"), signature[8:]
             if timestamp > MAX_TIME:
@@ -158,6 +159,11 @@ class Signature:
     name: str
     key_id: bytes
     value: bytes
+
+    @property
+    def time(self) -> int:
+        """When a cosignature was given: u64 big-endian seconds at its beginning (C2SP tlog-cosignature); else 0."""
+        return int.from_bytes(self.value[:8], "big") if len(self.value) == COSIGNATURE_BYTES else 0
 
     def __str__(self) -> str:
         return f"\N{EM DASH} {self.name} {base64.b64encode(self.key_id + self.value).decode()}"

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from security import software
 from security.audit import charts, report_text, wording
 from security.audit.cross import Crossed
 from security.audit.facts import rounds_of
 from security.audit.findings import Finding, Severity
 from security.audit.html import Child, Markup, code, table, tag
+from security.audit.report_legs import legs, state_of
 from security.audit.report_style import STYLE
 from security.audit.roster import SITE
 from security.audit.rounds import RoundFacts, round_json
@@ -21,6 +23,7 @@ def report_json(result: Crossed) -> dict[str, Any]:
     return {
         "verdict": wording.VERDICTS[result.exit_code],
         "matched_messages": result.matched,
+        "fitting_receipts": result.receipts,
         "logs": [wording.log_json(log, log.findings, None) for log in result.logs],
         "privacy": [wording.statement_json(statement) for statement in result.statements],
         "rounds": [round_json(result.histories, key) for key in rounds_of(result.histories)],
@@ -31,15 +34,15 @@ def report_json(result: Crossed) -> dict[str, Any]:
 def render(result: Crossed, *, pinned: bool) -> str:
     """The page."""
     sections = [
-        _verdict(result),
+        _verdict(result, pinned),
         _checked(result, pinned),
         _parties(result),
         _findings(result),
+        _meaning(result),
         _rounds(result),
         _ledger(result),
         _privacy(result),
         _timeline(result),
-        _meaning(),
         _regulations(),
         _appendix(result, pinned),
     ]
@@ -60,12 +63,11 @@ def _section(title: str, *children: Child) -> Markup:
     return tag("section", tag("h2", title), *children)
 
 
-def _verdict(result: Crossed) -> Markup:
+def _verdict(result: Crossed, pinned: bool) -> Markup:
     kind = {0: "good", 1: "bad", 3: "open"}[result.exit_code]
     title, sentence = report_text.VERDICTS[result.exit_code]
     counts = Counter(finding.severity for finding in result.findings)
     names = ", ".join(history.name for history in result.histories)
-    ends = [record.ts for history in result.histories for record in history.of("agent.start", "agent.stop")]
     summary = (
         f"Failed checks: {counts[Severity.FAIL]}. Undecided: {counts[Severity.UNDECIDED]}. "
         f"Notes: {counts[Severity.NOTE]}. Logs of {names}."
@@ -78,21 +80,34 @@ def _verdict(result: Crossed) -> Markup:
             "div",
             tag("p", title, cls="word"),
             tag("p", sentence),
+            _reasons(result.findings),
             tag("p", summary, cls="small"),
             cls=f"verdict {kind}",
         ),
-        tag("p", f"From {wording.when(min(ends) / 1000)} to {wording.when(max(ends) / 1000)}.", cls="small")
-        if ends
-        else None,
+        tag("dl", [(tag("dt", term), tag("dd", words)) for term, words in _about(result, pinned)], cls="about"),
     )
 
 
-def _state(findings: Sequence[Finding], codes: frozenset[str]) -> str:
-    """How a group of checks came out."""
-    found = {finding.severity for finding in findings if finding.code in codes}
-    if Severity.FAIL in found:
-        return "fault"
-    return "unsure" if Severity.UNDECIDED in found else "pass"
+def _reasons(findings: Sequence[Finding]) -> Child:
+    """Why the verdict is not clean, each reason once."""
+    reasons = {finding.code: finding.meaning for finding in findings if finding.severity is not Severity.NOTE}
+    return (
+        tag("ul", [tag("li", tag("strong", name), ": ", words) for name, words in reasons.items()]) if reasons else None
+    )
+
+
+def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
+    """What this page is about, for the head of a file that is kept for years."""
+    federations = {history.origin.removesuffix("/audit").partition(".")[2] for history in result.histories}
+    runs = {key[0] for key in rounds_of(result.histories) if key[0]}
+    ends = [record.ts / 1000 for history in result.histories for record in history.of("agent.start", "agent.stop")]
+    told = [
+        ("Federation", ", ".join(sorted(federations))),
+        ("Run", ", ".join(sorted(runs)) or "none"),
+        ("Keys", "pinned by the consortium's root certificate" if pinned else "taken from the logs themselves"),
+        ("Checked with", f"privacy-audit of lazaret {software.version()}"),
+    ]
+    return [*told, ("Time covered", f"{wording.when(min(ends))} to {wording.when(max(ends))}")] if ends else told
 
 
 def _checked(result: Crossed, pinned: bool) -> Markup:
@@ -103,13 +118,17 @@ def _checked(result: Crossed, pinned: bool) -> Markup:
         (f"{entries:,} entries read strictly and hashed again, {heads:,} signed heads", wording.RECORD),
         (f"{cosigned:,} cosignatures, and the heads that each party holds of the others", wording.RECORD),
         (f"{messages:,} outgoing messages: type, exact length, mask", wording.EGRESS),
-        (f"{result.matched:,} of them in the coordinator's log too: identity, digest, length", wording.MATCHING),
+        (
+            f"{result.matched:,} of them in the coordinator's log too: identity, digest, length; {result.receipts:,} "
+            "receipts lead there",
+            wording.MATCHING,
+        ),
         ("one model, one cohort and one survivor set in each round", wording.AGREEMENT),
     ]
     if result.statements:
         names = ", ".join(statement.site for statement in result.statements)
         done.append((f"epsilon of {names}, recomputed from the mechanisms", wording.PRIVACY))
-    items = [tag("li", words, cls=_state(result.findings, codes)) for words, codes in done]
+    items = [tag("li", words, cls=state_of(result.findings, codes)) for words, codes in done]
     open_points = [finding for finding in result.findings if finding.severity is Severity.UNDECIDED]
     not_done = [f"{finding.log}: {finding.detail}" for finding in open_points]
     if not pinned:
@@ -177,7 +196,7 @@ def _finding(finding: Finding) -> Markup:
         tag("p", finding.detail),
         tag(
             "p",
-            f"{finding.meaning}. Log: {finding.log}.{where} Next: {finding.ask}.",
+            f"{finding.meaning[0].upper()}{finding.meaning[1:]}. Log: {finding.log}.{where} Next: {finding.ask}.",
             cls="small",
         ),
         cls=f"finding {kind}",
@@ -217,7 +236,7 @@ def _rounds(result: Crossed) -> Markup:
         "epsilon",
     )
     note = "Every length must equal what its type, cohort and dimension give; one surplus byte would be a finding."
-    return _section("Round by round", tag("p", note), table(head, rows, numeric=(0, 4, 5, 6, 8)))
+    return _section("Round by round", tag("p", note), table(head, rows, numeric=(0, 4, 5, 6, 8), many=True))
 
 
 def _one_of(values: set[str]) -> Child:
@@ -309,11 +328,12 @@ def _timeline(result: Crossed) -> Markup:
     return _section("Cohorts and witnesses over time", figures or tag("p", "Nothing to draw."))
 
 
-def _meaning() -> Markup:
+def _meaning(result: Crossed) -> Markup:
     return _section(
-        "What these logs can and cannot show",
+        "That prototypes never left",
         [tag("p", paragraph) for paragraph in report_text.MEANING],
-        tag("ol", [tag("li", tag("strong", name), ": ", words) for name, words in report_text.LEGS]),
+        legs(result),
+        None if wording.clean(result.findings, wording.RECORD) else tag("p", report_text.BROKEN_RECORD, cls="alarm"),
     )
 
 
@@ -326,7 +346,7 @@ def _regulations() -> Markup:
 
 
 def _appendix(result: Crossed, pinned: bool) -> Markup:
-    names = " ".join(log.folder.name for log in result.logs)
+    names = " ".join(history.name for history in result.histories)
     pin = " --root-key root.pem"
     commands = "\n".join(
         (

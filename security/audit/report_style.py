@@ -39,6 +39,16 @@ li{margin:.32em 0}
 .ticks .fault::before{content:"\\2717";color:var(--bad)}
 .ticks .unsure::before{content:"?";color:var(--open)}
 .whole{white-space:nowrap}
+.mark{font:600 .8rem/1.4 system-ui,-apple-system,"Segoe UI",Roboto,Arial,sans-serif;white-space:nowrap}
+.mark.pass{color:var(--good)}
+.mark.fault{color:var(--bad)}
+.mark.unsure{color:var(--open)}
+.mark.pass::before{content:"\\2713\\00a0"}
+.mark.fault::before{content:"\\2717\\00a0"}
+.mark.unsure::before{content:"?\\00a0"}
+.verdict ul{margin:.2em 0 .8em}
+.about{margin:1.2em 0 0;gap:.1em 1.4em}
+.about dd{font-size:.86rem;color:var(--soft)}
 .scroll{overflow-x:auto;margin:.6em 0 1.2em}
 table{border-collapse:collapse;width:100%;font-size:.88rem;font-variant-numeric:tabular-nums}
 th{
@@ -86,17 +96,32 @@ dd{margin:0;font-size:.93rem}
   .verdict{padding:14px 16px 8px}
   .chart{min-width:560px}
   figure{overflow-x:auto}
-  .scroll table{min-width:640px}
+  .many table{min-width:640px}
+  .scroll:not(.many) thead{display:none}
+  .scroll:not(.many) :is(table,tbody,tr){display:block}
+  .scroll:not(.many) tr{border:1px solid var(--line);border-radius:3px;padding:6px 12px;margin:0 0 10px}
+  .scroll:not(.many) td{
+   display:grid;grid-template-columns:7.5em 1fr;gap:10px;border:0;padding:3px 0;text-align:left;white-space:normal;
+   overflow-wrap:anywhere}
+  .scroll:not(.many) td::before{
+   content:attr(data-label);font:600 .74rem/1.9 system-ui,sans-serif;color:var(--soft)}
+  .scroll:not(.many) td[data-label=""]{grid-template-columns:1fr}
+  .scroll:not(.many) td[data-label=""]::before{content:none}
+  .scroll:not(.many) td code{white-space:normal;overflow-wrap:anywhere}
 }
-@page{margin:16mm 14mm}
+@page{
+ margin:16mm 14mm 18mm;
+ @bottom-left{content:"Lazaret privacy audit";font:8pt system-ui,sans-serif;color:#5a6675}
+ @bottom-right{content:counter(page) " / " counter(pages);font:8pt system-ui,sans-serif;color:#5a6675}}
 @media print{
-  body{background:none;font-size:10pt}
+  html{font-size:9.5pt}
+  body{background:none;font-size:1rem}
   main{max-width:none;padding:0}
   h2{break-after:avoid}
   tr{break-inside:avoid}
   thead{display:table-header-group}
   .scroll{overflow:visible}
-  table{font-size:8pt}
+  table{font-size:.84rem}
   .verdict,.badge,rect,.dot,.curve{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 }
 """

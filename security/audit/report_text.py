@@ -11,7 +11,7 @@ VERDICTS: Final = {
 }
 
 NEVER_SHOWN: Final = (
-    "that a modified agent logged all it sent: this rests on the network counters and on the coordinator's log",
+    "that a modified agent logged all it sent: this rests on the kernel's counters and on the coordinator's log",
     "that a site, the coordinator and every witness did not act together",
 )
 
@@ -59,8 +59,12 @@ LEGS: Final = (
     ("One door", "one module holds the channel, and it logs before it sends"),
     ("Size equation", "each message has exactly the length that its type, cohort and dimension give"),
     ("Uniformity", "a vector that does not look like noise is stopped before it leaves"),
-    ("Second ledger", "the operating system's byte counters agree with the log"),
+    ("Second ledger", "the kernel counted no more bytes, over all connections, than the log and TLS explain"),
     ("Matching", "each message that left is the one that arrived, and none arrived that did not leave"),
+)
+BROKEN_RECORD: Final = (
+    "The record itself has findings or cannot be decided. Until they are explained, what holds above holds only for "
+    "the entries as they are here now."
 )
 
 REGULATION_NOTE: Final = (
@@ -70,7 +74,7 @@ REGULATIONS: Final = (
     (
         "HIPAA 45 CFR 164.312(b), (c)(1)",
         "record and examine activity in systems with health information; integrity",
-        "the logs, this verification, and operator.action entries for each examination",
+        "the logs, this verification, and an operator.action entry for each examination",
     ),
     ("HIPAA 45 CFR 164.316(b)(2)(i)", "keep required documentation for six years", "log retention; heads never expire"),
     (
@@ -100,7 +104,10 @@ REGULATIONS: Final = (
     ),
 )
 
-REPEAT: Final = "On copies of the same folders, offline; keys pinned by the consortium's root certificate:"
+REPEAT: Final = (
+    "On copies of the same folders, each under its party's name, offline; keys pinned by the consortium's root:"
+)
 REPEAT_UNPINNED: Final = (
-    "On copies of the same folders, offline. Ask the consortium for its root certificate to pin the keys:"
+    "On copies of the same folders, each under its party's name, offline. Ask the consortium for its root certificate "
+    "to pin the keys:"
 )

@@ -41,6 +41,7 @@ class Roster:
 
     parties: tuple[Party, ...]
     digest: str = field(default="")  # SHA-256 of the manifest, in hexadecimal; empty where there was none
+    vector_bytes: int | None = None  # what a whole masked vector of the manifest's layout has
 
     def __post_init__(self) -> None:
         for what in ("name", "origin"):
@@ -66,6 +67,11 @@ class Roster:
     def sites(self) -> tuple[Party, ...]:
         """The hospitals."""
         return tuple(party for party in self.parties if party.role == SITE)
+
+    @property
+    def coordinator(self) -> Party | None:
+        """The coordinator, where the roster has one."""
+        return next((party for party in self.parties if party.role == COORDINATOR), None)
 
     def cosigners_for(self, origin: str) -> tuple[VerifierKey, ...]:
         """Whose cosignatures count for a log: everybody's but its owner's."""

@@ -21,12 +21,15 @@ from security.audit.event import MAX_LINE, SCHEMAS, explain
 from security.audit.heads import Heads
 from security.audit.ledger import EgressLedger
 from security.audit.machine import HEARTBEAT_MS, SEGMENT
+from security.audit.roster import SITE
 from security.audit.store import LogFolder
 from security.audit.witness import Held
 from security.merkle import HASH_SIZE, CompactRange
 
 SKEW_MS: Final = 5 * 60 * 1000
 SILENCE_MS: Final = 2 * HEARTBEAT_MS
+QUOTE: Final = '"'
+RECONNECT: Final = '"Open"'  # the first message of every connection
 
 Match = re.Match[str]
 
@@ -54,6 +57,7 @@ class Scan:
         self.manifest: str | None = None
         self.latest_at: dict[int, int] = {}  # for each head, the latest time among the entries it covers
         self.rounds_after_witness: set[str] = set()
+        self.vector_sizes: dict[int, int] = {}  # under the manifest in force: each length, and an entry that has it
         self._heads = {head.checkpoint.size: head for head in heads.heads}
         self._held: dict[int, list[Held]] = {}
         for other in held:
@@ -69,7 +73,8 @@ class Scan:
         self._heartbeats = 0
         self._boot = ""
         self._boots: set[str] = set()
-        self._last_type = ""
+        self._running = False
+        self._config = self._policy = ""
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
         self._names = names
         self._due: dict[tuple[str, str], str] = {}
@@ -79,6 +84,9 @@ class Scan:
             "log.genesis": self._genesis,
             "manifest.adopted": self._adopted,
             "agent.start": self._start,
+            "agent.stop": self._stop_said,
+            "config.changed": self._config_changed,
+            "policy.changed": self._policy_changed,
             "clock.adjusted": self._adjusted,
             "cosigned": self._cosigned,
             "egress": self._egress,
@@ -86,6 +94,7 @@ class Scan:
             "key.rotated": self._rotated,
             "log.recovered": self._recovered,
             "net.counter": self.ledger.counter,
+            "receipt": self.ledger.receipt,
             "segment.sealed": self._sealed,
         }
 
@@ -144,7 +153,6 @@ class Scan:
         if commitment != "null":
             self.commitments[seq] = commitment[1:-1]
         self._time(kind, boot, int(wall), int(mono), match, seq)
-        self._last_type = kind
         self.types[kind] = self.types.get(kind, 0) + 1
         handler = self._handlers.get(kind)
         if handler is not None:
@@ -173,9 +181,10 @@ class Scan:
     def _new_boot(self, boot: str, mono: int, seq: int) -> None:
         if boot in self._boots:
             self.findings.add("MonotonicRollback", f"entry {seq} goes back to an earlier boot", seq)
-        if self._boot and self._last_type != "agent.stop":
+        if self._running:
             self.findings.add("UncleanStop", f"a boot ends at entry {seq - 1} without agent.stop", seq - 1)
-            self.ledger.interrupted()
+            self._running = False
+        self.ledger.started(mono)
         self._boots.add(boot)
         self._boot, self._sealed_mono = boot, mono
 
@@ -185,15 +194,39 @@ class Scan:
         if seq:
             self.findings.add("GenesisInvalid", f"a second genesis at entry {seq}", seq)
         self.manifest = match["body_manifest"][1:-1]
+        self._policy = match["body_policy"]
+        self.ledger.bounded = match["body_role"] == f'"{SITE}"'
 
     def _adopted(self, match: Match, seq: int) -> None:
         if match["body_old"][1:-1] != self.manifest:
             self.findings.add("ManifestMismatch", f"entry {seq} replaces another manifest than the one in force", seq)
         self.manifest = match["body_new"][1:-1]
+        self.vector_sizes.clear()
+        self._due.clear()
 
     def _start(self, match: Match, seq: int) -> None:
+        self._running = True
+        if self._config not in ("", match["body_config"]):
+            self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
+        self._config = match["body_config"]
         if match["body_insecure"] != "[]":
             self.findings.add("InsecureOption", f"entry {seq}: {match['body_insecure'][:200]}", seq)
+
+    def _stop_said(self, _match: Match, _seq: int) -> None:
+        self._running = False
+
+    def _config_changed(self, match: Match, seq: int) -> None:
+        self._changed("configuration", self._config or match["body_old"], match, seq)
+        self._config = match["body_new"]
+
+    def _policy_changed(self, match: Match, seq: int) -> None:
+        self._changed("policy", self._policy, match, seq)
+        self._policy = match["body_new"]
+
+    def _changed(self, what: str, before: str, match: Match, seq: int) -> None:
+        if match["body_old"] != before:
+            self.findings.add("SettingsUnannounced", f"entry {seq} replaces another {what} than the last one", seq)
+        self.findings.add("SettingsChanged", f"entry {seq}: {what}, by {match['body_who'][:80]}", seq)
 
     def _adjusted(self, match: Match, seq: int) -> None:
         self.findings.add("ClockAdjusted", f"entry {seq}: by {match['body_offset_ms']} ms", seq)
@@ -211,7 +244,8 @@ class Scan:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
 
     def _egress(self, match: Match, seq: int) -> None:
-        message, data_class, size, expected, masked, evenness, head, shape = match.group(
+        msg_id, message, data_class, size, expected, masked, evenness, head, shape = match.group(
+            "body_msg_id",
             "body_message",
             "body_data_class",
             "body_bytes",
@@ -222,22 +256,26 @@ class Scan:
             "body_shape",
         )
         if PERMITTED.get(message[1:-1]) != data_class[1:-1]:
-            self.findings.add("ForbiddenMessage", f"{message} with {data_class} at entry {seq}", seq)
+            self.findings.add("ForbiddenMessage", f"{message[1:-1]} with {data_class[1:-1]} at entry {seq}", seq)
         due = self._due.get((message, shape))
         if due is None:
-            due = self._due[message, shape] = self._recompute(message, shape)
+            due = self._due[message, shape] = self._recompute(message, shape, seq)
         if size != due or expected != due or int(head) > seq:
-            self.findings.add("SurplusBytes", f"{message} at entry {seq}: {size} bytes, {due} due", seq)
+            self.findings.add("SurplusBytes", f"{message[1:-1]} at entry {seq}: {size} bytes, {due} due", seq)
         is_vector = data_class == f'"{MASKED}"'
         if is_vector and (masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY):
-            self.findings.add("UnmaskedVector", f"{message} at entry {seq}, uniformity {evenness}", seq)
-        self.ledger.add(data_class[1:-1], int(size))
+            detail = f"{message[1:-1]} at entry {seq}: masked {masked}, uniformity {evenness.strip(QUOTE)}"
+            self.findings.add("UnmaskedVector", detail, seq)
+        if message == RECONNECT:
+            self.ledger.reconnected()
+        self.ledger.add(data_class[1:-1], int(size), msg_id)
         if seq >= self._witnessed and is_vector:
             self.rounds_after_witness.add(match["round"])
 
-    def _recompute(self, message: str, shape: str) -> str:
+    def _recompute(self, message: str, shape: str, seq: int) -> str:
         """The size equation, from the numbers in the entry; a name it counts must be one of the roster's."""
         numbers = json.loads(shape)
+        self.vector_sizes.setdefault(numbers["vector_bytes"], seq)
         named = numbers["named"]
         if named is not None and self._names and named not in self._names:
             return "none"

@@ -37,9 +37,9 @@ class Disk:
 
     def write(self, descriptor: int, data: bytes) -> None:
         """Write all of it."""
-        view = memoryview(data)
-        while view:
-            view = view[os.write(descriptor, view) :]
+        written = os.write(descriptor, data)
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
 
     def sync(self, descriptor: int) -> None:
         """Return when it is on stable storage."""
@@ -146,7 +146,11 @@ class LogWriter(LogFolder):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._lock)
-            raise AuditLogError("another process writes this log", where=str(path)) from error
+            raise AuditLogError(
+                "another process writes this log",
+                where=str(path),
+                hint="a log has one writer: stop the agent first; it goes on where it was",
+            ) from error
 
     def initialise(self, manifest: bytes) -> None:
         """Lay out an empty folder, over what a crash may have left of an earlier try. `declare` comes last."""
@@ -162,15 +166,15 @@ class LogWriter(LogFolder):
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries and return when they are durable. One sync for all of them that share a segment."""
-        start = 0
-        while start < len(entries):
-            number = entries[start].seq // SEGMENT
-            stop = next((i for i in range(start, len(entries)) if entries[i].seq // SEGMENT != number), len(entries))
+        rest = entries
+        while rest:
+            number, place = divmod(rest[0].seq, SEGMENT)
+            here, rest = rest[: SEGMENT - place], rest[SEGMENT - place :]
             descriptor = self._open_segment(number)
-            self.disk.write(descriptor, b"".join(entry.line + b"\n" for entry in entries[start:stop]))
+            self.disk.write(descriptor, b"".join([entry.line + b"\n" for entry in here]))
             self.disk.sync(descriptor)
-            start = stop
-        self._unwritten_leaves.extend(entry.leaf for entry in entries)
+        for entry in entries:
+            self._unwritten_leaves.append(entry.leaf)
 
     def _open_segment(self, number: int) -> int:
         if self._segment is not None and self._segment[0] == number:

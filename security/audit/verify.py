@@ -17,7 +17,7 @@ from security.audit.findings import Finding, exit_code
 from security.audit.heads import Heads, check_epochs, read_heads
 from security.audit.ledger import EgressLedger
 from security.audit.note import VerifierKey
-from security.audit.roster import Roster
+from security.audit.roster import SITE, Roster
 from security.audit.scan import SKEW_MS, Scan
 from security.audit.store import FORMAT, LogFolder
 from security.audit.witness import Held
@@ -79,6 +79,8 @@ def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
     scan.run(_segments(folder, findings))
     _check_genesis(genesis, roster, chain, findings)
     _check_manifest(folder, scan, findings)
+    _check_layout(roster, scan, findings)
+    _check_counted(genesis, scan, findings)
     check_epochs(heads, scan.rotations, findings)
     _check_chain_length(chain, scan, findings)
     _check_coverage(heads, scan, findings)
@@ -180,6 +182,22 @@ def _check_manifest(folder: LogFolder, scan: Scan, findings: Findings) -> None:
         findings.add("ManifestMismatch", "manifest.json is missing")
     elif scan.manifest is not None and sha256(folder.manifest.read_bytes()).hexdigest() != scan.manifest:
         findings.add("ManifestMismatch", "manifest.json is not the manifest that the log names")
+
+
+def _check_layout(roster: Roster | None, scan: Scan, findings: Findings) -> None:
+    """The size equation starts from the vector's length, which the manifest fixes: an entry cannot choose its own.
+
+    Entries under an earlier manifest were checked when that one was in the folder; it is not here any more.
+    """
+    due = roster.vector_bytes if roster else None
+    for size, seq in scan.vector_sizes.items():
+        if due is not None and size != due:
+            findings.add("LayoutMismatch", f"entry {seq} counts on a vector of {size} bytes, {due} are due", seq)
+
+
+def _check_counted(genesis: Mapping[str, Any] | None, scan: Scan, findings: Findings) -> None:
+    if genesis is not None and genesis["body"]["role"] == SITE and scan.ledger.count and not scan.ledger.readings:
+        findings.add("NoNetworkCounter", f"{scan.ledger.count} messages left, and the log has no net.counter")
 
 
 def _check_chain_length(chain: EpochChain | None, scan: Scan, findings: Findings) -> None:

@@ -201,7 +201,7 @@ class Witness:
 
     def __init__(self, folder: Path, roster: Roster, signer: Signer, clock: Clock, disk: Disk | None = None) -> None:
         self._folder = LogFolder(folder)
-        self._roster = roster
+        self.roster = roster
         self._signer = signer
         self._clock = clock
         self._disk = disk or Disk()
@@ -234,7 +234,7 @@ class Witness:
     def consider(self, offer: Submission) -> Signature:
         """Check a head against the one held, keep it, and cosign it. The same head again gets a cosignature again."""
         origin = head_of(offer.head).origin
-        party = self._roster.by_origin.get(origin)
+        party = self.roster.by_origin.get(origin)
         if party is None or self._signer.key == party.cosigner:
             raise VerificationFailed("not a log this party witnesses", where=origin)
         with self._exclusive():

@@ -10,10 +10,20 @@ from security.audit.dp_replay import Statement
 from security.audit.findings import CODES, Finding, Severity
 from security.audit.verify import Verified
 
-EGRESS: Final = frozenset({"SurplusBytes", "ForbiddenMessage", "UnmaskedVector", "UnloggedTraffic", "DuplicateMessage"})
+EGRESS: Final = frozenset(
+    {"SurplusBytes", "LayoutMismatch", "ForbiddenMessage", "UnmaskedVector", "UnloggedTraffic", "DuplicateMessage"}
+)
 PRIVACY: Final = frozenset({"EpsilonMismatch", "UnaccountedRound", "BudgetExceeded", "DpTermsChanged"})
 MATCHING: Final = frozenset(
-    {"EgressUnacknowledged", "IngressUnexplained", "DigestMismatch", "DuplicateMessage", "ClockSkew", "LogMissing"}
+    {
+        "EgressUnacknowledged",
+        "IngressUnexplained",
+        "DigestMismatch",
+        "DuplicateMessage",
+        "ReceiptInvalid",
+        "ClockSkew",
+        "LogMissing",
+    }
 )
 AGREEMENT: Final = frozenset({"ModelInconsistency", "SplitCohort", "MaskExposure", "Fork", "LogMissing"})
 RECORD: Final = frozenset(CODES) - EGRESS - PRIVACY - MATCHING - AGREEMENT | {"Fork"}
@@ -80,8 +90,10 @@ def log_lines(log: Verified, findings: Iterable[Finding], statement: Statement |
             f"ok    {log.ledger.count:,} messages left, {quantity(log.ledger.total)}: "
             "0 surplus bytes, all types permitted, all vectors masked"
         )
-    if log.ledger.readings and clean(found, frozenset({"UnloggedTraffic"})):
-        yield f"ok    the network counted {quantity(log.ledger.counted)} out, within the stated overhead"
+    if log.ledger.readings and log.ledger.bounded and clean(found, frozenset({"UnloggedTraffic"})):
+        unread = log.ledger.total - log.ledger.covered
+        rest = f"; {quantity(unread)} have no reading (a kill, or a copy in between)" if unread else ""
+        yield f"ok    the kernel counted {quantity(log.ledger.counted)} out, within the stated overhead{rest}"
     if statement is not None and clean(found, PRIVACY):
         yield "ok    " + epsilon_line(statement)
     yield from finding_lines(found)

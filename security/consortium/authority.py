@@ -140,7 +140,7 @@ class Authority:
         return Enrolled.read(path)
 
     def enroll(self, key: ec.EllipticCurvePrivateKey, request: Request, *, now_ms: int, days: int) -> Enrolled:
-        """Certificates for a new member, or for one that was revoked and comes back with new keys."""
+        """Certificates for a new member, or for one that was revoked and comes back with new keys and its old log."""
         self._check_addressee(request)
         path = self._member_path(request.member)
         known = Enrolled.read(path) if path.exists() else None
@@ -150,6 +150,8 @@ class Authority:
                 where=str(path),
                 hint="use `consortium renew`, or revoke it first",
             )
+        if known is not None:
+            check_same_log(request, known)
         tls, signing = check_request(request)
         if request.role == Role.COORDINATOR.value and not tls.hosts:
             raise ConfigError("a coordinator's request must name the hosts it is reached at", where=request.member)
@@ -329,6 +331,18 @@ class Authority:
             if previous is not None and told.run == run != previous.run:
                 hint = "choose a new run id"
                 raise PolicyViolation(f"run {run!r} was ended by a later one", where=str(path), hint=hint)
+
+
+def check_same_log(request: Request, known: Enrolled) -> None:
+    """A name is the name of one log for ever: peers hold its heads, adverts and connections, and would take another
+    log under it for the old one set back.
+    """
+    if (request.role, request.audit_root, request.cosigner) != (known.role, known.audit_root, known.cosigner):
+        raise PolicyViolation(
+            f"{request.member} was the name of another member, with a log of its own",
+            where=f"request of {request.member}",
+            hint=f"choose a new name, such as {request.member}-2; or, where the old folder is whole, `renew` in it",
+        )
 
 
 def check_renewal(request: Request, record: Enrolled) -> None:

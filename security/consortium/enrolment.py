@@ -20,7 +20,7 @@ from security.consortium.bundles import Answer, Request, origin, read_file, same
 from security.consortium.manifest import Manifest
 from security.consortium.rules import accept_newer, open_manifest
 from security.errors import CertificateNameMismatch, CertificateUntrusted, ConfigError
-from security.pki import Purpose, Subject
+from security.pki import Purpose, Role, Subject
 from security.rng import Randomness, SystemRandomness
 from security.secrets import Secret
 from security.signing import SigningKey
@@ -39,6 +39,11 @@ class Identity:
     @property
     def tls_path(self) -> Path:
         return self.folder / "tls.pem"
+
+    @property
+    def next_tls_path(self) -> Path:
+        """A renewed certificate for a new key, until the coordinator knows that key."""
+        return self.folder / "tls-next.pem"
 
     @property
     def signing_path(self) -> Path:
@@ -157,7 +162,35 @@ class Identity:
                 )
         keystore.write_atomically(self.root_path, answer.root_certificate.encode())
         keystore.write_atomically(self.signing_path, answer.signing_certificate.encode())
-        keystore.write_atomically(self.tls_path, answer.tls_certificate.encode())
+        waits = self._must_wait(answer.subject, tls, now_ms)
+        keystore.write_atomically(self.next_tls_path if waits else self.tls_path, answer.tls_certificate.encode())
+        if not waits:
+            self.next_tls_path.unlink(missing_ok=True)
+
+    def _must_wait(self, subject: Subject, renewed: x509.Certificate, now_ms: int) -> bool:
+        """A site is known by its TLS key: while the manifest in force lists the old one only, the old one is shown."""
+        manifest = self.manifest(now_ms=now_ms) if subject.role is Role.SITE and self.tls_path.exists() else None
+        if manifest is None or _is_listed(manifest, subject, renewed):
+            return False
+        return self._still_useful(manifest, subject, now_ms)
+
+    def _still_useful(self, manifest: Manifest, subject: Subject, now_ms: int) -> bool:
+        old = self.tls_certificate()
+        return _is_listed(manifest, subject, old) and old.not_valid_after_utc.timestamp() * 1000 > now_ms
+
+    def settle_tls(self, *, now_ms: int, known_there: bool = False) -> None:
+        """Go over to a renewed TLS certificate, once its key is known to the coordinator or the old one is of no use.
+
+        :param known_there: the manifest in force came from the coordinator, so that there the new key is known too.
+        """
+        manifest = self.manifest(now_ms=now_ms) if self.next_tls_path.exists() else None
+        if manifest is None:
+            return
+        subject = pki.subject_of(self.tls_certificate(), str(self.tls_path))
+        renewed = pki.read_certificate(read_file(self.next_tls_path), str(self.next_tls_path))
+        known = known_there and _is_listed(manifest, subject, renewed)
+        if known or not self._still_useful(manifest, subject, now_ms):
+            self.next_tls_path.replace(self.tls_path)
 
     def _check_root(self, root: x509.Certificate, announced: str | None) -> None:
         """A root is taken once, on its fingerprint's word, and never changes afterwards."""
@@ -180,6 +213,19 @@ class Identity:
         return accepted
 
 
+def _is_listed(manifest: Manifest, subject: Subject, certificate: x509.Certificate) -> bool:
+    pin = pki.key_fingerprint(pki.certificate_key(certificate))
+    return any(member.id == subject.member and pin in member.tls_keys for member in manifest.roster)
+
+
+def renew(identity: Identity, role: Role, *, hosts: Sequence[str] = ()) -> Request:
+    """A request for new keys of a member, for either command. What is in force stays in force until the answer."""
+    subject = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
+    if subject.role is not role:
+        raise ConfigError(f"the certificate is of a {subject.role}", where=str(identity.tls_path))
+    return identity.renew(subject, hosts=hosts)
+
+
 def join(
     identity: Identity, *, answer: Path | None, root_fingerprint: str | None, manifest: Path | None, now_ms: int
 ) -> Iterator[str]:
@@ -188,7 +234,9 @@ def join(
         raise ConfigError("nothing to install", hint="give the consortium's answer, a manifest, or both")
     if answer is not None:
         identity.install(Answer.read(answer), root_fingerprint=root_fingerprint, now_ms=now_ms)
-        yield "certificates installed"
+        waits = identity.next_tls_path.exists()
+        later = "; the new TLS key is used as soon as the coordinator has the manifest that lists it" if waits else ""
+        yield f"certificates installed{later}"
     if manifest is not None:
         accepted = identity.install_manifest(read_file(manifest), now_ms=now_ms)
         yield f"manifest version {accepted.version} of {accepted.federation} is in force"

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from security.consortium.initial_model import InitialModel, blocks_of, initial_state_hash
 from security.consortium.manifest import (
@@ -35,13 +34,16 @@ from security.consortium.manifest import (
     Training,
     Word,
     decimal_text,
-    describe,
 )
 from security.consortium.rules import TWO_SITES_HINT
+from security.dp.accountant import rdp_epsilon
+from security.dp.planner import propose_multiplier
+from security.dp.settings import PrivateSettings
 from security.errors import ConfigError, PolicyViolation
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
 from security.secagg.policy import COVERED_ROSTER
+from security.settings import read_settings
 
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Annotated[int, Field(gt=0)]
 # A cross-entropy of 16 per sample is far worse than guessing among a million classes.
@@ -111,18 +113,7 @@ class Plan(Document):
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        try:
-            told = tomllib.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError as error:
-            raise ConfigError(
-                "plan not found", where=str(path), hint="`consortium init` writes a commented one"
-            ) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"not TOML: {error}".lower(), where=str(path)) from error
-        try:
-            return cls.model_validate_json(json.dumps(told, default=str))
-        except ValidationError as error:
-            raise ConfigError(describe(error), where=str(path), hint="docs/consortium.md lists every key") from None
+        return read_settings(cls, path, what="plan", written_by="consortium init")
 
 
 def build(
@@ -138,6 +129,7 @@ def build(
 ) -> Manifest:
     """The next manifest of this federation."""
     refuse_two_sites(plan, len(roster))
+    _check_private(plan, _settings(plan, model))
     layout, initial_state = _layout(plan, model, len(roster))
     return Manifest(
         federation=federation,
@@ -162,6 +154,25 @@ def refuse_two_sites(plan: Plan, sites: int) -> None:
         raise PolicyViolation(f"{sites} enrolled site is no federation", where="roster", hint="enrol more sites first")
     if sites == 2 and not (plan.aggregation.allow_two_sites and plan.privacy):
         raise PolicyViolation("a federation of two sites is refused", where="roster", hint=TWO_SITES_HINT)
+
+
+def _check_private(plan: Plan, settings: Mapping[str, bool | int | float | str]) -> None:
+    """A model that was exported for private rounds is never trained without them."""
+    private = PrivateSettings.of(settings, where="federation.toml [training.settings]")
+    if private is None:
+        return
+    if plan.privacy is None:
+        raise ConfigError(
+            "the initial model was exported for private rounds, but the plan has no [privacy]",
+            where="federation.toml [privacy]",
+            hint="write the table, or export the model without --dp",
+        )
+    if private.steps != plan.training.steps:
+        raise ConfigError(
+            f"steps = {plan.training.steps}, but private rounds have {private.steps}",
+            where="federation.toml [training] steps",
+            hint="the clips follow from the steps that a round really has",
+        )
 
 
 def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
@@ -320,6 +331,25 @@ def warnings(manifest: Manifest) -> list[str]:
             "no differential privacy: the sum itself is not protected, and whoever sees it may infer from it whether a "
             "patient took part"
         )
+    else:
+        notes += _private_notes(manifest, manifest.privacy)
     if not manifest.aggregation.single_history:
         notes.append("single_history = false: a coordinator may run two disjoint groups of sites with two histories")
     return notes
+
+
+def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
+    settings = PrivateSettings.of(manifest.training.settings)
+    if settings is None:
+        return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
+    floor, epsilon, delta = float(privacy.noise_floor), float(privacy.epsilon), float(privacy.delta)
+    schedule = settings.schedule(rounds=manifest.training.rounds, multiplier=floor, clip=float(privacy.clip))
+    cost = rdp_epsilon(schedule.events(), delta)[0]
+    if cost <= epsilon:
+        return []
+    try:
+        wanted = f"noise_floor = {propose_multiplier(schedule, epsilon=epsilon, delta=delta):g} would keep all in it"
+    except ConfigError as error:
+        wanted = str(error.hint)
+    told = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
+    return [f"{told}; {wanted}"]

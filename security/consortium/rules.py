@@ -20,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from security import labels, pki
 from security.audit.note import KeyType, VerifierKey
 from security.consortium.manifest import Manifest, Member, unseal
+from security.dp.settings import PREFIX
 from security.errors import CertificateNameMismatch, ManifestRejected, PolicyViolation
 from security.pki import Purpose, Role, Subject
 from security.secagg import thresholds
@@ -228,9 +229,10 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         offered.model != current.model
         or _tensors(offered) != _tensors(current)
         or offered.training.method != current.training.method
+        or _promise(offered) != _promise(current)
     ):
         raise ManifestRejected(
-            f"changes the model, the method or the tensors of run {current.run!r}",
+            f"changes the model, the method, the tensors or the privacy of run {current.run!r}",
             where=_where(offered),
             hint="the consortium must give a changed model a new run id",
         )
@@ -238,6 +240,12 @@ def check_run(current: Manifest, offered: Manifest) -> None:
 
 def _tensors(manifest: Manifest) -> tuple[tuple[str, tuple[int, ...], str], ...]:
     return tuple((block.name, block.shape, block.kind) for block in manifest.aggregation.layout.blocks)
+
+
+def _promise(manifest: Manifest) -> tuple[object, dict[str, object]]:
+    """What patients were promised, and how it is kept: booked under one schedule, a run cannot go on under another."""
+    settings = manifest.training.settings
+    return manifest.privacy, {name: value for name, value in settings.items() if name.startswith(PREFIX)}
 
 
 # Who is on the line.

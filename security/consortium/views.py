@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING
 
 from security.audit.note import VerifierKey
@@ -44,6 +45,31 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
     )
 
 
+class Standing:
+    """Who is in good standing under one manifest as time goes by: certificates begin and end in mid-run."""
+
+    def __init__(self, manifest: Manifest, *, now_ms: int, dp_active: bool = False) -> None:
+        self._manifest = manifest
+        self._dp_active = dp_active
+        certificates = [member.certificate for member in manifest.roster]
+        self._dates = sorted(
+            {_ms(found.not_valid_before_utc) for found in certificates}
+            | {_ms(found.not_valid_after_utc) + 1 for found in certificates}
+        )
+        self._seen = self._passed(now_ms)
+
+    def _passed(self, now_ms: int) -> int:
+        return bisect_right(self._dates, now_ms)
+
+    def changed(self, now_ms: int) -> AggregationPolicy | None:
+        """The policy in force now, if a certificate has begun or ended since this was last asked."""
+        passed = self._passed(now_ms)
+        if passed == self._seen:
+            return None
+        self._seen = passed
+        return aggregation_policy(self._manifest, now_ms=now_ms, dp_active=self._dp_active)
+
+
 def _entry(member: Member) -> RosterEntry:
     cert = bytes.fromhex(member.signing_sha256)
     return RosterEntry(site=member.id, cert=cert, key=VerifyKey(member.signing_key))
@@ -61,7 +87,8 @@ def _ms(instant: dt.datetime) -> int:
 def audit_roster(manifest: Manifest) -> Roster:
     """The parties and the keys that speak for their privacy logs. A log's origin is the name of its root key."""
     parties = [_party(manifest.coordinator, COORDINATOR), *(_party(member, SITE) for member in manifest.roster)]
-    return Roster(parties=tuple(parties), digest=manifest.digest.hex())
+    vector = manifest.aggregation.layout.byte_length
+    return Roster(parties=tuple(parties), digest=manifest.digest.hex(), vector_bytes=vector)
 
 
 def _party(member: Member, role: str) -> Party:

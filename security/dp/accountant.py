@@ -3,6 +3,8 @@
 Epsilon is recomputed from the events and never carried along. Two analyses by dp-accounting: Renyi (RDP), which is
 what gets enforced, and the privacy loss distribution (PLD), which is tighter and is printed as a second opinion.
 Both hold for heterogeneous, adaptively chosen *queries*; for adaptively chosen *parameters* see `filter.py`.
+
+dp-accounting is imported when something is computed: it takes seconds, and most who name an event compute nothing.
 """
 
 from __future__ import annotations
@@ -14,17 +16,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-import dp_accounting
 import numpy as np
-from dp_accounting import pld, rdp
 from numpy.typing import NDArray
 
 from security.dp.events import RATE_ONE, MechanismEvent
 
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent, NeighboringRelation
+
 ACCOUNTANT: Final = f"dp-accounting {version('dp-accounting')}"
-ADJACENCY: Final = dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE
 
 ORDERS: Final[tuple[float, ...]] = (
     *(1 + step / 10 for step in range(2, 100)),
@@ -64,7 +66,9 @@ def merged(history: Iterable[MechanismEvent]) -> tuple[tuple[float, int, int], .
 
 @lru_cache(maxsize=4096)
 def _rdp_of_one_step(multiplier: float, rate: int, orders: tuple[float, ...]) -> tuple[float, ...]:
-    accountant = rdp.RdpAccountant(orders=list(orders), neighboring_relation=ADJACENCY)
+    from dp_accounting import rdp
+
+    accountant = rdp.RdpAccountant(orders=list(orders), neighboring_relation=_adjacency())
     accountant.compose(_dp_event(multiplier, rate))
     # dp-accounting gives its orders back sorted the way they went in; infinite entries are orders left out.
     return tuple(float(value) for value in accountant.rdp)
@@ -88,6 +92,8 @@ def rdp_epsilon(history: Iterable[MechanismEvent], delta: float) -> tuple[float,
     curve = rdp_curve(history)
     if not curve.any():
         return 0.0, ORDERS[-1]
+    from dp_accounting import rdp
+
     epsilon, order = rdp.compute_epsilon(list(ORDERS), list(curve), delta)
     return float(epsilon), float(order)
 
@@ -95,9 +101,15 @@ def rdp_epsilon(history: Iterable[MechanismEvent], delta: float) -> tuple[float,
 def pld_epsilon(history: Iterable[MechanismEvent], delta: float) -> float:
     """Numerical composition of privacy loss distributions, pessimistic rounding."""
     parts = merged(history)
-    if not parts:
-        return 0.0
-    accountant = pld.PLDAccountant(ADJACENCY)
+    return _pld_epsilon(parts, delta) if parts else 0.0
+
+
+@lru_cache(maxsize=64)
+def _pld_epsilon(parts: tuple[tuple[float, int, int], ...], delta: float) -> float:
+    """Kept, because it takes seconds and the sites of an experiment all have the same history."""
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant(_adjacency())
     for multiplier, rate, steps in parts:
         accountant.compose(_dp_event(multiplier, rate), steps)
     return float(accountant.get_epsilon(delta))
@@ -108,6 +120,14 @@ def spent(history: Sequence[MechanismEvent], delta: float) -> Spent:
     return Spent(delta=delta, rdp=epsilon, order=order, pld=pld_epsilon(history, delta))
 
 
-def _dp_event(multiplier: float, rate: int) -> dp_accounting.DpEvent:
-    gaussian = dp_accounting.GaussianDpEvent(multiplier)
-    return gaussian if rate == RATE_ONE else dp_accounting.PoissonSampledDpEvent(rate / RATE_ONE, gaussian)
+def _adjacency() -> NeighboringRelation:
+    from dp_accounting import NeighboringRelation
+
+    return NeighboringRelation.ADD_OR_REMOVE_ONE
+
+
+def _dp_event(multiplier: float, rate: int) -> DpEvent:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+
+    gaussian = GaussianDpEvent(multiplier)
+    return gaussian if rate == RATE_ONE else PoissonSampledDpEvent(rate / RATE_ONE, gaussian)

@@ -45,12 +45,25 @@ class Reservation:
         self.noise = noise
         self._unused = list(events)
 
+    def holds(self, kind: Mechanism) -> int:
+        """How many events of this kind are unused: what was paid for decides what is released."""
+        return sum(event.kind is kind for event in self._unused)
+
     def claim(self, kind: Mechanism) -> MechanismEvent:
         """The next unused event of this kind. Raises BudgetExhausted when there is none: it was not paid for."""
         for index, event in enumerate(self._unused):
             if event.kind is kind:
                 return self._unused.pop(index)
         raise BudgetExhausted(f"no unused {kind} event in this reservation", hint="reserve it before the data are read")
+
+
+def commitment(head: Head, salt: bytes) -> bytes:
+    """The salted head for the advert: tells peers nothing, and an auditor who is given the salt everything."""
+    if len(salt) != 32:
+        raise LocalProtocolError("the salt of a ledger commitment has 32 bytes")
+    return hashlib.sha256(
+        labels.DP_LEDGER_COMMITMENT + codec.tlv(salt) + codec.u64(head.seq) + codec.text(head.digest)
+    ).digest()
 
 
 class Ledger:
@@ -120,15 +133,6 @@ class Ledger:
         """The data set changed. Its earlier patients have paid all there is, so the ledger goes on as it is."""
         if version != self._state.version:
             self._append(entries.version_entry(version, self._clock.now_ms()))
-
-    def commitment(self, salt: bytes) -> bytes:
-        """The salted head for the advert: tells peers nothing, and an auditor who is given the salt everything."""
-        if len(salt) != 32:
-            raise LocalProtocolError("the salt of a ledger commitment has 32 bytes")
-        head = self._state.head
-        return hashlib.sha256(
-            labels.DP_LEDGER_COMMITMENT + codec.tlv(salt) + codec.u64(head.seq) + codec.text(head.digest)
-        ).digest()
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._failed:

@@ -11,10 +11,12 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
-from security.dp.ledger_entries import Head
+from security.dp.ledger_entries import Head, LedgerState, read
 from security.errors import LedgerError
+
+_RESTORE: Final = "restore it from the newest copy; without it this population's budget counts as spent"
 
 
 class MemoryStore:
@@ -75,14 +77,7 @@ class FileStore:
         _sync_directory(self._ledger.parent)
 
     def load(self) -> tuple[list[bytes], Head]:
-        anchor = self._read_anchor()
-        if anchor is None or not self._ledger.exists():
-            missing = self._anchor if anchor is None else self._ledger
-            raise LedgerError(
-                "a part of the privacy ledger is missing",
-                where=str(missing),
-                hint="restore it from the newest copy; without it this population's budget counts as spent",
-            )
+        anchor = self._whole()
         self._lock(os.O_RDWR | os.O_APPEND)
         data = self._ledger.read_bytes()
         whole, newline, torn = data.rpartition(b"\n")
@@ -96,6 +91,28 @@ class FileStore:
     def append(self, line: bytes, head: Head) -> None:
         self._write_line(line)
         self._write_anchor(head)
+
+    def peek(self) -> LedgerState | None:
+        """What the ledger says, without its lock, for people who look while an agent writes; None if there is none.
+
+        A line that is being written just now is left out, so nothing may be reserved on what this returns.
+        """
+        if self._read_anchor() is None and not self._ledger.exists():
+            return None
+        # The anchor first: it is written after its line, so that a later look at the lines holds it.
+        anchor = self._whole()
+        state = read(self._ledger.read_bytes().split(b"\n")[:-1])
+        if not state.contains(anchor):
+            raise LedgerError("the ledger lacks its newest line", where=str(self._ledger), hint=_RESTORE)
+        return state
+
+    def _whole(self) -> Head:
+        """The anchor's head, if both files are there."""
+        anchor = self._read_anchor()
+        if anchor is None or not self._ledger.exists():
+            missing = self._anchor if anchor is None else self._ledger
+            raise LedgerError("a part of the privacy ledger is missing", where=str(missing), hint=_RESTORE)
+        return anchor
 
     @property
     def _descriptor(self) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from security.dp.accountant import Spent, rdp_epsilon, spent
-from security.dp.events import MechanismEvent, counts_event, dp_sgd_event, prototypes_event
+from security.dp.events import MechanismEvent, counts_event, dp_sgd_event, metrics_event, prototypes_event
 from security.dp.filter import RenyiFilter, choose_order
 from security.dp.ledger_entries import LedgerState
 from security.errors import BudgetExhausted, ConfigError
@@ -22,6 +22,7 @@ class Schedule:
     :param counts_sigma: noise of the class counts, released before round 1; None without them.
     :param prototypes_sigma: noise of each prototype release; None without prototypes.
     :param prototypes_every: rounds between two prototype releases.
+    :param metrics_sigma: noise of one local validation in each round; None without it.
     """
 
     rounds: int
@@ -32,6 +33,7 @@ class Schedule:
     counts_sigma: float | None = 5.0
     prototypes_sigma: float | None = 10.0
     prototypes_every: int = 5
+    metrics_sigma: float | None = None
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.prototypes_every < 1:
@@ -41,15 +43,22 @@ class Schedule:
         """Are prototypes released in this round (counted from 1)?"""
         return self.prototypes_sigma is not None and (round_number - 1) % self.prototypes_every == 0
 
-    def round_events(self, round_number: int) -> tuple[MechanismEvent, ...]:
-        """What to reserve for one round, in the order of use."""
+    def round_events(self, round_number: int, *, first: bool | None = None) -> tuple[MechanismEvent, ...]:
+        """What to reserve for one round, in the order of use.
+
+        :param first: whether the site has nothing released yet, as in its first round or after its memory was lost;
+            by default it is so in round 1.
+        """
+        first = round_number == 1 if first is None else first
         events: list[MechanismEvent] = []
-        if round_number == 1 and self.counts_sigma is not None:
+        if first and self.counts_sigma is not None:
             events.append(counts_event(self.counts_sigma))
-        if self.prototypes_sigma is not None and self.refreshes(round_number):
-            # The first round needs one sum per class to split, before the first assignment.
-            events += [prototypes_event(self.prototypes_sigma)] * (2 if round_number == 1 else 1)
+        if self.prototypes_sigma is not None and (first or self.refreshes(round_number)):
+            # A first time needs one sum per class to split, before the first assignment.
+            events += [prototypes_event(self.prototypes_sigma)] * (2 if first else 1)
         events.append(dp_sgd_event(multiplier=self.multiplier, clip=self.clip, rate=self.rate, steps=self.steps))
+        if self.metrics_sigma is not None:
+            events.append(metrics_event(self.metrics_sigma))
         return tuple(events)
 
     def events(self, first: int = 1) -> tuple[MechanismEvent, ...]:
@@ -82,7 +91,17 @@ def propose_multiplier(schedule: Schedule, *, epsilon: float, delta: float, stat
 
     With a ledger the rule is that ledger's filter on top of what it holds; without one, the best order.
     """
-    within = _within(epsilon, delta, state)
+    try:
+        return least_multiplier(schedule, _within(epsilon, delta, state))
+    except ConfigError as error:
+        raise ConfigError(
+            f"no amount of gradient noise brings this schedule to epsilon {epsilon:g} at delta {delta:g}",
+            hint=error.hint,
+        ) from error
+
+
+def least_multiplier(schedule: Schedule, within: Callable[[Sequence[MechanismEvent]], bool]) -> float:
+    """The smallest DP-SGD noise multiplier, in hundredths, with which all events of the schedule are within bounds."""
 
     def fits(hundredths: int) -> bool:
         return within(replace(schedule, multiplier=hundredths / 100).events())
@@ -92,8 +111,8 @@ def propose_multiplier(schedule: Schedule, *, epsilon: float, delta: float, stat
         low, high = high, 2 * high
         if high > 100 * _LARGEST_MULTIPLIER:
             raise ConfigError(
-                f"no amount of gradient noise brings this schedule to epsilon {epsilon:g} at delta {delta:g}",
-                hint="fewer prototype releases, or more noise on prototypes and counts",
+                "no amount of gradient noise is enough",
+                hint="fewer prototype releases, or more noise on prototypes, counts and metrics",
             )
     while high - low > 1:
         middle = (low + high) // 2

@@ -149,6 +149,14 @@ class Blamed:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """Keep the proof of a lie where the operator finds it."""
+
+    name: str
+    proof: Wire
+
+
+@dataclass(frozen=True, slots=True)
 class Halted:
     """The machine has stopped for its operator."""
 
@@ -170,6 +178,7 @@ Effect = (
     | Ended
     | Refused
     | Blamed
+    | KeepEvidence
     | Halted
 )
 Effects = tuple[Effect, ...]

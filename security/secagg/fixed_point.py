@@ -142,20 +142,26 @@ class Decoded:
 
 def decode(layout: Layout, total: Words) -> Decoded:
     """Read a sum of encoded vectors. Only for looking at it: the next state is computed in `state`."""
+    weight, loss, hits = decode_slots(layout, total)
+    mean = total.view(layout.signed_dtype)[: layout.state_words].astype(np.float64)
+    for run in layout.runs:
+        mean[run.place] *= step_size(layout, run, weight)
+    return Decoded(weight, mean, loss, hits)
+
+
+def decode_slots(layout: Layout, total: Words) -> tuple[int, float | None, int | None]:
+    """The sums of weights, losses and hits, without the update they came with."""
     signed = total.view(layout.signed_dtype)
     weight = int(signed[layout.slot(WEIGHT)][0])
     if weight < 1:
         raise DataError("the sum of weights is not positive", where="slot weight")
-    mean = signed[: layout.state_words].astype(np.float64)
-    for run in layout.runs:
-        mean[run.place] *= step_size(layout, run, weight)
     loss = hits = None
     if layout.has(LOSS):
         clip = Fraction(2) ** layout.block(LOSS).clip_exponent
         loss = float(int(signed[layout.slot(LOSS)][0]) * clip / layout.quantum)
     if layout.has(HITS):
         hits = int(signed[layout.slot(HITS)][0])
-    return Decoded(weight, mean, loss, hits)
+    return weight, loss, hits
 
 
 def step_size(layout: Layout, run: Run, weight: int) -> Any:

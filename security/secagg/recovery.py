@@ -7,10 +7,12 @@ lists were in memory only, and no site has sent anything masked.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 
-from security.errors import LocalProtocolError
+from security.errors import LocalProtocolError, PolicyViolation, VerificationFailed
 from security.secagg import records
 from security.secagg.blame import BlameBook
+from security.secagg.certificates import Ack
 from security.secagg.coordinator import CoordinatorAttempt
 from security.secagg.coordinator_core import CoordinatorCore
 from security.secagg.effects import Effects, Vector
@@ -101,12 +103,18 @@ def _apply(attempt: CoordinatorAttempt, record: Wire) -> None:
         case records.AbortSeen():
             attempt.aborts[record.abort.site] = record.abort
         case records.AckSeen():
-            if attempt.publication is not None:
-                attempt.publication.take_ack(record.ack)
+            _take_ack(attempt, record.ack)
         case records.AttemptClosed():
             attempt.state = CoordinatorState(record.state)
         case _:
             raise LocalProtocolError(f"{type(record).__name__} is not a coordinator's record", where="journal")
+
+
+def _take_ack(attempt: CoordinatorAttempt, ack: Ack) -> None:
+    """An acknowledgement counts under the manifest in force. Who has left, or has another key since, is asked anew."""
+    if attempt.publication is not None:
+        with suppress(PolicyViolation, VerificationFailed):
+            attempt.publication.take_ack(ack)
 
 
 def resume(attempt: CoordinatorAttempt) -> Effects:

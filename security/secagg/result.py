@@ -118,7 +118,7 @@ class ChunkAudit:
     todo: list[int] = field(default_factory=list)
     good: set[int] = field(default_factory=set)
     _masks: OpenedMasks | None = field(default=None, repr=False)
-    _pieces: set[str] = field(default_factory=set)
+    pieces: dict[str, ChunkPiece] = field(default_factory=dict, repr=False)
     _partial: Words | None = field(default=None, repr=False)
 
     def assign(self, randomness: Randomness, absent: Collection[str] = ()) -> None:
@@ -131,7 +131,7 @@ class ChunkAudit:
         roots = {line.site: line.root for line in self.header.result.uploads}
         if not self.todo or piece.result != self.header.result_hash or piece.chunk != self.todo[0]:
             raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")
-        if piece.site not in roots or piece.site in self._pieces:
+        if piece.site not in roots or piece.site in self.pieces:
             raise RemoteProtocolError("piece is of no survivor, or came before", where="audit")
         if len(piece.data) != min(FRAME_BYTES, self.total.nbytes - piece.chunk * FRAME_BYTES):
             raise RemoteProtocolError("piece has the wrong length", where="audit")
@@ -140,8 +140,8 @@ class ChunkAudit:
         if self._partial is None:
             self._partial = np.zeros(len(words), dtype=self.total.dtype)
         np.add(self._partial, words, out=self._partial)
-        self._pieces.add(piece.site)
-        if len(self._pieces) < len(roots):
+        self.pieces[piece.site] = piece
+        if len(self.pieces) < len(roots):
             return False
         self._finish_chunk(self._partial)
         return True
@@ -155,7 +155,7 @@ class ChunkAudit:
         first = offset // self.total.itemsize
         result_checks.check_chunk_sum(partial, self.total[first : first + len(partial)])
         self.good.add(self.todo.pop(0))
-        self._partial, self._pieces = None, set()
+        self._partial, self.pieces = None, {}
 
     @property
     def bitmap(self) -> bytes:

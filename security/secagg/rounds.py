@@ -6,7 +6,7 @@ uploads needs its abort certificate; one whose set was certified but not opened 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from security.errors import PolicyViolation, RemoteProtocolError
@@ -161,7 +161,7 @@ class CoordinatorRound:
             raise RemoteProtocolError("no attempt is open", where=f"round {self.start.round}")
         return self.current
 
-    def note(self, effects: Effects) -> None:
+    def note(self, effects: Iterable[object]) -> None:
         """Enter what an attempt found out about sites."""
         for effect in effects:
             if isinstance(effect, Blamed) and effect.reason == "missing":
@@ -171,6 +171,7 @@ class CoordinatorRound:
         for attempt in self.attempts:
             for accuser, dealer in attempt.accusations:
                 self.book.accuse(accuser, dealer, c=self.core.policy.c)
-            if attempt.state is CoordinatorState.PUBLISHED and attempt.opening is not None:
-                for site in attempt.opening.replies:
-                    self.book.took_part(site)
+            if attempt.state is CoordinatorState.PUBLISHED and attempt.survivors is not None:
+                # Not who answered first at the opening: a quorum is enough there, and the slowest would never count.
+                for line in attempt.survivors.uploads:
+                    self.book.took_part(line.site)

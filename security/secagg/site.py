@@ -17,7 +17,19 @@ from security.secagg.attempt import BadDealer
 from security.secagg.burst import Burst, ended
 from security.secagg.certificates import AbortCode
 from security.secagg.context import ZERO_DIGEST, RoundContext
-from security.secagg.effects import Compact, Effect, Effects, Ended, Halted, Refused, Send, SendUpload, Vector
+from security.secagg.effects import (
+    Compact,
+    Effect,
+    Effects,
+    Ended,
+    Halted,
+    KeepEvidence,
+    Refused,
+    Send,
+    SendUpload,
+    Vector,
+)
+from security.secagg.evidence import WrongSumEvidence
 from security.secagg.intake import Intake
 from security.secagg.policy import AggregationPolicy
 from security.secagg.records import Outcome
@@ -260,7 +272,13 @@ class SiteMachine:
             return self.intake.piece(piece)
         except WrongSum as error:
             self.state = step(SITE, self.state, SiteEvent.BAD_SUM)
-            return self._stop(error)
+            return (*self._evidence(), *self._stop(error))
+
+    def _evidence(self) -> Effects:
+        if self.intake.audit is None:
+            return ()
+        name = f"wrong-sum-of-round-{self.core.head.round}"
+        return (KeepEvidence(name, WrongSumEvidence.of(self.intake.audit)),)
 
     def _rollback(self, message: messages.Rollback) -> Effects:
         """An advert of this site's own, shown at start-up or by a peer that refused a later one."""

@@ -47,6 +47,10 @@ class Spool(Protocol):
         """Forget a vector, if it is there."""
         ...
 
+    def vectors(self) -> list[bytes]:
+        """The key of every vector that is there, whole or not."""
+        ...
+
 
 class MemorySpool:
     """For simulations and tests."""
@@ -72,6 +76,9 @@ class MemorySpool:
 
     def remove(self, key: bytes) -> None:
         self._vectors.pop(key, None)
+
+    def vectors(self) -> list[bytes]:
+        return list(self._vectors)
 
 
 class FileSpool:
@@ -115,3 +122,6 @@ class FileSpool:
 
     def remove(self, key: bytes) -> None:
         self._path(key).unlink(missing_ok=True)
+
+    def vectors(self) -> list[bytes]:
+        return [bytes.fromhex(path.name) for path in self._folder.iterdir() if len(path.name) == 64]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,10 @@ from click.testing import CliRunner
 
 from npr.lab.cli import cli
 from security.consortium.initial_model import InitialModel
-from security.consortium.plan import Plan
-from security.errors import ConfigError
+from security.consortium.plan import Plan, warnings
+from security.dp.accountant import rdp_epsilon
+from security.dp.settings import PrivateSettings
+from security.errors import ConfigError, PolicyViolation
 from tests.support.consortium_world import World
 
 WORDS = ["model", "--architecture", "test_efficientnet", "--classes", "5", "--image-size", "32", "--json"]
@@ -71,3 +74,34 @@ def test_mistakes_are_named(tmp_path: Path, words: list[str], what: str) -> None
             cli, [*WORDS, "-o", str(tmp_path / "x"), *words], catch_exceptions=False, standalone_mode=False
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Path) -> None:
+    world = World.make(tmp_path / "world")
+    path = world.authority.folder / "initial.safetensors"
+    export(path, "--set", "assign=nearest", "--dp", "rate=0.25", "--dp", "steps=9")
+    assert not any("running_mean" in name for name in InitialModel.read(path).tensors)
+    start = 'run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n'
+    promise = '[privacy]\nepsilon = 8\ndelta = 0.00001\nclip = 1\nnoise_floor = 0.5\nunit = "patient"\n'
+    world.write_plan(start)
+    with pytest.raises(ConfigError, match=r"no \[privacy\]"):
+        world.publish()
+    world.write_plan(start.replace("steps = 9", "steps = 8") + promise)
+    with pytest.raises(ConfigError, match="private rounds have 9"):
+        world.publish()
+    world.write_plan(start + promise)
+    manifest = world.publish()
+    settings = PrivateSettings.of(manifest.training.settings)
+    assert settings == PrivateSettings(rate=0.25, steps=9, norm="group")
+    (note,) = [note for note in warnings(manifest) if "noise_floor" in note]
+    wanted = re.search(r"noise_floor = ([0-9.]+) would", note)
+    assert wanted is not None
+    schedule = settings.schedule(rounds=4, multiplier=float(wanted[1]), clip=1.0)
+    assert rdp_epsilon(schedule.events(), 1e-5)[0] <= 8
+
+
+def test_what_would_void_epsilon_is_not_exported(tmp_path: Path) -> None:
+    words = [*WORDS, "-o", str(tmp_path / "a.safetensors"), "--dp", "rate=0.25"]
+    done = CliRunner().invoke(cli, words)
+    assert isinstance(done.exception, PolicyViolation) and "assign" in str(done.exception)
+    assert not (tmp_path / "a.safetensors").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import stat
 import sys
@@ -100,9 +101,26 @@ def test_init_makes_private_keys_and_refuses_to_overwrite(graz: Path) -> None:
 
 
 def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Path) -> None:
-    told = json.loads(ok("check", "--config", graz, "--json"))
-    assert {line["verdict"] for line in told["checks"]} == {"ok"} and len(told["checks"]) == 8
-    assert ok("--config", graz, "check").count("ok ") == 8
+    """With torch: the learning code, and a trial round. Nobody listens at the coordinator's address."""
+    told = json.loads(ok("check", "--config", graz, "--skip", "coordinator", "--skip", "clock", "--json"))
+    verdicts = {line["check"]: line["verdict"] for line in told["checks"]}
+    assert {name for name, verdict in verdicts.items() if verdict != "ok"} == {"coordinator", "clock"}
+    time, memory = (line["what"] for line in told["checks"] if line["check"] == "trial")
+    told = r"training takes about .* a round, the manifest gives 60 min \(measured on \d+ of \d+ images\)"
+    assert re.search(told, time)
+    assert re.search(r"a round takes about \d+ MB|a round takes about [\d.]+ GB", memory)
+    slow = [word for name in ("coordinator", "clock", "images", "trial") for word in ("--skip", name)]
+    said = run("--config", graz, "check", *slow)
+    assert said.returncode == 0 and said.stderr.strip().endswith("nothing wrong found in what was checked")
+
+
+def test_a_machine_that_is_too_slow_or_too_small_for_a_round() -> None:
+    from security.preflight.machine import memory
+    from site_agent.checks.trial import _time
+
+    assert [_time(seconds, 100, "measured").verdict for seconds in (10, 60, 95)] == ["ok", "warning", "problem"]
+    bounds = [memory(available=100, needed=needed, what="a round").verdict for needed in (10, 90, 101)]
+    assert bounds == ["ok", "warning", "problem"]
 
 
 def test_status_before_the_first_round(graz: Path) -> None:

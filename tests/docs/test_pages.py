@@ -10,9 +10,10 @@ import pytest
 from coordinator.phases import TURNS
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FILE = re.compile(r"`((?:security|npr|protos|coordinator|site_agent|scripts|tests|docs|benchmarks)/[\w./-]+)`")
+FOLDERS = "security|npr|protos|coordinator|site_agent|scripts|tests|docs|benchmarks|deploy|examples"
+FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 
 
 def anchors(page: Path) -> set[str]:

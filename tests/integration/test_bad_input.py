@@ -20,7 +20,7 @@ from security.terminal import run_command
 from site_agent.cli import cli as site_command
 from tests.support.federation import NumberFederation
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 DAY = 86_400_000
 COMMANDS = {
     "coordinator": coordinator_command,

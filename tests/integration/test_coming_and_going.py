@@ -15,7 +15,7 @@ from security.consortium.enrolment import Identity
 from security.pki import fingerprint
 from tests.support.federation import WAIT, NumberFederation
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 DEPARTURES: list[int] = []  # how many sums were published when a site had left
 

@@ -24,8 +24,6 @@ from tests.support.tls_client import PREFACE, bytes_back, context_of
 import grpc  # isort: skip  # after protos.tls, as everywhere
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # isort: skip
 
-pytestmark = pytest.mark.xdist_group("federation")
-
 
 @pytest.fixture(scope="module")
 def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NumberFederation]:

@@ -19,7 +19,7 @@ COORDINATOR_ENDINGS = [f"{when}-{step}" for step in COORDINATOR_STEPS for when i
 
 ALL = "sum of 4 sites accepted"
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ train = 60
 message = 10
 upload = 20
 """
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.fixture(autouse=True)

@@ -28,6 +28,7 @@ from security.dp.filter import RenyiFilter
 from security.parcel_size import Shape
 from security.pki import Role
 from security.rng import CountedRandomness
+from security.secagg.wire import FRAME_BYTES
 from tests.support.consortium_world import World, subject
 
 SITES = ("graz", "linz", "vienna")
@@ -35,7 +36,6 @@ HUB = "hub"
 RUN = "run-1"
 NOW = 1_800_000_000_000
 VECTOR = 270_000
-FRAMES = 2
 MODEL_0 = sha256(b"the initial model").hexdigest()
 DP = RenyiFilter(order=5.0, delta=1e-5, cap=8.0)
 DP_ROUND = (dp_sgd_event(multiplier=1.1, clip=1.0, rate=rate_at_least(0.02), steps=40),)
@@ -93,16 +93,25 @@ class Federation:
     """The whole of it. `make`, then `play` some rounds, then `stop`."""
 
     def __init__(
-        self, members: Sequence[Member], manifest: bytes, clock: ManualClock, dp_sites: Sequence[str], digest_: str = ""
+        self,
+        members: Sequence[Member],
+        manifest: bytes,
+        clock: ManualClock,
+        dp_sites: Sequence[str],
+        digest_: str = "",
+        vector_bytes: int = VECTOR,
     ) -> None:
         self.members = {member.party.name: member for member in members}
-        self.roster = Roster(parties=tuple(member.party for member in members), digest=digest_)
+        parties = tuple(member.party for member in members)
+        self.roster = Roster(parties=parties, digest=digest_, vector_bytes=vector_bytes)
+        self.vector_bytes = vector_bytes
         self.clock = clock
         self.rng = CountedRandomness(b"audit-log tests")
         self.manifest = manifest
         self.dp_sites = tuple(dp_sites)
         self.model = MODEL_0
         self.round = 0
+        self._owed: list[tuple[Member, str, int, int]] = []
         for member in members:
             member.log = AuditLog.create(
                 member.folder,
@@ -138,7 +147,7 @@ class Federation:
                 party=party, root=identity.audit_root(who), cosigner=identity.cosigner(who), folder=folder / party.name
             )
             members.append(member)
-        return cls(members, world.published(), world.clock, dp_sites, roster.digest)
+        return cls(members, world.published(), world.clock, dp_sites, roster.digest, roster.vector_bytes or VECTOR)
 
     @property
     def hub(self) -> Member:
@@ -225,7 +234,9 @@ class Federation:
         self.model = following
         for member in cohort:
             member.log.append(
-                ev.NetCounter(source="namespace eth0", bytes_out=int(member.sent * 1.005) + 700, bytes_in=90_000),
+                ev.NetCounter(
+                    source="namespace eth0", connections=1, bytes_out=int(member.sent * 1.002) + 700, bytes_in=90_000
+                ),
                 run=RUN,
                 round=number,
             )
@@ -292,19 +303,20 @@ class Federation:
             self.send(member, message, number)
         if uploads:
             self.send(member, "UploadHeader", number)
-            for frame in range(FRAMES):
+            for frame in range(-(-self.vector_bytes // FRAME_BYTES)):
                 self.send(member, "UploadFrame", number, frame=frame)
         for message in ("Agree", "Unmask"):
             self.send(member, message, number)
+        self.give_receipts()
         member.log.checkpoint()
 
     def send(self, member: Member, message: str, number: int, *, frame: int = 0) -> None:
-        """One message through the door of a site into the coordinator's log; the receipt comes back."""
+        """One message through the door of a site into the coordinator's log."""
         shape = Shape(
             federation="lesions",
             site=member.party.name,
             cohort=tuple(site.party.name for site in self.sites),
-            vector_bytes=VECTOR,
+            vector_bytes=self.vector_bytes,
             frame=frame,
         )
         due = due_bytes(message, shape.origin, recorded_shape(shape))
@@ -331,11 +343,23 @@ class Federation:
             sha256=sha256(payload).hexdigest(),
         )
         at = self.hub.log.append(arrived, run=RUN, round=number)
+        self._owed.append((member, outgoing.msg_id, at, number))
+
+    def give_receipts(self) -> None:
+        """One head of the coordinator's for all messages since the last one."""
+        self.hub.log.checkpoint()
         head = head_of(self.hub.log.head)
-        receipt = ev.Receipt(
-            msg_id=outgoing.msg_id, head_size=head.size, head_root=head.root.hex(), ingress=at, proof=None
-        )
-        member.log.append(receipt, run=RUN, round=number)
+        for member, msg_id, at, number in self._owed:
+            path = self.hub.log.inclusion_path(at, head.size)
+            receipt = ev.Receipt(
+                msg_id=msg_id,
+                head_size=head.size,
+                head_root=head.root.hex(),
+                ingress=at,
+                proof=sha256(b"".join(path)).hexdigest(),
+            )
+            member.log.append(receipt, run=RUN, round=number)
+        self._owed.clear()
 
     def _finish(
         self, member: Member, number: int, context: str, survivors: list[str], dropouts: tuple[str, ...]

@@ -19,6 +19,7 @@ from coordinator.effects import (
     Keep,
     KeepCertificate,
     KeepLink,
+    KeepStrikes,
     OpenRound,
     ReplaySum,
     SendState,
@@ -27,10 +28,9 @@ from coordinator.round_engine import RoundEngine, RunPlan
 from coordinator.storage import Storage
 from security.clock import ManualClock
 from security.errors import ToolkitError
-from security.relay import KINDS, Ping, Pong
+from security.relay import KINDS, Decline, Ping, Pong
 from security.rng import CountedRandomness
 from security.secagg import messages
-from security.secagg.blame import BlameBook
 from security.secagg.coordinator_core import CoordinatorCore
 from security.secagg.effects import Compact, Discard, Persist, SaveState, Send, SendPieces, SendSum, SendUpload
 from security.secagg.fixed_point import encode
@@ -90,8 +90,8 @@ class EngineWorld:
             spool=FileSpool(self.storage.spool),
             clock=self.clock,
         )
-        book = BlameBook(excluded=self.storage.excluded())
-        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate)
+        book = self.storage.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
+        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate, self.base.policy)
         model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
         self.engine = RoundEngine(core, book, self.plan, chain, model, completed=self.storage.completed())
         rebuilt = restore_round(core, book, self.storage.newest_records(), self.storage.load_state)
@@ -101,7 +101,7 @@ class EngineWorld:
         elif self.engine.completed >= self.plan.rounds:
             first = self.engine.restore_done(rebuilt)
         else:
-            first = self.engine.start(self.storage.last_round())
+            first = self.engine.start(self.storage.last_round(), rebuilt)
         self.do_coordinator(first)
         for name in self.names:
             if name not in self.offline:
@@ -135,7 +135,7 @@ class EngineWorld:
     def do_coordinator(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case Keep() | SaveState() | OpenRound() | KeepLink() | KeepCertificate() | Exclude():
+                case Keep() | SaveState() | OpenRound() | KeepLink() | KeepCertificate() | Exclude() | KeepStrikes():
                     self.storage.keep([effect], now_ms=0)
                 case CloseRound(number, outcome):
                     self.closed.append((number, outcome))
@@ -221,6 +221,8 @@ class EngineWorld:
                 self.train(name, message)
         except ToolkitError as error:
             self.errors.append(error)
+            if isinstance(message, messages.TrainOrder):
+                self.do_site(name, (Send(Decline(site=name, round=message.round)),))
 
     def run(self, *, until: int, most: int = 20_000) -> None:
         """Deliver messages, and let time pass when there are none, until `until` rounds are closed."""

@@ -9,43 +9,16 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-from safetensors.numpy import save_file
-
 from coordinator.overview import overview
 from scripts.one_machine.grounds import Grounds
-from scripts.one_machine.numbers import words_of
+from scripts.one_machine.numbers import number_plan, words_of, write_numbers
 from scripts.one_machine.processes import Party, wait_until
 from scripts.one_machine.sums import follows, is_exact, manifest_at, read_published
 from security.consortium.initial_model import pinned_model
 from security.errors import ConfigError
 
-PLAN = f"""
-run = "run-1"
-[model]
-initial = "initial.safetensors"
-architecture = "tiny"
-code_digest = "{"ab" * 32}"
-classes = 3
-[training]
-method = "fedavg"
-rounds = {{rounds}}
-steps = 50
-config_hashes = ["{"cd" * 32}"]
-[training.settings]
-learning_rate = 0.001
-[timing]
-train = 30
-message = 3
-upload = 4
-"""
 WORDS = 70_000  # two frames
 WAIT = 60.0
-
-
-def write_tiny_model(path: Path, words: int = WORDS) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({"layer.weight": np.linspace(-1, 1, words, dtype=np.float32)}, path)
 
 
 class NumberFederation:
@@ -55,10 +28,10 @@ class NumberFederation:
         self, folder: Path, *, sites: int = 4, rounds: int = 3, words: int = WORDS, ready_slot: float = 0.1
     ) -> None:
         initial = folder / "initial.safetensors"
-        write_tiny_model(initial, words)
+        write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=PLAN.format(rounds=rounds),
+            plan=number_plan(rounds, train=30, message=3, upload=4),
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
             coordinator_settings={"grace": 1.0, "ping": 2.0, "audit": 1.0},
@@ -108,9 +81,7 @@ class NumberFederation:
         return sum(row["outcome"] == "published" for row in self.rounds)
 
     def wait_published(self, count: int, *, seconds: float = WAIT) -> None:
-        wait_until(
-            lambda: self.published >= count, f"{count} results", seconds=seconds, output=self.coordinator.output
-        )
+        wait_until(lambda: self.published >= count, f"{count} results", seconds=seconds, output=self.coordinator.output)
 
     def wait_checked(self, number: int, *, seconds: float = WAIT) -> None:
         self.coordinator.wait_for(f"the sum of round {number} is checked", seconds=seconds)

@@ -35,7 +35,7 @@ from security.secagg.statements import Signer
 from security.secagg.transitions import CoordinatorState
 from security.secagg.wire import Wire
 from site_agent.agent import Agent, Job, Left
-from site_agent.assembly import assemble
+from site_agent.assembly import LearnerFactory, assemble
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.template import site_toml
@@ -111,7 +111,7 @@ class SiteWorld:
         self.clock: ManualClock = self.base.clock  # type: ignore[assignment]
         self.base.write_plan(plan)
         self.model_path = self.base.authority.folder / "initial.safetensors"
-        write_wide_model(self.model_path)
+        self.write_model()
         self.manifest: Manifest = self.base.publish()
         self.rng = CountedRandomness(b"site world")
         self.configs = {
@@ -126,14 +126,19 @@ class SiteWorld:
         self.left: dict[str, Left] = {}
         self.hub = Hub(self)
 
+    def write_model(self) -> None:
+        write_wide_model(self.model_path)
+
+    def make_learner(self, site: str) -> LearnerFactory:
+        return lambda *_: (self.learners[site], "ab" * 32)
+
     def start(self, site: str, agent_type: type[Agent] = Agent) -> Agent:
         config = SiteConfig.read(self.configs[site])
-        learner = self.learners[site]
         agent = assemble(
             config,
             clock=self.clock,
             rng=self.rng,
-            make_learner=lambda *_: (learner, "ab" * 32),
+            make_learner=self.make_learner(site),
             agent_type=agent_type,
         )
         self.jobs[site].clear()
@@ -149,6 +154,8 @@ class SiteWorld:
         self.jobs[site].clear()
         agent.wal.close()
         agent.log._writer.close()
+        if agent.budget is not None:
+            agent.budget.close()
 
     def start_all(self) -> None:
         for site in self.learners:

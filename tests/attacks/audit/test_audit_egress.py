@@ -1,8 +1,10 @@
-"""Attacks on what leaves: a plain update, spare bytes, a message type that may not, bytes past the log."""
+"""Attacks on what leaves: a plain update, spare bytes, a message type that may not. Bytes past the log are in
+test_audit_network.py."""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,10 +12,11 @@ import pytest
 from security.audit import egress as door
 from security.audit import events as ev
 from security.audit.egress import Outgoing, blocked, due_bytes, pass_door, recorded_shape
+from security.audit.verify import Keys, verify
 from security.errors import PolicyViolation
 from security.parcel_size import Shape
 from security.rng import CountedRandomness
-from tests.support.audit_attacks import Lonely, without
+from tests.support.audit_attacks import Lonely, weighty, without
 
 
 def _outgoing(vector: bytes, /, **changes: object) -> Outgoing:
@@ -128,20 +131,12 @@ def test_auditor_sees_what_a_bent_door_let_pass(lonely: Lonely, change: dict[str
         assert lonely.codes() == set(), "twin"
 
 
-@pytest.mark.parametrize("counted", [100, 9_000_000])
-def test_network_counter_disagrees(lonely: Lonely, counted: int) -> None:
-    for _ in range(40):
-        lonely.log.append(ev.Egress(**GOOD), run="r", round=1)
-    lonely.log.append(ev.NetCounter(source="eth0", bytes_out=counted, bytes_in=0))
+@pytest.mark.parametrize(("due", "codes"), [(100, set()), (90, {"LayoutMismatch"})])
+def test_an_entry_cannot_choose_its_vector(lonely: Lonely, due: int, codes: set[str]) -> None:
+    """A vector of another length with numbers to match: the manifest knows better."""
+    lonely.log.append(ev.Egress(**{**GOOD, "head": 1}), run="r", round=1)
     lonely.log.checkpoint()
-    assert lonely.codes() == {"UnloggedTraffic"}
-    with without("UnloggedTraffic"):
-        assert lonely.codes() == set(), "twin"
-
-
-def test_network_counter_agrees(lonely: Lonely) -> None:
-    for _ in range(40):
-        lonely.log.append(ev.Egress(**GOOD), run="r", round=1)
-    lonely.log.append(ev.NetCounter(source="eth0", bytes_out=40 * SIZE + 9000, bytes_in=0))
-    lonely.log.checkpoint()
-    assert lonely.codes() == set()
+    keys = Keys(roster=replace(lonely.roster, vector_bytes=GOOD["shape"]["vector_bytes"] * due // 100), pinned=True)
+    assert weighty(verify(lonely.folder, keys).findings) == codes
+    with without("LayoutMismatch"):
+        assert weighty(verify(lonely.folder, keys).findings) == set(), "twin"

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
+
 import numpy as np
 import pytest
 
+from coordinator.effects import Exclude, KeepCertificate
 from coordinator.phases import TURNS, Phase, Turn, follow
+from coordinator.storage import Storage
 from security.errors import LocalProtocolError
 from security.secagg import messages
+from security.secagg.state import state_hash
 from tests.support.engine_world import WORDS, EngineWorld
 
 
@@ -102,6 +108,91 @@ def test_a_site_that_was_away_for_long_gets_a_covered_state(tmp_path):
     world.run(until=12)
     assert world.base.sites["site3"].machine.core.head.round == 12
     assert world.storage.links()[-1].round == 12
+
+
+def test_a_kill_between_the_last_acknowledgement_and_its_certificate(tmp_path, monkeypatch):
+    """They are two transactions: after the first one the sum is covered, and nobody has written that down."""
+    world = EngineWorld(tmp_path, rounds=2)
+    keep = world.storage.keep
+
+    def dies(effects, **more):
+        if any(isinstance(effect, KeepCertificate) for effect in effects):
+            raise KeyboardInterrupt
+        keep(effects, **more)
+
+    monkeypatch.setattr(world.storage, "keep", dies)
+    with pytest.raises(KeyboardInterrupt):
+        world.run(until=2)
+    assert world.storage.certificate(world.storage.links()[-1].result_hash) is None
+    world.kill_coordinator()
+    world.start_coordinator()
+    world.run(until=2)
+    assert world.storage.completed() == 2
+
+
+def test_strikes_outlive_a_restart(tmp_path):
+    """A site that stalls bursts sits out ever more cohorts, also where the coordinator was killed in between."""
+    world = EngineWorld(tmp_path, sites=5, rounds=20)
+    world.silent = {("site4", messages.Shares)}
+    for strikes in (1, 2, 3):
+        while world.engine.book.strikes.get("site4") != strikes:
+            world.run(until=len(world.closed) + 1)
+        before = world.engine.book.to_dict()
+        world.kill_coordinator()
+        world.start_coordinator()
+        assert world.engine.book.to_dict() == before
+    world.silent.clear()
+    while "site4" in world.engine.book.strikes:
+        world.run(until=len(world.closed) + 1)
+    newest = world.storage.result(world.storage.links()[-1].result_hash)
+    assert "site4" in {up.site for up in newest.uploads}
+
+
+def test_exclusion_holds_for_the_certificate_it_was_earned_under(tmp_path):
+    world = EngineWorld(tmp_path)
+    world.run(until=1)
+    cert = world.base.policy.entry("site3").cert
+    world.storage.keep([Exclude("site3", cert, "two uploads")], now_ms=0)
+    assert world.storage.excluded({"site3": cert}) == {"site3": "two uploads"}
+    assert world.storage.excluded({"site3": bytes(32)}) == {}, "a new certificate is the consortium's word"
+    assert world.storage.excluded({}) == {}
+
+
+def test_old_models_go_and_late_sites_still_catch_up(tmp_path):
+    world = EngineWorld(tmp_path, rounds=8)
+    world.storage._keep_models = 3
+    world.disconnect("site3")
+    world.run(until=7)
+    links = world.storage.links()
+    kept = {path.stem for path in world.storage.models.iterdir()}
+    assert kept == {state_hash(world.initial).hex(), *(link.state_hash.hex() for link in links[-3:])}
+    world.connect("site3")
+    world.run(until=8)
+    assert world.base.sites["site3"].machine.core.head.round == 8
+
+
+def test_a_restart_sweeps_the_spool(tmp_path):
+    world = EngineWorld(tmp_path, rounds=3)
+    world.run(until=2)
+    left = world.storage.spool / ("ab" * 32)
+    left.write_bytes(b"of an upload that no record knows")
+    world.kill_coordinator()
+    world.start_coordinator()
+    assert not left.exists()
+    world.run(until=3)
+    assert len(list(world.storage.spool.iterdir())) == 3, "the sums, and no upload"
+
+
+def test_a_database_of_the_first_format_is_taken_over(tmp_path):
+    EngineWorld(tmp_path).kill_coordinator()
+    path = tmp_path / "coordinator.sqlite"
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript("DROP TABLE blame; CREATE TABLE blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT;")
+        db.execute("UPDATE about SET value = '1' WHERE key = 'format'")
+        db.execute("INSERT INTO blame VALUES ('site1', 'two uploads')")
+    storage = Storage(tmp_path)
+    assert storage.excluded({"site1": bytes(32)}) == {}
+    storage.close()
 
 
 def test_every_turn_that_is_not_in_the_table_is_refused():

@@ -30,7 +30,8 @@ def path(tmp_path: Path) -> Path:
 
 def test_the_written_file_is_read_back(path: Path) -> None:
     config = SiteConfig.read(path)
-    assert config.coordinator.address == "hub.example:7443" and config.data.source == VALUES["source"]
+    assert config.coordinator.address == "hub.example:7443"
+    assert config.data.source == VALUES["source"].replace("csv:", f"csv:{path.parent.resolve()}/")
     assert config.identity == (path.parent / "identity").resolve()
     assert config.policy == SitePolicy()
 
@@ -78,7 +79,7 @@ def test_mistakes_name_file_and_key(path: Path, old: str, new: str, key: str, wh
     path.write_text(text.replace(old, new, 1))
     with pytest.raises(ConfigError) as caught:
         SiteConfig.read(path)
-    assert caught.value.where == f"{path}:{key}" or str(caught.value.where).startswith(f"{path}:{key}.")
+    assert caught.value.where == f"{path}: {key}" or str(caught.value.where).startswith(f"{path}: {key}.")
     assert what in caught.value.message and hint in (caught.value.hint or "") and caught.value.exit_code == 2
 
 

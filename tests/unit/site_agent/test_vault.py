@@ -14,6 +14,7 @@ from security.rng import CountedRandomness
 from security.secagg import state as states
 from security.secagg.layout import Layout
 from security.secagg.site_core import PendingUpdate
+from security.secagg.wal import WriteAheadLog
 from site_agent.vault import Vault
 from tests.support.secagg_world import small_layout
 
@@ -117,15 +118,40 @@ def test_connections_count_up_over_restarts(vault: Vault) -> None:
         vault.next_connection()
 
 
-def test_a_directory_belongs_to_one_run(vault: Vault) -> None:
+def test_a_new_run_begins_anew_and_the_old_one_is_set_aside(vault: Vault) -> None:
+    assert vault.claim("run-1") is None and vault.claim("run-1") is None
+    WriteAheadLog(vault.wal).close()
+    vault.remember(4, b"personal")
+    (vault.log / "segments").mkdir(parents=True)
+    assert vault.next_connection() == 1
+    assert vault.claim("run-2") == "run-1"
+    assert (vault.folder / "runs" / "run-1" / "memory" / "4.safetensors").read_bytes() == b"personal"
+    assert vault.rounds_done == 0 and vault.memory_before(9) is None and not vault.wal.exists()
+    assert (vault.log / "segments").exists() and vault.next_connection() == 2
+
+
+def test_a_change_of_runs_that_a_kill_cut_short_is_finished(vault: Vault) -> None:
     vault.claim("run-1")
+    vault.remember(4, b"personal")
+    (vault.folder / "runs" / "run-1").mkdir(parents=True)
+    vault.memory.rename(vault.folder / "runs" / "run-1" / "memory")
+    again = Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
+    assert again.claim("run-2") == "run-1"
+    assert (vault.folder / "runs" / "run-1" / "memory" / "4.safetensors").exists() and again.rounds_done == 0
+
+
+def test_a_run_that_an_agent_still_works_on_is_not_set_aside(vault: Vault) -> None:
     vault.claim("run-1")
-    with pytest.raises(ConfigError, match="belongs to run 'run-1'"):
+    wal = WriteAheadLog(vault.wal)
+    with pytest.raises(ConfigError, match="another process"):
         vault.claim("run-2")
+    wal.close()
 
 
 def test_what_a_kill_left_half_written_is_swept_away(vault: Vault) -> None:
     left = vault.memory / ".4.safetensors.123.new"
     left.write_bytes(b"half")
-    Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
+    other = Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
+    assert left.exists(), "who only looks must not take away a file that the agent is writing"
+    other.tidy()
     assert not left.exists()

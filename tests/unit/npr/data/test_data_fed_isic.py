@@ -80,7 +80,7 @@ def test_lesions_are_kept_together_where_the_metadata_knows_them(layout):
         ("ISIC_4,0,8,0,test,x", "target 8"),
         ("ISIC_4,0,2,6,test,x", "center 6"),
         ("ISIC_4,0,two,0,test,x", "whole numbers"),
-        ("ISIC_4,0,2,0,exam,x", "split 'exam'"),
+        ("ISIC_4,0,2,0,exam,x", "the split is unknown"),
         ("ISIC_1,0,2,0,test,x", "the same image"),
         ("ISIC_9,0,2,0,test,x", "image file is missing"),
     ],

@@ -77,7 +77,7 @@ def test_the_cache_is_keyed_by_content_and_size(write, tmp_path):
         ({"label": np.array([0, 1, 2, 3] * 3, np.int8)}, "label 3 is not one of 3", "set.npz row 3"),
         ({"image_id": np.array(["I0"] * 12, dtype="S4")}, "image id of row 0 occurs again", "set.npz row 1"),
         ({"class_names": np.array([], dtype="S1")}, "class list is empty", "set.npz"),
-        ({"fold": np.array(["train"] * 11 + ["exam"], dtype="S5")}, "split is 'exam'", "set.npz row 11"),
+        ({"fold": np.array(["train"] * 11 + ["exam"], dtype="S5")}, "the split is unknown", "set.npz row 11"),
         ({"fold_lesion": np.array(["train", "test"] * 6, dtype="S5")}, "one lesion is in", "set.npz row 1"),
         ({"jpeg": np.zeros(100_000, np.uint8)}, "cannot be read", "set.npz row 0"),
     ],

@@ -78,7 +78,7 @@ def test_three_rounds_learn_and_everything_booked_is_used() -> None:
         reservation = ledger.reserve(
             run="r", round_number=number, events=PLAN.round_events(number), noise=NoiseSource()
         )
-        reports = rounds.train(model, optimizer, reservation, number)
+        reports = rounds.train(model, optimizer, reservation)
         assert len(reports) == 12
         assert reservation._unused == [], "what is booked and what is done are the same"
         ledger.commit(reservation)
@@ -106,7 +106,7 @@ def test_a_round_without_its_reservation_reads_nothing() -> None:
     )
     before = [parameter.clone() for parameter in model.parameters()]
     with pytest.raises(BudgetExhausted):
-        rounds.train(model, torch.optim.SGD(model.parameters(), lr=1.0), reservation, 1)
+        rounds.train(model, torch.optim.SGD(model.parameters(), lr=1.0), reservation)
     assert seen == []
     assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
 
@@ -121,7 +121,7 @@ def test_without_prototypes_only_counts_and_steps_are_needed() -> None:
     reservation = ledger_for(plan, 30.0).reserve(
         run="r", round_number=1, events=plan.round_events(1), noise=NoiseSource()
     )
-    reports = PrivateRounds(data, plan, None).train(model, torch.optim.SGD(model.parameters(), lr=0.1), reservation, 1)
+    reports = PrivateRounds(data, plan, None).train(model, torch.optim.SGD(model.parameters(), lr=0.1), reservation)
     assert len(reports) == 2
 
 

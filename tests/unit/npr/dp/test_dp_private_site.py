@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from npr.config import TrainConfig
-from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
 from npr.dp.private_site import PrivateTraining
 from npr.methods import registry
@@ -59,11 +58,10 @@ def training(
         registry.build(settings),
         site,
         schedule=plan,
-        ledger=Ledger.create(MemoryStore(), terms, version="v1"),
+        books=Ledger.create(MemoryStore(), terms, version="v1"),
         run="r",
         mean=(0.5,) * 3,
         std=(0.5,) * 3,
-        augmentation=Augmentation(),
         dimensions=8,
     )
 
@@ -78,7 +76,7 @@ def test_rounds_until_the_cap_and_a_contribution_without_the_head() -> None:
     sent = private.contribution(1)
     assert sent.weight == private.rounds.counts.weight() != len(private._site.train)
     assert len(sent.vector) == sum(p.numel() for p in private._site.model.extractor.parameters())
-    assert all(booking.committed for booking in private.ledger.state.bookings)
+    assert all(booking.committed for booking in private._books.state.bookings)
 
 
 def test_the_cap_stops_the_site_before_its_model_moves() -> None:

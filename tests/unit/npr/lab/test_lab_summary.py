@@ -111,6 +111,8 @@ def test_the_papers_tables_stand_beside_ours(cells):
     assert "76.2±0.9" in lines["FedNPR-Per"] and "not run" in lines["MOON"]
     assert "not run" not in lines["K=4"], "the run's own setting of K is the paper's row K=4"
     assert "not run" in lines["K=2"]
+    assert "not run" not in lines["lambda=0.1"], "nobody set lambda, and 0.1 is its default"
+    assert "not run" in lines["lambda=1"]
     assert "72.1±0.3" in paper_comparison(results(cells), "ich")
 
 

@@ -307,6 +307,17 @@ def other_method(manifest: Manifest) -> tuple[Manifest, Manifest]:
     return manifest, next_version(manifest, training=with_(manifest.training, method="fedavg"))
 
 
+def less_privacy(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    told = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    private = with_(manifest, privacy=told)
+    return private, next_version(private, privacy=with_(told, noise_floor="0.1"))
+
+
+def other_private_rounds(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    settings = {**manifest.training.settings, "dp.steps": 99}
+    return manifest, next_version(manifest, training=with_(manifest.training, settings=settings))
+
+
 def other_federation_later(manifest: Manifest) -> tuple[Manifest, Manifest]:
     return manifest, next_version(manifest, federation="ct-scans")
 
@@ -317,6 +328,8 @@ STEPS: list[tuple[Callable[[Manifest], tuple[Manifest, Manifest]], str]] = [
     (broken_chain, "check_chain"),
     (other_model, "check_run"),
     (other_method, "check_run"),
+    (less_privacy, "check_run"),
+    (other_private_rounds, "check_run"),
     (other_federation_later, "check_same_federation"),
 ]
 STEP_IDS = [row[0].__name__ for row in STEPS]

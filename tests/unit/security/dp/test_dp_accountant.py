@@ -15,10 +15,10 @@ from security.dp.events import MechanismEvent, counts_event, dp_sgd_event, proto
 DELTA = 1e-5
 
 # Figures computed before this code was written: records, steps, sigma, epsilon alone, with prototypes and counts
-# (80 releases at 30, one at 20). docs/spec/differential-privacy.md, section 6, prints ours.
+# (releases at 30, one at 20). docs/spec/differential-privacy.md, section 6, prints ours.
 TABLE = [
     (350, 400, 1, 29.6, 29.7),
-    (350, 400, 2, 9.9, 10.1),
+    (350, 400, 2, 9.9, 10.1),  # 10.048 with 80 releases
     (650, 800, 1, 21.5, 21.6),
     (650, 800, 2, 7.1, 7.3),
     (1800, 2240, 1, 11.7, 11.8),
@@ -26,7 +26,7 @@ TABLE = [
     (2700, 3360, 1, 9.1, 9.3),
     (2700, 3360, 2, 3.1, 3.4),
     (9930, 12400, 1, 4.2, 4.4),
-    (9930, 12400, 2, 1.5, 1.96),
+    (9930, 12400, 2, 1.5, 1.96),  # 1.947 with 80 releases
 ]
 
 
@@ -34,18 +34,31 @@ def sgd(records: int, steps: int, sigma: float) -> MechanismEvent:
     return dp_sgd_event(multiplier=sigma, clip=1.0, rate=rate_at_least(64 / records), steps=steps)
 
 
-def with_releases(event: MechanismEvent) -> list[MechanismEvent]:
-    return [event, prototypes_event(30.0, releases=80), counts_event(20.0)]
+def with_releases(event: MechanismEvent, releases: int = 80) -> list[MechanismEvent]:
+    return [event, prototypes_event(30.0, releases=releases), counts_event(20.0)]
+
+
+# The table's bracketed figures are those of 83 prototype releases: 80 rounds, and three passes at the start. Only these
+# two tell. With 80 releases they are 10.0481 and 1.9466, also with a discretisation ten times as fine, so that it is
+# the number of releases and not the arithmetic. The other eight are the same with 80 and with 83.
+WITH_83 = (10.1, 1.96)
 
 
 @pytest.mark.parametrize(("records", "steps", "sigma", "alone", "together"), TABLE)
-def test_pld_equals_the_table_to_two_digits(
-    records: int, steps: int, sigma: int, alone: float, together: float
-) -> None:
+def test_pld_equals_the_table_as_printed(records: int, steps: int, sigma: int, alone: float, together: float) -> None:
     event = sgd(records, steps, sigma)
-    # One per cent: less than the second digit, and no more than the table's own rounding.
-    assert pld_epsilon([event], DELTA) == pytest.approx(alone, rel=0.01)
-    assert pld_epsilon(with_releases(event), DELTA) == pytest.approx(together, rel=0.01)
+    assert _printed(pld_epsilon([event], DELTA), alone) == alone
+    booked = pld_epsilon(with_releases(event), DELTA)
+    assert booked == pytest.approx(together, rel=0.01)
+    if together in WITH_83:
+        assert _printed(booked, together) < together
+        booked = pld_epsilon(with_releases(event, 83), DELTA)
+    assert _printed(booked, together) == together
+
+
+def _printed(epsilon: float, like: float) -> float:
+    """Rounded as the table shows the other."""
+    return round(epsilon, len(str(like).partition(".")[2]))
 
 
 @pytest.mark.parametrize(("records", "steps", "sigma", "alone", "together"), TABLE)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from security.audit.facts import History, read_history
+from site_agent.slots import ReadySlots, slots_of
 from tests.support.federation import NumberFederation
 
-pytestmark = [pytest.mark.xdist_group("federation"), pytest.mark.timeout(120)]
+pytestmark = pytest.mark.timeout(120)
 SMALL, LARGE = "site0", "site1"
 LITTLE, MUCH = 0.08, 0.8
 ROUNDS = 5
@@ -58,3 +62,44 @@ def test_neither_sizes_nor_times_tell_how_much_data_there_is(tmp_path: Path) -> 
 
 def test_without_slots_the_time_tells_twin(tmp_path: Path) -> None:
     assert lateness(trace(tmp_path / "at-once", 0.001)) > (MUCH - LITTLE) / 2
+
+
+HOUR = 3600
+# Training times of two hospitals in milliseconds, round by round: one has nearly twice the images of the other.
+FEW = [40_100, 37_000, 39_900, 33_000]
+MANY = [63_000, 57_500, 63_900, 60_200]
+
+
+def times(slots: ReadySlots, elapsed: list[int]) -> list[int]:
+    return [slots.due(milliseconds) for milliseconds in elapsed]
+
+
+def test_two_hospitals_within_a_doubling_are_ready_at_the_same_times() -> None:
+    assert times(slots_of(HOUR, None), FEW) == times(slots_of(HOUR, None), MANY) == [64_000] * 4
+
+
+def test_a_quick_round_after_a_slow_one_tells_nothing_new() -> None:
+    assert times(slots_of(HOUR, None), [900, 5_000, 900, 7_900]) == [1000, 8000, 8000, 8000]
+
+
+def test_a_fixed_slot_that_training_fits_into_tells_nothing_at_all() -> None:
+    assert set(times(slots_of(HOUR, 600), [1, 40_100, 599_000])) == {600_000}
+    assert times(slots_of(HOUR, 600), [600_001]) == [1_200_000]
+
+
+@given(st.integers(1, 7 * 86_400), st.lists(st.integers(0, 10**9), min_size=1, max_size=30))
+def test_what_the_times_tell_is_bounded(train: int, elapsed: list[int]) -> None:
+    """docs/threat-model.md: at most log2(T) + 2 times, never before the work is done, at most twice as late."""
+    most = 900 * train
+    told = times(slots_of(train, None), elapsed)
+    within = {due for due in told if due <= most}
+    assert len(within) <= math.log2(max(1, most / 1000)) + 2
+    alone = [slots_of(train, None).due(milliseconds) for milliseconds in elapsed]
+    for milliseconds, due, first in zip(elapsed, told, alone, strict=True):
+        assert milliseconds <= first <= max(1000, 2 * milliseconds)
+        assert due >= first
+
+
+def test_without_slots_every_round_tells_twin() -> None:
+    at_once = slots_of(HOUR, 0.001)
+    assert times(at_once, FEW) == FEW and times(at_once, MANY) == MANY

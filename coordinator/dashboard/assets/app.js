@@ -1,0 +1,165 @@
+import {
+  ago, badge, bars, bytes, digest, draw, drawing, el, follow, lines, now, span, svg, table,
+} from "./kit.js";
+
+const ROWS = 12;
+const LEVEL = {
+  "away": "look", "excluded": "bad", "declined": "look", "ready": "good", "in the sum": "good",
+};
+const PHASES = [["training", "training"], ["pinging", "asking who is there"], ["burst", "summing"], ["done", "done"]];
+let all = false;
+
+const named = (told) => (row) => Object.fromEntries(told.columns.map((name, place) => [name, row[place]]));
+
+function verdict(told) {
+  const { level, sentence, remarks } = told.health;
+  document.getElementById("verdict").className = `panel verdict ${level}`;
+  document.getElementById("sentence").textContent = sentence;
+  draw("remarks", remarks, () =>
+    remarks.length ? remarks.map((one) => el("li", { class: one.level }, one.text)) : el("li", {}, "All is well."));
+  document.title = `${level === "good" ? "" : level === "bad" ? "(!) " : "(?) "}${told.now.completed}/${told.now.planned} · ${told.about.run}`;
+}
+
+function progress(data, width) {
+  const { phase, completed, planned, attempt, checking, deadline } = data;
+  const done = (width * Math.min(1, completed / planned)).toFixed(1);
+  const bar = drawing(`${completed} of ${planned} rounds are published`, width, 10, [
+    svg("rect", { width, height: 10, rx: 2, class: "rail" }), svg("rect", { width: done, height: 10, rx: 2, class: "c0" }),
+  ]);
+  const step = (name) => (name === "burst" && attempt
+    ? `: attempt ${attempt.number}, ${attempt.step}, at least ${attempt.threshold} of ${attempt.members}` : "");
+  const facts = [`${completed} of ${planned} rounds published`];
+  if (checking) facts.push(`the sum of round ${checking} is being checked`);
+  return [bar,
+    el("ol", { class: "phases" }, PHASES.map(([name, word]) =>
+      el("li", { "aria-current": name === phase ? "step" : null }, word, name === phase ? step(name) : ""))),
+    el("p", { class: "soft" }, facts.join(", "), ".", deadline && phase === "training"
+      ? [" Who is not ready by the deadline, ", ago(deadline), ", is left out."] : "")];
+}
+
+const sites = (data) => table("Hospitals and their state",
+  ["hospital", "state", { name: "last contact", wide: true }, { name: "sent to us", number: true }, { name: "sent to it", number: true }],
+  data.map((site) => [
+    site.name,
+    [badge(site.state, LEVEL[site.state] ?? "none"), site.excluded ? el("span", { class: "soft" }, ` ${site.excluded}`) : "",
+      site.pause ? el("span", { class: "soft" }, ` sits out ${site.pause}`) : ""],
+    ago(site.seen),
+    site.connected ? bytes(site.in) : "–",
+    site.connected ? bytes(site.out) : "–",
+  ]));
+
+function members({ rounds, names }, width) {
+  if (!rounds.length) return el("p", { class: "soft" }, "No sum has been tried yet.");
+  const left = Math.min(150, 16 + 7.2 * Math.max(...names.map((name) => name.length)));
+  const room = Math.max(4, Math.floor((width - left) / 15));
+  const recent = rounds.slice(-room);
+  const step = Math.min(26, (width - left) / recent.length);
+  const height = 20 * names.length + 24;
+  const parts = names.flatMap((name, row) => [
+    svg("text", { x: left - 12, y: 20 * row + 15, "text-anchor": "end" }, name.length > 20 ? `${name.slice(0, 19)}…` : name),
+    ...recent.flatMap((round, place) => {
+      const kind = ["in", "out", "planned"].find((one) => round[one].includes(name)) ?? "absent";
+      const at = { x: (left + place * step + 1.5).toFixed(1), y: 20 * row + 4, width: (step - 3).toFixed(1), height: 14 };
+      return svg("rect", { ...at, rx: 2, class: kind }, svg("title", {}, `${name}, round ${round.round}: ${WORDS[kind]}`));
+    }),
+  ]);
+  const every = Math.ceil(30 / step);
+  recent.forEach((round, place) => {
+    if (place % every) return;
+    parts.push(svg("text", { x: left + (place + 0.5) * step, y: height - 4, "text-anchor": "middle" }, round.round));
+  });
+  return el("figure", {}, drawing("Which hospital was in which sum", width, height, parts),
+    el("figcaption", {}, "Last attempt of each round: filled, in the sum; red, left out; outlined, under way; faint, not planned."));
+}
+const WORDS = { in: "in the sum", out: "left out", planned: "under way", absent: "not planned" };
+
+const figures = (key, words, [from, to]) => ({ rows, weights }, width) => {
+  const perImage = weights === "samples";
+  const chosen = rows.filter((row) => row.weight && row.outcome === "published" && row[key] !== null);
+  if (!chosen.length) return el("p", { class: "soft" }, "No sum with this figure yet.");
+  const points = chosen.map((row) => [row.number, perImage ? row[key] / row.weight : row[key]]);
+  const title = perImage ? words[0] : words[1];
+  return el("figure", {}, lines(title, [{ points }], { width, from: perImage ? from : null, to: perImage ? to : null }),
+    el("figcaption", {}, `${title}, by round`));
+};
+const loss = figures("loss", ["Training loss for each image", "Training loss, summed over hospitals"], [null, null]);
+const hits = figures("hits", ["Share of training images told right", "Training images told right, summed over hospitals"], [0, 1]);
+
+function aborts(data) {
+  if (!data.length) return el("p", { class: "soft" }, "None.");
+  const rows = data.slice(0, all ? data.length : 8).map((one) => [
+    `round ${one.round}`,
+    one.attempt ? `attempt ${one.attempt}` : "lost",
+    [one.reason, one.missing.length ? el("span", { class: "soft" }, ` ${one.missing.join(", ")}`) : ""],
+    ago(one.at),
+  ]);
+  return table("Attempts and rounds that failed", ["round", "what", { name: "why", wide: true }, "when"], rows);
+}
+
+function rounds({ rows, shownAll }) {
+  const newest = rows.slice().reverse().slice(0, shownAll ? 200 : ROWS);
+  const made = table("Rounds, newest first", [
+    "round", "outcome", "hospitals", { name: "took", number: true }, { name: "bytes in", number: true },
+    { name: "bytes out", number: true }, { name: "model", wide: true }, "sum",
+  ], newest.map((row) => [
+    row.number,
+    row.outcome === "published" ? badge("published", "good") : row.outcome ? badge(row.outcome, "look") : badge("under way", "none"),
+    row.survivors ? `${row.survivors} of ${row.members}` : row.members ? `– of ${row.members}` : "–",
+    row.closed ? span(row.closed - row.opened) : span(now() - row.opened),
+    bytes(row.bytes_in), bytes(row.bytes_out), digest(row.model, 16),
+    row.model ? (row.checked ? badge("checked", "good") : badge("not checked", "none")) : "–",
+  ]));
+  if (rows.length <= ROWS) return made;
+  const button = el("button", { type: "button" }, shownAll ? "show fewer" : `show more of ${rows.length}`);
+  button.addEventListener("click", () => { all = !all; show(last); });
+  return [made, button];
+}
+
+/** Whole heads first; who holds less of the log is named with how much. */
+function witnesses({ size, witnesses: seen }) {
+  const held = [...new Set(seen.map((one) => Math.min(size, one.size)))].sort((one, two) => two - one);
+  return held.map((least) => {
+    const names = seen.filter((one) => Math.min(size, one.size) === least).map((one) => one.name).join(", ");
+    return least < size ? `${names} up to ${least.toLocaleString("en")}` : names;
+  }).join("; ");
+}
+
+
+const logs = (data) => table("Heads of privacy logs", [
+  "log", { name: "head covers", number: true }, { name: "root", wide: true }, { name: "witnessed by", wide: true }, "newest",
+], data.map((one, place) => [
+  place ? one.log : `${one.log} (this one)`,
+  one.size ? `${one.size.toLocaleString("en")} entries` : "–",
+  digest(one.root, 16),
+  one.witnesses.length ? witnesses(one) : badge("nobody yet", "look"),
+  ago(Math.max(0, ...one.witnesses.map((seen) => seen.at ?? 0))),
+]));
+
+const traffic = (word) => (data) => [
+  el("p", { class: "soft" }, `${word}: ${bytes(data.reduce((sum, row) => sum + row[1], 0))}`),
+  bars(word, data.slice(0, 7).map(([name, count]) => [name, count, bytes(count)])),
+];
+
+let last = null;
+
+function show(told) {
+  last = told;
+  const rows = told.rounds.map(named(told));
+  const { about } = told;
+  document.getElementById("title").textContent = `${about.federation} · ${about.run}`;
+  document.getElementById("about").textContent = `coordinator “${about.coordinator}”, ${about.method} on ${about.architecture}, manifest ${about.manifest}${about.privacy ? ", under differential privacy" : ""}`;
+  document.getElementById("foot").textContent = `Lazaret ${about.version}. Read-only: nothing can be changed from here.`;
+  verdict(told);
+  draw("progress", told.now, progress);
+  draw("sites", told.sites, sites);
+  draw("members", { rounds: told.members, names: told.sites.map((site) => site.name) }, members);
+  draw("loss", { rows, weights: about.weights }, loss);
+  draw("hits", { rows, weights: about.weights }, hits);
+  draw("aborts", told.aborts, aborts);
+  draw("rounds", { rows, shownAll: all }, rounds);
+  draw("logs", told.logs, logs);
+  draw("traffic-in", told.traffic.in, traffic("from the hospitals"));
+  draw("traffic-out", told.traffic.out, traffic("to the hospitals"));
+}
+
+follow("state.json", show);

@@ -1,0 +1,149 @@
+"""`coordinator export`: the shared part of the model as files, with a description; ONNX on request.
+
+A service that never exports does not load torch: what needs it is imported inside the functions that do.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+from safetensors.numpy import save as save_tensors
+
+from coordinator.assembly import read_manifest
+from coordinator.config import CoordinatorConfig
+from coordinator.overview import read_rows
+from security import keystore, software
+from security.clock import SystemClock
+from security.consortium.enrolment import Identity
+from security.consortium.initial_model import pinned_model
+from security.consortium.manifest import Manifest
+from security.errors import ConfigError, DataError
+from security.secagg.effects import Vector
+from security.secagg.state import state_hash, unflatten
+
+FORMAT: Final = "lazaret-model/1"
+CHECKED_IMAGES: Final = 32
+
+
+def export_model(config_path: Path, target: Path, number: int | None, *, onnx: bool = False) -> dict[str, Any]:
+    """Write TARGET, the description beside it (`.json`), and with `onnx` the same network as `.onnx`."""
+    paths = {"safetensors": target, "json": target.with_suffix(".json")} | (
+        {"onnx": target.with_suffix(".onnx")} if onnx else {}
+    )
+    _refuse(paths, target)
+    if onnx:
+        from npr.onnx_file import require_onnx
+
+        require_onnx()
+    config, base = CoordinatorConfig.read(config_path)
+    manifest = read_manifest(Identity(folder=base / config.identity), SystemClock())
+    place, digest, vector = _model(base / config.state, number)
+    about = _describe(manifest, place, digest)
+    tensors = {name: part.copy() for name, part in unflatten(manifest.aggregation.layout, vector).items()}
+    files = {"safetensors": save_tensors(tensors, {"lazaret": json.dumps(about, sort_keys=True)})}
+    checked: dict[str, Any] = {}
+    if onnx:
+        files["onnx"], checked = _onnx(manifest, base / config.initial_model, vector, about)
+    digests = {paths[kind].name: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
+    sidecar = about | {"files": digests, "checked": checked}
+    files["json"] = (json.dumps(sidecar, indent=2, sort_keys=True) + "\n").encode()
+    for kind, content in files.items():
+        keystore.write_atomically(paths[kind], content, replace=False)
+    return {"round": place, "state_hash": digest, "files": digests, "checked": checked}
+
+
+def _refuse(paths: dict[str, Path], target: Path) -> None:
+    if len(set(paths.values())) != len(paths):
+        raise ConfigError("the description would overwrite the model", where=str(target), hint="name it .safetensors")
+    for path in paths.values():
+        if path.exists():
+            raise ConfigError("refusing to overwrite an existing file", where=str(path), hint="choose another name")
+
+
+def _model(state: Path, number: int | None) -> tuple[int, str, Vector]:
+    """The model after a round, if it has the hash that the result names."""
+    query = "SELECT round, state_hash FROM results WHERE ? IS NULL OR round = ? ORDER BY round DESC LIMIT 1"
+    found = read_rows(state / "coordinator.sqlite", query, number, number)
+    if not found:
+        raise DataError("there is no result of this round" if number else "there is no result yet", where=str(state))
+    place, digest = found[0]
+    path = state / "models" / f"{digest.hex()}.safetensors"
+    try:
+        vector: Vector = load_file(path)["state"]
+    except FileNotFoundError as error:
+        raise DataError("this model is no longer on disk", where=str(path), hint="choose a newer --round") from error
+    except (SafetensorError, KeyError) as error:
+        raise DataError("model cannot be read", where=str(path)) from error
+    if state_hash(vector) != digest:
+        raise DataError("model does not have the hash in its name", where=str(path))
+    return place, digest.hex(), vector
+
+
+def _describe(manifest: Manifest, place: int, digest: str) -> dict[str, Any]:
+    settings = manifest.training.settings
+    size, channels = settings["model.image_size"], settings["model.in_channels"]
+    shared = [block.name for block in manifest.aggregation.layout.state_blocks]
+    return {
+        "format": FORMAT,
+        "federation": manifest.federation,
+        "run": manifest.run,
+        "round": place,
+        "manifest": {"version": manifest.version, "sha256": manifest.digest.hex()},
+        "state_hash": digest,
+        "architecture": manifest.model.architecture,
+        "method": manifest.training.method,
+        "number_of_classes": manifest.model.classes,
+        "holds": "shared tensors; personal layers stay at the hospitals",
+        "tensors": len(shared),
+        "input": {
+            "name": "images",
+            "type": "uint8",
+            "shape": ["batch", size, size, channels],
+            "resize": "bilinear to the square, aspect not kept",
+        },
+        "software": {"lazaret": software.version()},
+    }
+
+
+def _onnx(
+    manifest: Manifest, initial_path: Path, vector: Vector, about: dict[str, Any]
+) -> tuple[bytes, dict[str, Any]]:
+    """The network with the shared state in it: probabilities where the head is shared, features in any case."""
+    from npr.data.generated import GeneratedSpec, generate
+    from npr.deployed import Deployed, Features
+    from npr.initial import build_initial, check_code, spec_of
+    from npr.methods import registry
+    from npr.model import normalisation
+    from npr.onnx_file import OPSET, TOLERANCE, check_onnx, write_onnx
+    from npr.params import ParameterManifest
+    from npr.wire_layout import Recipe, WireModel, personal_tensors
+
+    check_code(manifest.model.code_digest)
+    recipe = Recipe.of(manifest.training.method, manifest.training.settings)
+    spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+    method = registry.build(recipe.config)
+    initial, _ = pinned_model(initial_path, manifest)
+    model = build_initial(method, spec, initial.tensors)
+    groups = frozenset(entry.group for entry in ParameterManifest.of(model).entries)
+    WireModel(manifest.aggregation.layout, model).load(model, vector, groups)
+    mean, std = normalisation(spec)
+    # A personal head and prototypes are at the hospitals: what is left to export then are features.
+    whole = not personal_tensors(method, model, manifest.training.rounds) and recipe.config.predict == "head"
+    outputs = ("probabilities", "features") if whole else ("features",)
+    module = (
+        Deployed(method=method, model=model, kind="global", mean=mean, std=std)
+        if whole
+        else Features(model=model, mean=mean, std=std)
+    )
+    # The coordinator holds no patient's image: drawn ones take their place.
+    drawn = generate(GeneratedSpec(scale=0.002, sites=1), image_size=recipe.image_size).images[:CHECKED_IMAGES]
+    images = drawn[..., : recipe.in_channels]
+    told = about | {"outputs": list(outputs), "normalisation": {"inside_onnx": True, "mean": mean, "std": std}}
+    content = write_onnx(module, outputs, images, told)
+    worst = check_onnx(content, module, images, where="onnx")
+    return content, {"onnx": {"opset": OPSET, "images": len(images), "relative_difference": worst, "limit": TOLERANCE}}

@@ -1,0 +1,168 @@
+"""The privacy ledger of a running agent: reserves before data are read, and writes each step into the privacy log.
+
+Ledger, then log, then data: what a crash leaves out of the log is put there at the next start, so that the log can be
+recomputed by itself. The log in turn witnesses the ledger: a reservation that it names and the ledger lacks means that
+the ledger was rolled back (docs/spec/differential-privacy.md, section 5).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import logging
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from security import codec, labels
+from security.audit.events import DpCommitted, DpReserved
+from security.audit.kinds import decimal
+from security.audit.log import AuditLog
+from security.audit.store import LogFolder
+from security.clock import Clock
+from security.consortium.manifest import Manifest
+from security.dp.accountant import ACCOUNTANT
+from security.dp.events import MechanismEvent
+from security.dp.ledger import Ledger, Reservation, commitment
+from security.dp.ledger_entries import Booking, LedgerState
+from security.dp.ledger_store import FileStore
+from security.dp.noise import NoiseSource
+from security.errors import LedgerError
+from site_agent.config import SiteConfig
+from site_agent.privacy import LEDGER_HINT, Limits, PrivatePlan, check_terms, ledger_files, validation_line
+
+say = logging.getLogger("site-agent")
+RELATION: Final = "add-or-remove-one"
+
+
+class Budget:
+    """What this site may still spend. Reserve and commit are called from the training thread, the rest from anywhere.
+
+    :ivar plan: the run as it will be trained here.
+    """
+
+    def __init__(self, plan: PrivatePlan, limits: Limits, ledger: Ledger, store: FileStore, log: AuditLog, key: bytes):
+        self.plan = plan
+        self._limits, self._ledger, self._store, self._log, self._key = limits, ledger, store, log, key
+
+    @property
+    def state(self) -> LedgerState:
+        return self._ledger.state
+
+    def reserve(
+        self, *, run: str, round_number: int, events: Sequence[MechanismEvent], noise: NoiseSource
+    ) -> Reservation:
+        """Pay for a round, on disk in ledger and log before this returns.
+
+        :raises BudgetExhausted: if this run or these patients have no room left; nothing was booked.
+        """
+        self._limits.admit(self.state, tuple(events))
+        reservation = self._ledger.reserve(run=run, round_number=round_number, events=events, noise=noise)
+        self.note_reserved(self.state.bookings[-1])
+        return reservation
+
+    def commit(self, reservation: Reservation) -> None:
+        """The round was trained. Changes no cost, but no vector may leave without it."""
+        self._ledger.commit(reservation)
+        booking = next(booking for booking in self.state.bookings if booking.seq == reservation.seq)
+        self._log.append(DpCommitted(**self._told(booking)), run=self._run(booking), round=booking.round)
+
+    def note_reserved(self, booking: Booking) -> None:
+        self._log.append(DpReserved(**self._told(booking)), run=self._run(booking), round=booking.round)
+
+    def take_version(self, version: str) -> None:
+        """The data as they are now. Their earlier patients have paid all there is, so that the ledger goes on."""
+        self._ledger.new_version(version)
+
+    def commitment(self) -> bytes:
+        """For the advert. The salt can be computed again for an auditor, and by nobody else."""
+        head = self.state.head
+        about = labels.DP_LEDGER_SALT + codec.u64(head.seq) + codec.text(head.digest)
+        return commitment(head, hmac.digest(self._key, about, hashlib.sha256))
+
+    def close(self) -> None:
+        """Let the ledger go for another process."""
+        self._store.close()
+
+    def _run(self, booking: Booking) -> str:
+        """The log's name of a run; of other federations' runs, the ledger's."""
+        return booking.run.rpartition("/")[2] if booking.run == self.plan.run else booking.run
+
+    def _told(self, booking: Booking) -> dict[str, Any]:
+        state = self.state
+        terms, rule = state.terms, state.terms.filter()
+        earlier = [event for other in state.bookings if other.seq < booking.seq for event in other.events]
+        before = rule.divergence(earlier)
+        after = rule.epsilon(before + rule.divergence(booking.events))
+        return {
+            "reservation": ident(state, booking),
+            "mechanisms": tuple(event.to_json() for event in booking.events),
+            "delta": decimal(terms.delta),
+            "unit": terms.unit.value,
+            "relation": RELATION,
+            "accountant": ACCOUNTANT,
+            "order": decimal(terms.order),
+            "epsilon_round": f"{after - rule.epsilon(before):.6f}",
+            "epsilon_total": f"{after:.6f}",
+            "cap": decimal(terms.cap),
+        }
+
+
+def ident(state: LedgerState, booking: Booking) -> str:
+    """A reservation's name in the log: half of its ledger line's hash."""
+    return state.digests[booking.seq][:32]
+
+
+def open_budget(
+    config: SiteConfig, manifest: Manifest, log: AuditLog, folder: Path, *, key: bytes, clock: Clock
+) -> Budget | None:
+    """Open this population's ledger and bring the privacy log up to it; None without differential privacy.
+
+    :param folder: the privacy log's.
+    :raises LedgerError: if the ledger is missing, damaged, rolled back or of other terms. Nothing may be trained then.
+    """
+    plan = PrivatePlan.of(config, manifest)
+    if plan is None:
+        return None
+    store = ledger_files(config)
+    if store.peek() is None:
+        raise LedgerError("there is no privacy ledger for these patients", where=str(config.ledger), hint=LEDGER_HINT)
+    try:
+        ledger = Ledger.open(store, population=config.privacy.population, clock=clock)
+        check_terms(plan, ledger.state.terms)
+        logged = logged_reservations(folder)
+        check_logged(ledger.state, logged, str(config.ledger))
+    except BaseException:
+        store.close()
+        raise
+    budget = Budget(plan, Limits.of(config, plan, ledger.state.terms), ledger, store, log, key)
+    for booking in ledger.state.bookings:
+        if ident(ledger.state, booking) not in logged:
+            budget.note_reserved(booking)
+    noise, epsilon = plan.schedule.multiplier, ledger.state.epsilon
+    say.info("differential privacy: noise %g over the clip, epsilon %.3f is booked so far", noise, epsilon)
+    say.info("%s", validation_line(plan.schedule))
+    return budget
+
+
+def logged_reservations(folder: Path) -> frozenset[str]:
+    """What the privacy log says was reserved."""
+    return frozenset(
+        json.loads(line)["body"]["reservation"]
+        for path in LogFolder(folder).segment_files()
+        for line in path.read_bytes().splitlines()
+        if b'"type":"dp.reserved"' in line
+    )
+
+
+def check_logged(state: LedgerState, logged: Collection[str], where: str) -> None:
+    """Every reservation of the log stands in the ledger, or the ledger is not the one that was paid from."""
+    known = {digest[:32] for digest in state.digests}
+    missing = [reservation for reservation in logged if reservation not in known]
+    if missing:
+        raise LedgerError(
+            f"the privacy log names {len(missing)} reservation(s) that this ledger does not have",
+            where=where,
+            hint="it was rolled back, or [privacy] population was changed in mid-run: restore the newest ledger",
+        )

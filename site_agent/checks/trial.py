@@ -1,0 +1,168 @@
+"""How long a round will take here, and how much memory: a short local round on some of this site's own images.
+
+Nothing of it is kept. Time and the memory of images are scaled up to all of them.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from npr.data.dataset import Samples
+from npr.initial import build_initial, spec_of
+from npr.methods import registry
+from npr.methods.base import Method
+from npr.methods.site import Site
+from npr.model import normalisation
+from npr.training import LocalReport
+from npr.wire_layout import Recipe
+from security.dp.ledger import Ledger
+from security.dp.ledger_entries import Terms
+from security.dp.ledger_store import MemoryStore
+from security.errors import DataError
+from security.preflight import machine
+from security.preflight.lines import Line, Unchecked, ok, problem, warning
+from security.terminal import progress
+from site_agent.checks.context import Context
+from site_agent.privacy import PrivatePlan
+
+BATCHES: Final = 3
+LONG_SECONDS: Final = 10.0
+PRIVATE_IMAGES: Final = 1000
+TRIAL_CAP: Final = 1e6
+TRIAL_ORDER: Final = 2.0
+# Masked and unmasked vector, decoded sum, pieces of others: beside training there are never more.
+VECTORS_IN_MEMORY: Final = 8
+
+
+def trial(context: Context) -> Iterator[Line]:
+    """The figures of one round."""
+    recipe, train = context.recipe, context.data.train
+    plan = PrivatePlan.of(context.config, context.manifest)
+    # A private step draws few of the images: with more of them the time of the drawing itself is not scaled up.
+    wanted = PRIVATE_IMAGES if plan else BATCHES * recipe.config.batch_size
+    some = _decoded(context, train, np.linspace(0, len(train) - 1, min(len(train), wanted)).astype(np.int64))
+    few = some.subset(range(min(len(some), recipe.config.batch_size)))
+    with _threads(context.config.site.threads), progress("a trial round") as tell:
+        # The first round of a process pays for starting up; where it takes long all the same, it is the measurement.
+        measured, seconds = few, _seconds(_rounds(context, recipe, few, plan))
+        tell(1, 2)
+        if seconds < LONG_SECONDS:
+            measured, seconds = some, _seconds(_rounds(context, recipe, some, plan))
+        tell(2, 2)
+    estimate = seconds * len(train) / len(measured)
+    yield _time(estimate, context.manifest.timing.train, f"measured on {len(measured)} of {len(train)} images")
+    yield _memory(context, len(some))
+
+
+def _seconds(round_of: Callable[[int], LocalReport]) -> float:
+    started = time.monotonic()
+    round_of(1)
+    return time.monotonic() - started
+
+
+def _time(seconds: float, given: int, how: str) -> Line:
+    told = f"training takes about {_duration(seconds)} a round, the manifest gives {_duration(given)} ({how})"
+    if seconds > 0.9 * given:
+        return problem(told, "a faster machine or more threads; or ask the consortium for more time")
+    if seconds > 0.5 * given:
+        return warning(told, "that is close; other work on this machine may make it late")
+    return ok(told)
+
+
+def _memory(context: Context, measured: int) -> Line:
+    """What this process has taken at most, and what a real round holds beside it."""
+    available = context.available()
+    if available is None:
+        raise Unchecked("this system does not tell how much memory there is")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    images = context.survey.catalogue.images
+    pool = (len(images) - measured) * int(np.prod(images.shape[1:]))
+    vectors = VECTORS_IN_MEMORY * context.manifest.aggregation.layout.byte_length
+    return machine.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
+
+
+def _decoded(context: Context, train: Samples, rows: NDArray[np.int64]) -> Samples:
+    """Some training images with their pixels; another check tells which ones cannot be read."""
+    listed = context.survey
+    place = {name: row for row, name in enumerate(listed.catalogue.ids)}
+    pixels: dict[int, NDArray[np.uint8]] = {}
+    for row in np.unique(rows).tolist():
+        try:
+            pixels[row] = listed.decode(place[train.ids[row]])
+        except DataError:
+            continue
+    if len(pixels) < 2:
+        raise Unchecked("too few training images can be read")
+    some = train.subset(list(pixels))
+    told: dict[str, Any] = {
+        name: getattr(some, name) for name in ("labels", "ids", "units", "unit_kind", "num_classes")
+    }
+    return Samples(images=np.stack(list(pixels.values())), **told)
+
+
+def _rounds(context: Context, recipe: Recipe, train: Samples, plan: PrivatePlan | None) -> Callable[[int], LocalReport]:
+    """A local round by its number, as the agent would begin a run."""
+    model = context.manifest.model
+    spec = spec_of(model.architecture, model.classes, recipe)
+    method = registry.build(recipe.config)
+    mean, std = normalisation(spec)
+    site = Site(
+        name=context.data.name,
+        train=train,
+        model=build_initial(method, spec, context.initial.tensors),
+        config=recipe.config,
+        seed=recipe.seed,
+        mean=mean,
+        std=std,
+    )
+    if plan is None:
+        return lambda number: method.local_round(site, number)
+    return _private(context, method, site, plan, (mean, std))
+
+
+def _private(
+    context: Context,
+    method: Method,
+    site: Site,
+    plan: PrivatePlan,
+    normal: tuple[tuple[float, ...], tuple[float, ...]],
+) -> Callable[[int], LocalReport]:
+    """With a ledger that is forgotten: nothing is released, so nothing is booked."""
+    from npr.dp.private_site import PrivateTraining
+
+    terms = Terms(population="trial", unit=plan.unit, delta=plan.delta, cap=TRIAL_CAP, order=TRIAL_ORDER)
+    return PrivateTraining(
+        method,
+        site,
+        schedule=plan.schedule,
+        books=Ledger.create(MemoryStore(), terms, version="trial"),
+        run=plan.run,
+        mean=normal[0],
+        std=normal[1],
+        dimensions=plan.settings.dimensions,
+        micro_batch=context.config.privacy.micro_batch,
+    ).local_round
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s" if seconds >= 1 else "a second"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,123 @@
+"""What a hospital does with its model: `evaluate`, `predict` and `export`. None of them opens a connection."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from security.terminal import emit, progress, say, show_progress
+from site_agent.config import SiteConfig
+from site_agent.options import also_config, json_option
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def model_option(default: str) -> Callable[[Command], Command]:
+    return click.option(
+        "--model",
+        type=click.Choice(["best", "newest"]),
+        default=default,
+        show_default=True,
+        help="The best by local validation, or the one that the last round gave.",
+    )
+
+
+@click.command()
+@model_option("newest")
+@also_config
+@json_option
+@click.pass_obj
+def evaluate(config_path: Path, own_config: Path | None, model: Any, as_json: bool) -> None:
+    """Evaluate this site's model on its own held-out images. Nothing leaves."""
+    from site_agent.evaluation import as_text, evaluate_site
+
+    show_progress()
+    told = evaluate_site(SiteConfig.read(own_config or config_path), model=model)
+    if as_json:
+        emit(told)
+    else:
+        click.echo(as_text(told))
+
+
+@click.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The CSV file.")
+@model_option("best")
+@click.option("--batch", type=click.IntRange(1, 1024), default=32, show_default=True, help="Images at a time.")
+@also_config
+@json_option
+@click.pass_obj
+def predict(
+    config_path: Path, own_config: Path | None, source: Path, output: Path, model: Any, batch: int, as_json: bool
+) -> None:
+    """Predict a folder, a file, or the images that a CSV table lists. Nothing leaves.
+
+    A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
+    """
+    from site_agent.prediction import check_target
+    from site_agent.prediction import predict as run
+    from site_agent.predictor import Predictor
+
+    show_progress()
+    check_target(output)
+    predictor = Predictor.open(SiteConfig.read(own_config or config_path), model)
+    with progress("predicting") as tell:
+        summary = run(predictor, source, output, tell=tell, batch=batch)
+    for name, problem in summary.problems:
+        say(f"{name}: {problem}")
+    temperature = predictor.companion.temperature
+    if as_json:
+        about = {"output": str(output), "model_sha256": predictor.trained.digest, "round": predictor.trained.round}
+        emit(summary.to_json() | about | {"temperature": temperature, "calibrated": temperature is not None})
+    else:
+        good = summary.files - len(summary.problems)
+        say(f"{good} of {summary.files} files predicted into {output}, {len(summary.problems)} with a problem")
+        if summary.ignored:
+            say(f"{summary.ignored} other files were passed over")
+        if temperature is None:
+            say("probabilities are not calibrated: there are too few validation images to fit a temperature")
+    if summary.problems:
+        sys.exit(1)
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@model_option("best")
+@click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
+@click.option("--with-prototypes", is_flag=True, help="Needed where the model predicts by prototypes.")
+@also_config
+@json_option
+@click.pass_obj
+def export(
+    config_path: Path,
+    own_config: Path | None,
+    folder: Path,
+    model: Any,
+    onnx: bool,
+    with_prototypes: bool,
+    as_json: bool,
+) -> None:
+    """Write this site's model, its description and its model card into FOLDER, which must not exist yet."""
+    from site_agent.export import check_target
+    from site_agent.export import export as run
+    from site_agent.predictor import Predictor
+
+    show_progress()
+    check_target(folder, onnx=onnx)
+    predictor = Predictor.open(SiteConfig.read(own_config or config_path), model)
+    told = run(predictor, folder, onnx=onnx, with_prototypes=with_prototypes)
+    if as_json:
+        emit(told)
+        return
+    for name, digest in told["files"].items():
+        click.echo(f"{digest}  {folder / name}")
+    if onnx:
+        found = told["checked"]["onnx"]
+        say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} images")
+    if told["log_findings"]:
+        say(f"the privacy log has {len(told['log_findings'])} findings, which the card lists")
+    say("the files hold layers fitted to this hospital's patients: treat them as such")

@@ -1,0 +1,291 @@
+"""What a private federation asks of this site, what it will cost, and what has been spent. Reads no image.
+
+The manifest fixes the promise ([privacy]) and the schedule (`dp.*` settings); site.toml may add noise, never take any
+away. Costs come from the ledger's own planner (security/dp), so that what is announced is what will be booked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from security.consortium.manifest import Manifest, Privacy, real
+from security.dp.accountant import rdp_epsilon, spent
+from security.dp.events import MechanismEvent
+from security.dp.ledger_entries import LedgerState, Terms, Unit
+from security.dp.ledger_store import FileStore
+from security.dp.planner import Schedule, least_multiplier, order_for
+from security.dp.settings import PrivateSettings
+from security.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
+from site_agent.config import SiteConfig
+
+LEDGER_HINT = "`site-agent ledger --create` begins one, once for each patient population"
+VALIDATION_OFF = "local validation and the choice of a best model are off: each would be one more release"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivatePlan:
+    """The run as this site will do it, before anything is read.
+
+    :param run: the ledger's name for it; two federations may both have a run-1.
+    :param epsilon: the most that this run may cost, by the manifest.
+    """
+
+    run: str
+    settings: PrivateSettings
+    schedule: Schedule
+    epsilon: float
+    delta: float
+    unit: Unit
+
+    @classmethod
+    def of(cls, config: SiteConfig, manifest: Manifest) -> PrivatePlan | None:
+        """None for a federation without differential privacy.
+
+        :raises ConfigError: where promise and schedule do not go together, or site.toml asks for too little noise.
+        """
+        settings = PrivateSettings.of(manifest.training.settings)
+        if (settings is None) != (manifest.privacy is None):
+            raise ConfigError(
+                "the manifest has only one of [privacy] and dp. settings",
+                where="manifest [privacy]",
+                hint="the consortium exports the initial model with `npr-lab model --dp` and publishes anew",
+            )
+        if settings is None or manifest.privacy is None:
+            return None
+        told = manifest.privacy
+        metrics = config.privacy.metrics_noise
+        return cls(
+            run=f"{manifest.federation}/{manifest.run}",
+            settings=settings,
+            schedule=settings.schedule(
+                rounds=manifest.training.rounds,
+                multiplier=_noise(config, told),
+                clip=real(told.clip),
+                metrics_sigma=None if metrics is None else float(metrics),
+            ),
+            epsilon=real(told.epsilon),
+            delta=real(told.delta),
+            unit=Unit(told.unit),
+        )
+
+    def terms(self, config: SiteConfig) -> Terms:
+        """For a new ledger: the order is the one at which this run fits best."""
+        cap = float(config.privacy.cap or self.epsilon)
+        order = order_for(self.schedule, cap=cap, delta=self.delta)
+        return Terms(population=config.privacy.population, unit=self.unit, delta=self.delta, cap=cap, order=order)
+
+
+def _noise(config: SiteConfig, told: Privacy) -> float:
+    least = real(told.noise_floor)
+    asked = least if config.privacy.noise is None else float(config.privacy.noise)
+    if asked < least:
+        raise ConfigError(
+            f"noise of {asked:g} is below the {least:g} that the consortium asks for",
+            where=f"{config.path}:privacy.noise",
+            hint="a site may add noise, never take any away",
+        )
+    return asked
+
+
+def ledger_files(config: SiteConfig) -> FileStore:
+    return FileStore(config.ledger, config.ledger_anchor)
+
+
+def check_terms(plan: PrivatePlan, terms: Terms) -> None:
+    """:raises LedgerError: if what this ledger promises is not what the manifest asks for."""
+    if terms.unit is not plan.unit:
+        raise LedgerError(
+            f"the ledger protects each {terms.unit}, the federation each {plan.unit}",
+            where=terms.population,
+            hint="a ledger of another unit is another claim: name another [privacy] population",
+        )
+    if terms.delta > plan.delta:
+        raise LedgerError(
+            f"the ledger's delta of {terms.delta:g} is above the federation's {plan.delta:g}",
+            where=terms.population,
+            hint="a smaller delta needs a ledger of its own, which begins with all that was spent in this one",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a further reservation has to stay under: this run by the manifest, all runs by the hospital."""
+
+    run: str
+    epsilon: float
+    cap: float
+
+    @classmethod
+    def of(cls, config: SiteConfig, plan: PrivatePlan, terms: Terms) -> Limits:
+        cap = terms.cap if config.privacy.cap is None else min(terms.cap, float(config.privacy.cap))
+        return cls(run=plan.run, epsilon=plan.epsilon, cap=cap)
+
+    def admit(self, state: LedgerState, events: tuple[MechanismEvent, ...]) -> None:
+        """:raises BudgetExhausted: with both numbers, before anything is booked."""
+        rule = state.terms.filter()
+        before = [event for booking in state.bookings if booking.run == self.run for event in booking.events]
+        for cap, already, whose in (
+            (self.epsilon, rule.divergence(before), "of this run, by the manifest"),
+            (self.cap, state.divergence, "of all runs on these patients, by this hospital"),
+        ):
+            after = rule.epsilon(already + rule.divergence(events))
+            if not after <= cap:
+                raise BudgetExhausted(
+                    f"the privacy budget {whose}, is spent: epsilon {rule.epsilon(already):.3f} of {cap:g}, and "
+                    f"{after:.3f} with one more round",
+                    where=state.terms.population,
+                    hint="this site no longer contributes; nothing was read and nothing is sent",
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedCost:
+    """What the rounds that are left will cost this site, on top of what its ledger holds.
+
+    :param rounds: rounds of the run that this site has not booked yet.
+    :param affordable: how many of them the limits let through.
+    :param epsilon_rdp: after all of them, by Renyi divergence; this is the kind that is enforced.
+    :param epsilon_pld: the same by privacy loss distributions, the tighter second opinion.
+    :param proposed_sigma: the least gradient noise, over the clip, with which all of them fit; None if none does.
+    """
+
+    unit: str
+    delta: float
+    rounds: int
+    affordable: int
+    sigma: float
+    spent_rdp: float
+    spent_pld: float
+    epsilon_rdp: float
+    epsilon_pld: float
+    cap: float
+    proposed_sigma: float | None
+    has_ledger: bool
+    validation: str
+
+    @property
+    def fits(self) -> bool:
+        return self.affordable >= self.rounds
+
+
+def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | None = None) -> PlannedCost | None:
+    """None for a federation without differential privacy. Takes a second or two: PLD is computed twice.
+
+    :param epsilon: propose noise for this instead of the limits in force.
+    :raises ToolkitError: where plan and ledger do not go together, or the ledger is damaged.
+    """
+    plan = PrivatePlan.of(config, manifest)
+    if plan is None:
+        return None
+    found = ledger_files(config).peek()
+    terms = plan.terms(config) if found is None else found.terms
+    check_terms(plan, terms)
+    state = found or LedgerState(terms=terms, version="planned")
+    limits = Limits.of(config, plan, terms)
+    done = len({booking.round for booking in state.bookings if booking.run == plan.run})
+    before = spent(state.history, terms.delta)
+    after = spent((*state.history, *plan.schedule.events(first=done + 1)), terms.delta)
+    return PlannedCost(
+        unit=terms.unit.value,
+        delta=terms.delta,
+        rounds=max(0, plan.schedule.rounds - done),
+        affordable=_affordable(plan, limits, state, done + 1),
+        sigma=plan.schedule.multiplier,
+        spent_rdp=before.rdp,
+        spent_pld=before.pld,
+        epsilon_rdp=after.rdp,
+        epsilon_pld=after.pld,
+        cap=min(limits.cap, limits.epsilon),
+        proposed_sigma=_proposal(plan, limits if epsilon is None else replace(limits, epsilon=epsilon), found),
+        has_ledger=found is not None,
+        validation=validation_line(plan.schedule),
+    )
+
+
+def validation_line(schedule: Schedule) -> str:
+    """What becomes of local figures, for people."""
+    sigma = schedule.metrics_sigma
+    return VALIDATION_OFF if sigma is None else f"local validation is booked in every round, at noise {sigma:g}"
+
+
+def _affordable(plan: PrivatePlan, limits: Limits, state: LedgerState, first: int) -> int:
+    asked: tuple[MechanismEvent, ...] = ()
+    for number in range(first, plan.schedule.rounds + 1):
+        asked += plan.schedule.round_events(number)
+        try:
+            limits.admit(state, asked)
+        except BudgetExhausted:
+            return number - first
+    return max(0, plan.schedule.rounds - first + 1)
+
+
+def _proposal(plan: PrivatePlan, limits: Limits, state: LedgerState | None) -> float | None:
+    """For the whole run from its first round, on top of what the ledger holds of other runs."""
+
+    def within(events: Sequence[MechanismEvent]) -> bool:
+        if state is None:
+            return rdp_epsilon(events, plan.delta)[0] <= min(limits.epsilon, limits.cap)
+        others = tuple(booking for booking in state.bookings if booking.run != plan.run)
+        divergence = state.terms.filter().divergence([event for booking in others for event in booking.events])
+        try:
+            limits.admit(replace(state, bookings=others, divergence=divergence), tuple(events))
+        except BudgetExhausted:
+            return False
+        return True
+
+    try:
+        return least_multiplier(plan.schedule, within)
+    except ConfigError:
+        return None
+
+
+def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | None:
+    """What the ledger says now, for `site-agent status`; None for a federation without differential privacy."""
+    try:
+        plan = PrivatePlan.of(config, manifest)
+        if plan is None:
+            return None
+        state = ledger_files(config).peek()
+        if state is None:
+            return {"problem": f"there is no privacy ledger yet: {LEDGER_HINT}"}
+        check_terms(plan, state.terms)
+    except ToolkitError as error:
+        return {"problem": str(error)}
+    limits = Limits.of(config, plan, state.terms)
+    done = len({booking.round for booking in state.bookings if booking.run == plan.run})
+    stopped = None
+    try:
+        if done < plan.schedule.rounds:
+            limits.admit(state, plan.schedule.round_events(done + 1))
+    except BudgetExhausted as error:
+        stopped = error.message
+    both = spent(state.history, state.terms.delta)
+    return {
+        "population": state.terms.population,
+        "unit": state.terms.unit.value,
+        "delta": state.terms.delta,
+        "cap": limits.cap,
+        "epsilon": state.epsilon,
+        "rdp": both.rdp,
+        "pld": both.pld,
+        "rounds_booked": done,
+        "rounds_left": max(0, plan.schedule.rounds - done),
+        "rounds_affordable": _affordable(plan, limits, state, done + 1),
+        "stopped": stopped,
+    }
+
+
+def status_line(told: Mapping[str, Any]) -> str:
+    """One line of `budget_status` for people."""
+    if told.get("problem"):
+        return f"privacy: {told['problem']}"
+    spent_so_far = (
+        f"privacy: epsilon {told['epsilon']:.2f} of {told['cap']:g} is booked for each {told['unit']} at delta "
+        f"{told['delta']:g} (best order {told['rdp']:.2f}, PLD {told['pld']:.2f})"
+    )
+    if told["stopped"]:
+        return f"{spent_so_far}; this site no longer contributes: {told['stopped']}"
+    left, fits = told["rounds_left"], told["rounds_affordable"]
+    return f"{spent_so_far}; " + (f"{fits} of {left} more rounds fit" if left else "this run is booked to its end")

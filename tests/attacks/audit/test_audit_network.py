@@ -1,0 +1,298 @@
+"""Bytes that leave past the log: the kernel's count beside ours, on real connections and at every kind of reading."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from security import traffic
+from security.audit import events as ev
+from security.audit.egress import PERMITTED, due_bytes, recorded_shape
+from security.audit.keys import keys_for
+from security.audit.ledger import UNSEEN_PER_CONNECTION
+from security.audit.second_ledger import SecondLedger
+from security.audit.verify import verify
+from security.clock import SystemClock
+from security.parcel_size import Shape
+from security.rng import SystemRandomness
+from security.traffic import Flow, Meter, tcp_flows
+from site_agent.agent import Agent
+from site_agent.assembly import assemble
+from site_agent.client import serve
+from site_agent.config import SiteConfig
+from site_agent.ranks import Place
+from site_agent.traffic import meter_for
+from tests.integration.test_federation_tls import federation as tls_federation
+from tests.integration.test_site_client import Coordinator, greet, table
+from tests.support.audit_attacks import Lonely, without
+from tests.support.consortium_world import World
+from tests.support.site_world import Counting, write_config
+
+PROTOTYPES = 8 * 1280 * 4  # eight classes' prototypes of a small network, as floats
+VECTOR = 16_000_000
+
+
+class Site:
+    """Writes what an agent writes about a message, and what a kernel would count for it."""
+
+    def __init__(self, lonely: Lonely) -> None:
+        self.log, self.clock = lonely.log, lonely.clock
+        self.sent = self.number = 0
+
+    def send(self, message: str, *, receipt: bool = True, frames: int = 1) -> None:
+        self.number += 1
+        shape = Shape(
+            federation="lesions", site="graz", cohort=("graz", "linz", "vienna"), vector_bytes=VECTOR, frames=frames
+        )
+        due = due_bytes(message, shape.origin, recorded_shape(shape))
+        assert due is not None
+        vector, msg_id = message == "UploadFrame", f"{self.number:032x}"
+        event = ev.Egress(
+            msg_id=msg_id,
+            message=message,
+            data_class=PERMITTED[message],
+            bytes=due,
+            sha256="ab" * 32,
+            expected_bytes=due,
+            shape=recorded_shape(shape),
+            masked=vector,
+            modulus_bits=32 if vector else None,
+            uniformity="0.5" if vector else None,
+            destination="cd" * 32,
+            head=1,
+        )
+        self.log.append(event, run="r", round=1)
+        self.sent += due
+        if receipt:
+            self.log.append(ev.Receipt(msg_id=msg_id, head_size=1, head_root="ef" * 32, ingress=1, proof=None))
+
+    def round(self) -> None:
+        for message in ("Open", "Ready", "Advert", "Shares", "UploadHeader"):
+            self.send(message)
+        self.send("UploadFrame", frames=-(-VECTOR // (256 * 1024)))
+        for message in ("Agree", "Unmask"):
+            self.send(message)
+        self.clock.advance(60_000)
+
+    def read(self, *, smuggled: int = 0, lost: int = 0, opened: int = 1) -> None:
+        """The figures of gRPC over TLS, as measured."""
+        out = int(self.sent * 1.0022) + 60 * self.number + 2700 + smuggled - lost
+        self.log.append(ev.NetCounter(source="kernel", connections=opened, bytes_out=max(0, out), bytes_in=VECTOR))
+        self.log.checkpoint()
+
+
+@pytest.fixture
+def site(lonely: Lonely) -> Site:
+    return Site(lonely)
+
+
+def test_honest_readings_agree(lonely: Lonely, site: Site) -> None:
+    site.round()
+    site.read()
+    site.log.append(ev.AgentStop(reason="end"))
+    lonely.log.close()
+    restarted = Site(lonely)
+    restarted.log = lonely.reopen()  # a new boot counts from zero
+    restarted.number = 100
+    restarted.round()
+    restarted.number -= 100
+    restarted.read()
+    assert lonely.codes() == set()
+
+
+def test_prototypes_beside_a_round_are_found(lonely: Lonely, site: Site) -> None:
+    site.round()
+    site.read(smuggled=PROTOTYPES)
+    assert lonely.codes() == {"UnloggedTraffic"}
+    with without("UnloggedTraffic"):
+        assert lonely.codes() == set(), "twin"
+
+
+def test_what_an_earlier_boot_did_not_send_is_no_cover_for_the_next(lonely: Lonely, site: Site) -> None:
+    """A kill leaves a logged vector unsent; its sixteen megabytes must not excuse anything afterwards."""
+    site.send("Open")
+    site.send("UploadFrame", receipt=False, frames=-(-VECTOR // (256 * 1024)))
+    lonely.log._writer.close()
+    after = Site(lonely)
+    after.log = lonely.reopen()
+    after.number = 100
+    after.send("Open")
+    after.number -= 100
+    after.read(smuggled=PROTOTYPES)
+    assert lonely.codes() == {"UnloggedTraffic"}
+
+
+def test_a_counter_that_missed_the_upload_counts_something_else(lonely: Lonely, site: Site) -> None:
+    site.round()
+    site.read(lost=VECTOR // 2)
+    assert lonely.codes() == {"UnloggedTraffic"}
+    with without("UnloggedTraffic"):
+        assert lonely.codes() == set(), "twin"
+
+
+def test_unsent_and_unseen_bytes_are_no_finding(lonely: Lonely, site: Site) -> None:
+    """A reading in mid-upload is behind the log, and the end of a broken connection is not counted."""
+    site.send("Open")
+    site.send("UploadFrame", receipt=False, frames=-(-VECTOR // (256 * 1024)))
+    site.read(lost=VECTOR)
+    site.send("Open")
+    for _ in range(100):
+        site.send("Shares")
+    site.read(lost=VECTOR + UNSEEN_PER_CONNECTION // 2)
+    assert lonely.codes() == set()
+
+
+def test_messages_without_any_reading_are_noted(lonely: Lonely, site: Site) -> None:
+    site.round()
+    lonely.log.checkpoint()
+    assert "NoNetworkCounter" in {finding.code for finding in verify(lonely.folder, lonely.keys).findings}
+
+
+# The meter, and real connections.
+
+
+def test_meter_adds_up_connections_that_come_and_go() -> None:
+    looks = iter([{1: Flow(10, 5)}, {1: Flow(30, 5), 2: Flow(7, 0)}, {2: Flow(8, 1)}, None, {3: Flow(1, 1)}])
+    meter = Meter(lambda: next(looks))
+    for _ in range(3):
+        meter.poll()
+    assert meter.sent == 38
+    taken = meter.take()
+    assert (taken.flow, taken.opened) == (Flow(38, 6), 2)
+    taken = meter.take()
+    assert (taken.flow, taken.opened) == (Flow(1, 1), 1)
+
+
+def test_kernel_counts_every_tcp_connection_of_the_process() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        meter = Meter()
+        meter.poll()
+        meter.take()
+        accepted, _ = server.accept()
+        with accepted:
+            client.sendall(bytes(50_000))
+            got = 0
+            while got < 50_000:
+                got += len(accepted.recv(65_536))
+            taken = meter.take()
+    assert taken.flow.out >= 50_000 and taken.flow.into >= 50_000
+    assert taken.opened == 1  # the accepted end; the other one was there before
+    assert client.fileno() == -1 and not {*meter._open} & {*(tcp_flows() or {})}
+
+
+def test_what_stays_on_the_machine_does_not_count_unless_it_goes_to_the_coordinator() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        accepted, _ = server.accept()
+        with accepted:
+            port = server.getsockname()[1]
+            cookies = [set(tcp_flows(ports) or {}) for ports in ((), (port,), None)]
+    assert not cookies[0] & cookies[1] and len(cookies[1]) == len(cookies[0]) + 1  # the end that dialled
+    assert len(cookies[2]) >= len(cookies[1]) + 1 and client.fileno() == -1
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "stays"),
+    [
+        ("10.0.0.5", "10.0.0.9", False),
+        ("10.0.0.5", "10.0.0.5", True),
+        ("127.0.0.1", "127.0.0.2", True),
+        ("::ffff:127.0.0.1", "::ffff:127.0.0.1", True),
+        ("::ffff:10.0.0.5", "::ffff:8.8.8.8", False),
+        ("fe80::1%eth0", "fe80::2%eth0", False),
+    ],
+)
+def test_which_connections_stay(here: str, there: str, stays: bool) -> None:
+    assert traffic._stays((here, 1), (there, 2)) is stays
+
+
+@pytest.mark.parametrize(("place", "counts"), [(None, True), ("127.0.0.1", True), ("10.0.0.9", False)])
+def test_a_crew_on_several_machines_is_not_counted(place: str | None, counts: bool) -> None:
+    """Its own traffic would drown what the count is for; a log without readings says so."""
+    crew = None if place is None else Place(rank=0, size=2, host=place, port=29500)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        client.sendall(bytes(1000))
+        meter = meter_for(table(server.getsockname()[1]), crew)
+        meter.poll()
+        assert (meter.sent >= 1000) is counts
+
+
+def test_quiet_line_waits_for_the_next_reading(lonely: Lonely) -> None:
+    sent = iter([0, 5000, 5000, 5000, 5100, 5101, 5101])
+    ledger = SecondLedger(lonely.log, Meter(lambda: {1: Flow(next(sent), 0)}))
+    before = lonely.log.size
+    sizes = []
+    for seconds in (0.0, 29.0, 30.0, 60.0):  # nothing sent; too soon; due; not worth it
+        ledger.tick(seconds)
+        sizes.append(lonely.log.size - before)
+    ledger.close()
+    assert [*sizes, lonely.log.size - before] == [0, 0, 1, 1, 2]
+
+
+# A real agent, and something in its process that talks to a stranger.
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    world = tls_federation(tmp_path_factory.mktemp("network"))
+    for member in ("hub", "graz"):
+        world.identity(member).install_manifest(world.published(), now_ms=world.now)
+    return world
+
+
+def _agent(world: World, folder: Path) -> Agent:
+    path = write_config(folder, world.identity("graz").folder, world.authority.folder / "initial.safetensors")
+    learner = Counting(1)
+    return assemble(
+        SiteConfig.read(path),
+        clock=SystemClock(),
+        rng=SystemRandomness(),
+        make_learner=lambda *_: (learner, None),
+    )
+
+
+async def _talk(world: World, agent: Agent, smuggled: int) -> None:
+    """Agent and coordinator talk as ever; meanwhile `smuggled` bytes go to a stranger.
+
+    The stranger lives in this process too, so the meter is told that its port is on another machine.
+    """
+    coordinator = Coordinator(world, greet)
+    port = await coordinator.start()
+    stranger = await asyncio.start_server(_swallow, "127.0.0.1", 0)
+    away = stranger.sockets[0].getsockname()[1]
+    stop: list[asyncio.Event] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traffic, "_stays", lambda here, there: there[1] != away)
+        running = asyncio.create_task(serve(agent, table(port), until=stop.append))
+        await asyncio.wait_for(coordinator.done.wait(), 30)
+        if smuggled:
+            _, writer = await asyncio.open_connection("127.0.0.1", away)
+            writer.write(bytes(smuggled))
+            await writer.drain()
+            await asyncio.sleep(0.3)
+            writer.close()
+        await asyncio.sleep(0.3)
+        stop[0].set()
+        await running
+    await coordinator.server.stop(0)
+    stranger.close()
+
+
+async def _swallow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while await reader.read(65_536):
+        pass
+    writer.close()
+
+
+@pytest.mark.parametrize(("smuggled", "codes"), [(0, set()), (PROTOTYPES, {"UnloggedTraffic"})])
+def test_real_agent_with_something_that_phones_home(
+    world: World, tmp_path: Path, smuggled: int, codes: set[str]
+) -> None:
+    agent = _agent(world, tmp_path / "agent")
+    asyncio.run(_talk(world, agent, smuggled))
+    result = verify(agent.vault.log, keys_for(agent.vault.log, None))
+    assert {finding.code for finding in result.findings} & {"UnloggedTraffic", "NoNetworkCounter"} == codes
+    assert result.ledger.readings >= 1
+    assert result.ledger.counted >= result.ledger.total + smuggled

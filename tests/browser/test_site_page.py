@@ -1,0 +1,87 @@
+"""The hospital's page in a real browser, on the state directory of a real agent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save
+
+from security.rng import SystemRandomness
+from site_agent.config import SiteConfig
+from site_agent.page.learnt import OWNERS, VECTORS
+from site_agent.page.show import open_page
+from tests.support.browser_pages import until
+from tests.support.site_world import SiteWorld
+
+SITE = "graz"
+NAMES = ["melanoma", "<b>nevus</b><script>window.ran=1</script>", "keratosis"]
+CONFUSION = [[5, 1, 0], [2, 7, 0], [0, 0, 3]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> SiteWorld:
+    made = SiteWorld(tmp_path_factory.mktemp("page"))
+    made.start_all()
+    made.run_round()
+    vault = made.agents[SITE].vault
+    vault.note_data({"names": NAMES, "train": [40, 90, 12], "validation": [4, 9, 1], "test": [6, 9, 3]})
+    for number in (1, 2, 3):
+        side = {"bacc": 0.3 + number / 10, "bauc": 0.6, "images": 18, "confusion": CONFUSION}
+        vault.note_metrics({"round": number, "test": side, "validation": side})
+    vectors = np.random.default_rng(1).normal(size=(7, 16)).astype(np.float32)
+    vault.remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
+    return made
+
+
+@pytest.fixture
+def address(world: SiteWorld, browser: Any) -> Iterator[str]:
+    config = SiteConfig.read(world.configs[SITE])
+    server, url = open_page(config, "127.0.0.1:0", clock=world.clock, rng=SystemRandomness())
+    yield url
+    server.stop()
+
+
+def test_all_that_is_promised_is_on_it(address: str, watch: Callable[..., Any]) -> None:
+    watched = watch()
+    page = watched.open(address)
+    page.wait_for_selector("#prototypes .proto")
+    assert page.locator("#today tbody tr").count() >= 4
+    assert "masked vector" in page.locator("#today").inner_text()
+    assert "no privacy ledger" in page.locator("#privacy").inner_text()
+    assert page.locator("#curves polyline").count() == 3
+    assert page.locator("#classes tbody tr").count() == len(NAMES)
+    assert page.locator("#confusion tbody td").all_inner_texts() == [str(one) for row in CONFUSION for one in row]
+    assert page.locator("#prototypes figure > svg .proto").count() == 7
+    assert NAMES[1] in page.locator("#classes").inner_text()
+    assert page.evaluate("window.ran") is None
+    watched.check_calm(address)
+
+
+def test_it_fits_a_telephone(address: str, watch: Callable[..., Any]) -> None:
+    watched = watch(360, 740, "dark")
+    watched.open(address).wait_for_selector("#prototypes .proto")
+    watched.check_narrow()
+    watched.check_calm(address)
+
+
+def test_it_follows_the_agent(world: SiteWorld, address: str, watch: Callable[..., Any]) -> None:
+    page = watch().open(address)
+    until(page, "document.querySelector('.facts dd').textContent === '1'")
+    entries = page.locator(".facts dd").nth(3).inner_text()
+    world.run_round()
+    until(page, "document.querySelector('.facts dd').textContent === '2'")
+    assert page.locator(".facts dd").nth(3).inner_text() != entries
+
+
+def test_a_page_of_elsewhere_cannot_read_it(address: str, tmp_path: Path, browser: Any) -> None:
+    """Even with the whole address: the browser keeps another origin's script from the answer."""
+    page = browser.new_page()
+    (tmp_path / "evil.html").write_text("<!doctype html><title>evil</title>")
+    page.goto((tmp_path / "evil.html").as_uri())
+    read = "url => fetch(url).then(answer => answer.text()).catch(() => 'nothing')"
+    assert page.evaluate(read, f"{address}state.json") == "nothing"
+    page.close()

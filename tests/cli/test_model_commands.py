@@ -1,0 +1,390 @@
+"""What a hospital does with its model, on the state directory of a site that has really trained."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+
+from coordinator.cli import main as coordinator
+from coordinator.config import TEMPLATE
+from coordinator.storage import Storage
+from npr.data.sources import open_catalogue
+from security.audit.events import DpCommitted
+from security.clock import SystemClock
+from security.consortium.manifest import Privacy
+from security.secagg.state import state_hash, unflatten
+from site_agent.card import model_card
+from site_agent.cli import main
+from site_agent.config import SiteConfig
+from site_agent.evaluation import figures_of
+from site_agent.history import read_history
+from site_agent.predictor import Companion, Place, Predictor, load
+from tests.support.consortium_world import DAY, NOW
+from tests.support.trained_site import SIZE, Trained, train
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(*words: str | Path, entry: Callable[[], object] = main) -> Done:
+    """The console script's entry in this process: loading torch anew for each case would take most of the time."""
+    out, err = io.StringIO(), io.StringIO()
+    before = sys.argv
+    sys.argv = ["site-agent", *map(str, words)]
+    try:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+            entry()
+    finally:
+        sys.argv = before
+    return Done(int(ended.value.code or 0), out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+    """Two rounds of three sites that predict by head and prototypes together."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield train(tmp_path_factory.mktemp("federation"), settings={"predict": "both"})
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def offline_and_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The federation's own day; and whoever opens a connection fails the test."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a command that sends nothing has opened a connection")
+
+    monkeypatch.setattr(SystemClock, "now_ms", lambda self: NOW + DAY)
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve readable images in two folders, three that are damaged in different ways, and what is no image."""
+    folder = tmp_path_factory.mktemp("cases")
+    drawn = open_catalogue("generated:balanced=4,sites=1", image_size=48).images
+    for number in range(12):
+        path = folder / ("left" if number % 2 else "right") / f"{number:02}.png"
+        path.parent.mkdir(exist_ok=True)
+        Image.fromarray(drawn[number]).save(path)
+    whole = (folder / "right" / "00.png").read_bytes()
+    (folder / "cut.png").write_bytes(whole[:200])
+    (folder / "empty.jpg").write_bytes(b"")
+    (folder / "text.png").write_text("no image at all")
+    (folder / "notes.txt").write_text("passed over")
+    return folder
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+BROKEN = {"cut.png", "empty.jpg", "text.png"}
+
+
+def test_broken_files_are_named_and_the_rest_is_finished(trained: Trained, cases: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    done = run("predict", cases, "-o", target, "--config", trained.config, "--batch", "4")
+    assert done.returncode == 1
+    for name in BROKEN:
+        assert f"{name}: image cannot be read" in done.stderr
+    assert "12 of 15 files predicted" in done.stderr and "1 other files were passed over" in done.stderr
+    rows = rows_of(target)
+    assert [row["file"] for row in rows] == sorted(row["file"] for row in rows) and len(rows) == 15
+    classes = [name for name in rows[0] if name.startswith("p_")]
+    assert len(classes) == 8
+    for row in rows:
+        assert bool(row["problem"]) == (row["file"] in BROKEN)
+        if not row["problem"]:
+            shares = [float(row[name]) for name in classes]
+            assert sum(shares) == pytest.approx(1, abs=1e-4)
+            assert row["predicted"] == classes[int(np.argmax(shares))].removeprefix("p_")
+            assert int(row["nearest_cluster"]) in (1, 2, 3, 4) and -1 <= float(row["nearest_cosine"]) <= 1.0001
+        else:
+            assert row["predicted"] == "" and row["nearest_class"] == ""
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_the_same_images_give_the_same_rows_by_table_by_file_and_in_other_batches(
+    trained: Trained, cases: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "cases.csv"
+    names = ["left/01.png", "right/02.png", "right/10.png"]
+    table.write_text("image,age\n" + "".join(f"{os.path.relpath(cases / name, tmp_path)},50\n" for name in names))
+    told = run("predict", table, "-o", tmp_path / "a.csv", "--config", trained.config, "--json")
+    summary = json.loads(told.stdout)
+    assert told.returncode == 0 and (summary["files"], summary["predicted"], summary["problems"]) == (3, 3, [])
+    assert summary["calibrated"] and sum(summary["by_class"].values()) == 3
+    one = run("predict", cases / names[0], "-o", tmp_path / "b.csv", "--config", trained.config, "--batch", "1")
+    assert one.returncode == 0
+    first, alone = rows_of(tmp_path / "a.csv")[0], rows_of(tmp_path / "b.csv")[0]
+    for column in first:
+        if column.startswith(("p_", "nearest_cosine")):
+            assert float(first[column]) == pytest.approx(float(alone[column]), abs=2e-4)
+        elif column != "file":
+            assert first[column] == alone[column]
+
+
+def test_nothing_is_overwritten_and_a_failed_run_leaves_nothing(trained: Trained, cases: Path, tmp_path: Path) -> None:
+    target = tmp_path / "out.csv"
+    target.write_text("precious")
+    done = run("predict", cases, "-o", target, "--config", trained.config)
+    assert done.returncode == 2 and "refusing to overwrite" in done.stderr and target.read_text() == "precious"
+    (tmp_path / "none").mkdir()
+    empty = run("predict", tmp_path / "none", "-o", tmp_path / "b.csv", "--config", trained.config)
+    assert empty.returncode == 2 and "there are no images" in empty.stderr
+    nowhere = run("predict", cases, "-o", tmp_path / "no" / "b.csv", "--config", trained.config)
+    assert nowhere.returncode == 2 and "folder is missing" in nowhere.stderr
+    missing = run("predict", tmp_path / "nowhere", "-o", tmp_path / "b.csv", "--config", trained.config)
+    assert missing.returncode == 2 and "no such folder" in missing.stderr
+    assert not (tmp_path / "b.csv").exists()
+
+
+def test_training_images_lie_at_prototypes_of_this_site(trained: Trained) -> None:
+    """The explanation is made of the site's own training images: each is nearer to some prototype than noise is."""
+    predictor = Predictor.open(SiteConfig.read(trained.config), "best")
+    samples = predictor.place.trainer.data.train
+    _, features = predictor.deployed.predict(samples.images[:32])
+    near = predictor.nearest(features)
+    owners = predictor.companion.prototypes.owners
+    assert {name for name, _, _ in near} <= set(predictor.class_names)
+    for (name, cluster, cosine), row in zip(near, features, strict=True):
+        place = int((owners == predictor.class_names.index(name)).nonzero()[0]) + cluster - 1
+        every = torch.nn.functional.cosine_similarity(row[None], predictor.companion.prototypes.vectors)
+        assert int(every.argmax()) == place and cosine == pytest.approx(float(every.max()), abs=1e-5)
+
+
+def test_the_companion_is_made_once_for_a_model_and_never_leaves_the_vault(trained: Trained) -> None:
+    path = trained.state / "models" / "best-companion.safetensors"
+    place = Place.open(SiteConfig.read(trained.config))
+    model = load(place, "best")
+    made = Companion.make(place, model)
+    place.vault.keep_model("best-companion", made.to_bytes())
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    read = Companion.read(place, model)
+    assert read is not None and torch.equal(read.prototypes.vectors, made.prototypes.vectors)
+    assert (read.temperature, read.class_names) == (made.temperature, made.class_names)
+    newest = load(place, "newest")
+    assert newest.digest != model.digest and Companion.read(place, newest) is None
+
+
+def test_evaluation_has_intervals_calibration_and_the_confusion_matrix(trained: Trained) -> None:
+    told = json.loads(run("evaluate", "--model", "best", "--json", "--config", trained.config).stdout)
+    for side in ("validation", "test"):
+        figures = told[side]
+        assert np.sum(figures["confusion"]) == figures["images"] == 32
+        assert np.sum(figures["confusion"], axis=1).tolist() == [4] * 8
+        low, high = figures["bacc_interval"]
+        assert 0 <= low <= figures["bacc"] <= high <= 1
+        assert figures["bauc_interval"][0] <= figures["bauc"] <= figures["bauc_interval"][1]
+        assert 0 <= figures["ece"] <= 1 and 0 <= figures["ece_calibrated"] <= 1
+        assert figures["bacc"] == pytest.approx(np.mean(figures["recall_by_class"]))
+    assert told["temperature"] > 0 and told["temperature_images"] == 32
+    rows = [json.loads(line) for line in (trained.state / "metrics.jsonl").read_text().splitlines()]
+    best = next(row for row in reversed(rows) if row.get("best"))
+    assert (told["round"], told["test"]["bacc"]) == (best["round"], best["test"]["bacc"])
+    shown = run("evaluate", "--config", trained.config).stdout
+    assert "confusion, columns are predictions" in shown and "model newest of round 2" in shown
+
+
+def test_too_few_validation_images_and_it_says_so(trained: Trained, cases: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    shutil.copytree(trained.config.parent, folder)
+    config = folder / "site.toml"
+    config.write_text(config.read_text().replace("validation = 0.25", "validation = 0"))
+    (folder / "state" / "models" / "best-companion.safetensors").unlink(missing_ok=True)
+    done = run("predict", cases / "left", "-o", tmp_path / "out.csv", "--config", config)
+    assert done.returncode == 0 and "not calibrated" in done.stderr
+
+
+def test_a_model_stays_usable_when_the_certificate_has_ended(
+    trained: Trained, cases: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemClock, "now_ms", lambda self: NOW + 500 * DAY)
+    done = run("predict", cases / "left", "-o", tmp_path / "out.csv", "--config", trained.config)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("export") / "model"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SystemClock, "now_ms", lambda self: NOW + DAY)
+        done = run("export", target, "--with-prototypes", "--config", trained.config, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["checked"]["onnx"]["relative_difference"] <= 1e-4 and told["checked"]["onnx"]["images"] == 32
+    return target
+
+
+def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path) -> None:
+    done = run("export", tmp_path / "model", "--config", trained.config)
+    assert done.returncode == 2 and "stay at the site" in done.stderr and not (tmp_path / "model").exists()
+
+
+def test_an_export_is_private_and_replaces_nothing(trained: Trained, exported: Path) -> None:
+    assert sorted(path.name for path in exported.iterdir()) == [
+        "MODEL_CARD.md",
+        "model.json",
+        "model.onnx",
+        "model.safetensors",
+    ]
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in exported.iterdir())
+    again = run("export", exported, "--with-prototypes", "--config", trained.config)
+    assert again.returncode == 2 and "refusing" in again.stderr
+    assert not [path for path in exported.parent.iterdir() if path != exported]
+
+
+def test_the_onnx_file_predicts_what_predict_predicts(
+    trained: Trained, exported: Path, cases: Path, tmp_path: Path
+) -> None:
+    """By the words of model.json alone: resize, hand over the bytes."""
+    run("predict", cases / "left", "-o", tmp_path / "out.csv", "--config", trained.config)
+    about = json.loads((exported / "model.json").read_text())
+    assert about["input"]["shape"][1:] == [SIZE, SIZE, 3]
+    session = onnxruntime.InferenceSession(exported / "model.onnx")
+    for row in rows_of(tmp_path / "out.csv"):
+        image = Image.open(cases / "left" / row["file"]).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        found = session.run(["probabilities"], {"images": np.asarray(image)[None]})[0][0]
+        told = [float(row[f"p_{name}"]) for name in about["classes"]]
+        assert found == pytest.approx(told, abs=2e-4)
+
+
+def test_safetensors_hold_the_model_and_say_what_it_is(trained: Trained, exported: Path) -> None:
+    with safe_open(exported / "model.safetensors", framework="pt") as file:
+        about = json.loads(file.metadata()["lazaret"])
+        names = set(file.keys())
+    assert {"head.weight", "prototypes.vectors"} <= names
+    assert about["classes"][0] == "MEL" and about["input"]["normalisation"]["mean"] == [0.485, 0.456, 0.406]
+
+
+def test_the_card_is_told_by_manifest_and_log(trained: Trained, exported: Path) -> None:
+    card = (exported / "MODEL_CARD.md").read_text()
+    manifest = trained.world.manifest
+    assert manifest.digest.hex() in card and manifest.model.initial_file in card
+    assert "| rounds planned | 3 |" in card and "| hospitals in those sums | 3 to 3, median 3 |" in card
+    assert "| learning_rate | 0.003 |" in card and "No differential privacy" in card
+    for name, digest in json.loads((exported / "model.json").read_text())["files"].items():
+        assert f"| `{name}` | `{digest}` |" in card
+    heads = sorted((trained.state / "log" / "checkpoints").glob("*.note"), key=lambda path: int(path.stem))
+    assert f"first {heads[-1].stem} entries" in card
+    assert "not a medical device" in card
+    assert "P-" not in card and str(trained.state) not in card
+
+
+def test_a_log_with_findings_is_told_in_the_card(trained: Trained, tmp_path: Path) -> None:
+    """Twin of the card above: one entry changed, and the card says that it rests on nothing."""
+    folder = tmp_path / "agent"
+    shutil.copytree(trained.config.parent, folder)
+    segment = next((folder / "state" / "log" / "segments").glob("*.jsonl"))
+    segment.write_text(segment.read_text().replace('"count":3', '"count":7', 1))
+    done = run("export", tmp_path / "m", "--no-onnx", "--with-prototypes", "--config", folder / "site.toml")
+    card = (tmp_path / "m" / "MODEL_CARD.md").read_text()
+    assert done.returncode == 0 and "findings, which the card lists" in done.stderr
+    assert "put the above in doubt" in card and "Every check of" not in card
+    assert not (tmp_path / "m" / "model.onnx").exists()
+
+
+def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> None:
+    """The newest booking, as the log holds it, beside a manifest that asks for privacy."""
+    predictor = Predictor.open(SiteConfig.read(trained.config), "best")
+    booked = DpCommitted(
+        reservation="ab" * 16,
+        mechanisms=(),
+        delta="0.00001",
+        unit="patient",
+        relation="add-or-remove-one",
+        accountant="rdp",
+        order="12",
+        epsilon_round="0.3",
+        epsilon_total="2.75",
+        cap="8",
+    )
+    promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    manifest = predictor.place.manifest.model_copy(update={"privacy": promise})
+    private = replace(predictor, place=replace(predictor.place, manifest=manifest))
+    history = replace(read_history(predictor.place, 2), privacy=booked.body())
+    sidecar = json.loads((exported / "model.json").read_text())
+    figures = figures_of(predictor)
+    card = model_card(private, sidecar, {}, figures, history)
+    assert "epsilon 2.75 of at most 8 at delta 0.00001; unit patient" in card
+    silent = model_card(private, sidecar, {}, figures, replace(history, privacy=None))
+    assert "this log has no booking under it" in silent
+
+
+@pytest.fixture(scope="module")
+def hub(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A coordinator's folder after round 2, with the model that its machines came to."""
+    folder, world = tmp_path_factory.mktemp("hub"), trained.world
+    config = folder / "coordinator.toml"
+    names = {"identity": world.base.identity("hub").folder, "state": "state", "listen": "localhost:1"}
+    config.write_text(TEMPLATE.format(**names, initial=world.model_path))
+    storage = Storage(folder / "state")
+    storage.save_state(world.hub.model)
+    row = (bytes(32), 2, bytes(32), state_hash(world.hub.model), bytes(32), b"", None)
+    storage._db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+    storage.close()
+    return config
+
+
+def test_the_coordinator_exports_what_is_shared(trained: Trained, hub: Path, tmp_path: Path) -> None:
+    target = tmp_path / "global.safetensors"
+    done = run("export", target, "--onnx", "--json", "--config", hub, entry=coordinator)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["round"] == 2 and told["checked"]["onnx"]["relative_difference"] <= 1e-4
+    about = json.loads((tmp_path / "global.json").read_text())
+    assert about["files"] == told["files"] and set(about["files"]) == {"global.safetensors", "global.onnx"}
+    assert about["manifest"]["sha256"] == trained.world.manifest.digest.hex()
+    expected = unflatten(trained.world.manifest.aggregation.layout, trained.world.hub.model)
+    with safe_open(target, framework="np") as file:
+        assert set(file.keys()) == set(expected)
+        assert all(np.array_equal(file.get_tensor(name), value) for name, value in expected.items())
+    assert not any(name.startswith("head.") for name in expected)
+    session = onnxruntime.InferenceSession(tmp_path / "global.onnx")
+    assert [output.name for output in session.get_outputs()] == ["features"]
+    (features,) = session.run(None, {"images": np.zeros((3, SIZE, SIZE, 3), np.uint8)})
+    assert features.shape == (3, 256)
+    again = run("export", target, "--config", hub, entry=coordinator)
+    assert again.returncode == 2 and "refusing to overwrite" in again.stderr
+
+
+def test_a_coordinator_exports_no_model_that_lost_its_hash(hub: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "hub"
+    shutil.copytree(hub.parent, folder)
+    (model,) = (folder / "state" / "models").glob("*.safetensors")
+    content = bytearray(model.read_bytes())
+    content[-1] ^= 1
+    model.write_bytes(content)
+    done = run("export", tmp_path / "m.safetensors", "--config", folder / "coordinator.toml", entry=coordinator)
+    assert done.returncode == 2 and "does not have the hash in its name" in done.stderr
+    nothing = run("export", tmp_path / "m.safetensors", "--round", "7", "--config", hub, entry=coordinator)
+    assert nothing.returncode == 2 and "no result of this round" in nothing.stderr
+    assert list(tmp_path.iterdir()) == [folder]

@@ -1,0 +1,91 @@
+"""The units in deploy/: systemd accepts them, and they are as closed as their page says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+UNITS = ("lazaret-coordinator.service", "lazaret-site-agent.service")
+# Exposure in tenths, as deploy/README.md tells it.
+EXPOSURE = {"lazaret-coordinator.service": 1.3, "lazaret-site-agent.service": 1.4}
+
+analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
+
+
+def installed(folder: Path, name: str, change: tuple[str, str] = ("", "")) -> Path:
+    """The unit as it would lie on a machine where the package is in this environment."""
+    text = (ROOT / "deploy" / name).read_text(encoding="utf-8")
+    text = text.replace("/opt/lazaret/.venv/bin", str(Path(sys.executable).parent)).replace(*change)
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def analysed(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    command = ["systemd-analyze", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@analyze
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_the_unit_and_not_its_twin(name: str, tmp_path: Path) -> None:
+    good = analysed("verify", installed(tmp_path, name))
+    assert (good.returncode, good.stdout + good.stderr) == (0, "")
+    twin = analysed("verify", installed(tmp_path, name, ("NoNewPrivileges=yes", "NoNewPrivilege=yes")))
+    assert "Unknown key" in twin.stdout + twin.stderr
+
+
+@analyze
+@pytest.mark.parametrize("name", UNITS)
+def test_the_unit_is_as_closed_as_the_page_says(name: str, tmp_path: Path) -> None:
+    unit = installed(tmp_path, name)
+    told = analysed("security", "--offline=true", "--json=short", unit)
+    if "unrecognized option" in told.stderr:
+        pytest.skip("this systemd-analyze cannot look at a unit offline")
+    settings = {row["name"] or row["json_field"]: row["exposure"] for row in json.loads(told.stdout)}
+    assert len(settings) > 50
+    limit = str(round(EXPOSURE[name] * 10) + 1)
+    assert analysed("security", "--offline=true", f"--threshold={limit}", unit).returncode == 0
+    open_unit = installed(tmp_path, name, ("ProtectSystem=strict\nProtectHome=yes\n", ""))
+    assert analysed("security", "--offline=true", f"--threshold={limit}", open_unit).returncode != 0
+    page = (ROOT / "deploy" / "README.md").read_text(encoding="utf-8")
+    assert all(str(figure) in page for figure in EXPOSURE.values())
+
+
+def test_both_units_keep_what_protects_the_hospital() -> None:
+    for name in UNITS:
+        text = (ROOT / "deploy" / name).read_text(encoding="utf-8")
+        for line in ("ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "UMask=0077"):
+            assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), (name, line)
+    agent = (ROOT / "deploy" / UNITS[1]).read_text(encoding="utf-8")
+    assert "SocketBindDeny=any" in agent and "SocketBindAllow" not in agent, "nothing listens at a hospital"
+
+
+FORBID = """
+import ctypes, mmap, sys
+# PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN (Linux 6.3): what MemoryDenyWriteExecute=yes does to a service.
+if ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) != 0:
+    sys.exit(77)
+try:
+    mmap.mmap(-1, 4096, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    sys.exit(78)
+except OSError:
+    pass
+import coordinator.service, numpy
+assert "torch" not in sys.modules
+"""
+
+
+def test_a_coordinator_needs_no_memory_that_is_written_and_run() -> None:
+    """And no torch, which does need it."""
+    ran = subprocess.run([sys.executable, "-c", FORBID], cwd=ROOT, capture_output=True, text=True, check=False)
+    if ran.returncode == 77:
+        pytest.skip("this kernel has no PR_SET_MDWE")
+    assert ran.returncode == 0, ran.stderr

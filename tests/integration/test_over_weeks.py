@@ -1,0 +1,209 @@
+"""What months bring: certificates that end in mid-run and are renewed, members who come back, a second run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.cli import cli as coordinator_command
+from scripts.one_machine.grounds import command
+from security.audit.cross import cross
+from security.audit.keys import keys_for
+from security.audit.verify import verify
+from security.consortium.bundles import Answer, Request
+from security.consortium.enrolment import renew
+from security.errors import CertificateNameMismatch, ConfigError
+from security.pki import Role, key_fingerprint
+from security.secagg.certificates import Ack
+from site_agent.cli import cli as site_command
+from tests.support.consortium_world import DAY
+from tests.support.site_world import write_wide_model
+from tests.support.whole_federation import SITES, WholeFederation
+
+pytestmark = pytest.mark.timeout(240)
+LATE = "wels"
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[WholeFederation]:
+    made = WholeFederation(tmp_path)
+    yield made
+    if made.shell is not None:
+        made.kill_hub()
+    for site in list(made.agents):
+        made.kill(site)
+
+
+def renewed(federation: WholeFederation, member: str, *, new_keys: bool) -> Answer:
+    """What `site-agent renew`, `consortium renew` and `consortium publish` do."""
+    world = federation.world
+    role = Role.COORDINATOR if member == "hub" else Role.SITE
+    request = renew(world.identity(member), role) if new_keys else None
+    world.authority.renew(world.key, member, request, now_ms=world.now, days=365)
+    federation.manifest = world.publish()
+    return Answer.read(world.authority.answer_path(member))
+
+
+def install(federation: WholeFederation, member: str, answer: Answer) -> None:
+    federation.world.identity(member).install(answer, root_fingerprint=None, now_ms=federation.clock.now_ms())
+
+
+def tls_key(federation: WholeFederation, member: str) -> str:
+    return key_fingerprint(federation.world.identity(member).tls_certificate().public_key())  # type: ignore[arg-type]
+
+
+def test_certificates_that_end_in_mid_run_are_renewed(federation: WholeFederation) -> None:
+    """One site's certificates end while everything runs: it is left out, and back as soon as it has new ones."""
+    world = federation.world
+    for site in SITES:
+        days = 10 if site == LATE else 365
+        world.authority.renew(world.key, site, None, now_ms=world.now, days=days)
+        world.install(site)
+    federation.manifest = world.publish()
+    for member in ("hub", *SITES):
+        federation.give_manifest(member)
+    federation.start_all()
+    federation.run_rounds(1)
+    federation.clock.advance(11 * DAY)
+    federation.run_rounds(2)
+    assert [LATE in found for found in federation.survivors()] == [True, False, False]
+
+    answer = renewed(federation, LATE, new_keys=True)
+    old = tls_key(federation, LATE)
+    install(federation, LATE, answer)
+    federation.adopt_at_hub()
+    federation.run_rounds(3)
+    assert LATE in federation.survivors()[-1]
+    assert tls_key(federation, LATE) != old and not federation.left
+
+
+def test_new_keys_are_used_only_when_the_coordinator_knows_them(federation: WholeFederation) -> None:
+    federation.start_all()
+    federation.run_rounds(1)
+    answer = renewed(federation, "graz", new_keys=True)
+    old = tls_key(federation, "graz")
+    install(federation, "graz", answer)
+    # The coordinator has not heard of it yet: connecting anew works, with the old key.
+    federation.disconnect("graz")
+    federation.run_rounds(1)
+    assert tls_key(federation, "graz") == old and "graz" not in federation.refused
+    federation.adopt_at_hub()
+    federation.run_rounds(2)
+    assert tls_key(federation, "graz") != old
+    # The next connection is made with the new key, and taken.
+    federation.disconnect("graz")
+    federation.run_rounds(2)
+    assert "graz" in federation.survivors()[-1] and not federation.refused and not federation.left
+
+
+def test_a_key_that_is_not_listed_is_turned_away_twin(federation: WholeFederation) -> None:
+    """Were the new key used at once, the site would be cut off until the operator has the new manifest."""
+    federation.start_all()
+    federation.run_rounds(1)
+    answer = renewed(federation, "graz", new_keys=True)
+    install(federation, "graz", answer)
+    identity = federation.world.identity("graz")
+    identity.next_tls_path.replace(identity.tls_path)
+    federation.disconnect("graz")
+    federation.run_rounds(1)
+    assert isinstance(federation.refused["graz"], CertificateNameMismatch)
+
+
+def test_the_coordinator_renews_its_keys(federation: WholeFederation) -> None:
+    federation.start_all()
+    federation.run_rounds(1)
+    answer = renewed(federation, "hub", new_keys=True)
+    install(federation, "hub", answer)
+    federation.adopt_at_hub()
+    federation.run_rounds(2)
+    assert federation.survivors()[-1] == set(SITES) and not federation.left
+    newest = federation.manifest.coordinator.tls_keys[-1]
+    assert federation.agents["graz"].outbox.destination == newest
+
+
+def test_who_was_revoked_comes_back_with_its_old_log(federation: WholeFederation) -> None:
+    world = federation.world
+    federation.start_all()
+    federation.run_rounds(1)
+    world.authority.revoke("graz", "by mistake", now_ms=world.now)
+    federation.manifest = world.publish()
+    federation.kill("graz")
+    federation.adopt_at_hub()
+    federation.run_rounds(1)
+    world.authority.enroll(world.key, renew(world.identity("graz"), Role.SITE), now_ms=world.now, days=365)
+    federation.manifest = world.publish()
+    install(federation, "graz", Answer.read(world.authority.answer_path("graz")))
+    federation.give_manifest("graz")
+    federation.adopt_at_hub()
+    federation.start("graz")
+    federation.run_rounds(3)
+    assert [len(found) for found in federation.survivors()][:2] == [4, 3]
+    assert "graz" in federation.survivors()[-1] and not federation.refused
+
+
+@pytest.mark.parametrize("lost", [SITES, ("graz", "linz", "wels")], ids=["no acks", "the ack of the leaver"])
+def test_a_sum_is_checked_although_a_site_left_before_that(federation: WholeFederation, lost: tuple[str, ...]) -> None:
+    """SIGKILL between a sum and its certificate, and the next manifest is without one of the sites in the sum."""
+    federation.deaf = {(site, Ack) for site in lost}
+    federation.start_all()
+    federation.run(lambda: federation.published == 1)
+    for _ in range(8):
+        federation.step()
+    assert federation.engine.auditing, "the sum of round 1 has no certificate yet"
+    federation.world.authority.revoke("vienna", "left", now_ms=federation.world.now)
+    federation.manifest = federation.world.publish()
+    federation.kill("vienna")
+    federation.deaf.clear()
+    federation.adopt_at_hub()
+    federation.run_rounds(2)
+    assert federation.survivors() == [set(SITES), *[set(SITES) - {"vienna"}] * 2]
+
+
+def test_a_second_run_goes_on_in_the_same_logs(federation: WholeFederation) -> None:
+    """One log for each party over all its runs: nothing of a run can be left out without a gap in it."""
+    federation.start_all()
+    federation.run_rounds(2)
+    logs = [federation.folder / "hub-state" / "log", *(federation.agents[site].vault.log for site in SITES)]
+    first = [verify(path, keys_for(path, federation.world.authority.folder / "root.pem")) for path in logs]
+
+    world = federation.world
+    plan = world.authority.plan_path.read_text().replace('run = "run-1"', 'run = "run-2"')
+    world.write_plan(plan)
+    write_wide_model(federation.model_path)
+    federation.manifest = world.publish()
+    federation.adopt_at_hub()
+    assert federation.rounds == [(1, federation.rounds[0][1], None, None)], "the new run counts from one"
+    federation.run(lambda: set(federation.left) == set(SITES))
+    assert all(isinstance(error, ConfigError) for error in federation.left.values())
+    assert all("run run-1 is over" in str(error) for error in federation.left.values())
+    for site in SITES:
+        federation.start(site)
+    federation.run_rounds(2)
+    assert federation.survivors()[-1] == set(SITES)
+    assert (federation.folder / "hub-state" / "runs" / "run-1" / "coordinator.sqlite").exists()
+    assert (federation.agents["graz"].vault.folder / "runs" / "run-1" / "wal").exists()
+
+    federation.stop_all()
+    root = federation.world.authority.folder / "root.pem"
+    crossed = cross(logs, {path: keys_for(path, root) for path in logs})
+    assert crossed.exit_code == 0, [found for found in crossed.findings if found.severity.value != "note"]
+    assert [log.size for log in crossed.logs] > [log.size for log in first]
+    assert {record.run for record in crossed.histories[0].of("aggregate.published")} == {"run-1", "run-2"}
+
+
+def test_the_commands_write_requests_that_the_consortium_takes(federation: WholeFederation) -> None:
+    world = federation.world
+    site = federation.folder / "graz-agent" / "site.toml"
+    federation.start("graz")
+    hub = federation.folder / "coordinator.toml"
+    hub.write_text('identity = "hub"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\ninitial_model = "m"\n')
+    command(site_command, "--config", site, "renew", "--json")
+    command(coordinator_command, "renew", "--config", hub)
+    for member in ("graz", "hub"):
+        identity = world.identity(member)
+        before = identity.tls_certificate()
+        request = Request.read(identity.request_path)
+        record = world.authority.renew(world.key, member, request, now_ms=world.now, days=90)
+        assert len(record.issued) == 4 and identity.tls_certificate() == before

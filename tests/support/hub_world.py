@@ -1,0 +1,134 @@
+"""A coordinator that is assembled from real keys and files and not on the network, and its page beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from coordinator.assembly import Assembled, assemble
+from coordinator.config import CoordinatorConfig
+from coordinator.dashboard.board import Board
+from coordinator.dashboard.desk import pages
+from coordinator.dashboard.history import History
+from coordinator.dashboard.live import Live
+from coordinator.dashboard.logs import LogHeads
+from coordinator.dashboard.metrics import PhaseClock
+from coordinator.effects import CloseRound, Keep, KeepCertificate, KeepLink, OpenRound
+from coordinator.storage import Storage
+from security.consortium.views import audit_roster
+from security.rng import CountedRandomness
+from security.secagg import records
+from security.secagg.rounds import RoundStart
+from security.web.access import Address, Guard
+from security.web.server import WebServer
+from tests.support.consortium_world import World
+from tests.support.engine_world import EngineWorld
+
+CONFIG = """
+identity = "hub"
+state = "state"
+listen = "127.0.0.1:0"
+initial_model = "consortium/initial.safetensors"
+"""
+
+
+@dataclass
+class Hub:
+    """Everything of a coordinator but the network."""
+
+    world: World
+    config: CoordinatorConfig
+    ready: Assembled
+    board: Board
+    phases: PhaseClock
+
+    @classmethod
+    def make(cls, folder: Path, sites: Sequence[str] = ("graz", "linz", "vienna"), more: str = "") -> Hub:
+        world = World.make(folder, sites)
+        world.publish()
+        world.identity("hub").install_manifest(world.published(), now_ms=world.now)
+        (folder / "coordinator.toml").write_text(CONFIG + more)
+        config, base = CoordinatorConfig.read(folder / "coordinator.toml")
+        ready = assemble(config, base, clock=world.clock, rng=CountedRandomness(b"hub"))
+        storage, manifest = ready.shell.storage, ready.manifest
+        heads = LogHeads(storage.log, audit_roster(manifest), manifest.coordinator.id)
+        board = Board(manifest, History(storage.folder / "coordinator.sqlite"), heads)
+        hub = cls(world, config, ready, board, PhaseClock())
+        hub.look()
+        return hub
+
+    @property
+    def storage(self) -> Storage:
+        return self.ready.shell.storage
+
+    def look(self) -> Live:
+        """What the service does several times a second."""
+        self.board.look(Live.of(self.ready.shell))
+        self.phases.look(self.ready.shell.engine.phase, self.world.clock.mono_ms())
+        return self.board.live
+
+    def close(self) -> None:
+        self.board.history.close()
+        self.ready.shell.books.log.close()
+        self.storage.close()
+
+    @contextmanager
+    def serving(self) -> Iterator[WebServer]:
+        server = WebServer(pages(self.board, self.phases, Guard()).answer, Address(host="127.0.0.1", port=0))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The records of one round that real machines have made, to be written again under other numbers."""
+
+    planned: records.Planned
+    shown: records.SurvivorsShown
+    result: records.ResultShown
+    certificate: KeepCertificate
+
+    @classmethod
+    def of(cls, folder: Path, sites: int) -> Sample:
+        world = EngineWorld(folder, sites=sites, rounds=1)
+        world.run(until=1, most=200_000)
+        found = {type(record): record for record in world.storage.newest_records()}
+        link = world.storage.links()[0]
+        check = world.storage.certificate(link.result_hash)
+        assert check is not None
+        world.kill_coordinator()
+        return cls(
+            found[records.Planned],
+            found[records.SurvivorsShown],
+            found[records.ResultShown],
+            KeepCertificate(link.result_hash, check),
+        )
+
+    def write(self, storage: Storage, number: int, *, now_ms: int, open_round: bool = True) -> None:
+        """One published and checked round, as the engine's effects would have it."""
+        plan, result = self.planned.plan, self.result.result
+        context = replace(plan.context, round=number)
+        digest = number.to_bytes(32, "big")
+        start = RoundStart(
+            round=number, state_hash=digest, config_hash=context.config_hash, prev_result=context.prev_result
+        )
+        planned = records.Planned(plan=replace(plan, context=context))
+        shown = replace(result, context=context, state_hash=digest)
+        if open_round:
+            storage.keep([OpenRound(start)], now_ms=now_ms)
+        storage.keep([Keep(number, planned)], now_ms=now_ms + 30_000)
+        storage.keep(
+            [
+                Keep(number, self.shown),
+                Keep(number, records.ResultShown(result=shown)),
+                KeepLink(digest, shown),
+                KeepCertificate(digest, self.certificate.check),
+                CloseRound(number, "published"),
+            ],
+            now_ms=now_ms + 60_000,
+        )

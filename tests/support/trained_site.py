@@ -1,0 +1,87 @@
+"""A federation in memory whose sites really learn: real agents, logs and models on disk, and no network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from npr.config import TrainConfig
+from npr.initial import export
+from npr.model import ModelSpec
+from npr.wire_layout import Recipe
+from security.clock import SystemClock
+from site_agent.agent import Agent
+from site_agent.assembly import assemble
+from site_agent.config import SiteConfig
+from site_agent.learning import make_trainer
+from tests.support import site_world
+from tests.support.consortium_world import NOW
+from tests.support.site_world import SiteWorld
+
+SIZE = 32
+ARCHITECTURE = "test_efficientnet"
+SOURCE = "generated:balanced=16,sites=3"
+ROUNDS = 3
+PLAN = f"""
+run = "run-1"
+[model]
+initial = "initial.safetensors"
+[training]
+rounds = {ROUNDS}
+steps = 60
+[timing]
+train = 100
+"""
+
+
+class LearningWorld(SiteWorld):
+    """`SiteWorld` with the learner that the command uses."""
+
+    def start(self, site: str, agent_type: type[Agent] = Agent) -> Agent:
+        agent = assemble(
+            SiteConfig.read(self.configs[site]),
+            clock=self.clock,
+            rng=self.rng,
+            make_learner=make_trainer,
+            agent_type=agent_type,
+        )
+        self.jobs[site].clear()
+        agent.submit = self.jobs[site].append
+        self.agents[site] = agent
+        return agent
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is left on disk when the agents have stopped."""
+
+    world: LearningWorld
+    config: Path
+
+    @property
+    def state(self) -> Path:
+        return self.config.parent / "state"
+
+
+def train(folder: Path, *, rounds: int = 2, settings: dict[str, object] | None = None) -> Trained:
+    """Let three sites train some rounds, and stop. `graz` has the images of the first drawn hospital."""
+    config = TrainConfig.parse({"method": "fednpr-per", "batch_size": 32, "learning_rate": 0.003, **(settings or {})})
+    recipe = Recipe(config=config, image_size=SIZE, seed=1)
+    spec = ModelSpec(architecture=ARCHITECTURE, num_classes=8, image_size=SIZE, seed=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(site_world, "write_wide_model", lambda path: export(path, spec, recipe, rounds=ROUNDS))
+        patch.setattr(SystemClock, "now_ms", lambda self: NOW)
+        world = LearningWorld(folder, plan=PLAN)
+        for name, path in zip(("bcn", "vidir_molemax", "vidir_modern"), world.configs.values(), strict=True):
+            text = path.read_text().replace('source = "generated"', f'source = "{SOURCE}"\nsite = "{name}"')
+            path.write_text(text.replace("# validation = 0.1", "validation = 0.25 #"))
+        world.start_all()
+        for _ in range(rounds):
+            world.run_round()
+        for site in list(world.agents):
+            agent = world.agents[site]
+            agent.log.checkpoint()
+            world.kill(site)
+    return Trained(world, world.configs["graz"])

@@ -1,0 +1,263 @@
+"""A whole federation in one process: the coordinator and the agents that ship, with their files, and a clock by hand.
+
+Only sockets and TLS handshakes are left out: every message is the bytes of the wire, and who speaks is checked by its
+certificate as the service does. So weeks pass in a moment, and certificates end in mid-run.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from coordinator.assembly import assemble as assemble_coordinator
+from coordinator.config import CoordinatorConfig, Rounds
+from coordinator.service import Service
+from coordinator.shell import Shell
+from coordinator.streams import Stream
+from protos.convert import FROM_SITE
+from security.clock import ManualClock
+from security.consortium.manifest import Manifest
+from security.consortium.rules import check_tls_peer
+from security.errors import ToolkitError
+from security.pki import key_fingerprint
+from security.relay import Goodbye, Open, Welcome
+from security.rng import CountedRandomness
+from security.secagg.context import PROTOCOL_VERSION
+from security.secagg.wire import Wire
+from site_agent.agent import Agent, Job, Left
+from site_agent.assembly import assemble as assemble_site
+from site_agent.config import SiteConfig
+from tests.support.consortium_world import PLAN, World
+from tests.support.site_world import Counting, write_config, write_wide_model
+
+SITES = ("graz", "linz", "vienna", "wels")
+STEP_MS = 250
+TIMING = "\n[timing]\ntrain = 100\nmessage = 5\nupload = 10\n"
+
+
+class WholeFederation:
+    """Four hospitals and a hub that can be stopped, killed and started again."""
+
+    def __init__(self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50) -> None:
+        self.folder = folder
+        self.world = World.make(folder, sites)
+        self.clock: ManualClock = self.world.clock  # type: ignore[assignment]
+        self.world.write_plan(PLAN.replace("rounds = 5", f"rounds = {rounds}") + TIMING)
+        self.model_path = self.world.authority.folder / "initial.safetensors"
+        write_wide_model(self.model_path)
+        self.manifest: Manifest = self.world.publish()
+        self.rng = CountedRandomness(b"whole federation")
+        self.configs: dict[str, Path] = {}
+        self.agents: dict[str, Agent] = {}
+        self.streams: dict[str, Stream] = {}
+        self.jobs: dict[str, deque[Job]] = {}
+        self.left: dict[str, ToolkitError] = {}
+        self.refused: dict[str, ToolkitError] = {}
+        self.deaf: set[tuple[str, type[Wire]]] = set()  # what is lost on its way to the coordinator
+        self.shell: Shell | None = None
+        for member in ("hub", *sites):
+            self.give_manifest(member)
+
+    def give_manifest(self, member: str) -> None:
+        self.world.identity(member).install_manifest(self.world.published(), now_ms=self.world.now)
+
+    # Processes.
+
+    def start_hub(self) -> Shell:
+        config = CoordinatorConfig(
+            identity="hub",
+            state="hub-state",
+            listen="127.0.0.1:1",
+            initial_model=str(self.model_path),
+            rounds=Rounds(grace=2.0, ping=1.0, audit=1.0),
+        )
+        ready = assemble_coordinator(config, self.folder, clock=self.clock, rng=self.rng)
+        self.shell, self.service = ready.shell, Service(ready.shell, ready.identity, ready.manifest)
+        return ready.shell
+
+    def kill_hub(self) -> None:
+        """As SIGKILL would: files are let go, nothing is said."""
+        assert self.shell is not None
+        for site in list(self.streams):
+            del self.streams[site]
+            self.agents[site].closed()
+        self.shell.storage.close()
+        self.shell.books.log._writer.close()
+        self.shell = None
+
+    def start(self, site: str) -> Agent:
+        identity = self.world.identity(site)
+        if site not in self.configs:
+            self.configs[site] = write_config(self.folder / f"{site}-agent", identity.folder, self.model_path)
+        learner = Counting(self.manifest.aggregation.layout.state_words)
+        config = SiteConfig.read(self.configs[site])
+        self.agents[site] = assemble_site(
+            config, clock=self.clock, rng=self.rng, make_learner=lambda *_: (learner, "ab" * 32)
+        )
+        self.jobs[site] = deque()
+        self.agents[site].submit = self.jobs[site].append
+        return self.agents[site]
+
+    def kill(self, site: str) -> None:
+        agent = self.agents.pop(site)
+        self._hang_up(site)
+        agent.wal.close()
+        agent.log._writer.close()
+
+    def start_all(self) -> None:
+        self.start_hub()
+        for site in self.manifest.sites:
+            self.start(site)
+
+    def stop_all(self) -> None:
+        """In order: the logs are sealed."""
+        assert self.shell is not None
+        for site in list(self.agents):
+            self._hang_up(site)
+            agent = self.agents.pop(site)
+            agent.log.close()
+            agent.wal.close()
+        self.shell.books.log.close()
+        self.shell.storage.close()
+        self.shell = None
+
+    def adopt_at_hub(self) -> None:
+        """The operator installs the newest manifest and restarts."""
+        self.kill_hub()
+        self.give_manifest("hub")
+        self.start_hub()
+
+    # Connections.
+
+    def connect(self, site: str) -> None:
+        """What the service does with a caller, from its certificate to the greeting."""
+        assert self.shell is not None
+        self.world.identity(site).settle_tls(now_ms=self.clock.now_ms())
+        certificate = self.world.identity(site).tls_certificate()
+        try:
+            check_tls_peer(self.service.manifest, self.world.authority.root, certificate, now_ms=self.clock.now_ms())
+        except ToolkitError as error:
+            self.refused[site] = error
+            return
+        (data,) = list(self.agents[site].opened())
+        parcel = FROM_SITE.decode(data)
+        told = parcel.message
+        assert isinstance(told, Open)
+        stream = Stream(site, told.session, key_fingerprint(certificate.public_key()))  # type: ignore[arg-type]
+        refusal = self.service._refusal(site, told)
+        if refusal is not None:
+            self._deliver(site, stream, Goodbye(code=refusal))
+            self.agents[site].closed()
+            return
+        self.service._take(stream, parcel, data)
+        manifest = self.service.manifest
+        stream.put(
+            [Welcome(protocol=PROTOCOL_VERSION, manifest_version=manifest.version, manifest_hash=manifest.digest)]
+        )
+        if told.manifest_version < manifest.version:
+            stream.put(self.service._manifest_frames())
+        self.streams[site] = stream
+        self.shell.connected(stream)
+
+    def _hang_up(self, site: str) -> None:
+        stream = self.streams.pop(site, None)
+        if stream is not None and self.shell is not None:
+            self.shell.disconnected(stream)
+
+    def disconnect(self, site: str) -> None:
+        self._hang_up(site)
+        self.agents[site].closed()
+
+    # Messages.
+
+    def _deliver(self, site: str, stream: Stream, message: Wire) -> None:
+        assert self.shell is not None
+        self._take(site, self.agents[site].received(stream.encode(message, self.shell.books)))
+
+    def _take(self, site: str, payloads: Iterator[bytes]) -> None:
+        try:
+            for payload in payloads:
+                stream = self.streams.get(site)
+                if stream is None or self.shell is None:
+                    continue
+                parcel = FROM_SITE.decode(payload)
+                arrived = self.service._take(stream, parcel, payload)
+                if (site, type(parcel.message)) not in self.deaf:
+                    self.shell.received(stream, arrived)
+        except Left as left:
+            self.left[site] = left.error
+            self._hang_up(site)
+            self.agents[site].closed()
+            if not left.retry:
+                self.kill(site)
+
+    def _send_next(self) -> bool:
+        """One message to one site; False when nothing waits."""
+        for site, stream in list(self.streams.items()):
+            while stream._queue:
+                message = next(stream._queue[0], None)
+                if message is None:
+                    stream._queue.popleft()
+                    continue
+                self._deliver(site, stream, message)
+                return True
+        return False
+
+    def pump(self) -> None:
+        while self._send_next():
+            pass
+
+    def step(self) -> None:
+        """Everything that is under way, then a little time."""
+        self.pump()
+        for site in list(self.agents):
+            jobs = self.jobs[site]
+            while jobs and site in self.agents:
+                self._take(site, self.agents[site].run(jobs.popleft()()()))
+        self.pump()
+        self.clock.advance(STEP_MS)
+        for site in list(self.agents):
+            self._take(site, self.agents[site].ticked())
+        if self.shell is not None:
+            self.shell.tick()
+            self.service._witness_round()
+        self.pump()
+
+    def run(self, until: Callable[[], bool], *, seconds: float = 600) -> None:
+        """Let time pass until something is true; sites that are not connected dial again."""
+        for _ in range(int(1000 * seconds / STEP_MS)):
+            if until():
+                return
+            for site in list(self.agents):
+                if site not in self.streams and self.shell is not None:
+                    self.connect(site)
+            self.step()
+        raise AssertionError(f"did not happen: {self.rounds[-3:]}, left {self.left}, refused {self.refused}")
+
+    # What came of it.
+
+    @property
+    def rounds(self) -> list[tuple[int, int, int | None, str | None]]:
+        assert self.shell is not None
+        return self.shell.storage.rounds()
+
+    @property
+    def published(self) -> int:
+        return sum(row[3] == "published" for row in self.rounds)
+
+    def run_rounds(self, count: int) -> None:
+        """So many more results, the last one checked."""
+        wanted = self.published + count
+        self.run(lambda: self.published >= wanted and not self.engine.auditing)
+
+    @property
+    def engine(self):  # type: ignore[no-untyped-def]  # the engine's own type
+        assert self.shell is not None
+        return self.shell.engine
+
+    def survivors(self) -> list[set[str]]:
+        """Who was in each sum, oldest first."""
+        assert self.shell is not None
+        storage = self.shell.storage
+        return [{line.site for line in storage.result(link.result_hash).uploads} for link in storage.links()]

@@ -1,0 +1,184 @@
+"""`/metrics` of both sides: names and labels from fixed lists, no class counts, no patients; what Grafana asks for."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from coordinator.chronicle import Figures
+from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
+from coordinator.effects import Keep
+from coordinator.phases import Phase
+from security.consortium.views import audit_roster
+from security.relay import FROM_COORDINATOR, FROM_SITE
+from security.secagg import records
+from security.web.prometheus import exposition
+from site_agent.config import SiteConfig
+from site_agent.metrics import AgentCollector
+from site_agent.session import Phase as AgentPhase
+from tests.support.hub_world import Hub, Sample
+from tests.support.site_world import SiteWorld
+
+ROOT = Path(__file__).parents[3]
+MESSAGES = {kind.__name__ for kind in (*FROM_SITE, *FROM_COORDINATOR)}
+SITES = {"graz", "linz", "vienna"}
+VERSION = {"0.1.0"}
+
+# Sample name -> label -> the values it may have. What is not here is not told.
+RUN = {
+    "lazaret_round": {},
+    "lazaret_rounds_planned": {},
+    "lazaret_rounds_total": {"outcome": {"published", "void", "lost"}},
+    "lazaret_round_seconds_count": {},
+    "lazaret_round_seconds_sum": {},
+    "lazaret_aborts_total": {"reason": {*REASONS, OTHER}},
+    "lazaret_phase": {"phase": set(Phase)},
+    "lazaret_phase_seconds_total": {"phase": set(Phase)},
+    "lazaret_sites": {"state": {"listed", "connected", "ready", "excluded"}},
+    "lazaret_site_up": {"site": SITES},
+    "lazaret_site_seen_timestamp_seconds": {"site": SITES},
+    "lazaret_bytes_total": {"direction": {"in", "out"}, "message": MESSAGES},
+    "lazaret_log_entries": {},
+    "lazaret_build_info": {"version": VERSION},
+}
+AGENT = {
+    "lazaret_agent_phase": {"phase": set(AgentPhase)},
+    "lazaret_agent_training": {},
+    "lazaret_agent_round": {},
+    "lazaret_agent_rounds_total": {},
+    "lazaret_agent_bytes_total": {"message": MESSAGES},
+    "lazaret_agent_blocked_total": {},
+    "lazaret_agent_log_entries": {},
+    "lazaret_agent_epsilon": {},
+    "lazaret_agent_epsilon_cap": {},
+    "lazaret_agent_build_info": {"version": VERSION},
+}
+ONLY_PRIVATE = {"lazaret_agent_epsilon", "lazaret_agent_epsilon_cap"}
+
+
+def scraped(collector: Collector, allowed: dict[str, dict[str, set[str]]]) -> dict[str, float]:
+    """Every sample by its name and labels, after holding all of them against the list."""
+    text = exposition(collector).body.decode()
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            assert sample.name in allowed, sample.name
+            assert set(sample.labels) == set(allowed[sample.name]), sample
+            for label, value in sample.labels.items():
+                assert value in allowed[sample.name][label], sample
+            found[",".join([sample.name, *sample.labels.values()])] = sample.value
+    return found
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    made = Hub.make(tmp_path)
+    yield made
+    made.close()
+
+
+def test_a_run_tells_its_figures_and_no_others(hub: Hub, tmp_path: Path) -> None:
+    shell = hub.ready.shell
+    shell.traffic.received["UploadFrame"] += 1000
+    shell.traffic.sent["SumFrame"] += 77
+    sample = Sample.of(tmp_path / "engine", 4)
+    sample.write(hub.storage, 1, now_ms=hub.world.now, open_round=False)
+    hub.storage.note_figures(1, Figures(weight=987_654_321, loss=123_456.789, hits=55_555))
+    hub.storage.note_session("graz", 3, now_ms=7000)
+    hub.look()
+    hub.world.clock.advance(2500)
+    hub.look()
+    found = scraped(RunCollector(hub.board, hub.phases), RUN)
+    assert found["lazaret_rounds_total,published"] == 1
+    assert found["lazaret_round_seconds_sum"] == 60
+    assert found["lazaret_bytes_total,in,UploadFrame"] == 1000
+    assert found["lazaret_bytes_total,out,SumFrame"] == 77
+    assert found["lazaret_phase_seconds_total,training"] == 2.5
+    assert found["lazaret_site_seen_timestamp_seconds,graz"] == 7
+    assert found["lazaret_log_entries"] == shell.books.log.size
+    # Even what comes out of the sum is for the page, not for a monitoring system that keeps it for years.
+    assert not {987_654_321, 123_456.789, 55_555} & set(found.values())
+
+
+def test_a_reason_that_nobody_knows_is_no_label(hub: Hub, tmp_path: Path) -> None:
+    plan = Sample.of(tmp_path / "engine", 4).planned
+    closed = records.AttemptClosed(ctx=plan.plan.context.ctx(), state="dead", reason=b'patient-4711 "} 1\nx{a="')
+    hub.storage.keep([Keep(1, plan), Keep(1, closed)], now_ms=1)
+    found = scraped(RunCollector(hub.board, hub.phases), RUN)
+    assert found[f"lazaret_aborts_total,{OTHER}"] == 1
+    assert b"4711" not in exposition(RunCollector(hub.board, hub.phases)).body
+
+
+def test_the_roster_is_where_names_of_sites_come_from(hub: Hub) -> None:
+    assert {party.name for party in audit_roster(hub.ready.manifest).sites} == SITES
+
+
+def test_an_agent_tells_nothing_of_its_patients(tmp_path: Path) -> None:
+    world = SiteWorld(tmp_path)
+    site = next(iter(world.learners))
+    world.start_all()
+    world.run_round()
+    agent = world.agents[site]
+    planted = {"names": ["melanoma-4711"], "train": [314_159], "test": [271_828]}
+    agent.vault.note_data(planted)
+    agent.vault.note_metrics({"round": 1, "test": {"bacc": 0.123456, "confusion": [[161_803]], "images": 577_215}})
+    collector = AgentCollector(agent, SiteConfig.read(world.configs[site]))
+    found = scraped(collector, AGENT)
+    assert set(AGENT) - {name.partition(",")[0] for name in found} == ONLY_PRIVATE
+    assert found["lazaret_agent_bytes_total,UploadFrame"] > 0
+    assert found["lazaret_agent_rounds_total"] == 1
+    assert found["lazaret_agent_log_entries"] == agent.log.size
+    text = exposition(collector).body.decode()
+    for secret in ("4711", "melanoma", "314159", "271828", "161803", "577215", "0.123456", site):
+        assert secret not in text
+    assert not {314_159, 271_828, 161_803, 577_215} & set(found.values())
+
+
+def test_the_list_would_notice_a_class_count_twin() -> None:
+    """The check itself, turned on a collector that leaks."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    class Leaking(Collector):
+        def collect(self):  # type: ignore[no-untyped-def]  # the shape is the library's
+            counts = GaugeMetricFamily("lazaret_agent_images", "Images by class.", labels=("class",))
+            counts.add_metric(("melanoma",), 314_159)
+            yield counts
+
+    with pytest.raises(AssertionError, match="lazaret_agent_images"):
+        scraped(Leaking(), AGENT)
+
+
+# Grafana.
+
+BOARD = ROOT / "deploy" / "grafana" / "lazaret.json"
+
+
+def test_the_grafana_file_asks_for_nothing_that_is_not_told() -> None:
+    told = json.loads(BOARD.read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in told["panels"] for target in panel.get("targets", ())]
+    asked = {name for query in queries for name in re.findall(r"\blazaret_\w+", query)}
+    assert asked <= set(RUN) | set(AGENT)
+    assert {"lazaret_rounds_total", "lazaret_aborts_total", "lazaret_bytes_total", "lazaret_agent_epsilon"} <= asked
+    labels = {name for query in queries for name in re.findall(r"by \(([a-z, ]+)\)", query)}
+    known = {label for allowed in (*RUN.values(), *AGENT.values()) for label in allowed} | {"instance"}
+    assert {part.strip() for names in labels for part in names.split(",")} <= known
+
+
+def test_its_panels_do_not_lie_upon_each_other_and_have_names_of_their_own() -> None:
+    panels = json.loads(BOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells: set[tuple[int, int]] = set()
+    for panel in panels:
+        place = panel["gridPos"]
+        own = set(product(range(place["x"], place["x"] + place["w"]), range(place["y"], place["y"] + place["h"])))
+        assert place["x"] + place["w"] <= 24
+        assert not cells & own, panel["title"]
+        cells |= own
+        assert panel["type"] == "row" or panel["datasource"] == {"type": "prometheus", "uid": "${datasource}"}

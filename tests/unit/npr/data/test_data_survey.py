@@ -1,0 +1,83 @@
+"""A survey lists every fault where training stops at the first, keeps nothing, and finds what occurs twice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from npr.data.faults import Kind
+from npr.data.sources import open_catalogue
+from npr.data.survey import look, survey
+from security.errors import DataError
+
+
+def table(folder, rows, columns="image,label,patient,split"):
+    (folder / "table.csv").write_text("\n".join([columns, *rows, ""]))
+    return f"csv:{folder / 'table.csv'}"
+
+
+@pytest.fixture
+def folder(tmp_path, paint):
+    for number in range(6):
+        paint(tmp_path / f"{number}.png", colour=(10 + 30 * number, 0, 0))
+    return tmp_path
+
+
+def test_every_fault_is_listed_and_the_rest_is_usable(folder, paint):
+    (folder / "broken.png").write_bytes(b"not an image")
+    paint(folder / "copy.png", colour=(10, 0, 0))
+    source = table(
+        folder,
+        [
+            "0.png,a,p0,train",
+            "1.png,x,p1,train",
+            "2.png,b,p2,train",
+            "3.png,b,p2,test",
+            "gone.png,a,p3,test",
+            "0.png,a,p0,train",
+            "4.png,a,p4,train",
+            "5.png,b,p5,nowhere",
+            "broken.png,a,p6,test",
+            "copy.png,b,p7,test",
+        ],
+    )
+    with pytest.raises(DataError, match="the label is not in the class list"):
+        open_catalogue(source, image_size=16, class_names=("a", "b"))
+    told = survey(source, image_size=16, class_names=("a", "b"))
+    assert [(fault.kind, fault.error.where) for fault in told.faults] == [
+        (Kind.LABEL, "table.csv row 3"),
+        (Kind.MISSING, "table.csv row 6"),
+        (Kind.REPEATED, "table.csv row 7"),
+        (Kind.SPLIT, "table.csv row 9"),
+        (Kind.TWO_SIDES, "table.csv row 5"),
+    ]
+    assert len(told.catalogue) == 6 and told.catalogue.splits["split"].sides[:3] == ("train", "train", "train")
+    seen = look(told)
+    assert [fault.error.where for fault in seen.unreadable] == ["table.csv row 10"]
+    assert [(told.name(a), told.name(b)) for a, b in seen.same] == [("table.csv row 11", "table.csv row 2")]
+
+
+def test_no_pixel_is_kept_or_cached(folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("LAZARET_CACHE", str(tmp_path / "cache"))
+    told = survey(table(folder, ["0.png,a,p0,train", "1.png,b,p1,test"]), image_size=16)
+    look(told)
+    assert told.catalogue.images.strides == (0, 0, 0, 0) and not (tmp_path / "cache").exists()
+
+
+def test_it_decodes_what_training_would(folder):
+    source = table(folder, ["0.png,a,p0,train", "1.png,b,p1,test"])
+    told, real = survey(source, image_size=16), open_catalogue(source, image_size=16)
+    assert all(np.array_equal(told.decode(row), real.images[row]) for row in range(2))
+    assert (told.catalogue.labels == real.labels).all() and told.catalogue.ids == real.ids
+
+
+def test_generated_images_can_be_surveyed_too():
+    told = survey("generated:balanced=2,sites=3", image_size=16)
+    seen = look(told)
+    assert told.faults == () and seen.unreadable == () and seen.same == ()
+    assert np.array_equal(told.decode(3), told.catalogue.images[3])
+
+
+def test_a_table_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(DataError, match="manifest is missing"):
+        survey(f"csv:{tmp_path}/none.csv", image_size=16)

@@ -1,0 +1,150 @@
+"""What is deployed predicts as the methods do, and an ONNX file that gives other numbers is not let pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from npr.calibration import with_temperature
+from npr.config import TrainConfig
+from npr.data.sources import open_dataset
+from npr.deployed import Deployed
+from npr.federation import Federation
+from npr.methods.regulariser import Regulariser
+from npr.model import ModelSpec, normalisation
+from npr.onnx_file import TOLERANCE, check_onnx, read_about, relative_difference, write_onnx
+from security.errors import LocalProtocolError, VerificationFailed
+
+Toy = Callable[..., Federation]
+
+
+def deployed(federation: Federation, temperature: float = 1.0) -> Deployed:
+    """The first site's own predictor."""
+    site, method = federation.sites[1], federation.method
+    mean, std = normalisation(federation.spec)
+    return Deployed(
+        method=method,
+        model=site.model,
+        kind=method.reports[0],
+        mean=mean,
+        std=std,
+        temperature=temperature,
+        present=site.prior.present.float() if method.config.predict_present_only else None,
+        prototypes=Regulariser.prototypes(site, site.model, 0),
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fednpr-per", {}),
+        ("fednpr-per", {"predict": "prototype"}),
+        ("fednpr-per", {"predict": "both", "predict_mix": 0.3, "predict_present_only": True}),
+        ("fedrod", {}),
+        ("moon", {}),
+        ("fednpr", {}),
+    ],
+)
+def test_it_predicts_as_the_method_does(toy: Toy, method: str, settings: dict[str, Any]) -> None:
+    federation = toy(method, **settings)
+    federation.run_round()
+    site, samples = federation.sites[1], federation.dataset.sites[1].test
+    kind = federation.method.reports[0]
+    expected = federation.method.predict(site, site.model, samples, kind)
+    module = deployed(federation)
+    found, features = module.predict(np.asarray(samples.images))
+    assert found == pytest.approx(expected, abs=1e-6)
+    assert features.shape[0] == len(samples)
+    warm, _ = deployed(federation, 2.5).predict(np.asarray(samples.images))
+    assert warm == pytest.approx(with_temperature(expected, 2.5), abs=1e-6)
+    assert module.holds_prototypes == ("predict" in settings)
+
+
+def test_prediction_by_prototypes_needs_them(toy: Toy) -> None:
+    federation = toy("fednpr-per", predict="prototype")
+    mean, std = normalisation(federation.spec)
+    with pytest.raises(LocalProtocolError, match="there are none"):
+        Deployed(method=federation.method, model=federation.sites[0].model, kind="personal", mean=mean, std=std)
+
+
+@pytest.fixture(scope="module")
+def trained() -> tuple[Deployed, np.ndarray]:
+    """A small EfficientNet after some epochs on drawn lesions, and 64 of those."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    dataset = open_dataset("generated:balanced=12,sites=1", fold="fold", image_size=64)
+    spec = ModelSpec(num_classes=8, architecture="test_efficientnet", image_size=64)
+    config = TrainConfig(method="fedper", batch_size=16, learning_rate=3e-3, local_epochs=4)
+    federation = Federation(dataset=dataset, spec=spec, config=config, seed=0)
+    start = federation.model.state_dict()["head.weight"].clone()
+    federation.run_round()
+    site = federation.sites[0]
+    assert not torch.equal(site.model.state_dict()["head.weight"], start)
+    mean, std = normalisation(spec)
+    module = Deployed(
+        method=federation.method, model=site.model, kind="personal", mean=mean, std=std, temperature=1.7
+    )
+    torch.set_num_threads(before)
+    return module, dataset.sites[0].train.images[:64]
+
+
+@pytest.fixture(scope="module")
+def exported(trained: tuple[Deployed, np.ndarray]) -> bytes:
+    module, images = trained
+    return write_onnx(module, ("probabilities", "features"), images, {"classes": ["é", "b"]})
+
+
+def test_onnx_agrees_with_torch_on_64_images(trained: tuple[Deployed, np.ndarray], exported: bytes) -> None:
+    module, images = trained
+    assert len(images) == 64
+    assert check_onnx(exported, module, images, where="here") <= TOLERANCE
+    assert check_onnx(exported, module, images[:5], where="here", batch=1) <= TOLERANCE
+
+
+def test_a_changed_weight_is_found(trained: tuple[Deployed, np.ndarray], exported: bytes) -> None:
+    """One of two thousand weights of the last layer, by a twentieth."""
+    module, images = trained
+    model = onnx.load_model_from_string(exported)
+    head = next(w for w in model.graph.initializer if list(w.dims) in ([8, 256], [256, 8]))
+    values = onnx.numpy_helper.to_array(head).copy()
+    values.flat[0] += 0.05
+    head.CopyFrom(onnx.numpy_helper.from_array(values, head.name))
+    with pytest.raises(VerificationFailed, match="differs from torch"):
+        check_onnx(model.SerializeToString(), module, images, where="here")
+
+
+def test_another_training_step_is_found_too(trained: tuple[Deployed, np.ndarray], exported: bytes) -> None:
+    module, images = trained
+    other = trained[0].model.head.bias
+    kept = other.detach().clone()
+    try:
+        with torch.no_grad():
+            other += 0.01 * torch.arange(8)
+        with pytest.raises(VerificationFailed, match="differs from torch"):
+            check_onnx(exported, module, images, where="here")
+    finally:
+        with torch.no_grad():
+            other.copy_(kept)
+
+
+def test_the_file_says_what_it_is_and_nothing_of_this_machine(exported: bytes) -> None:
+    assert read_about(exported) == {"classes": ["é", "b"]}
+    assert b"site-packages" not in exported and b".py" not in exported
+
+
+def test_a_file_that_is_no_onnx_is_refused(trained: tuple[Deployed, np.ndarray]) -> None:
+    with pytest.raises(VerificationFailed, match="cannot open"):
+        check_onnx(b"nonsense", *trained, where="here")
+
+
+def test_numbers_that_are_not_there_are_no_agreement() -> None:
+    good = np.ones((2, 3), dtype=np.float32)
+    assert relative_difference(good, good) == 0.0
+    assert np.isnan(relative_difference(np.full_like(good, np.nan), good))
+    assert relative_difference(good[:1], good) == float("inf")
+    assert relative_difference(good * 1.01, good) == pytest.approx(0.01, rel=1e-3)

@@ -1,0 +1,110 @@
+"""Logs, progress and questions of all commands: what goes where, and in which form."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import click
+import pytest
+
+from security import terminal
+from security.errors import ConfigError
+from security.terminal import ask, log_to_stderr, progress, run_command
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    """What a command switches on holds for its process."""
+    logger = logging.getLogger("test-program")
+    yield
+    terminal._json_lines = terminal._progress_shown = False
+    logger.handlers = []
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_text_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("test-program", None, json_lines=False)
+    logging.getLogger("test-program").info("round %d: training", 3)
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.endswith(" round 3: training\n")
+
+
+@pytest.mark.parametrize(("flag", "configured"), [("json", False), (None, True)])
+def test_json_on_request(capsys: pytest.CaptureFixture[str], flag: str | None, configured: bool) -> None:
+    log_to_stderr("test-program", flag, json_lines=configured)
+    logging.getLogger("test-program").warning('site %s: "%s"', "graz", "Über")
+    told = json.loads(capsys.readouterr().err)
+    assert set(told) == {"time", "level", "program", "message"} and told["time"].endswith("+00:00")
+    assert (told["level"], told["program"], told["message"]) == ("warning", "test-program", 'site graz: "Über"')
+
+
+def test_the_flag_overrides_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    log_to_stderr("test-program", "text", json_lines=True)
+    logging.getLogger("test-program").info("plain")
+    assert not capsys.readouterr().err.startswith("{")
+
+
+def test_an_error_that_ends_a_command_is_a_json_line_too(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @click.command()
+    def broken() -> None:
+        log_to_stderr("test-program", "json", json_lines=False)
+        raise ConfigError("is not there", where="site.toml", hint="make it")
+
+    monkeypatch.setattr(sys, "argv", ["test-program"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(broken, "test-program")
+    told = json.loads(capsys.readouterr().err)
+    assert ended.value.code == 2 and told["level"] == "error" and told["code"] == "config"
+    assert told["message"] == "site.toml: is not there" and told["hint"] == "make it"
+
+
+def test_a_library_shows_no_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
+    with progress("decoding") as tell:
+        tell(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+def test_lines_where_there_is_no_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, json_lines: bool
+) -> None:
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0.0)
+    log_to_stderr("test-program", None, json_lines=json_lines)
+    terminal.show_progress()
+    with progress("decoding") as tell:
+        tell(64, 640)
+    said = capsys.readouterr().err
+    assert "decoding: 64 of 640" in (json.loads(said)["message"] if json_lines else said)
+
+
+def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with progress("decoding", quiet=False) as tell:
+        tell(5, 10)
+    assert "decoding" in screen.getvalue() and "\x1b[" in screen.getvalue()
+
+
+def test_short_work_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress("decoding", quiet=False) as tell:
+        tell(10, 10)
+    assert capsys.readouterr().err == ""
+
+
+def test_nobody_is_asked_without_a_terminal() -> None:
+    assert ask("given", "--name", "Name") == "given"
+    assert ask(None, "--name", "Name", default="usual") == "usual"
+    with pytest.raises(ConfigError, match="--name is missing"):
+        ask(None, "--name", "Name")

@@ -1,0 +1,138 @@
+"""What a private run will cost a site, before a single image is read: limits, proposals, and what is said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security.consortium.manifest import Privacy
+from security.dp.ledger import Ledger
+from security.dp.ledger_entries import LedgerState
+from security.dp.noise import NoiseSource
+from security.errors import BudgetExhausted, ConfigError, LedgerError
+from site_agent import privacy
+from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable
+from site_agent.privacy import Limits, PrivatePlan, check_terms, ledger_files, planned_cost
+
+SETTINGS = {"dp.steps": 20, "dp.rate": "0.05", "dp.counts_sigma": "5", "dp.prototypes_sigma": "10"}
+
+
+@dataclass
+class Training:
+    rounds: int = 10
+    settings: dict[str, Any] = field(default_factory=lambda: dict(SETTINGS))
+
+
+@dataclass
+class Signed:
+    """The part of a manifest that this is about."""
+
+    federation: str = "lesions"
+    run: str = "run-1"
+    training: Training = field(default_factory=Training)
+    privacy: Privacy | None = field(
+        default_factory=lambda: Privacy(epsilon="4", delta="0.00001", clip="1", noise_floor="1", unit="patient")
+    )
+
+
+def config(folder: Path, **table: Any) -> SiteConfig:
+    return SiteConfig(
+        site=SiteTable(initial_model="initial.safetensors"),
+        coordinator=CoordinatorTable(address="hub.example:7443"),
+        data=DataTable(source="generated"),
+        privacy=PrivacyTable(**table),
+        path=folder / "site.toml",
+    )
+
+
+def plan_of(told: SiteConfig, manifest: Any) -> PrivatePlan:
+    plan = PrivatePlan.of(told, manifest)
+    assert plan is not None
+    return plan
+
+
+def begun(told: SiteConfig, manifest: Any, *, rounds: int = 0, run: str | None = None) -> LedgerState:
+    """A ledger with some rounds in it."""
+    plan = plan_of(told, manifest)
+    with ledger_files(told) as files:
+        ledger = Ledger.create(files, plan.terms(told), version="v")
+        for number in range(1, rounds + 1):
+            events = plan.schedule.round_events(number)
+            ledger.reserve(run=run or plan.run, round_number=number, events=events, noise=NoiseSource())
+        return ledger.state
+
+
+def test_promise_and_schedule_come_together_or_not_at_all(tmp_path: Path) -> None:
+    told = config(tmp_path)
+    assert PrivatePlan.of(told, Signed(training=Training(settings={}), privacy=None)) is None  # type: ignore[arg-type]
+    for half in (Signed(privacy=None), Signed(training=Training(settings={}))):
+        with pytest.raises(ConfigError, match="only one of"):
+            PrivatePlan.of(told, half)  # type: ignore[arg-type]
+
+
+def test_a_site_may_add_noise_and_not_take_any_away(tmp_path: Path) -> None:
+    assert plan_of(config(tmp_path), Signed()).schedule.multiplier == 1.0
+    assert plan_of(config(tmp_path, noise=1.5), Signed()).schedule.multiplier == 1.5
+    with pytest.raises(ConfigError, match="below the 1"):
+        PrivatePlan.of(config(tmp_path, noise=0.9), Signed())  # type: ignore[arg-type]
+
+
+def test_a_run_that_does_not_fit_is_told_with_noise_that_does(tmp_path: Path) -> None:
+    """One computation of PLD serves all that is shown of it."""
+    manifest = Signed()
+    cost = planned_cost(config(tmp_path), manifest)  # type: ignore[arg-type]
+    assert cost is not None and not cost.fits and 0 < cost.affordable < cost.rounds == 10
+    assert cost.epsilon_rdp > cost.cap == 4 and cost.spent_rdp == cost.spent_pld == 0
+    assert cost.epsilon_pld < cost.epsilon_rdp and "off" in cost.validation and not cost.has_ledger
+    assert cost.proposed_sigma is not None
+    enough = config(tmp_path, noise=cost.proposed_sigma)
+    state = begun(enough, manifest)
+    plan = plan_of(enough, manifest)
+    limits = Limits.of(enough, plan, state.terms)
+    limits.admit(state, plan.schedule.events())
+    less = plan_of(config(tmp_path, noise=cost.proposed_sigma - 0.02), manifest)
+    with pytest.raises(BudgetExhausted):
+        limits.admit(state, less.schedule.events())
+
+
+def test_the_run_is_bounded_by_the_manifest_and_all_runs_by_the_hospital(tmp_path: Path) -> None:
+    told = config(tmp_path, cap=6.0, noise=2.0)
+    manifest = Signed()
+    state = begun(told, manifest, rounds=8, run="lesions/run-0")
+    plan = plan_of(told, manifest)
+    one = plan.schedule.round_events(2)
+    Limits.of(told, plan, state.terms).admit(state, one)
+    with pytest.raises(BudgetExhausted, match="by the manifest"):
+        Limits(run=plan.run, epsilon=0.5, cap=6.0).admit(state, one)
+    with pytest.raises(BudgetExhausted, match="by this hospital"):
+        Limits(run=plan.run, epsilon=4.0, cap=state.epsilon).admit(state, one)
+    lowered = config(tmp_path, cap=1.0, noise=2.0)
+    assert Limits.of(lowered, plan, state.terms).cap == 1.0, "a cap may be lowered later"
+    raised = config(tmp_path, cap=60.0, noise=2.0)
+    assert Limits.of(raised, plan, state.terms).cap == 6.0, "and never raised"
+
+
+def test_a_ledger_of_other_terms_is_refused(tmp_path: Path) -> None:
+    told = config(tmp_path)
+    terms = begun(told, Signed()).terms
+    stricter = Privacy(epsilon="4", delta="0.000001", clip="1", noise_floor="1", unit="patient")
+    images = Privacy(epsilon="4", delta="0.00001", clip="1", noise_floor="1", unit="image")
+    for other, word in ((stricter, "delta"), (images, "protects each patient")):
+        with pytest.raises(LedgerError, match=word):
+            check_terms(plan_of(told, Signed(privacy=other)), terms)
+
+
+def test_status_tells_what_is_left_and_what_is_wrong(tmp_path: Path) -> None:
+    told, manifest = config(tmp_path, noise=1.3), Signed()
+    without = privacy.budget_status(told, manifest)  # type: ignore[arg-type]
+    assert without is not None and "ledger --create" in privacy.status_line(without)
+    begun(told, manifest, rounds=2)
+    status = privacy.budget_status(told, manifest)  # type: ignore[arg-type]
+    assert status is not None and status["rounds_booked"] == 2 and status["rounds_affordable"] > 0
+    assert "more rounds fit" in privacy.status_line(status) and "PLD" in privacy.status_line(status)
+    told.ledger_anchor.unlink()
+    broken = privacy.budget_status(told, manifest)  # type: ignore[arg-type]
+    assert broken is not None and "missing" in privacy.status_line(broken)
