@@ -1,3 +1,20 @@
 """Loaded before every test module: TLS 1.2 is switched off before any of them imports grpc."""
 
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
 import protos.tls  # noqa: F401  # imported for what it does to the environment
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """What a test leaves in the environment is gone after it; the next one on this worker starts processes with it."""
+    before = dict(os.environ)
+    yield
+    if os.environ != before:
+        os.environ.clear()
+        os.environ.update(before)
