@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from cryptography.x509 import Certificate
 
@@ -42,6 +44,7 @@ from security.secagg.spool import FileSpool
 from security.secagg.statements import Signer
 
 log = logging.getLogger("coordinator")
+MOST_WORKERS: Final = 4  # threads that take masks off a sum
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,6 +163,7 @@ def _engine(
         spool=FileSpool(storage.spool),
         clock=clock,
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
+        workers=min(MOST_WORKERS, len(os.sched_getaffinity(0))),
     )
     book = storage.blame_book({entry.site: entry.cert for entry in policy.roster})
     chain = Chain(storage.links(), storage.result, storage.certificate, policy)

@@ -29,7 +29,7 @@ from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
 from security.errors import CodecError, ConfigError, ToolkitError
-from security.relay import FRAMES, Farewell, Goodbye, ManifestFrame, Open, Welcome
+from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.wire import FRAME_BYTES, Wire
@@ -39,7 +39,6 @@ log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0
-FRAMES_AT_ONCE: Final = 4
 
 
 class Service:
@@ -54,7 +53,8 @@ class Service:
         self.stopped = asyncio.Event()
         self.watch: Watch = lambda: None
         self._witnessed_rounds = -1
-        self._turns = Turns(FRAMES_AT_ONCE)
+        self._sending = Turns()
+        self._receiving = Turns()
 
     # One stream.
 
@@ -138,10 +138,18 @@ class Service:
         ]
 
     async def _read(self, stream: Stream, context: Any) -> None:
-        # Not by iterating over the requests: the iterator would hold on to each frame until the next one is there.
-        while self._received(stream, await context.read()):
-            # A burst of frames must not starve the other streams.
-            await asyncio.sleep(0)
+        """Not by iterating over the requests: the iterator would hold on to each frame until the next one is there.
+
+        A frame that is not asked for stays on the other side of the window.
+        """
+        with self._receiving.of_stream() as turn:
+            while self._received(stream, await context.read()):
+                if self.shell.engine.awaits_frames(stream.site):
+                    await turn.frame()
+                else:
+                    turn.end()
+                # A burst of frames must not starve the other streams.
+                await asyncio.sleep(0)
 
     def _received(self, stream: Stream, data: Any) -> bool:
         """Take what came; returns whether the stream goes on."""
@@ -168,9 +176,10 @@ class Service:
         return arrived
 
     async def _write(self, stream: Stream, context: Any) -> None:
-        while (message := await stream.next()) is not None:
-            async with self._turns.one(wanted=type(message) in FRAMES):
+        with self._sending.of_stream() as turn:
+            while (message := await stream.next(turn)) is not None:
                 await self.deliver(stream, message, context)
+                del message  # a frame; the next one may be long in coming
         context.cancel()
 
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
@@ -244,6 +253,7 @@ def run_until_stopped(
     """A coordinator from start to end. A burst under way is finished or aborted before the process ends."""
     memory.keep_small()
     ready = assemble(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
+    memory.settle()
 
     async def serve() -> None:
         service = service_type(ready.shell, ready.identity, ready.manifest)

@@ -151,13 +151,13 @@ class Shell:
             case Send(message, to) if to is not None:
                 self._queue(to, [message])
             case SendSum():
-                self._queue(effect.to, effect.frames())
+                self._queue(effect.to, effect.frames(), vector=True)
             case SendPieces(to, pieces):
-                self._queue(to, self._served(pieces()))
+                self._queue(to, self._served(pieces()), vector=True)
             case ReplaySum():
-                self._queue(effect.to, self._sum(effect))
+                self._queue(effect.to, self._sum(effect), vector=True)
             case SendState(to, state_hash):
-                self._queue(to, self._state(state_hash))
+                self._queue(to, self._state(state_hash), vector=True)
             case Discard(keys):
                 for key in keys:
                     self.engine.core.spool.remove(key)
@@ -178,9 +178,9 @@ class Shell:
     def _previous_number(self) -> int:
         return self.engine.previous.start.round if self.engine.previous else 0
 
-    def _queue(self, site: str, messages: Iterable[Wire]) -> None:
+    def _queue(self, site: str, messages: Iterable[Wire], *, vector: bool = False) -> None:
         if site in self.streams:
-            self.streams[site].put(messages)
+            self.streams[site].put(messages, vector=vector)
 
     def _served(self, pieces: Iterator[Wire]) -> Iterator[Wire]:
         """Chunks for a check, as long as the spool has them: another site's acknowledgement may have ended it."""

@@ -75,6 +75,7 @@ class Storage:
             db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
+            db.execute("PRAGMA cache_size = -256")  # KiB; share lists of large cohorts are written once, hardly read
             db.executescript(_SCHEMA + chronicle.SCHEMA)
             self._check_format(db, path)
         except sqlite3.OperationalError as error:
@@ -124,7 +125,7 @@ class Storage:
         listed = list(effects)
         for effect in listed:
             if isinstance(effect, SaveState):
-                self.save_state(effect.state)
+                self._save(effect.state_hash, effect.state)
         with self._transaction() as db:
             for effect in listed:
                 self._write(db, effect, now_ms)
@@ -157,7 +158,10 @@ class Storage:
                 db.execute(update, (check.to_bytes(), result_hash))
 
     def save_state(self, state: Vector) -> None:
-        path = self._state_path(state_hash(state))
+        self._save(state_hash(state), state)
+
+    def _save(self, digest: bytes, state: Vector) -> None:
+        path = self._state_path(digest)
         if not path.exists():
             keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
 

@@ -8,44 +8,76 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
-from typing import Final
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
 
 from coordinator.books import Books
 from protos.convert import FROM_COORDINATOR, Parcel
 from security.relay import FRAMES
 from security.secagg.wire import Wire
 
-PATIENCE_SECONDS: Final = 0.2
+# A dozen links of 100 Mbit/s fill more than a gigabit. A frame that takes more than a second goes over a link of about
+# 2 Mbit/s, and as many of those as there are may go on together.
+VECTORS_AT_ONCE: Final = 12
+PATIENCE_SECONDS: Final = 1.0
 
 
 class Turns:
-    """So many frames on their way into the network at once, whoever they are for.
+    """So many vectors on their way at once, whoever they are for; other messages need no turn.
 
-    A frame is in memory several times until the network has taken it. A turn that takes too long is given to the next
-    in line: a slow link holds up nobody else.
+    A frame is in memory several times while it is under way, and there is one for every stream that moves a vector:
+    with turns, memory does not grow with the number of sites.
     """
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int = VECTORS_AT_ONCE) -> None:
         self._free = asyncio.Semaphore(count)
 
-    @asynccontextmanager
-    async def one(self, *, wanted: bool) -> AsyncIterator[None]:
-        """Take a turn, if it is `wanted`."""
-        if not wanted:
-            yield
-            return
-        await self._free.acquire()
-        loop = asyncio.get_running_loop()
-        end = loop.time() + PATIENCE_SECONDS
-        lapse = loop.call_at(end, self._free.release)
+    @contextmanager
+    def of_stream(self) -> Iterator[Turn]:
+        turn = Turn(self._free)
         try:
-            yield
+            yield turn
         finally:
-            if lapse.when() > loop.time():
-                lapse.cancel()
-                self._free.release()
+            turn.end()
+
+
+class Turn:
+    """One stream's turn. While frames pass, it lasts; when none has for a while, the next in line gets it, and the
+    stream goes on without: a slow link holds up nobody else.
+    """
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._begun = False
+        self._lapse: asyncio.TimerHandle | None = None
+
+    async def frame(self) -> None:
+        """Before every frame: wait for the turn, if the vector has none yet."""
+        if not self._begun:
+            await self._free.acquire()
+            self._begun = True
+        elif self._lapse is None:
+            return  # given away for the rest of this vector
+        else:
+            self._lapse.cancel()
+        self._lapse = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._give_away)
+
+    def _give_away(self) -> None:
+        self._lapse = None
+        self._free.release()
+
+    def end(self) -> None:
+        """The vector is through, or will not be."""
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._give_away()
+        self._begun = False
+
+
+class _Queued(NamedTuple):
+    messages: Iterator[Wire]
+    vector: bool
 
 
 class Stream:
@@ -61,33 +93,47 @@ class Stream:
         self.heard_ms = 0
         self.greeted = False
         self._sent = 0
-        self._queue: deque[Iterator[Wire]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._wake = asyncio.Event()
         self._closing = False
 
-    def put(self, messages: Iterable[Wire]) -> None:
-        """Queue messages behind everything that is already to be sent."""
-        self._queue.append(iter(messages))
+    def put(self, messages: Iterable[Wire], *, vector: bool = False) -> None:
+        """Queue messages behind everything that is already to be sent. A vector waits for its turn, unmade."""
+        self._queue.append(_Queued(iter(messages), vector))
         self._wake.set()
 
     def close(self, *last: Wire) -> None:
         """End the stream once `last` is sent; what is queued before it is dropped."""
-        self._queue = deque([iter(last)])
+        self._queue = deque([_Queued(iter(last), vector=False)])
         self._closing = True
         self._wake.set()
 
-    async def next(self) -> Wire | None:
-        """The next message, when there is one; None at the end of the stream."""
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to send."""
+        return not self._queue
+
+    async def next(self, turn: Turn) -> Wire | None:
+        """The next message, when there is one and it has its turn; None at the end of the stream."""
         while True:
-            while self._queue:
-                message = next(self._queue[0], None)
+            while not self.idle:
+                if self._queue[0].vector:
+                    await turn.frame()
+                message = self.take()
                 if message is not None:
                     return message
-                self._queue.popleft()
+                turn.end()
             if self._closing:
                 return None
             self._wake.clear()
             await self._wake.wait()
+
+    def take(self) -> Wire | None:
+        """The next message of what is first in line; None if that is all of it."""
+        message = next(self._queue[0].messages, None)
+        if message is None:
+            self._queue.popleft()
+        return message
 
     def encode(self, message: Wire, books: Books) -> bytes:
         """The bytes of the next message of this stream, with the newest head of our log."""

@@ -45,9 +45,14 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.enable_retries", 0),
     ("grpc.so_reuseport", 0),
 )
-# A coordinator has as many windows as sites, and gRPC opens each by a whole frame more while one is being read. A site
-# has one window only, and may have a slow way to its coordinator.
-COORDINATOR_OPTIONS: Final = (*OPTIONS, ("grpc.http2.lookahead_bytes", (1 << 16) - 1))
+# A coordinator has as many windows as sites, and gRPC opens each by a whole frame more while one is being read. After
+# that it would keep a buffer of a frame's length for every connection, were there no bound. A site has one window only,
+# and may have a slow way to its coordinator.
+COORDINATOR_OPTIONS: Final = (
+    *OPTIONS,
+    ("grpc.http2.lookahead_bytes", (1 << 16) - 1),
+    ("grpc.experimental.tcp_max_read_buffer_size", 1 << 14),
+)
 SITE_OPTIONS: Final = (*OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 18))
 
 # The coordinator's clock in milliseconds, before its first message: for a site's own check, nothing else reads it.

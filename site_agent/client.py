@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 from collections.abc import Callable, Iterator
@@ -230,6 +231,7 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
     """
     client = Client(agent, table)
     until(client.stopped)
+    gc.freeze()  # what is there by now stays; collections in a burst need not look at it
     reason = "told to stop"
     try:
         await client.run()

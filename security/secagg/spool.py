@@ -94,10 +94,15 @@ class FileSpool:
         return self._folder / key.hex()
 
     def write(self, key: bytes, index: int, frame: bytes) -> None:
-        with open(os.open(self._path(key), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-            file.seek(index * FRAME_BYTES)
-            file.write(frame)
-            file.truncate()
+        start = index * FRAME_BYTES
+        descriptor = os.open(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            written = 0
+            while written < len(frame):
+                written += os.pwrite(descriptor, memoryview(frame)[written:], start + written)
+            os.ftruncate(descriptor, start + len(frame))
+        finally:
+            os.close(descriptor)
 
     def frames(self, key: bytes) -> int:
         try:

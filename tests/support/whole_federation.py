@@ -195,13 +195,11 @@ class WholeFederation:
     def _send_next(self) -> bool:
         """One message to one site; False when nothing waits."""
         for site, stream in list(self.streams.items()):
-            while stream._queue:
-                message = next(stream._queue[0], None)
-                if message is None:
-                    stream._queue.popleft()
-                    continue
-                self._deliver(site, stream, message)
-                return True
+            while not stream.idle:
+                message = stream.take()
+                if message is not None:
+                    self._deliver(site, stream, message)
+                    return True
         return False
 
     def pump(self) -> None:

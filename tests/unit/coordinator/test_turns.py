@@ -1,68 +1,157 @@
-"""Few frames are on their way into the network at once, and a slow link holds up nobody else."""
+"""Few vectors are on their way at once, other messages do not wait, and a slow link holds up nobody else."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import pytest
 
 from coordinator import streams
-from coordinator.streams import Turns
+from coordinator.streams import Stream, Turns
+from security.relay import Ping
+from security.secagg.wire import Wire
 
 COUNT = 3
+SITES = 20
+FRAMES = 4
+LAST = Ping(number=99)
 
 
-async def most_at_once(turns: Turns, *, wanted: bool) -> int:
-    inside = most = 0
+class Vectors:
+    """Counts how many vectors are begun and not yet through."""
 
-    async def send() -> None:
-        nonlocal inside, most
-        async with turns.one(wanted=wanted):
-            inside += 1
-            most = max(most, inside)
+    def __init__(self) -> None:
+        self.begun = self.most = 0
+
+    def frames(self) -> Iterator[Wire]:
+        self.begun += 1
+        self.most = max(self.most, self.begun)
+        for number in range(FRAMES):
+            yield Ping(number=number)
+        self.begun -= 1
+
+
+def stream_with(messages: Iterator[Wire], *, vector: bool) -> Stream:
+    stream = Stream("site", 1, "")
+    stream.put(messages, vector=vector)
+    stream.put([LAST])
+    return stream
+
+
+async def send(turns: Turns, stream: Stream) -> list[Wire]:
+    sent: list[Wire] = []
+    with turns.of_stream() as turn:
+        while not sent or sent[-1] != LAST:
+            message = await stream.next(turn)
+            assert message is not None
+            sent.append(message)
             await asyncio.sleep(0)
-            inside -= 1
-
-    await asyncio.gather(*(send() for _ in range(20)))
-    return most
+    return sent
 
 
-def test_only_so_many_frames_are_under_way() -> None:
-    assert asyncio.run(most_at_once(Turns(COUNT), wanted=True)) == COUNT
+async def most_at_once(turns: Turns, *, vector: bool) -> int:
+    vectors = Vectors()
+    sent = await asyncio.gather(*(send(turns, stream_with(vectors.frames(), vector=vector)) for _ in range(SITES)))
+    assert [len(found) for found in sent] == [FRAMES + 1] * SITES
+    return vectors.most
+
+
+async def hold(turns: Turns, count: int) -> list[asyncio.Task[None]]:
+    """So many streams in the midst of a vector, none of which moves."""
+
+    async def stuck() -> None:
+        stream = stream_with(Vectors().frames(), vector=True)
+        with turns.of_stream() as turn:
+            await stream.next(turn)
+            await asyncio.Event().wait()
+
+    tasks = [asyncio.create_task(stuck()) for _ in range(count)]
+    await asyncio.sleep(0.01)
+    return tasks
+
+
+async def release(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def test_only_so_many_vectors_are_under_way() -> None:
+    assert asyncio.run(most_at_once(Turns(COUNT), vector=True)) == COUNT
 
 
 def test_other_messages_do_not_wait() -> None:
-    assert asyncio.run(most_at_once(Turns(COUNT), wanted=False)) == 20
+    assert asyncio.run(most_at_once(Turns(COUNT), vector=False)) == SITES
+
+
+def test_a_vector_that_waits_is_not_made() -> None:
+    async def run() -> int:
+        turns, waiting = Turns(COUNT), Vectors()
+        held = await hold(turns, COUNT)
+        late = asyncio.create_task(send(turns, stream_with(waiting.frames(), vector=True)))
+        await asyncio.sleep(0.01)
+        begun = waiting.most
+        await release(held)
+        await late
+        return begun
+
+    assert asyncio.run(run()) == 0
 
 
 def test_a_slow_link_gives_its_turn_away_and_does_not_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 0.02)
 
-    async def run() -> int:
-        turns, freed = Turns(COUNT), asyncio.Event()
+    async def run() -> None:
+        turns = Turns(COUNT)
+        slow = await hold(turns, COUNT)
+        assert await asyncio.wait_for(most_at_once(turns, vector=True), 5) == COUNT
+        await release(slow)
+        assert await most_at_once(turns, vector=True) == COUNT  # neither more nor fewer turns than before
 
-        async def stuck() -> None:
-            async with turns.one(wanted=True):
-                await freed.wait()
-
-        slow = [asyncio.create_task(stuck()) for _ in range(COUNT)]
-        await asyncio.sleep(0)
-        found = await asyncio.wait_for(most_at_once(turns, wanted=True), 5)
-        freed.set()
-        await asyncio.gather(*slow)
-        assert await most_at_once(turns, wanted=True) == COUNT  # neither more nor fewer turns than before
-        return found
-
-    assert asyncio.run(run()) == COUNT
+    asyncio.run(run())
 
 
-def test_a_turn_ends_with_an_error() -> None:
+def test_without_patience_for_it_a_slow_link_holds_up_the_others_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 60)
+
+    async def run() -> None:
+        turns = Turns(COUNT)
+        slow = await hold(turns, COUNT)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(most_at_once(turns, vector=True), 0.2)
+        await release(slow)
+
+    asyncio.run(run())
+
+
+def test_a_turn_ends_with_its_vector_and_with_an_error() -> None:
     async def run() -> int:
         turns = Turns(COUNT)
         for _ in range(COUNT + 1):
-            with pytest.raises(OSError):
-                async with turns.one(wanted=True):
-                    raise OSError
-        return await asyncio.wait_for(most_at_once(turns, wanted=True), 5)
+            with suppress(OSError), turns.of_stream() as turn:
+                await turn.frame()
+                raise OSError
+        with ExitStack() as still_open:
+            for _ in range(COUNT + 1):
+                turn = still_open.enter_context(turns.of_stream())
+                stream = stream_with(Vectors().frames(), vector=True)
+                while await asyncio.wait_for(stream.next(turn), 5) != LAST:
+                    pass
+            return await asyncio.wait_for(most_at_once(turns, vector=True), 5)
 
     assert asyncio.run(run()) == COUNT
+
+
+def test_what_is_closed_is_not_sent_any_more() -> None:
+    async def run() -> list[Wire | None]:
+        turns = Turns(COUNT)
+        stream = stream_with(Vectors().frames(), vector=True)
+        with turns.of_stream() as turn:
+            found = [await stream.next(turn)]
+            stream.close(LAST)
+            found += [await stream.next(turn), await stream.next(turn)]
+        return found
+
+    assert asyncio.run(run()) == [Ping(number=0), LAST, None]
