@@ -240,10 +240,6 @@ class RoundEngine:
                 return known.start.round
         return None
 
-    def awaits_frames(self, site: str) -> bool:
-        """Whether an upload of this site is on its way."""
-        return self.round is not None and any(site in attempt.uploads.arriving for attempt in self.round.attempts[-1:])
-
     @staticmethod
     def _names(known: CoordinatorRound, message: Wire) -> bool:
         ctx, kx = getattr(message, "ctx", b""), getattr(message, "kx", b"")

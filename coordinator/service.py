@@ -144,7 +144,7 @@ class Service:
         """
         with self._receiving.of_stream() as turn:
             while self._received(stream, await context.read()):
-                if self.shell.engine.awaits_frames(stream.site):
+                if self.shell.awaits_frames(stream.site):
                     await turn.frame()
                 else:
                     turn.end()

@@ -103,6 +103,11 @@ class Shell:
         except RemoteProtocolError as error:
             log.warning("site %s: %s refused: %s", stream.site, type(message).__name__, error)
 
+    def awaits_frames(self, site: str) -> bool:
+        """Whether an upload of this site is on its way."""
+        current = self.engine.round
+        return current is not None and any(site in attempt.uploads.arriving for attempt in current.attempts[-1:])
+
     def tick(self) -> None:
         """To be called often: deadlines of the run, heartbeat of the log."""
         self.execute(self.engine.tick())
