@@ -1,8 +1,9 @@
 """What a coordinator asks of the C library, so that its memory does not grow with the number of its sites.
 
 Left to itself, glibc keeps what was freed for the next request: a heap for every thread, and above each what was once
-needed. So there are two heaps, cut as soon as their end is free, and a frame's buffer is mapped on its own and goes
-back to the system when it is freed. Mapping smaller blocks too would save a little more and double the time of a burst.
+needed. So there are two heaps, of which little more than is in use is kept; and when the uploads are through, what they
+leave behind is given back before the sum is opened. Tighter bounds would save a little more and cost far more time than
+the masks do: every frame would be copied into pages that have just been fetched from the system.
 Other C libraries do so by themselves, or have no such switch.
 """
 
@@ -18,8 +19,8 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 HEAPS: Final = 2
 # Set by hand, the bounds stay where they are: glibc would raise them with the first large block that is freed.
-BLOCK_BYTES: Final = 131_072
-HEAP_END_BYTES: Final = 131_072
+BLOCK_BYTES: Final = 1_048_576  # larger ones, such as vectors, are mapped on their own
+HEAP_END_BYTES: Final = 2_097_152
 
 
 def _library() -> Any:

@@ -51,7 +51,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
 COORDINATOR_OPTIONS: Final = (
     *OPTIONS,
     ("grpc.http2.lookahead_bytes", (1 << 16) - 1),
-    ("grpc.experimental.tcp_max_read_buffer_size", 1 << 14),
+    ("grpc.experimental.tcp_max_read_buffer_size", 12_288),
 )
 SITE_OPTIONS: Final = (*OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 18))
 
