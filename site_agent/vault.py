@@ -248,7 +248,7 @@ class Vault:
         """Proof that the coordinator lied; outlives runs."""
         self.evidence.mkdir(mode=0o700, exist_ok=True)
         path = self.evidence / found.name
-        _write(path, found.proof.to_bytes())
+        _write(path, found.proof)
         return path
 
     def note_metrics(self, values: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -295,16 +295,18 @@ def prove(log: Path, seq: int, output: Path) -> None:
 @root_key
 @as_json
 def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_json: bool) -> None:
-    """Check a proof of an entry, or of a fork, that somebody was handed, without the log."""
+    """Check a proof of an entry, of a fork or of a wrong sum that somebody was handed, without the log."""
     from security.audit import wording
     from security.audit.keys import roster_from
     from security.audit.note import head_of
     from security.audit.proof import Proof
 
-    if proof.read_bytes()[:1] == b"{":
-        _check_fork(proof, manifest, root_key)
-        return
-    parsed = Proof.parse(proof.read_bytes())
+    content = proof.read_bytes()
+    if content.startswith(b"{"):
+        _check_fork(content, manifest, root_key, as_json)
+    if content.startswith(b"lazaret wrong-sum"):
+        _check_sum(content, manifest, root_key, as_json)
+    parsed = Proof.parse(content)
     origin = head_of(parsed.head).origin
     if manifest is None:
         click.echo(wording.plain(f"????  {origin}: whose key signed this is not known; give --manifest"), err=True)
@@ -326,17 +328,42 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
         click.echo("note  keys taken from the manifest as given; pin them with --root-key")
 
 
-def _check_fork(proof: Path, manifest: Path | None, root_key: Path | None) -> None:
+def _check_fork(content: bytes, manifest: Path | None, root_key: Path | None, as_json: bool) -> NoReturn:
     from security.audit.keys import roster_from
     from security.audit.witness import Fork
     from security.audit.wording import plain
 
-    fork = Fork.parse(proof.read_bytes())
+    fork = Fork.parse(content)
     if manifest is None:
         click.echo(plain(f"????  {fork.origin}: whose keys signed this is not known; give --manifest"), err=True)
         sys.exit(3)
     fork.verify(roster_from(manifest, root_key).by_origin[fork.origin].root)
-    click.echo(plain(f"FAIL  Fork  {fork.origin} signed two histories; this file proves it"))
+    _convict("Fork", f"{fork.origin} signed two histories", as_json)
+
+
+def _check_sum(content: bytes, manifest: Path | None, root_key: Path | None, as_json: bool) -> NoReturn:
+    from security.audit.keys import manifest_from
+    from security.consortium.views import aggregation_policy
+    from security.secagg.evidence import WrongSumEvidence
+
+    evidence = WrongSumEvidence.parse(content)
+    if manifest is None:
+        click.echo("????  whose keys signed this result is not known; give --manifest", err=True)
+        sys.exit(3)
+    agreed = manifest_from(manifest, root_key)
+    # As of the day it was issued: signatures do not lapse with the certificates that were valid when they were made.
+    evidence.verify(aggregation_policy(agreed, now_ms=agreed.issued_at_ms))
+    where = f"chunk {evidence.chunk} of round {evidence.result.context.round}"
+    _convict("WrongSum", f"{agreed.coordinator.id} signed a sum that is not that of the uploads: {where}", as_json)
+
+
+def _convict(code: str, what: str, as_json: bool) -> NoReturn:
+    from security.audit.wording import plain
+
+    if as_json:
+        _emit({"proves": code, "detail": what})
+    else:
+        click.echo(plain(f"FAIL  {code}  {what}; this file proves it"))
     sys.exit(1)
 
 

@@ -14,6 +14,8 @@ from security.errors import ConfigError, ToolkitError
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+    from security.consortium.manifest import Manifest
+
 
 def keys_for(path: Path, root_key: Path | None) -> Keys:
     """The roster of a log folder's own `manifest.json`, checked where the auditor brought the consortium's root."""
@@ -32,6 +34,11 @@ def roster_from(manifest: Path, root_key: Path | None) -> Roster:
     return _roster(manifest, _root(root_key))
 
 
+def manifest_from(manifest: Path, root_key: Path | None) -> Manifest:
+    """A manifest file that the auditor gave."""
+    return _manifest(manifest, _root(root_key))
+
+
 def _root(root_key: Path | None) -> Certificate | None:
     from security.pki import read_certificate
 
@@ -44,14 +51,19 @@ def _root(root_key: Path | None) -> Certificate | None:
 
 
 def _roster(manifest_path: Path, root: Certificate | None) -> Roster:
+    from security.consortium.views import audit_roster
+
+    return audit_roster(_manifest(manifest_path, root))
+
+
+def _manifest(path: Path, root: Certificate | None) -> Manifest:
     """Dates are not checked: a log is audited years after its certificates have ended."""
     # pydantic and the X.509 code take longer to import than a small log takes to verify.
     from security.consortium.manifest import unseal
     from security.consortium.rules import check_federation, check_signature
-    from security.consortium.views import audit_roster
 
-    manifest, signature = unseal(manifest_path.read_bytes(), str(manifest_path))
+    manifest, signature = unseal(path.read_bytes(), str(path))
     if root is not None:
         check_signature(manifest, signature, root)
         check_federation(manifest, root)
-    return audit_roster(manifest)
+    return manifest

@@ -153,7 +153,7 @@ class KeepEvidence:
     """Keep the proof of a lie where the operator finds it."""
 
     name: str
-    proof: Wire
+    proof: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,17 +7,20 @@ needed, and nothing in it is secret: uploads are masked, and the opened masks st
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy as np
 
 from security import masking, merkle
-from security.errors import VerificationFailed
+from security.errors import CodecError, VerificationFailed
 from security.secagg import result_checks
 from security.secagg.messages import ChunkPiece, Path, Result
 from security.secagg.policy import AggregationPolicy
 from security.secagg.result import ChunkAudit, opened_masks
 from security.secagg.wire import FRAME_BYTES, Bounded, Many, Nested, Small, Wire
+
+# What such a file begins with, so that a tool knows it from other proofs.
+HEADING: Final = b"lazaret wrong-sum proof 1\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,17 @@ class WrongSumEvidence(Wire):
         path = tree.inclusion_path(chunk)
         pieces = tuple(audit.pieces[line.site] for line in result.uploads)
         return cls(result=result, chunk=chunk, published=frames[chunk], path=path, pieces=pieces)
+
+    def file(self) -> bytes:
+        """The bytes of the evidence file."""
+        return HEADING + self.to_bytes()
+
+    @classmethod
+    def parse(cls, data: bytes) -> WrongSumEvidence:
+        """Read an evidence file."""
+        if not data.startswith(HEADING):
+            raise CodecError("not the proof of a wrong sum")
+        return cls.from_bytes(data.removeprefix(HEADING))
 
     def verify(self, policy: AggregationPolicy) -> None:
         """Check it without any state at hand.

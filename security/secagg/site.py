@@ -278,7 +278,7 @@ class SiteMachine:
         if self.intake.audit is None:
             return ()
         name = f"wrong-sum-of-round-{self.core.head.round}"
-        return (KeepEvidence(name, WrongSumEvidence.of(self.intake.audit)),)
+        return (KeepEvidence(name, WrongSumEvidence.of(self.intake.audit).file()),)
 
     def _rollback(self, message: messages.Rollback) -> Effects:
         """An advert of this site's own, shown at start-up or by a peer that refused a later one."""

@@ -6,15 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner, Result
 
 from coordinator.overview import overview as coordinator_overview
 from coordinator.overview import standstill
-from security.consortium.views import aggregation_policy
-from security.errors import VerificationFailed
+from security.audit.cli import main as privacy_audit
 from security.masking import Accumulator
 from security.secagg import result_checks
-from security.secagg.evidence import WrongSumEvidence
-from security.secagg.policy import AggregationPolicy
 from security.secagg.result_checks import WrongSum
 from site_agent.config import SiteConfig
 from site_agent.overview import overview as site_overview
@@ -35,14 +33,16 @@ def federation(tmp_path: Path) -> Iterator[WholeFederation]:
         made.kill(site)
 
 
-def evidence(federation: WholeFederation, site: str) -> WrongSumEvidence:
+def judge(federation: WholeFederation, site: str, *, spoil: bool = False, pinned: bool = True) -> Result:
+    """What an auditor is told of the file that a site has kept."""
     (path,) = (federation.folder / f"{site}-agent" / "state" / "evidence").iterdir()
     assert path.stat().st_mode & 0o777 == 0o600
-    return WrongSumEvidence.from_bytes(path.read_bytes())
-
-
-def policy(federation: WholeFederation) -> AggregationPolicy:
-    return aggregation_policy(federation.manifest, now_ms=federation.clock.now_ms())
+    content = path.read_bytes()
+    copy = federation.folder / "handed-over"
+    copy.write_bytes(content[:-1] + bytes([content[-1] ^ 1]) if spoil else content)
+    identity = federation.world.identity(site)
+    words = ["--manifest", identity.manifest_path, "--root-key", identity.root_path] if pinned else []
+    return CliRunner().invoke(privacy_audit, ["check-proof", str(copy), *map(str, words)])
 
 
 def add_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,13 +65,17 @@ def test_after_a_wrong_sum_nobody_goes_on_and_everybody_is_told(
     assert all(isinstance(error, WrongSum) for error in federation.left.values())
     assert federation.published == 2
     for site in SITES:
-        evidence(federation, site).verify(policy(federation))
+        told = judge(federation, site)
+        assert told.exit_code == 1 and "WrongSum  hub signed a sum" in told.output and "proves it" in told.output
         told = site_overview(SiteConfig.read(federation.configs[site]), federation.clock)
         assert "not the sum of the uploads" in told["stopped"] and len(told["evidence"]) == 1
         # Started again it stays stopped: only its operator decides.
         federation.start(site)
     federation.left.clear()
     federation.run(lambda: set(federation.left) == set(SITES))
+    assert judge(federation, SITES[0], pinned=False).exit_code == 3
+    spoiled = judge(federation, SITES[0], spoil=True)
+    assert spoiled.exit_code == 1 and "proves" not in spoiled.output
 
     config = federation.folder / "coordinator.toml"
     config.write_text('identity = "hub"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\ninitial_model = "m"\n')
@@ -99,5 +103,5 @@ def test_a_false_alarm_convicts_nobody(federation: WholeFederation, monkeypatch:
     monkeypatch.setattr(result_checks, "check_chunk_sum", cry_wolf)
     federation.run(lambda: bool(federation.left))
     (site, *_) = federation.left
-    with pytest.raises(VerificationFailed, match="nobody is convicted"):
-        evidence(federation, site).verify(policy(federation))
+    told = judge(federation, site)
+    assert told.exit_code == 1 and "nobody is convicted" in told.output and "proves" not in told.output
