@@ -17,10 +17,11 @@ from protos.convert import FROM_COORDINATOR, Parcel
 from security.relay import FRAMES
 from security.secagg.wire import Wire
 
-# A dozen links of 100 Mbit/s fill more than a gigabit. A frame that takes more than a second goes over a link of about
-# 2 Mbit/s, and as many of those as there are may go on together.
+# A dozen links of 100 Mbit/s fill more than a gigabit. A turn lapses when no frame has passed for a while, and when the
+# vector takes long as a whole: however many slow links there are, each gets under way in time for its deadline.
 VECTORS_AT_ONCE: Final = 12
 PATIENCE_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = 4.0
 
 
 class Turns:
@@ -43,25 +44,26 @@ class Turns:
 
 
 class Turn:
-    """One stream's turn. While frames pass, it lasts; when none has for a while, the next in line gets it, and the
-    stream goes on without: a slow link holds up nobody else.
+    """One stream's turn. It lasts while frames pass, but not for ever; then the next in line gets it, and the stream goes
+    on without: a slow link holds up nobody else.
     """
 
     def __init__(self, free: asyncio.Semaphore) -> None:
         self._free = free
-        self._begun = False
+        self._end: float | None = None
         self._lapse: asyncio.TimerHandle | None = None
 
     async def frame(self) -> None:
         """Before every frame: wait for the turn, if the vector has none yet."""
-        if not self._begun:
+        loop = asyncio.get_running_loop()
+        if self._end is None:
             await self._free.acquire()
-            self._begun = True
+            self._end = loop.time() + LONGEST_SECONDS
         elif self._lapse is None:
             return  # given away for the rest of this vector
         else:
             self._lapse.cancel()
-        self._lapse = asyncio.get_running_loop().call_later(PATIENCE_SECONDS, self._give_away)
+        self._lapse = loop.call_at(min(loop.time() + PATIENCE_SECONDS, self._end), self._give_away)
 
     def _give_away(self) -> None:
         self._lapse = None
@@ -72,7 +74,7 @@ class Turn:
         if self._lapse is not None:
             self._lapse.cancel()
             self._give_away()
-        self._begun = False
+        self._end = None
 
 
 class _Queued(NamedTuple):

@@ -113,6 +113,27 @@ def test_a_slow_link_gives_its_turn_away_and_does_not_get_it_back(monkeypatch: p
     asyncio.run(run())
 
 
+def test_a_link_that_is_slow_but_steady_gives_its_turn_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "LONGEST_SECONDS", 0.1)
+
+    async def run() -> None:
+        turns = Turns(1)
+
+        async def steady() -> None:
+            with turns.of_stream() as turn:
+                while True:
+                    await turn.frame()
+                    await asyncio.sleep(0.01)
+
+        slow = [asyncio.create_task(steady())]
+        await asyncio.sleep(0)
+        assert await asyncio.wait_for(most_at_once(turns, vector=True), 5) == 1
+        await release(slow)
+        assert await most_at_once(turns, vector=True) == 1
+
+    asyncio.run(run())
+
+
 def test_without_patience_for_it_a_slow_link_holds_up_the_others_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streams, "PATIENCE_SECONDS", 60)
 
