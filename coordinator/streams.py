@@ -44,8 +44,8 @@ class Turns:
 
 
 class Turn:
-    """One stream's turn. It lasts while frames pass, but not for ever; then the next in line gets it, and the stream goes
-    on without: a slow link holds up nobody else.
+    """One stream's turn. It lasts while frames pass, but not for ever; then the next in line gets it, and the stream
+    goes on without: a slow link holds up nobody else.
     """
 
     def __init__(self, free: asyncio.Semaphore) -> None:
