@@ -41,6 +41,7 @@ def slow_links(count: int, megabits: int = 100) -> Iterator[list[list[str]]]:
         _run(f"ip link set {BRIDGE} up")
         for number in range(count):
             made.append(f"lazbench{number}")
+            # Room for the largest packet that the kernel sends in one piece: cut up here, it costs more than the link.
             _link(made[-1], number, f"rate {megabits}mbit burst 128kb latency 100ms")
         yield [["ip", "netns", "exec", name] for name in made]
     finally:

@@ -3,8 +3,8 @@
 Left to itself, glibc keeps what was freed for the next request: a heap for every thread, and above each what was once
 needed. So there are two heaps, of which little more than is in use is kept; and when the uploads are through, what they
 leave behind is given back before the sum is opened. Tighter bounds would save a little more and cost far more time than
-the masks do: every frame would be copied into pages that have just been fetched from the system.
-Other C libraries do so by themselves, or have no such switch.
+the masks do: every frame would be copied into pages that have just been fetched from the system. Other C libraries do
+so by themselves, or have no such switch.
 """
 
 from __future__ import annotations

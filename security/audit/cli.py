@@ -300,11 +300,12 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
     from security.audit.keys import roster_from
     from security.audit.note import head_of
     from security.audit.proof import Proof
+    from security.secagg.evidence import HEADING
 
     content = proof.read_bytes()
     if content.startswith(b"{"):
         _check_fork(content, manifest, root_key, as_json)
-    if content.startswith(b"lazaret wrong-sum"):
+    if content.startswith(HEADING):
         _check_sum(content, manifest, root_key, as_json)
     parsed = Proof.parse(content)
     origin = head_of(parsed.head).origin
