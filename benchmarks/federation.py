@@ -81,8 +81,8 @@ def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]])
     return {
         "bursts": [max(moments[number] for moments in ended) - begun[number] for number in range(1, rounds + 1)],
         "audit_bytes_over_vector": checked / rounds / len(grounds.sources) / layout.byte_length,
-        "connections_over_vector": (idle - listening) / layout.byte_length,
-        "peak_over_vector": (peak - idle) / layout.byte_length,
+        "connections_over_vector": (idle - listening) / layout.memory_bytes,
+        "peak_over_vector": (peak - idle) / layout.memory_bytes,
     }
 
 

@@ -30,9 +30,10 @@ from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
 from security.errors import CodecError, ConfigError, ToolkitError
 from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
+from security.ring import FRAME_BYTES
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from security.traffic import Meter
 
 log = logging.getLogger("coordinator")

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
+import numpy as np
+
 from coordinator import memory
 from coordinator.books import Arrived, Books
 from coordinator.chronicle import Figures
@@ -32,6 +34,7 @@ from coordinator.witness import Letter, WitnessDesk
 from security.clock import Clock
 from security.errors import RemoteProtocolError, ToolkitError
 from security.relay import Cosignature, Farewell, Goodbye, Head, Held
+from security.ring import frames_of
 from security.secagg import records
 from security.secagg.coordinator import CoordinatorAttempt
 from security.secagg.effects import (
@@ -48,7 +51,7 @@ from security.secagg.effects import (
 from security.secagg.messages import StateFrame
 from security.secagg.publication import read_sum
 from security.secagg.spool import Gone
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 
 log = logging.getLogger("coordinator")
 _STORED = (Keep, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude, KeepStrikes)
@@ -197,16 +200,14 @@ class Shell:
     def _sum(self, effect: ReplaySum) -> Iterator[Wire]:
         core = self.engine.core
         try:
-            words = read_sum(core.spool, effect.sum_root, core.policy.layout)
+            vector = read_sum(core.spool, effect.sum_root, core.policy.layout)
         except Gone:
             log.warning("the sum of an older round is not in the spool any more")
             return
-        yield from SendSum(to=effect.to, result=effect.result_hash, words=words).frames()
+        yield from SendSum(to=effect.to, result=effect.result_hash, vector=vector).frames()
 
     def _state(self, state_hash: bytes) -> Iterator[StateFrame]:
-        data = self.storage.load_state(state_hash).data.cast("B")
-        for index in range(-(-len(data) // FRAME_BYTES)):
-            part = bytes(data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES])
+        for index, part in frames_of(self.storage.load_state(state_hash).view(np.uint8)):
             yield StateFrame(state_hash=state_hash, index=index, data=part)
 
     # What goes into the log and to the operator.

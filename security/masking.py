@@ -1,7 +1,7 @@
 """Masks on vectors: what a site puts on, what the coordinator takes off (docs/spec/secure-aggregation.md, "Masks").
 
 With positions i in the order of site ids, ``y_i = z_i + PRG(q_i) + sum_{j>i} PRG(k_ij) - sum_{j<i} PRG(k_ij)`` in the
-ring of 2^32 or 2^64. In the sum over the survivors the pairwise masks of two survivors cancel; the self masks are
+ring. In the sum over the survivors the pairwise masks of two survivors cancel; the self masks are
 opened, and for a site that dropped out the pairwise masks it shared with survivors are.
 """
 
@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
 from security import merkle, prg
 from security.errors import LocalProtocolError
 from security.prg import Words
+from security.ring import FRAME_BYTES, Buffer, Packed, Ring
 from security.secrets import Secret
-
-LEAF_BYTES: Final = prg.CHUNK_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,14 +51,14 @@ def masked(words: Words, masks: SiteMasks, *, workers: int = 1) -> Words:
     return out
 
 
-def leaf_hashes(words: Words) -> list[bytes]:
-    """Hash a vector in leaves of 256 KiB, the unit in which it travels and in which sums are checked."""
-    data = words.view(np.uint8).data
-    return [merkle.leaf_hash(data[start : start + LEAF_BYTES]) for start in range(0, len(data), LEAF_BYTES)]
+def leaf_hashes(vector: Packed) -> list[bytes]:
+    """Hash a vector as it travels, frame by frame: the unit in which sums are checked."""
+    data = vector.data
+    return [merkle.leaf_hash(data[start : start + FRAME_BYTES]) for start in range(0, len(data), FRAME_BYTES)]
 
 
-def vector_root(words: Words) -> bytes:
-    return merkle.root(leaf_hashes(words))
+def vector_root(vector: Packed) -> bytes:
+    return merkle.root(leaf_hashes(vector))
 
 
 class Accumulator:
@@ -70,34 +68,35 @@ class Accumulator:
     the opened masks. Until then the content is uniform noise.
     """
 
-    __slots__ = ("_total",)
+    __slots__ = ("_ring", "_total")
 
-    def __init__(self, length: int, *, ring_bits: int) -> None:
+    def __init__(self, length: int, ring: Ring) -> None:
+        self._ring = ring
         # Written, not only reserved: the pages are there before the first frame arrives.
-        self._total = np.empty(length, dtype=f"<u{ring_bits // 8}")
+        self._total = np.empty(length, dtype=ring.dtype)
         self._total.fill(0)
 
     @property
     def total(self) -> Words:
         return self._total
 
-    def _range(self, offset: int, frame: bytes | bytearray | memoryview) -> tuple[Words, Words]:
-        size = self._total.itemsize
-        if offset < 0 or offset % size or len(frame) % size or offset + len(frame) > self._total.nbytes:
-            raise LocalProtocolError(f"a frame of {len(frame)} bytes at {offset} does not lie inside the vector")
-        target = self._total[offset // size : (offset + len(frame)) // size]
-        return target, np.frombuffer(frame, dtype=self._total.dtype)
+    def _range(self, index: int, frame: Buffer) -> tuple[Words, Words]:
+        first, words = index * self._ring.frame_words, self._ring.unpack(frame)
+        if not 0 <= first < len(self._total) or len(words) != min(self._ring.frame_words, len(self._total) - first):
+            raise LocalProtocolError(f"{len(frame)} bytes are not frame {index} of the vector")
+        return self._total[first : first + len(words)], words
 
-    def add(self, offset: int, frame: bytes | bytearray | memoryview) -> None:
-        target, words = self._range(offset, frame)
+    def add(self, index: int, frame: Buffer) -> None:
+        target, words = self._range(index, frame)
         np.add(target, words, out=target)
 
-    def take_out(self, offset: int, frame: bytes | bytearray | memoryview) -> None:
-        target, words = self._range(offset, frame)
+    def take_out(self, index: int, frame: Buffer) -> None:
+        target, words = self._range(index, frame)
         np.subtract(target, words, out=target)
 
     def unmask(self, opened: OpenedMasks, *, workers: int = 1) -> None:
         prg.apply_streams(self._total, add=opened.add, subtract=opened.subtract, workers=workers)
+        self._ring.wrap(self._total)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +117,8 @@ class OpenedMasks:
         )
 
 
-def unmask_chunk(chunk: Words, opened: OpenedMasks, *, offset: int) -> None:
-    """Take the masks off one chunk of a sum: how a site checks a part of the result for itself."""
+def unmask_chunk(chunk: Words, opened: OpenedMasks, ring: Ring, *, index: int) -> None:
+    """Take the masks off one frame of a sum: how a site checks a part of the result for itself."""
+    offset = index * ring.frame_words * chunk.itemsize
     prg.apply_streams(chunk, add=opened.add, subtract=opened.subtract, offset=offset)
+    ring.wrap(chunk)

@@ -14,9 +14,10 @@ from security import relay
 from security.codec import U32_MAX
 from security.errors import LocalProtocolError
 from security.relay import FRAMES, LOG_HEAD_FIELD, SEQUENCE_FIELD, SignedHead
+from security.ring import FRAME_BYTES
 from security.secagg.certificates import BOX_BYTES
 from security.secagg.messages import UploadFrame
-from security.secagg.wire import FRAME_BYTES, Bounded, Fixed, Kind, Many, Maybe, Nested, Number, Wire, kinds
+from security.secagg.wire import Bounded, Fixed, Kind, Many, Maybe, Nested, Number, Wire, kinds
 
 _NUMBER_OF: Final = {cls: number for number, cls in relay.KINDS.items()}
 LOG_SIGNATURE_BYTES: Final = 64

@@ -74,7 +74,7 @@ def apply_streams(
     offset: int = 0,
     workers: int = 1,
 ) -> None:
-    """Add and subtract whole streams in place, modulo 2^32 or 2^64.
+    """Add and subtract whole streams in place, modulo 2^32 or 2^64; a smaller ring is wrapped afterwards.
 
     :param source: where the words come from, if not from `words` itself; copied chunk by chunk on the way.
     :param offset: the byte of the streams that the first word of `words` meets; a multiple of 16.

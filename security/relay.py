@@ -20,12 +20,12 @@ from security.audit.witness import Held as HeldHead
 from security.audit.witness import Submission
 from security.codec import Reader
 from security.errors import CodecError
+from security.ring import FRAME_BYTES
 from security.secagg.messages import FROM_SITE as PROTOCOL_FROM_SITE
 from security.secagg.messages import KINDS as PROTOCOL_KINDS
 from security.secagg.messages import ChunkPiece, Rollback, StateFrame, SumFrame, UploadFrame
 from security.secagg.wire import (
     DIGEST,
-    FRAME_BYTES,
     Bounded,
     Count,
     Digest,

@@ -19,7 +19,7 @@ from security.parcel_size import Shape, expected_bytes
 from security.relay import FRAMES, SignedHead
 from security.secagg import messages
 from security.secagg.layout import Layout
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from site_agent.effects import Post, PostVector
 from site_agent.policy import SitePolicy
 
@@ -101,7 +101,7 @@ class Outbox:
         """
         if not self.connected:
             return
-        first, total = post.upload.first, -(-self.layout.byte_length // FRAME_BYTES)
+        first, total = post.upload.first, self.layout.frames
         if first >= total:
             return
         shape = replace(
@@ -110,7 +110,7 @@ class Outbox:
         outgoing = OutgoingVector(
             msg_id=self._name(self._sequence + 1),
             shape=shape,
-            vector=post.upload.words.data.cast("B"),
+            vector=post.upload.vector.data,
             root=post.root,
             destination=self.destination,
             head=own_head(self._log).size,

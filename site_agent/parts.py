@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from security.errors import CodecError, RemoteProtocolError
 from security.relay import ManifestFrame
-from security.secagg.wire import FRAME_BYTES
+from security.ring import FRAME_BYTES
 
 
 class ManifestParts:

@@ -144,7 +144,7 @@ class Vault:
         header = _header(layout, update)
         box = aead.seal(
             self._key,
-            Secret(update.words.tobytes()),
+            Secret(layout.ring.pack(update.words).tobytes()),
             kx=_binding(header),
             source=self._site,
             destination=self._site,
@@ -175,7 +175,7 @@ class Vault:
                 where=str(path),
                 hint="delete it: the site sits this round out and trains the next one",
             ) from error
-        values = np.frombuffer(words.reveal(), dtype=layout.dtype)
+        values = layout.ring.unpack(words.reveal())
         return PendingUpdate(round=number, state_hash=state_hash, config_hash=config_hash, words=values)
 
     def forget(self, round_number: int) -> None:

@@ -81,7 +81,7 @@ def _total(storage: Storage, root: bytes, layout: Layout) -> Words | None:
         return None
     if masking.vector_root(total) != root:
         raise ConfigError("a sum in the spool does not have the root that was signed", where=str(storage.spool))
-    return total
+    return layout.ring.unpack(total)
 
 
 def _published(result: Result, total: Words | None, *, checked: bool) -> Published:
@@ -113,6 +113,7 @@ def is_exact(result: Published, words: Mapping[str, Words], layout: Layout) -> b
     expected = np.zeros(layout.words, dtype=layout.dtype)
     for site in result.survivors:
         expected += words[site]
+    layout.ring.wrap(expected)
     return result.total is not None and bool(np.array_equal(result.total, expected))
 
 

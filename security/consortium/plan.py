@@ -73,7 +73,7 @@ class AggregationPlan(Document):
     least_survivors: Positive | None = None
     single_history: bool = True
     allow_two_sites: bool = False
-    ring_bits: Literal[32, 64] = 32
+    ring_bits: Literal[24, 32, 64] = 24
     weight_cap: Positive = 16_384
     report_metrics: bool = True
     clip_margin: Real = 8

@@ -12,6 +12,7 @@ from security import aead, key_agreement, masking, merkle, shamir
 from security.errors import ToolkitError, VerificationFailed
 from security.key_agreement import KeyPair
 from security.prg import Words
+from security.ring import Packed, Ring
 from security.rng import Randomness
 from security.secagg import burst_checks, statements
 from security.secagg import context as hashes
@@ -66,7 +67,7 @@ class OpenAttempt:
     deals: bytes = b""
     held: dict[str, tuple[Secret, Secret]] = field(default_factory=dict)
     header: UploadHeader | None = None
-    vector: Words | None = field(default=None, repr=False)
+    vector: Packed | None = field(default=None, repr=False)
 
     @classmethod
     def begin(
@@ -161,7 +162,7 @@ class OpenAttempt:
             raise BadDealer(dealer) from error
         self.held[dealer] = (b_share, s_share)
 
-    def mask(self, update: Words, *, workers: int) -> UploadHeader:
+    def mask(self, update: Words, ring: Ring, *, workers: int) -> UploadHeader:
         """Mask a copy of the update with this attempt's keys, once, and sign its root (S3)."""
         pairs = {
             advert.site: key_agreement.mask_key(
@@ -172,7 +173,7 @@ class OpenAttempt:
         }
         self_key = key_agreement.self_mask_key(self.seed, kx=self.kx, site=self.site)
         masks = masking.SiteMasks.of(self.site, self_key, pairs)
-        self.vector = masking.masked(update, masks, workers=workers)
+        self.vector = ring.pack(masking.masked(update, masks, workers=workers))
         root = masking.vector_root(self.vector)
         length = self.vector.nbytes
         signature = self.signer.sign(statements.upload(self.kx, self.deals, length, root))

@@ -145,7 +145,7 @@ class Sites:
                     data = messages.encode(effect.message)
                 yield data
             elif isinstance(effect, SendUpload):
-                self.masked = self.masked or effect.words.tobytes()
+                self.masked = self.masked or effect.vector.tobytes()
                 yield from self._frames(effect)
                 self._forget(name)
             elif isinstance(effect, Advanced):

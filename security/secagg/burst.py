@@ -14,7 +14,6 @@ from security.secagg.attempt import OpenAttempt, unmask_message
 from security.secagg.effects import Effect, Effects, Send, SendUpload
 from security.secagg.records import Outcome
 from security.secagg.site_core import PendingUpdate, SiteCore
-from security.secagg.wire import FRAME_BYTES
 
 
 class Burst:
@@ -96,7 +95,7 @@ class Burst:
         bound = self.core.journal.update
         if self.update is None or bound is None:
             raise LocalProtocolError("the update is gone", where="upload")
-        header = attempt.mask(self.update.words, workers=self.core.workers)
+        header = attempt.mask(self.update.words, self.core.policy.layout.ring, workers=self.core.workers)
         upload = records.UploadBound(
             ctx=attempt.ctx,
             deals=attempt.deals,
@@ -108,7 +107,7 @@ class Burst:
 
     def _frames(self, first: int) -> SendUpload:
         attempt = self._open()
-        if attempt.vector is None or not 0 <= first <= -(-attempt.vector.nbytes // FRAME_BYTES):
+        if attempt.vector is None or not 0 <= first <= self.core.policy.layout.frames:
             raise RemoteProtocolError("there is no such frame", where="upload")
         return SendUpload(attempt.kx, attempt.vector, first)
 

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from security.errors import ToolkitError
 from security.prg import Words
+from security.ring import Packed, frames_of
 from security.secagg.context import Verdict
 from security.secagg.messages import ChunkPiece, SumFrame, UploadFrame
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 
 Vector = npt.NDArray[np.float32]
 
@@ -48,14 +49,12 @@ class SendUpload:
     """Send the masked vector in frames, from `first` on."""
 
     kx: bytes
-    words: Words = field(repr=False)
+    vector: Packed = field(repr=False)
     first: int = 0
 
     def frames(self) -> Iterator[UploadFrame]:
-        data = self.words.data.cast("B")
-        for index in range(self.first, -(-len(data) // FRAME_BYTES)):
-            start = index * FRAME_BYTES
-            yield UploadFrame(kx=self.kx, index=index, data=bytes(data[start : start + FRAME_BYTES]))
+        for index, data in frames_of(self.vector, first=self.first):
+            yield UploadFrame(kx=self.kx, index=index, data=data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +63,11 @@ class SendSum:
 
     to: str
     result: bytes
-    words: Words = field(repr=False)
+    vector: Packed = field(repr=False)
 
     def frames(self) -> Iterator[SumFrame]:
-        data = self.words.data.cast("B")
-        for index in range(-(-len(data) // FRAME_BYTES)):
-            start = index * FRAME_BYTES
-            yield SumFrame(result=self.result, index=index, data=bytes(data[start : start + FRAME_BYTES]))
+        for index, data in frames_of(self.vector):
+            yield SumFrame(result=self.result, index=index, data=data)
 
 
 @dataclass(frozen=True, slots=True)

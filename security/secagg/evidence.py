@@ -13,11 +13,12 @@ import numpy as np
 
 from security import masking, merkle
 from security.errors import CodecError, VerificationFailed
+from security.ring import FRAME_BYTES, frames_of
 from security.secagg import result_checks
 from security.secagg.messages import ChunkPiece, Path, Result
 from security.secagg.policy import AggregationPolicy
 from security.secagg.result import ChunkAudit, opened_masks
-from security.secagg.wire import FRAME_BYTES, Bounded, Many, Nested, Small, Wire
+from security.secagg.wire import Bounded, Many, Nested, Small, Wire
 
 # What such a file begins with, so that a tool knows it from other proofs.
 HEADING: Final = b"lazaret wrong-sum proof 1\n"
@@ -37,8 +38,7 @@ class WrongSumEvidence(Wire):
     def of(cls, audit: ChunkAudit) -> WrongSumEvidence:
         """From the chunk at hand, all of whose pieces have come."""
         result, chunk = audit.header.result, audit.todo[0]
-        data = bytes(audit.total.data.cast("B"))
-        frames = [data[start : start + FRAME_BYTES] for start in range(0, len(data), FRAME_BYTES)]
+        frames = [data for _, data in frames_of(audit.policy.layout.ring.pack(audit.total))]
         tree = merkle.Tree([merkle.leaf_hash(frame) for frame in frames])
         path = tree.inclusion_path(chunk)
         pieces = tuple(audit.pieces[line.site] for line in result.uploads)
@@ -70,11 +70,12 @@ class WrongSumEvidence(Wire):
         roots = {line.site: line.root for line in result.uploads}
         if [piece.site for piece in self.pieces] != list(roots) or any(p.chunk != self.chunk for p in self.pieces):
             raise VerificationFailed("pieces are not those of the survivors", where="evidence")
-        recomputed = np.zeros(len(self.published) // policy.layout.dtype.itemsize, dtype=policy.layout.dtype)
+        ring = policy.layout.ring
+        recomputed = np.zeros(len(self.published) // ring.word_bytes, dtype=ring.dtype)
         for piece in self.pieces:
             result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=chunks)
-            recomputed += np.frombuffer(piece.data, dtype=policy.layout.dtype)
+            recomputed += ring.unpack(piece.data)
         masks = opened_masks(kx, result.adverts, tuple(roots), result.seeds, result.keys)
-        masking.unmask_chunk(recomputed, masks, offset=self.chunk * FRAME_BYTES)
-        if recomputed.tobytes() == self.published:
+        masking.unmask_chunk(recomputed, masks, ring, index=self.chunk)
+        if ring.pack(recomputed).tobytes() == self.published:
             raise VerificationFailed("the chunk is the sum of the uploads: nobody is convicted", where="evidence")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.ring import FRAME_BYTES
 from security.secagg import certificate_checks, records, result_checks, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack
@@ -27,7 +28,6 @@ from security.secagg.messages import (
 )
 from security.secagg.result import CheckedHeader, ChunkAudit, Download, check_header
 from security.secagg.site_core import SiteCore
-from security.secagg.wire import FRAME_BYTES
 
 
 class Intake:

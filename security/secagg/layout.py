@@ -21,6 +21,7 @@ import numpy.typing as npt
 from security import codec, labels
 from security.errors import ConfigError
 from security.prg import BLOCK_BYTES
+from security.ring import BITS, FRAME_BYTES, Ring
 
 Kind = Literal["mean", "statistic", "sum", "count"]
 STATE_KINDS: Final = ("mean", "statistic")
@@ -150,8 +151,8 @@ class Layout:
     _offsets: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if self.ring_bits not in (32, 64):
-            raise _bad("ring_bits", f"{self.ring_bits} is neither 32 nor 64")
+        if self.ring_bits not in BITS:
+            raise _bad("ring_bits", f"{self.ring_bits} is none of {', '.join(map(str, BITS))}")
         if not 2 <= self.roster_size <= MAX_ROSTER:
             raise _bad("roster_size", f"{self.roster_size} is not in 2..{MAX_ROSTER}")
         self._require_order()
@@ -218,12 +219,16 @@ class Layout:
         return self.half_ring // self.roster_size
 
     @property
+    def ring(self) -> Ring:
+        return Ring(self.ring_bits)
+
+    @property
     def dtype(self) -> np.dtype[Any]:
-        return np.dtype(f"<u{self.ring_bits // 8}")
+        return self.ring.dtype
 
     @property
     def signed_dtype(self) -> np.dtype[Any]:
-        return np.dtype(f"<i{self.ring_bits // 8}")
+        return self.ring.signed_dtype
 
     @cached_property
     def state_words(self) -> int:
@@ -236,12 +241,26 @@ class Layout:
     @cached_property
     def words(self) -> int:
         """Length of the vector in words, padded to whole AES blocks; the padding is zero."""
-        per_block = BLOCK_BYTES * 8 // self.ring_bits
+        per_block = BLOCK_BYTES // self.dtype.itemsize
         return -(-self.used_words // per_block) * per_block
 
     @property
     def byte_length(self) -> int:
-        return self.words * self.ring_bits // 8
+        """Of the vector on the wire."""
+        return self.words * self.ring.word_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the vector in memory."""
+        return self.words * self.dtype.itemsize
+
+    @property
+    def frames(self) -> int:
+        return -(-self.byte_length // FRAME_BYTES)
+
+    def frame_bytes(self, index: int) -> int:
+        """How long a frame is: the last one has what is left."""
+        return min(FRAME_BYTES, self.byte_length - index * FRAME_BYTES)
 
     @cached_property
     def state_blocks(self) -> tuple[Block, ...]:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 from security import codec
 from security.codec import Reader
 from security.errors import CodecError
+from security.ring import FRAME_BYTES
 from security.secagg.certificates import (
     BOX_BYTES,
     SHARE_BYTES,
@@ -28,7 +29,6 @@ from security.secagg.certificates import (
 from security.secagg.context import RoundContext
 from security.secagg.wire import (
     DIGEST,
-    FRAME_BYTES,
     Bounded,
     Count,
     Digest,

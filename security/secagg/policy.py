@@ -13,7 +13,6 @@ from security.errors import ConfigError, PolicyViolation
 from security.secagg import thresholds
 from security.secagg.layout import Layout
 from security.secagg.thresholds import Thresholds
-from security.secagg.wire import FRAME_BYTES
 from security.signing import VerifyKey
 
 DAY_MS = 24 * 3600 * 1000
@@ -141,5 +140,5 @@ class AggregationPolicy:
 
     @property
     def chunks(self) -> int:
-        """How many 256 KiB chunks a vector has."""
-        return -(-self.layout.byte_length // FRAME_BYTES)
+        """How many chunks of a sum there are to check: the frames of a vector."""
+        return self.layout.frames

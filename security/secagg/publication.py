@@ -9,6 +9,7 @@ import numpy as np
 from security import masking
 from security.errors import RemoteProtocolError
 from security.prg import Words
+from security.ring import FRAME_BYTES, Packed, frames_of
 from security.secagg import certificate_checks, result_checks, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
@@ -20,7 +21,6 @@ from security.secagg.policy import AggregationPolicy
 from security.secagg.spool import Spool
 from security.secagg.statements import Signer
 from security.secagg.uploads import Uploads
-from security.secagg.wire import FRAME_BYTES
 
 
 def build_result(
@@ -30,7 +30,7 @@ def build_result(
     quorum: Quorum,
     secrets: tuple[tuple[bytes, ...], tuple[bytes, ...]],
     *,
-    total: Words,
+    total: Packed,
     outcome: states.Outcome,
 ) -> Result:
     """C5, signed."""
@@ -54,20 +54,25 @@ def build_result(
 class Publication:
     """A published result until it is covered."""
 
-    def __init__(self, policy: AggregationPolicy, result: Result, uploads: Uploads | None, total: Words) -> None:
+    def __init__(self, policy: AggregationPolicy, result: Result, uploads: Uploads | None, vector: Packed) -> None:
         self._policy = policy
         self.result = result
-        self.total = total
+        self.vector = vector
         self._uploads = uploads
         _, _, self.result_hash = result_checks.result_digests(result)
         self.acks: dict[str, Ack] = {}
+
+    @property
+    def total(self) -> Words:
+        """The sum in words."""
+        return self._policy.layout.ring.unpack(self.vector)
 
     @property
     def survivors(self) -> tuple[str, ...]:
         return tuple(line.site for line in self.result.uploads)
 
     def sum_to(self, site: str) -> SendSum:
-        return SendSum(to=site, result=self.result_hash, words=self.total)
+        return SendSum(to=site, result=self.result_hash, vector=self.vector)
 
     def take_ack(self, ack: Ack) -> bool:
         """Take an acknowledgement; returns whether the result is now covered."""
@@ -95,18 +100,16 @@ class Publication:
         return SendPieces(site, lambda: uploads.pieces(self.result_hash, request.chunk, self.survivors))
 
 
-def spool_sum(spool: Spool, root: bytes, total: Words) -> None:
+def spool_sum(spool: Spool, root: bytes, total: Packed) -> None:
     """Keep a sum under its root, for restarts and for sites that catch up."""
-    data = total.data.cast("B")
-    for index in range(-(-len(data) // FRAME_BYTES)):
-        spool.write(root, index, bytes(data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES]))
+    for index, data in frames_of(total):
+        spool.write(root, index, data)
     spool.seal(root)
 
 
-def read_sum(spool: Spool, root: bytes, layout: Layout) -> Words:
+def read_sum(spool: Spool, root: bytes, layout: Layout) -> Packed:
     """A sum from the spool."""
-    total: Words = np.empty(layout.words, dtype=layout.dtype)
-    data = total.data.cast("B")
-    for index in range(-(-layout.byte_length // FRAME_BYTES)):
-        data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES] = spool.read(root, index)
+    total = np.empty(layout.byte_length, dtype=np.uint8)
+    for index in range(layout.frames):
+        total.data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES] = spool.read(root, index)
     return total

@@ -23,7 +23,6 @@ from security.secagg.journal import AttemptMemory, Head
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, Result, SumFrame
 from security.secagg.policy import AggregationPolicy, AuditMode
-from security.secagg.wire import FRAME_BYTES
 from security.secrets import Secret
 
 
@@ -86,20 +85,21 @@ class Download:
     def __init__(self, header: CheckedHeader, layout: Layout) -> None:
         self.header = header
         self.total: Words = np.empty(layout.words, dtype=layout.dtype)
-        self._bytes = self.total.data.cast("B")
+        self._layout = layout
         self._leaves: list[bytes] = []
 
     @property
     def complete(self) -> bool:
-        return len(self._leaves) * FRAME_BYTES >= len(self._bytes)
+        return len(self._leaves) == self._layout.frames
 
     def take(self, frame: SumFrame) -> None:
-        start = len(self._leaves) * FRAME_BYTES
         if frame.result != self.header.result_hash or frame.index != len(self._leaves) or self.complete:
             raise RemoteProtocolError("frame is not the next one of this sum", where="result")
-        if len(frame.data) != min(FRAME_BYTES, len(self._bytes) - start):
+        if len(frame.data) != self._layout.frame_bytes(frame.index):
             raise RemoteProtocolError("frame has the wrong length", where="result")
-        self._bytes[start : start + len(frame.data)] = frame.data
+        ring = self._layout.ring
+        words = ring.unpack(frame.data)
+        self.total[frame.index * ring.frame_words :][: len(words)] = words
         self._leaves.append(merkle.leaf_hash(frame.data))
 
     def finish(self) -> Words:
@@ -133,10 +133,10 @@ class ChunkAudit:
             raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")
         if piece.site not in roots or piece.site in self.pieces:
             raise RemoteProtocolError("piece is of no survivor, or came before", where="audit")
-        if len(piece.data) != min(FRAME_BYTES, self.total.nbytes - piece.chunk * FRAME_BYTES):
+        if len(piece.data) != self.policy.layout.frame_bytes(piece.chunk):
             raise RemoteProtocolError("piece has the wrong length", where="audit")
         result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=self.policy.chunks)
-        words = np.frombuffer(piece.data, dtype=self.total.dtype)
+        words = self.policy.layout.ring.unpack(piece.data)
         if self._partial is None:
             self._partial = np.zeros(len(words), dtype=self.total.dtype)
         np.add(self._partial, words, out=self._partial)
@@ -150,10 +150,9 @@ class ChunkAudit:
         if self._masks is None:
             result = self.header.result
             self._masks = opened_masks(self.header.kx, result.adverts, self.header.survivors, result.seeds, result.keys)
-        offset = self.todo[0] * FRAME_BYTES
-        masking.unmask_chunk(partial, self._masks, offset=offset)
-        first = offset // self.total.itemsize
-        result_checks.check_chunk_sum(partial, self.total[first : first + len(partial)])
+        index, ring = self.todo[0], self.policy.layout.ring
+        masking.unmask_chunk(partial, self._masks, ring, index=index)
+        result_checks.check_chunk_sum(partial, self.total[index * ring.frame_words :][: len(partial)])
         self.good.add(self.todo.pop(0))
         self._partial, self.pieces = None, {}
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from security.errors import LocalProtocolError
-from security.secagg.wire import FRAME_BYTES
+from security.ring import FRAME_BYTES
 
 
 class Gone(LocalProtocolError):
@@ -22,7 +22,7 @@ class Gone(LocalProtocolError):
 
 
 class Spool(Protocol):
-    """Vectors in frames of 256 KiB, the last one shorter."""
+    """Vectors in frames, the last one shorter."""
 
     def write(self, key: bytes, index: int, frame: bytes) -> None:
         """Put a frame of a vector in its place; frames come in order."""

@@ -24,7 +24,6 @@ from security.secagg.fixed_point import CHUNK_WORDS, step_size
 from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout
 
 State = npt.NDArray[np.float32]
-MOVEMENT_SHIFT: Final = 24
 _EXPONENT_BITS: Final = np.uint32(0x7F80_0000)
 
 
@@ -159,15 +158,17 @@ def judge(layout: Layout, signed: Words, *, survivors: int) -> str:
 def _moves_too_far(layout: Layout, block: Block, signed: Words, weight: int) -> bool:
     """Compare the L2 norm of a tensor's step with its cap, as whole numbers."""
     coarse = max(0, (layout.roster_size * layout.quantum).bit_length() - 31)
-    moved = sum(_movement(signed[part], coarse) for part, _ in _chunks(slice(0, len(signed))))
-    # The step is S*C*W / (Q*weight) with S = s * 2^coarse, and `moved` is the sum of s^2 / 2^24.
-    step = (moved << (MOVEMENT_SHIFT + 2 * coarse)) * layout.weight_cap**2
+    # So much that 2^22 squares fit 64 bits, and no more, so that small steps count.
+    shift = 2 * min(layout.ring_bits, 32) - 40
+    moved = sum(_movement(signed[part], coarse, shift) for part, _ in _chunks(slice(0, len(signed))))
+    # The step is S*C*W / (Q*weight) with S = s * 2^coarse, and `moved` is the sum of s^2 / 2^shift.
+    step = (moved << (shift + 2 * coarse)) * layout.weight_cap**2
     bound = (layout.quantum * weight) ** 2
     return step * Fraction(4) ** (block.clip_exponent - block.movement_exponent) > bound
 
 
-def _movement(part: Words, coarse: int) -> int:
+def _movement(part: Words, coarse: int, shift: int) -> int:
     steps = part >> coarse if coarse else part
     squares: Any = np.multiply(steps, steps, dtype=np.int64)
-    squares >>= MOVEMENT_SHIFT
+    squares >>= shift
     return int(squares.sum())

@@ -17,7 +17,6 @@ from security.secagg.effects import Discard
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, UploadFrame, UploadHeader
 from security.secagg.spool import Gone, Spool
-from security.secagg.wire import FRAME_BYTES
 
 
 def spool_key(header: UploadHeader) -> bytes:
@@ -37,10 +36,9 @@ class Uploads:
     """All uploads of one attempt."""
 
     def __init__(self, layout: Layout, spool: Spool) -> None:
-        self._length = layout.byte_length
+        self._layout = layout
         self._spool = spool
-        self._frames = -(-self._length // FRAME_BYTES)
-        self.sum = Accumulator(layout.words, ring_bits=layout.ring_bits)
+        self.sum = Accumulator(layout.words, layout.ring)
         self.arriving: dict[str, Arriving] = {}
         self.complete: dict[str, UploadHeader] = {}
         self._trees: dict[str, merkle.Tree] = {}
@@ -49,7 +47,7 @@ class Uploads:
         """Take a header; returns how many frames are already there, from before a restart."""
         upload = self.arriving[header.site] = Arriving(header)
         key = spool_key(header)
-        for index in range(min(self._spool.frames(key), self._frames - 1)):
+        for index in range(min(self._spool.frames(key), self._layout.frames - 1)):
             self._count(upload, self._spool.read(key, index))
         return len(upload.leaves)
 
@@ -63,15 +61,14 @@ class Uploads:
             raise RemoteProtocolError("frame is not the next one of an upload", where=f"site {site}")
         if frame.index < len(upload.leaves):
             return None  # sent again after a reconnect
-        expected = min(FRAME_BYTES, self._length - frame.index * FRAME_BYTES)
-        if len(frame.data) != expected:
+        if len(frame.data) != self._layout.frame_bytes(frame.index):
             raise RemoteProtocolError("frame has the wrong length", where=f"site {site}")
         self._spool.write(spool_key(upload.header), frame.index, frame.data)
         self._count(upload, frame.data)
-        return self._finish(site, upload) if len(upload.leaves) == self._frames else None
+        return self._finish(site, upload) if len(upload.leaves) == self._layout.frames else None
 
     def _count(self, upload: Arriving, data: bytes) -> None:
-        self.sum.add(len(upload.leaves) * FRAME_BYTES, data)
+        self.sum.add(len(upload.leaves), data)
         upload.leaves.append(merkle.leaf_hash(data))
 
     def _finish(self, site: str, upload: Arriving) -> UploadHeader:
@@ -91,18 +88,18 @@ class Uploads:
             return
         key = spool_key(upload.header)
         for index in range(len(upload.leaves)):
-            self.sum.take_out(index * FRAME_BYTES, self._spool.read(key, index))
+            self.sum.take_out(index, self._spool.read(key, index))
         self._spool.remove(key)
 
     def restore(self, header: UploadHeader, *, count: bool = True) -> None:
         """After a restart: take up a complete upload from the spool, and into the sum if that is still to be opened."""
         key = spool_key(header)
         leaves = []
-        for index in range(self._frames):
+        for index in range(self._layout.frames):
             data = self._spool.read(key, index)
             leaves.append(merkle.leaf_hash(data))
             if count:
-                self.sum.add(index * FRAME_BYTES, data)
+                self.sum.add(index, data)
         if merkle.root(leaves) != header.root:
             raise VerificationFailed("spooled upload is not what its site signed", where=f"site {header.site}")
         self.complete[header.site] = header
@@ -120,7 +117,7 @@ class Uploads:
 
     def pieces(self, result: bytes, chunk: int, survivors: Sequence[str]) -> Iterator[ChunkPiece]:
         """One chunk of every upload, each with its path; ends early if the uploads are covered and gone meanwhile."""
-        if not 0 <= chunk < self._frames:
+        if not 0 <= chunk < self._layout.frames:
             raise RemoteProtocolError("there is no such chunk", where="audit")
         for site in survivors:
             try:

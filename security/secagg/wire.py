@@ -17,7 +17,6 @@ from security.errors import CodecError
 
 MAX_SITES = 255  # positions are the non-zero elements of GF(2^8)
 MAX_NAME = 64
-FRAME_BYTES = 256 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 

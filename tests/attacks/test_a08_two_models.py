@@ -114,7 +114,7 @@ def summed(run: EvilCoordinator, updates: dict[str, Words], contexts: dict[str, 
         }
         own = key_agreement.self_mask_key(Secret(randomness.bytes(32)), kx=kx, site=name)
         total += masking.masked(words, SiteMasks.of(name, own, keys))
-        masking.unmask_chunk(total, masking.OpenedMasks.of([own], {}), offset=0)
+        masking.unmask_chunk(total, masking.OpenedMasks.of([own], {}), run.policy.layout.ring, index=0)
     return total
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.prg import Words
+from security.ring import FRAME_BYTES
 from security.rng import CountedRandomness
 from security.secagg import messages, plan_checks, result_checks
 from security.secagg import state as states
@@ -23,7 +24,6 @@ from security.secagg.policy import AuditMode
 from security.secagg.publication import Publication, build_result
 from security.secagg.result import CheckedHeader, assigned_chunks
 from security.secagg.transitions import SiteState
-from security.secagg.wire import FRAME_BYTES
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
 
 CHUNK = 2
@@ -36,10 +36,11 @@ def forged(run: EvilCoordinator, attempt: CoordinatorAttempt, total: Words) -> P
     assert secrets is not None
     outcome = states.next_state(run.policy.layout, run.model, total, survivors=len(run.sites))
     attempt.model = outcome.state
+    packed = run.policy.layout.ring.pack(total)
     result = build_result(
-        run.core.signer, attempt.dealing, attempt.survivors, attempt.quorum, secrets, total=total, outcome=outcome
+        run.core.signer, attempt.dealing, attempt.survivors, attempt.quorum, secrets, total=packed, outcome=outcome
     )
-    return Publication(run.policy, result, attempt.uploads, total)
+    return Publication(run.policy, result, attempt.uploads, packed)
 
 
 def publish(run: EvilCoordinator, published: Publication, sites: Any) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from security import uniformity
 from security.errors import PolicyViolation
+from security.ring import BITS
 from security.secagg import fixed_point, messages, thresholds
 from security.secagg.certificates import Advert
 from security.secagg.context import Verdict
@@ -37,7 +38,7 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[RecordedFederation, int]:
     layout = small_layout(
         n,
         words=draw(st.integers(1, 60)),
-        ring_bits=draw(st.sampled_from([32, 64])),
+        ring_bits=draw(st.sampled_from(BITS)),
         weight_cap=draw(st.sampled_from([1, 64, 4096])),
     )
     run = federation(

@@ -27,8 +27,8 @@ from security.dp.events import dp_sgd_event, rate_at_least
 from security.dp.filter import RenyiFilter
 from security.parcel_size import Shape
 from security.pki import Role
+from security.ring import FRAME_BYTES
 from security.rng import CountedRandomness
-from security.secagg.wire import FRAME_BYTES
 from tests.support.consortium_world import World, subject
 
 SITES = ("graz", "linz", "vienna")

@@ -29,6 +29,7 @@ from coordinator.storage import Storage
 from security.clock import ManualClock
 from security.errors import ToolkitError
 from security.relay import KINDS, Decline, Ping, Pong
+from security.ring import frames_of
 from security.rng import CountedRandomness
 from security.secagg import messages
 from security.secagg.coordinator_core import CoordinatorCore
@@ -44,7 +45,7 @@ from security.secagg.site_core import PendingUpdate
 from security.secagg.spool import FileSpool
 from security.secagg.state import canonical, state_hash
 from security.secagg.statements import Signer
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 
 WORDS = 40
 CONFIG = bytes(32)
@@ -149,13 +150,11 @@ class EngineWorld:
                     for piece in pieces():
                         self._to(to, piece)
                 case ReplaySum(to, result_hash, root):
-                    words = read_sum(self.engine.core.spool, root, self.layout)
-                    for frame in SendSum(to=to, result=result_hash, words=words).frames():
+                    vector = read_sum(self.engine.core.spool, root, self.layout)
+                    for frame in SendSum(to=to, result=result_hash, vector=vector).frames():
                         self._to(to, frame)
                 case SendState(to, digest):
-                    data = self.storage.load_state(digest).tobytes()
-                    for index in range(-(-len(data) // FRAME_BYTES)):
-                        part = data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES]
+                    for index, part in frames_of(self.storage.load_state(digest).view(np.uint8)):
                         self._to(to, messages.StateFrame(state_hash=digest, index=index, data=part))
                 case Discard(keys):
                     for key in keys:

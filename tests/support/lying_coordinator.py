@@ -21,7 +21,7 @@ from scripts.one_machine.party import cli, log_to_stderr
 from security.secagg import messages, result_checks, statements
 from security.secagg.context import RoundContext
 from security.secagg.statements import Signer
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from security.terminal import run_command
 
 VICTIM: Final = "site0"
@@ -100,7 +100,7 @@ class LyingService(Service):
         if self._false_result and stream.site == VICTIM and isinstance(message, messages.SumFrame):
             # The sum belongs to the result that was shown; its last frame is the end of this lie.
             message = replace(message, result=self._false_result)
-            last = (message.index + 1) * FRAME_BYTES >= self.shell.engine.core.policy.layout.byte_length
+            last = message.index + 1 == self.shell.engine.core.policy.layout.frames
             self._false_result = None if last else self._false_result
         await super().deliver(stream, message, context)
 

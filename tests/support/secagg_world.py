@@ -103,6 +103,8 @@ def random_updates(layout: Layout, sites: Iterable[str], seed: int) -> dict[str,
 
 
 def reference_sum(layout: Layout, updates: Mapping[str, Words], survivors: Iterable[str]) -> list[int]:
-    """The sum in whole numbers of any size, then into the ring."""
+    """The sum in whole numbers of any size, then into the ring, as its words lie in memory."""
     chosen = [updates[site].tolist() for site in survivors]
-    return [sum(column) % 2**layout.ring_bits for column in zip(*chosen, strict=True)]
+    ring, half = 2**layout.ring_bits, 2 ** (layout.ring_bits - 1)
+    sums = [(sum(column) + half) % ring - half for column in zip(*chosen, strict=True)]
+    return [value % 2 ** (8 * layout.dtype.itemsize) for value in sums]

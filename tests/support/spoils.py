@@ -16,7 +16,7 @@ from security.secagg.attempt import SHARE_BYTES
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.layout import Layout
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from security.secrets import Secret
 
 
@@ -102,7 +102,7 @@ class Spoils:
 
     def upload(self, kx: bytes, site: str) -> Words | None:
         frames = self.frames.get((kx, site), {})
-        if len(frames) < -(-self.layout.byte_length // FRAME_BYTES):
+        if len(frames) < self.layout.frames:
             return None
         return np.frombuffer(b"".join(frames[index] for index in sorted(frames)), dtype=self.layout.dtype).copy()
 

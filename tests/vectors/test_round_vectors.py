@@ -11,6 +11,7 @@ from test_vectors import Case, Replay, refuses, secret, topic, unhex
 from security import aead, key_agreement, masking, merkle, shamir, uniformity
 from security.key_agreement import KeyPair
 from security.masking import Accumulator, OpenedMasks, SiteMasks
+from security.ring import Ring
 from security.secagg import context as contexts
 from security.secagg import fixed_point
 from security.secagg.certificates import Advert
@@ -117,16 +118,17 @@ def masked(case: Case, layout: Layout, party: Case) -> Any:
 def test_masks_sum_and_result(case: Case) -> None:
     layout = Layout.from_dict(case["layout"])
     kx, deals = unhex(case["kx"]), unhex(case["deals"])
-    total = Accumulator(layout.words, ring_bits=layout.ring_bits)
+    ring = layout.ring
+    total = Accumulator(layout.words, ring)
     alive = [party for party in case["parties"] if party["site"] not in case["dropped"]]
     roots = []
     for party in case["parties"]:
-        words = masked(case, layout, party)
-        assert words.tobytes().hex() == party["upload"]
-        assert masking.vector_root(words).hex() == party["upload_root"]
+        vector = ring.pack(masked(case, layout, party))
+        assert vector.tobytes().hex() == party["upload"]
+        assert masking.vector_root(vector).hex() == party["upload_root"]
         if party in alive:
-            total.add(0, words.tobytes())
-            roots.append((party["site"], masking.vector_root(words)))
+            total.add(0, vector.tobytes())
+            roots.append((party["site"], masking.vector_root(vector)))
     survivors = contexts.survivors_digest(kx, deals, roots)
     assert survivors.hex() == case["survivors"]
     gone = [party for party in case["parties"] if party not in alive]
@@ -134,7 +136,7 @@ def test_masks_sum_and_result(case: Case) -> None:
         (party["site"], other["site"]): pair_keys(case, other)[party["site"]] for other in gone for party in alive
     }
     total.unmask(OpenedMasks.of([self_key(case, party) for party in alive], dropped))
-    assert total.total.tobytes().hex() == case["sum"]
+    assert ring.pack(total.total).tobytes().hex() == case["sum"]
     state = np.frombuffer(unhex(case["state"]), dtype="<f4")
     outcome = next_state(layout, state, total.total, survivors=len(alive))
     assert (outcome.verdict, state_hash(outcome.state).hex()) == (case["verdict"], case["next_hash"])
@@ -142,7 +144,7 @@ def test_masks_sum_and_result(case: Case) -> None:
         kx=kx,
         survivors=survivors,
         verdict=outcome.verdict,
-        sum_root=masking.vector_root(total.total),
+        sum_root=masking.vector_root(ring.pack(total.total)),
         seeds=[unhex(party["seed"]) for party in alive],
         keys=[unhex(party["mask_scalar"]) for party in gone],
         state_hash=state_hash(outcome.state),
@@ -179,7 +181,7 @@ def test_two_model_hashes_give_noise(same_model: bool) -> None:
         own = key_agreement.self_mask_key(secret("aa" * 32), kx=kx, site=name)
         masking.mask(upload, SiteMasks.of(name, own, keys))
         total += upload
-        masking.unmask_chunk(total, OpenedMasks.of([own], {}), offset=0)
+        masking.unmask_chunk(total, OpenedMasks.of([own], {}), Ring(32), index=0)
     if same_model:
         assert (total == 21).all()
     else:

@@ -8,11 +8,12 @@ import pytest
 from security import masking, merkle, prg
 from security.errors import LocalProtocolError
 from security.masking import Accumulator, OpenedMasks, SiteMasks
+from security.ring import BITS, FRAME_BYTES, Ring, frames_of
 from security.secrets import Secret
 
 KEYS = [Secret(bytes([number] * 32)) for number in range(1, 6)]
 # More than two chunks and a part of one, in either word size.
-WORDS = 2 * prg.CHUNK_BYTES // 4 + 1004
+WORDS = 2 * FRAME_BYTES // 3 + 1004
 
 
 def vector(bits: int = 32, words: int = WORDS) -> np.ndarray:
@@ -80,38 +81,48 @@ def test_a_masked_copy_leaves_the_update_alone(workers: int) -> None:
 
 def test_leaves_of_a_vector() -> None:
     words = vector()
-    leaves = masking.leaf_hashes(words)
+    leaves = masking.leaf_hashes(words.view(np.uint8))
     data = words.tobytes()
-    step = masking.LEAF_BYTES
+    step = FRAME_BYTES
     assert leaves == [merkle.leaf_hash(data[at : at + step]) for at in range(0, len(data), step)]
     assert len(leaves) == 3
-    assert masking.vector_root(words) == merkle.root(leaves)
+    assert masking.vector_root(words.view(np.uint8)) == merkle.root(leaves)
 
 
-def test_frames_are_added_and_taken_out() -> None:
-    total = Accumulator(WORDS, ring_bits=32)
-    one, other = vector().tobytes(), (vector() + np.uint32(5)).tobytes()
-    for data in (one, other):
-        for at in range(0, len(data), prg.CHUNK_BYTES):
-            total.add(at, data[at : at + prg.CHUNK_BYTES])
-    for at in range(0, len(other), 4096):
-        total.take_out(at, memoryview(other)[at : at + 4096])
-    assert total.total.tobytes() == one
+@pytest.mark.parametrize("bits", BITS)
+def test_frames_are_added_and_taken_out(bits: int) -> None:
+    ring = Ring(bits)
+    total = Accumulator(WORDS, ring)
+    one = vector(bits=64 if bits == 64 else 32)
+    ring.wrap(one)
+    vectors = [ring.pack(one), ring.pack(one + one.dtype.type(5))]
+    for data in vectors:
+        for index, frame in frames_of(data):
+            total.add(index, frame)
+    for index, frame in frames_of(vectors[1]):
+        total.take_out(index, memoryview(frame))
+    total.unmask(OpenedMasks.of([], {}))
+    assert (total.total == one).all()
 
 
-@pytest.mark.parametrize(("offset", "length"), [(-4, 4), (2, 4), (0, 6), (4 * WORDS - 4, 8), (4 * WORDS, 4)])
-def test_frames_outside_the_vector(offset: int, length: int) -> None:
-    with pytest.raises(LocalProtocolError):
-        Accumulator(WORDS, ring_bits=32).add(offset, bytes(length))
+@pytest.mark.parametrize(("index", "length"), [(-1, FRAME_BYTES), (0, FRAME_BYTES - 4), (0, FRAME_BYTES - 1), (0, 0)])
+@pytest.mark.parametrize("bits", BITS)
+def test_frames_outside_the_vector(bits: int, index: int, length: int) -> None:
+    for place, size in ((index, length), (99, FRAME_BYTES)):
+        with pytest.raises(LocalProtocolError):
+            Accumulator(WORDS, Ring(bits)).add(place, bytes(size))
 
 
-def test_a_chunk_of_a_sum_is_checked_alone() -> None:
+@pytest.mark.parametrize("bits", [24, 32])
+def test_a_chunk_of_a_sum_is_checked_alone(bits: int) -> None:
+    ring = Ring(bits)
     opened = OpenedMasks.of(KEYS[:2], {("a", "b"): KEYS[2], ("c", "b"): KEYS[3]})
     total = vector()
-    whole = Accumulator(WORDS, ring_bits=32)
-    whole.add(0, total.tobytes())
+    whole = Accumulator(WORDS, ring)
+    for index, frame in frames_of(ring.pack(total)):
+        whole.add(index, frame)
     whole.unmask(opened, workers=2)
-    start = prg.CHUNK_BYTES // 4
+    start = ring.frame_words
     chunk = total[start : 2 * start].copy()
-    masking.unmask_chunk(chunk, opened, offset=prg.CHUNK_BYTES)
+    masking.unmask_chunk(chunk, opened, ring, index=1)
     assert (chunk == whole.total[start : 2 * start]).all()

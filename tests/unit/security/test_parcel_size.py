@@ -13,9 +13,10 @@ from security import relay
 from security.errors import LocalProtocolError
 from security.parcel_size import Shape, expected_bytes
 from security.relay import FRAMES, EpochKey, HeadSignature, SignedHead
+from security.ring import FRAME_BYTES
 from security.secagg import certificates, messages
 from security.secagg.messages import DealtShare
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 
 D, S, K = bytes(32), bytes(64), bytes(32)
 

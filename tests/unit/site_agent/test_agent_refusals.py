@@ -17,10 +17,10 @@ from security.errors import (
     PolicyViolation,
     RollbackDetected,
 )
+from security.ring import FRAME_BYTES
 from security.secagg import messages
 from security.secagg.certificates import Advert
 from security.secagg.transitions import CoordinatorState
-from security.secagg.wire import FRAME_BYTES
 from site_agent.agent import Left
 from tests.support.consortium_world import DAY, SITES
 from tests.support.site_world import SLOT_SECONDS, SiteWorld, policy_table

@@ -38,11 +38,11 @@ def masked(agent: Agent, *, plain: bool = False) -> PostVector:
     """A vector as masks leave it, or as a broken masking path would."""
     layout = agent.outbox.layout
     if plain:
-        words = np.arange(layout.words, dtype=layout.dtype) % 90
+        vector = layout.ring.pack(np.arange(layout.words, dtype=layout.dtype) % 90)
     else:
-        words = np.frombuffer(CountedRandomness(b"masks").bytes(layout.byte_length), dtype=layout.dtype)
-    upload = SendUpload(bytes(32), words)
-    return PostVector(upload=upload, root=vector_root(words), round=1, cohort=SITES)
+        vector = np.frombuffer(CountedRandomness(b"masks").bytes(layout.byte_length), dtype=np.uint8)
+    upload = SendUpload(bytes(32), vector)
+    return PostVector(upload=upload, root=vector_root(vector), round=1, cohort=SITES)
 
 
 def test_a_masked_vector_leaves_after_one_entry_for_all_of_it(tmp_path: Path) -> None:

@@ -48,7 +48,13 @@ def update(drawn: Drawn, told: dict[str, Any], *, at: float | None = None) -> li
 
 def encodings() -> Iterator[tuple[str, Case]]:
     drawn = Drawn("encodings")
-    for bits in (32, 64):
+    yield from _encodings(drawn, (32, 64))
+    yield from _refused(drawn)
+    yield from _encodings(Drawn("encodings of 24 bits"), (24,))
+
+
+def _encodings(drawn: Drawn, rings: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
+    for bits in rings:
         told = layout(ring_bits=bits)
         faces = {"inside": None, "at_the_clip": 1.0, "at_minus_the_clip": -1.0, "zero": 0.0}
         for name, at in faces.items():
@@ -68,6 +74,9 @@ def encodings() -> Iterator[tuple[str, Case]]:
                     "hits": 42,
                     "words": numbers.to_words(told, words).hex(),
                 }
+
+
+def _refused(drawn: Drawn) -> Iterator[tuple[str, Case]]:
     values = update(drawn, layout())
     base: Case = {"layout": layout(), "weight": 10, "loss": 1.0, "hits": 0, "update": pack(values), "expect": "data"}
     above = numbers.to_f32(0.125 + 2**-26)
@@ -114,7 +123,7 @@ def layouts() -> Iterator[tuple[str, Case]]:
     yield "slot_before_tensor", case("slots come last", told | {"blocks": [*told["blocks"][6:], *told["blocks"][:6]]})
     yield "twice_the_same_name", case("names are distinct", told | {"blocks": [told["blocks"][0], *told["blocks"]]})
     yield "quantum_received", case("the quantum is derived, never received", told | {"quantum": 1})
-    yield "ring_of_48_bits", case("32 or 64", told | {"ring_bits": 48})
+    yield "ring_of_48_bits", case("24, 32 or 64", told | {"ring_bits": 48})
 
 
 def _sum(told: dict[str, Any], drawn: Drawn, weights: list[int]) -> list[int]:
@@ -125,16 +134,28 @@ def _sum(told: dict[str, Any], drawn: Drawn, weights: list[int]) -> list[int]:
 def states() -> Iterator[tuple[str, Case]]:
     drawn = Drawn("states")
     for bits in (32, 64):
-        told = layout(ring_bits=bits)
-        words = len(numbers.clips(told))
-        for name, weights in (("three_sites", [10, 900, 77]), ("least", [1, 1, 1]), ("most", [1000] * 5)):
-            state = [numbers.to_f32(drawn.number(2**24) / 2**22 - 2) for _ in range(words - 2)] + [0.5, 1e-6]
-            total = _sum(told, drawn, weights)
-            yield f"u{bits}_{name}", _state_case("good", told, state, total, len(weights))
-    told = layout()
-    state = [0.25] * words
+        yield from _good_states(drawn, bits)
+    yield from _void_states(drawn, layout(), "void")
+    drawn = Drawn("states of 24 bits")
+    yield from _good_states(drawn, 24)
+    yield from _void_states(drawn, layout(ring_bits=24), "u24_void")
+    yield "subnormal_and_minus_zero", _vanishing()
+    yield "fused_multiply_add_differs", _midpoints()
+
+
+def _good_states(drawn: Drawn, bits: int) -> Iterator[tuple[str, Case]]:
+    told = layout(ring_bits=bits)
+    words = len(numbers.clips(told))
+    for name, weights in (("three_sites", [10, 900, 77]), ("least", [1, 1, 1]), ("most", [1000] * 5)):
+        state = [numbers.to_f32(drawn.number(2**24) / 2**22 - 2) for _ in range(words - 2)] + [0.5, 1e-6]
+        total = _sum(told, drawn, weights)
+        yield f"u{bits}_{name}", _state_case("good", told, state, total, len(weights))
+
+
+def _void_states(drawn: Drawn, told: dict[str, Any], prefix: str) -> Iterator[tuple[str, Case]]:
+    at = len(numbers.clips(told))
+    state = [0.25] * at
     total = _sum(told, drawn, [10, 900, 77])
-    at = words
     faults: dict[str, dict[int, int]] = {
         "weights_add_up_to_one": {at: 1},
         "weights_above_the_cap": {at: 3001},
@@ -149,9 +170,7 @@ def states() -> Iterator[tuple[str, Case]]:
         wrong = [changes.get(i, value) for i, value in enumerate(total)]
         case = _state_case("an input out of range: the model stays", told, state, wrong, 3)
         assert case["verdict"] == 1, name
-        yield f"void_{name}", case
-    yield "subnormal_and_minus_zero", _vanishing()
-    yield "fused_multiply_add_differs", _midpoints()
+        yield f"{prefix}_{name}", case
 
 
 def _state_case(comment: str, told: dict[str, Any], state: list[float], total: list[int], survivors: int) -> Case:

@@ -25,7 +25,7 @@ def floats(data: str) -> list[float]:
 def quantum(layout: Layout) -> int:
     if layout["ring_bits"] == 64:
         return int(layout["weight_cap"]) * 2**35
-    return (2**31 - 1) // int(layout["roster_size"])
+    return (2 ** (layout["ring_bits"] - 1) - 1) // int(layout["roster_size"])
 
 
 def _units(block: dict[str, Any]) -> bytes:
@@ -84,17 +84,37 @@ def encode(layout: Layout, update: list[float], weight: int, loss: float | None,
         if block["name"] == "hits":
             assert hits is not None
             out.append(hits)
-    return out + [0] * (-len(out) % (128 // layout["ring_bits"]))
+    return out + [0] * (-len(out) % (16 // stream_word(layout)))
+
+
+def stream_word(layout: Layout) -> int:
+    """Bytes of a mask stream that meet one number."""
+    return 8 if layout["ring_bits"] == 64 else 4
 
 
 def to_words(layout: Layout, values: list[int]) -> bytes:
+    """A vector of at most one frame as it travels; a frame of 24-bit words has their lower halves first."""
     bits = layout["ring_bits"]
-    return b"".join((value % 2**bits).to_bytes(bits // 8, "little") for value in values)
+    words = [(value % 2**bits).to_bytes(bits // 8, "little") for value in values]
+    if bits == 24:
+        assert len(words) <= 65_536
+        return b"".join(word[:2] for word in words) + b"".join(word[2:] for word in words)
+    return b"".join(words)
 
 
 def from_words(layout: Layout, data: bytes) -> list[int]:
     step = layout["ring_bits"] // 8
-    return [int.from_bytes(data[i : i + step], "little", signed=True) for i in range(0, len(data), step)]
+    words = [data[i : i + step] for i in range(0, len(data), step)]
+    if layout["ring_bits"] == 24:
+        count = len(data) // 3
+        words = [data[2 * i : 2 * i + 2] + data[2 * count + i : 2 * count + i + 1] for i in range(count)]
+    return [int.from_bytes(word, "little", signed=True) for word in words]
+
+
+def stream_words(layout: Layout, stream: bytes) -> bytes:
+    """A mask stream as a vector: its words modulo the ring."""
+    step = stream_word(layout)
+    return to_words(layout, [int.from_bytes(stream[i : i + step], "little") for i in range(0, len(stream), step)])
 
 
 def combine(layout: Layout, left: bytes, right: bytes, sign: int) -> bytes:
@@ -132,8 +152,9 @@ def is_void(layout: Layout, total: list[int], survivors: int) -> bool:
         if block["kind"] == "count" and not 0 <= part[0] <= survivors * block["maximum"]:
             return True
         if block["kind"] in ("mean", "statistic"):
-            moved = sum((value >> coarse) ** 2 >> 24 for value in part)
-            norm_squared = Fraction(moved * 2**24 * 4**coarse) * Fraction(cap, q * weight) ** 2
+            shift = 8 if layout["ring_bits"] == 24 else 24
+            moved = sum((value >> coarse) ** 2 >> shift for value in part)
+            norm_squared = Fraction(moved * 2**shift * 4**coarse) * Fraction(cap, q * weight) ** 2
             if norm_squared * Fraction(4) ** block["clip_exponent"] > Fraction(4) ** block["movement_exponent"]:
                 return True
     return False

@@ -108,17 +108,22 @@ def _deal(party: Party, parties: list[Party], kx: bytes, t: int, drawn: Drawn) -
     }
 
 
+def _stream(told: dict[str, Any], key: bytes, vector: bytes) -> bytes:
+    count = 8 * len(vector) // told["ring_bits"]
+    return numbers.stream_words(told, symmetric.ctr(key, 0, count * numbers.stream_word(told)))
+
+
 def _mask(party: Party, parties: list[Party], kx: bytes, told: dict[str, Any]) -> None:
     plain = numbers.encode(told, party.update, party.weight, 3.5, 7)
     words = numbers.to_words(told, plain)
     party.self_key = transcript.self_mask_key(party.seed, kx, party.site)
-    words = numbers.combine(told, words, symmetric.ctr(party.self_key, 0, len(words)), 1)
+    words = numbers.combine(told, words, _stream(told, party.self_key, words), 1)
     for peer in parties:
         if peer is not party:
             shared = curve.x25519(party.mask_scalar, curve.x25519_public(peer.mask_scalar))
             key = party.pair_keys[peer.site] = transcript.mask_key(shared, kx, party.site, peer.site)
             sign = 1 if peer.site.encode() > party.site.encode() else -1
-            words = numbers.combine(told, words, symmetric.ctr(key, 0, len(words)), sign)
+            words = numbers.combine(told, words, _stream(told, key, words), sign)
     party.upload = words
 
 
@@ -128,10 +133,10 @@ def _unmask(parties: list[Party], dropped: list[str], told: dict[str, Any]) -> b
         if party.site in dropped:
             continue
         total = numbers.combine(told, total, party.upload, 1)
-        total = numbers.combine(told, total, symmetric.ctr(party.self_key, 0, len(total)), -1)
+        total = numbers.combine(told, total, _stream(told, party.self_key, total), -1)
         for gone in dropped:
             sign = -1 if gone.encode() > party.site.encode() else 1
-            total = numbers.combine(told, total, symmetric.ctr(party.pair_keys[gone], 0, len(total)), sign)
+            total = numbers.combine(told, total, _stream(told, party.pair_keys[gone], total), sign)
     return total
 
 
@@ -199,6 +204,7 @@ def rounds() -> Iterator[tuple[str, Case]]:
         "four_sites_one_lost": {"ids": ["d", "a", "c", "b"], "c": 1, "dropped": ["b"]},
         "six_sites_two_lost": {"ids": list("abcdef"), "c": 1, "dropped": ["a", "d"]},
         "sixty_four_bits": {"ids": ["north", "south", "west"], "c": 0, "dropped": [], "bits": 64},
+        "twenty_four_bits": {"ids": ["d", "a", "c", "b"], "c": 1, "dropped": ["c"], "bits": 24},
         "exact_repeat": {"ids": ["1", "2", "3"], "c": 1, "dropped": [], "repeat": True},
     }
     for name, plan in plans.items():

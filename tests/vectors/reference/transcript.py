@@ -123,7 +123,7 @@ def merkle_root(leaves: list[bytes]) -> bytes:
 
 
 def vector_root(vector: bytes) -> bytes:
-    size = 256 * 1024
+    size = 192 * 1024
     return merkle_root([vector[i : i + size] for i in range(0, len(vector), size)])
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from security import labels
 from security.errors import DataError, LocalProtocolError
+from security.ring import BITS
 from security.secagg import state as states
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode
@@ -160,7 +161,7 @@ def test_movement_cap_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert push_one_tensor() > 2**3
 
 
-@pytest.mark.parametrize("ring_bits", [32, 64])
+@pytest.mark.parametrize("ring_bits", BITS)
 def test_movement_cap_is_where_it_says(ring_bits: int) -> None:
     """A step of L2 norm just below 2 passes a cap of 2**1, one just above does not."""
     block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.ring import FRAME_BYTES
 from security.secagg import certificate_checks, messages, records, result_checks, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
@@ -22,7 +23,7 @@ from security.secagg.policy import AuditMode
 from security.secagg.result import assigned_chunks
 from security.secagg.site import SiteMachine
 from security.secagg.transitions import CoordinatorState, SiteState
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, small_layout
 
 CHUNKS = 5

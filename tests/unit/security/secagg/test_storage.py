@@ -10,13 +10,14 @@ import pytest
 
 from security import masking
 from security.errors import ConfigError, DataError, LocalProtocolError, RemoteProtocolError, VerificationFailed
+from security.ring import FRAME_BYTES
 from security.secagg import messages, records
 from security.secagg.journal import Journal
 from security.secagg.loopback import Drop
 from security.secagg.spool import FileSpool, Gone, MemorySpool, Spool
 from security.secagg.uploads import Uploads
 from security.secagg.wal import MAGIC, WriteAheadLog
-from security.secagg.wire import FRAME_BYTES, Wire
+from security.secagg.wire import Wire
 from tests.support.secagg_world import federation, random_updates, small_layout
 
 RECORDS: list[Wire] = [records.ResultVouched(result=bytes([number]) * 32) for number in range(5)]
@@ -179,7 +180,7 @@ def test_uploads_resume_from_the_spool_and_bad_ones_leave_no_trace(tmp_path: Pat
         messages.UploadFrame(kx=bytes(32), index=at // FRAME_BYTES, data=data[at : at + FRAME_BYTES])
         for at in range(0, len(data), FRAME_BYTES)
     ]
-    told = header(masking.vector_root(vector))
+    told = header(masking.vector_root(vector.view(np.uint8)))
     spool = FileSpool(tmp_path)
     first = Uploads(layout, spool)
     assert first.begin(told) == 0
