@@ -179,7 +179,7 @@ def memory(context: Context) -> Iterator[Line]:
     available = context.available()
     if available is None:
         raise Unchecked("this system does not tell how much memory there is")
-    needed = VECTORS_IN_MEMORY * 2 * context.manifest.aggregation.layout.byte_length
+    needed = VECTORS_IN_MEMORY * 2 * context.manifest.aggregation.layout.memory_bytes
     yield machine.memory(available=available, needed=needed, what="a round")
 
 

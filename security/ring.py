@@ -22,6 +22,7 @@ from security.prg import Words
 # three, four and eight bytes.
 FRAME_BYTES: Final = 192 * 1024
 BITS: Final = (24, 32, 64)
+DEFAULT_BITS: Final = 24
 
 Packed = npt.NDArray[np.uint8]
 Buffer = bytes | bytearray | memoryview

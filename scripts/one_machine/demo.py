@@ -83,7 +83,7 @@ def lay_out(wishes: Wishes, tell: Told) -> Grounds:
     fold = '"fold"' if wishes.data.startswith("generated") else "0"
     grounds = Grounds(
         folder=wishes.out,
-        plan=PLAN.format(rounds=wishes.rounds, steps=-(-largest // BATCH)),
+        plan=PLAN.format(rounds=wishes.rounds, steps=-(-largest // BATCH), cap=1 << largest.bit_length()),
         sources=dict.fromkeys(names, wishes.data),
         initial=initial,
         coordinator_settings={"grace": 6.0, "ping": 3.0, "audit": 5.0},
@@ -106,6 +106,8 @@ initial = "initial.safetensors"
 [training]
 rounds = {rounds}
 steps = {steps}
+[aggregation]
+weight_cap = {cap}
 [timing]
 train = 120
 message = 10

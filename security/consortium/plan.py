@@ -40,6 +40,7 @@ from security.dp.accountant import rdp_epsilon
 from security.dp.planner import propose_multiplier
 from security.dp.settings import PrivateSettings
 from security.errors import ConfigError, PolicyViolation
+from security.ring import DEFAULT_BITS
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
 from security.secagg.policy import COVERED_ROSTER
@@ -73,7 +74,7 @@ class AggregationPlan(Document):
     least_survivors: Positive | None = None
     single_history: bool = True
     allow_two_sites: bool = False
-    ring_bits: Literal[24, 32, 64] = 24
+    ring_bits: Literal[24, 32, 64] = DEFAULT_BITS
     weight_cap: Positive = 16_384
     report_metrics: bool = True
     clip_margin: Real = 8

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from security import codec, labels
 from security.errors import ConfigError
 from security.prg import BLOCK_BYTES
-from security.ring import BITS, FRAME_BYTES, Ring
+from security.ring import BITS, DEFAULT_BITS, FRAME_BYTES, Ring
 
 Kind = Literal["mean", "statistic", "sum", "count"]
 STATE_KINDS: Final = ("mean", "statistic")
@@ -147,7 +147,7 @@ class Layout:
     blocks: tuple[Block, ...]
     roster_size: int
     weight_cap: int
-    ring_bits: int = 32
+    ring_bits: int = DEFAULT_BITS
     _offsets: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -186,7 +186,11 @@ class Layout:
         for block in self.blocks:
             largest = block.maximum if block.kind == "count" else self.quantum
             if self.roster_size * largest > self.half_ring:
-                raise _bad(block.name, f"{self.roster_size} values up to {largest} do not fit {self.ring_bits} bits")
+                raise ConfigError(
+                    f"{self.roster_size} values up to {largest} do not fit {self.ring_bits} bits",
+                    where=f"layout [{block.name}]",
+                    hint="the consortium publishes a manifest with a larger ring_bits or a smaller weight_cap",
+                )
 
     @classmethod
     def of(
@@ -195,7 +199,7 @@ class Layout:
         *,
         roster_size: int,
         weight_cap: int,
-        ring_bits: int = 32,
+        ring_bits: int = DEFAULT_BITS,
         loss_exponent: int | None = None,
         hits_maximum: int | None = None,
     ) -> Layout:

@@ -29,6 +29,7 @@ from security.dp.ledger_store import MemoryStore
 from security.errors import DataError
 from security.preflight import machine
 from security.preflight.lines import Line, Unchecked, ok, problem, warning
+from security.secagg.layout import Layout
 from security.terminal import progress
 from site_agent.checks.context import Context
 from site_agent.privacy import PrivatePlan
@@ -40,6 +41,8 @@ TRIAL_CAP: Final = 1e6
 TRIAL_ORDER: Final = 2.0
 # Masked and unmasked vector, decoded sum, pieces of others: beside training there are never more.
 VECTORS_IN_MEMORY: Final = 8
+# Clips leave room for eight times the largest step that is expected: this many still tell a step to within a percent.
+FEWEST_STEPS: Final = 2000
 
 
 def trial(context: Context) -> Iterator[Line]:
@@ -60,6 +63,7 @@ def trial(context: Context) -> Iterator[Line]:
     estimate = seconds * len(train) / len(measured)
     yield _time(estimate, context.manifest.timing.train, f"measured on {len(measured)} of {len(train)} images")
     yield _memory(context, len(some))
+    yield _resolution(context.manifest.aggregation.layout, len(train))
 
 
 def _seconds(round_of: Callable[[int], LocalReport]) -> float:
@@ -77,6 +81,18 @@ def _time(seconds: float, given: int, how: str) -> Line:
     return ok(told)
 
 
+def _resolution(layout: Layout, samples: int) -> Line:
+    """How finely this site's update is told: its share of the numbers that a site at the weight cap has."""
+    steps = layout.quantum * min(samples, layout.weight_cap) // layout.weight_cap
+    told = f"an update is resolved into {steps:,} steps on either side of zero"
+    if steps < FEWEST_STEPS:
+        return warning(
+            f"{told}: {samples} images are few beside a weight_cap of {layout.weight_cap}",
+            "ask the consortium for ring_bits = 32, or for a weight_cap just above the images of the largest site",
+        )
+    return ok(told)
+
+
 def _memory(context: Context, measured: int) -> Line:
     """What this process has taken at most, and what a real round holds beside it."""
     available = context.available()
@@ -85,7 +101,7 @@ def _memory(context: Context, measured: int) -> Line:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     images = context.survey.catalogue.images
     pool = (len(images) - measured) * int(np.prod(images.shape[1:]))
-    vectors = VECTORS_IN_MEMORY * context.manifest.aggregation.layout.byte_length
+    vectors = VECTORS_IN_MEMORY * context.manifest.aggregation.layout.memory_bytes
     return machine.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.prg import Words
-from security.ring import FRAME_BYTES
+from security.ring import DEFAULT_BITS, Ring
 from security.rng import CountedRandomness
 from security.secagg import messages, plan_checks, result_checks
 from security.secagg import state as states
@@ -67,7 +67,7 @@ def wrong_round(change: Callable[[Words], None], **options: Any) -> tuple[EvilCo
 
 
 def one_coordinate(total: Words) -> None:
-    total[CHUNK * FRAME_BYTES // 4 + 7] += 1_000_000
+    total[CHUNK * Ring(DEFAULT_BITS).frame_words + 7] += 1_000
 
 
 def doubled(total: Words) -> None:
@@ -128,7 +128,7 @@ def fork(run: EvilCoordinator) -> None:
     model = attempt.model
     for chunk in range(run.policy.chunks):
         total = right.total.copy()
-        total[chunk * FRAME_BYTES // 4 + 1] += 1_000_000
+        total[chunk * Ring(DEFAULT_BITS).frame_words + 1] += 1_000
         other = forged(run, attempt, total)
         header = CheckedHeader(other.result, attempt.dealing.kx, other.result_hash)
         if chunk not in assigned_chunks(run.policy, header, VICTIM, run.randomness):

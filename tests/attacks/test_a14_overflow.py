@@ -48,7 +48,7 @@ def heavy_round() -> EvilCoordinator:
 
 
 def test_a_weight_cap_that_could_wrap_is_no_layout() -> None:
-    with pytest.raises(ConfigError, match="do not fit 32 bits"):
+    with pytest.raises(ConfigError, match="do not fit 24 bits"):
         small_layout(3, weight_cap=2**30)
 
 
@@ -81,8 +81,8 @@ def test_nan_never_leaves_a_site() -> None:
 
 
 def test_nan_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One NaN, cast to a whole number, voids the round of all."""
+    """One NaN, cast to a whole number (the least of 32 bits, and 0 in the ring of 24), voids the round of all."""
     monkeypatch.setattr(fixed_point, "_cut", lambda *_args, **_named: 0)
-    run = evil(wide=False)
+    run = evil(layout=small_layout(4, ring_bits=32))
     with np.errstate(invalid="ignore"):
         assert run.run_round(diverged(run)).verdict is Verdict.VOID

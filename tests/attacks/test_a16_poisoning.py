@@ -22,7 +22,7 @@ Poison = Callable[[Layout, dict[str, Words]], Words]
 
 def a_huge_word(layout: Layout, updates: dict[str, Words]) -> Words:
     poisoned = updates["site-03"].copy()
-    poisoned[3] = 2**31 - 1
+    poisoned[3] = layout.half_ring
     return poisoned
 
 

@@ -31,6 +31,7 @@ def one_tensor(words: int = 64) -> Layout:
         [Block(name="stem", shape=(words,), kind="mean", clip_exponent=0, movement_exponent=20)],
         roster_size=4,
         weight_cap=1,
+        ring_bits=32,  # numbers with so many digits that one rounding less is seen
     )
 
 

@@ -22,6 +22,7 @@ from security.clock import SystemClock
 from security.consortium.authority import Authority
 from security.consortium.bundles import Request
 from security.pki import Role
+from security.secagg.layout import Block, Layout
 from security.secagg.wal import WriteAheadLog
 from site_agent.cli import main
 from tests.support.consortium_world import World
@@ -105,10 +106,11 @@ def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Pat
     told = json.loads(ok("check", "--config", graz, "--skip", "coordinator", "--skip", "clock", "--json"))
     verdicts = {line["check"]: line["verdict"] for line in told["checks"]}
     assert {name for name, verdict in verdicts.items() if verdict != "ok"} == {"coordinator", "clock"}
-    time, memory = (line["what"] for line in told["checks"] if line["check"] == "trial")
+    time, memory, steps = (line["what"] for line in told["checks"] if line["check"] == "trial")
     told = r"training takes about .* a round, the manifest gives 60 min \(measured on \d+ of \d+ images\)"
     assert re.search(told, time)
     assert re.search(r"a round takes about \d+ MB|a round takes about [\d.]+ GB", memory)
+    assert re.search(r"resolved into [\d,]+ steps", steps)
     slow = [word for name in ("coordinator", "clock", "images", "trial") for word in ("--skip", name)]
     said = run("--config", graz, "check", *slow)
     assert said.returncode == 0 and said.stderr.strip().endswith("nothing wrong found in what was checked")
@@ -121,6 +123,16 @@ def test_a_machine_that_is_too_slow_or_too_small_for_a_round() -> None:
     assert [_time(seconds, 100, "measured").verdict for seconds in (10, 60, 95)] == ["ok", "warning", "problem"]
     bounds = [memory(available=100, needed=needed, what="a round").verdict for needed in (10, 90, 101)]
     assert bounds == ["ok", "warning", "problem"]
+
+
+def test_a_site_far_below_the_weight_cap_is_told_so() -> None:
+    from site_agent.checks.trial import _resolution
+
+    block = Block(name="w", shape=(1,), kind="mean", clip_exponent=0, movement_exponent=1)
+    layouts = [Layout.of([block], roster_size=10, weight_cap=16_384, ring_bits=bits) for bits in (24, 24, 32)]
+    lines = [_resolution(layout, samples) for layout, samples in zip(layouts, (40, 30, 30), strict=True)]
+    assert [line.verdict for line in lines] == ["ok", "warning", "ok"]
+    assert "2,047 steps" in lines[0].what and "ring_bits = 32" in str(lines[1])
 
 
 def test_status_before_the_first_round(graz: Path) -> None:

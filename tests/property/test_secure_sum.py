@@ -53,13 +53,15 @@ def layouts(draw: Any) -> Layout:
                     nonnegative=draw(st.booleans()),
                 )
             )
+    bits, roster = draw(st.sampled_from(BITS)), draw(st.integers(2, 100))
+    most = min(2**20, (2 ** (bits - 1) - 1) // roster)
     return Layout.of(
         blocks,
-        roster_size=draw(st.integers(2, 100)),
-        weight_cap=draw(st.integers(1, 2**20)),
-        ring_bits=draw(st.sampled_from(BITS)),
+        roster_size=roster,
+        weight_cap=draw(st.integers(1, most)),
+        ring_bits=bits,
         loss_exponent=draw(st.one_of(st.none(), st.integers(-5, 20))),
-        hits_maximum=draw(st.one_of(st.none(), st.integers(1, 2**20))),
+        hits_maximum=draw(st.one_of(st.none(), st.integers(1, most))),
     )
 
 

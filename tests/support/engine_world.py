@@ -57,7 +57,7 @@ class EngineWorld:
     def __init__(self, folder: Path, sites: int = 4, rounds: int = 3) -> None:
         names = [f"site{number}" for number in range(sites)]
         blocks = [Clips(learning_rate=0.01, steps=10).weights("w", (WORDS,))]
-        self.layout = Layout.of(blocks, roster_size=sites, weight_cap=64)
+        self.layout = Layout.of(blocks, roster_size=sites, weight_cap=1)
         self.clock = ManualClock()
         self.initial = canonical(np.zeros(WORDS, dtype="<f4"))
         self.base = LoopbackFederation(

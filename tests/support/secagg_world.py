@@ -9,6 +9,7 @@ import numpy as np
 
 from security.clock import ManualClock
 from security.prg import Words
+from security.ring import DEFAULT_BITS
 from security.rng import CountedRandomness
 from security.secagg import fixed_point, messages, records
 from security.secagg import state as states
@@ -24,7 +25,7 @@ def names(count: int) -> list[str]:
     return [f"site-{index:02d}" for index in range(count)]
 
 
-def small_layout(roster: int, *, words: int = 40, ring_bits: int = 32, weight_cap: int = 64) -> Layout:
+def small_layout(roster: int, *, words: int = 40, ring_bits: int = DEFAULT_BITS, weight_cap: int = 64) -> Layout:
     tensors = [
         Block(name="stem", shape=(words,), kind="mean", clip_exponent=0, movement_exponent=20),
         Block(name="bias", shape=(3,), kind="mean", clip_exponent=2, movement_exponent=20),

@@ -104,7 +104,7 @@ class Spoils:
         frames = self.frames.get((kx, site), {})
         if len(frames) < self.layout.frames:
             return None
-        return np.frombuffer(b"".join(frames[index] for index in sorted(frames)), dtype=self.layout.dtype).copy()
+        return self.layout.ring.unpack(b"".join(frames[index] for index in sorted(frames))).copy()
 
     def residual(self, kx: bytes, site: str) -> tuple[Words, set[str]]:
         """An upload with every known mask taken off, and with whom (itself included) unknown masks are left."""
@@ -131,6 +131,7 @@ class Spoils:
             key = key_agreement.mask_key(ends[0], ends[1], kx=kx, own_id=site, peer_id=peer)
             (subtract if peer.encode() > site.encode() else add).append(key)
         prg.apply_streams(words, add=add, subtract=subtract)
+        self.layout.ring.wrap(words)
         return words, left
 
     def sums(self, kx: bytes) -> Iterator[tuple[frozenset[str], Words]]:
@@ -151,7 +152,9 @@ class Spoils:
                 frontier |= left - group
             todo -= group
             if all(site in found and site not in found[site][1] for site in group):
-                yield frozenset(group), np.sum([found[site][0] for site in group], axis=0, dtype=self.layout.dtype)
+                total = np.sum([found[site][0] for site in group], axis=0, dtype=self.layout.dtype)
+                self.layout.ring.wrap(total)
+                yield frozenset(group), total
 
     def _edges(self, kx: bytes, site: str) -> set[str]:
         pairs = {advert.site: self._pair(kx, advert) for advert in self.views[kx][1]}
@@ -165,6 +168,7 @@ class Spoils:
                 known = [site for site in group if (number, site) in self.inputs]
                 for site in known:
                     total = total - self.inputs[number, site]
+                self.layout.ring.wrap(total)
                 yield {(number, site): 1 for site in group if site not in known}, total
 
     def recover(self, number: int, site: str) -> Any:

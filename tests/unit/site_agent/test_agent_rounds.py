@@ -23,9 +23,13 @@ from tests.support.site_world import MORE, PLAN, SLOT_SECONDS, Dies, SiteWorld, 
 VICTIM = "linz"
 
 
+# Sites of ten samples: the cap above the largest, as the template asks for.
+FITTING = PLAN + MORE + "\n[aggregation]\nweight_cap = 16\n"
+
+
 @pytest.fixture
 def world(tmp_path: Path) -> SiteWorld:
-    return SiteWorld(tmp_path)
+    return SiteWorld(tmp_path, plan=FITTING)
 
 
 def test_two_rounds_give_everybody_the_same_model(world: SiteWorld) -> None:
@@ -43,7 +47,7 @@ def test_two_rounds_give_everybody_the_same_model(world: SiteWorld) -> None:
 
 def test_metrics_travel_inside_the_sum_only_if_the_policy_says_so(tmp_path: Path) -> None:
     for name, table, loss, hits in (("a", "", 3.5, 7), ("b", policy_table(share_metrics="false"), 0.0, 0)):
-        world = SiteWorld(tmp_path / name, policy=table)
+        world = SiteWorld(tmp_path / name, policy=table, plan=FITTING)
         world.start_all()
         world.hub.order(SITES)
         for site in SITES:

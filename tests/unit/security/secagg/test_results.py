@@ -32,7 +32,7 @@ CHUNKS = 5
 @cache
 def long_layout(roster: int) -> Layout:
     """A vector of several chunks."""
-    return small_layout(roster, words=CHUNKS * FRAME_BYTES // 4 - 60_000)
+    return small_layout(roster, words=CHUNKS * FRAME_BYTES // 3 - 60_000)
 
 
 def changing_one(chunk: int) -> Callable[..., states.Outcome]:
@@ -42,7 +42,7 @@ def changing_one(chunk: int) -> Callable[..., states.Outcome]:
     def next_state(layout: Layout, state: Any, total: Any, *, survivors: int) -> states.Outcome:
         if not changed:
             changed.append(True)
-            total[chunk * FRAME_BYTES // 4] += 1
+            total[chunk * layout.ring.frame_words] += 1
         return original(layout, state, total, survivors=survivors)
 
     changed: list[bool] = []
@@ -170,7 +170,7 @@ def test_signatures_of_revoked_sites_no_longer_count() -> None:
 def test_a_sum_out_of_range_is_void_everywhere_and_the_model_stays() -> None:
     run = federation(4)
     updates = random_updates(run.policy.layout, run.sites, 1)
-    updates["site-00"][run.policy.layout.slot("weight")] = 2**31
+    updates["site-00"][run.policy.layout.slot("weight")] = run.policy.layout.half_ring
     before = states.state_hash(run.model)
     outcome = run.run_round(updates)
     assert outcome.verdict is Verdict.VOID

@@ -35,7 +35,8 @@ def test_sizes_and_places() -> None:
     layout = make(loss_exponent=10, hits_maximum=4096)
     assert layout.state_words == 22
     assert layout.used_words == 25
-    assert layout.words == 28 and layout.byte_length == 112
+    assert layout.words == 28 and layout.byte_length == 84 and layout.memory_bytes == 112
+    assert make(ring_bits=32).byte_length == 24 * 4
     assert layout.slot("conv.bias") == slice(12, 16)
     assert layout.slot("weight") == slice(22, 23)
     assert [layout.block_at(word).name for word in (0, 11, 12, 21, 22, 24)] == [
@@ -51,8 +52,9 @@ def test_sizes_and_places() -> None:
 
 @pytest.mark.parametrize("roster", [2, 3, 10, 100, 255])
 def test_the_quantum_leaves_room_for_the_whole_roster(roster: int) -> None:
-    layout = make(roster_size=roster)
-    assert roster * layout.quantum <= 2**31 - 1 < roster * (layout.quantum + 1)
+    for bits in (24, 32):
+        layout = make(roster_size=roster, ring_bits=bits)
+        assert roster * layout.quantum <= 2 ** (bits - 1) - 1 < roster * (layout.quantum + 1)
     wide = make(roster_size=roster, ring_bits=64)
     assert roster * wide.quantum < 2**63
 
@@ -78,6 +80,7 @@ def test_every_field_moves_the_hash() -> None:
     changes: list[dict[str, Any]] = [
         {"roster_size": 11},
         {"weight_cap": 2047},
+        {"ring_bits": 32},
         {"ring_bits": 64},
         {"loss_exponent": 1},
         {"loss_exponent": 2},
@@ -95,7 +98,7 @@ def test_every_field_moves_the_hash() -> None:
     for change in first:
         block = replace(tensors()[0], **change)
         hashes.add(Layout.of([block, *tensors()[1:]], roster_size=10, weight_cap=2048).layout_hash)
-    assert len(hashes) == 12
+    assert len(hashes) == 13
 
 
 @pytest.mark.parametrize(
@@ -123,7 +126,7 @@ def test_impossible_blocks(change: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"ring_bits": 33}, {"roster_size": 1}, {"roster_size": 256}, {"weight_cap": 0}, {"weight_cap": 2**31 // 9}],
+    [{"ring_bits": 33}, {"roster_size": 1}, {"roster_size": 256}, {"weight_cap": 0}, {"weight_cap": 2**23 // 9}],
 )
 def test_impossible_layouts(change: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):

@@ -359,7 +359,7 @@ def test_three_updates_on_a_standing_model_are_enough() -> None:
         verdicts = []
         for number in range(4):
             updates = random_updates(run.policy.layout, run.sites, number)
-            updates["site-00"][run.policy.layout.slot("weight")] = 2**31
+            updates["site-00"][run.policy.layout.slot("weight")] = run.policy.layout.half_ring
             verdicts.append(run.run_round(updates).verdict)
         if private:
             assert None not in verdicts

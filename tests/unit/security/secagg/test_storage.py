@@ -172,7 +172,7 @@ def header(root: bytes, site: str = "a") -> messages.UploadHeader:
 
 
 def test_uploads_resume_from_the_spool_and_bad_ones_leave_no_trace(tmp_path: Path) -> None:
-    layout = small_layout(3, words=200_000)
+    layout = small_layout(3, words=200_000, ring_bits=32)
     generator = np.random.default_rng(1)
     vector = generator.integers(0, 2**32, layout.words, dtype=np.uint32)
     data = vector.tobytes()
