@@ -10,6 +10,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from scripts.one_machine.grounds import HOST, Grounds, free_port
 from scripts.one_machine.numbers import number_plan, write_numbers
 from scripts.one_machine.processes import Party, wait_until
 from scripts.one_machine.sums import manifest_at
+from security.ring import BITS, DEFAULT_BITS
 from security.terminal import emit, run_command, say
 
 LIMITS = {
@@ -34,13 +36,22 @@ PEER_SITES = 5
 SITES_IN_A_PROCESS = 25
 
 
-def lay_out(folder: Path, sites: int, params: int, rounds: int, host: str) -> Grounds:
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What travels: this many numbers, in so many rounds, masked in this ring."""
+
+    params: int
+    rounds: int
+    ring_bits: int
+
+
+def lay_out(folder: Path, sites: int, load: Load, host: str) -> Grounds:
     folder.mkdir()
     initial = folder / "initial.safetensors"
-    write_numbers(initial, params)
+    write_numbers(initial, load.params)
     grounds = Grounds(
         folder=folder,
-        plan=number_plan(rounds, train=600, message=120, upload=300),
+        plan=number_plan(load.rounds, train=600, message=120, upload=300, ring_bits=load.ring_bits),
         sources={f"site{number:02}": "generated" for number in range(sites)},
         initial=initial,
         coordinator_settings={"grace": 300.0, "audit": 60.0, "ping": 30.0},
@@ -129,28 +140,27 @@ def memory(pid: int, what: str) -> int:
     raise OSError(f"{what} is not told")
 
 
-def compare(folder: Path, sites: int, params: int, rounds: int, megabits: int | None) -> dict[str, Any]:
+def compare(folder: Path, sites: int, load: Load, megabits: int | None) -> dict[str, Any]:
     """Secure and plain, one after the other, on the same grounds."""
     if megabits is None:
-        grounds = lay_out(folder, sites, params, rounds, HOST)
-        return _both(grounds, params, rounds, [()] * sites)
+        return _both(lay_out(folder, sites, load, HOST), load, [()] * sites)
     with links.slow_links(sites, megabits) as prefixes:
-        grounds = lay_out(folder, sites, params, rounds, links.ADDRESS)
-        return _both(grounds, params, rounds, prefixes)
+        return _both(lay_out(folder, sites, load, links.ADDRESS), load, prefixes)
 
 
-def _both(grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
-    plain = plain_run(grounds, params, rounds, prefixes)
-    secure = secure_run(grounds, rounds, prefixes)
+def _both(grounds: Grounds, load: Load, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
+    plain = plain_run(grounds, load.params, load.rounds, prefixes)
+    secure = secure_run(grounds, load.rounds, prefixes)
     return secure | {"plain": plain, "ratio": statistics.median(secure["bursts"]) / statistics.median(plain)}
 
 
 class Report:
     """All figures of one run, in the order in which they are found."""
 
-    def __init__(self, folder: Path, sites: int, params: int, rounds: int) -> None:
-        self.folder, self.sites, self.params, self.rounds = folder, sites, params, rounds
-        self.told: dict[str, Any] = {"sites": sites, "params": params, "limits": LIMITS}
+    def __init__(self, folder: Path, sites: int, load: Load) -> None:
+        self.folder, self.sites, self.load = folder, sites, load
+        self.told: dict[str, Any] = {"sites": sites, "params": load.params, "ring_bits": load.ring_bits}
+        self.told["limits"] = LIMITS
 
     def _times(self, suffix: str, found: dict[str, Any]) -> None:
         self.told[f"secure_over_plain{suffix}"] = round(found["ratio"], 3)
@@ -164,7 +174,7 @@ class Report:
 
     def loopback(self) -> None:
         say(f"loopback, {self.sites} sites")
-        here = compare(self.folder / "loopback", self.sites, self.params, self.rounds, None)
+        here = compare(self.folder / "loopback", self.sites, self.load, None)
         self._times("", here)
         self.told["audit_bytes_over_vector"] = round(here["audit_bytes_over_vector"], 3)
         self._memory(self.sites, here)
@@ -175,11 +185,11 @@ class Report:
             self.told |= {"secure_over_plain_100mbit": None, "skipped": f"links of 100 Mbit/s: {reason}"}
             return
         say("links of 100 Mbit/s")
-        self._times("_100mbit", compare(self.folder / "slow", self.sites, self.params, self.rounds, 100))
+        self._times("_100mbit", compare(self.folder / "slow", self.sites, self.load, 100))
 
     def memory(self, large: int) -> None:
         say(f"memory with {large} sites")
-        many = secure_run(lay_out(self.folder / "large", large, self.params, 1, HOST), 1, ())
+        many = secure_run(lay_out(self.folder / "large", large, replace(self.load, rounds=1), HOST), 1, ())
         self._memory(large, many)
         peaks = [self.told[f"coordinator_peak_over_vector_{count}"] for count in (self.sites, large)]
         self.told["coordinator_peak_difference"] = round(abs(peaks[1] - peaks[0]), 2)
@@ -187,9 +197,9 @@ class Report:
     def flower(self) -> None:
         """Both with as many sites, one after the other."""
         say(f"{PEER_SITES} sites, and Flower with as many")
-        grounds = lay_out(self.folder / "peer", PEER_SITES, self.params, self.rounds, HOST)
-        ours = statistics.median(secure_run(grounds, self.rounds, [()] * PEER_SITES)["bursts"])
-        theirs = deployment.one_round(PEER_SITES, self.params)
+        grounds = lay_out(self.folder / "peer", PEER_SITES, self.load, HOST)
+        ours = statistics.median(secure_run(grounds, self.load.rounds, [()] * PEER_SITES)["bursts"])
+        theirs = deployment.one_round(PEER_SITES, self.load.params)
         self.told |= {"flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
         self.told["flower_over_ours"] = round(theirs / ours, 2)
 
@@ -198,14 +208,24 @@ class Report:
 @click.option("--sites", type=click.IntRange(4, 100), default=10, show_default=True)
 @click.option("--params", type=click.IntRange(1), default=4_007_548, show_default=True)
 @click.option("--rounds", type=click.IntRange(1, 20), default=3, show_default=True)
+@click.option("--ring-bits", type=click.Choice(list(map(str, BITS))), default=str(DEFAULT_BITS), show_default=True)
 @click.option("--large", type=click.IntRange(0, 200), default=50, show_default=True, help="Sites for memory; 0: skip.")
 @click.option("--peer", type=click.Choice(["flower"]), help="Run another toolkit on the same vector and compare.")
 @click.option("--only", type=click.Choice(["loopback", "slow_links", "flower"]), help="One part, to look closer at it.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def main(sites: int, params: int, rounds: int, large: int, peer: str | None, only: str | None, as_json: bool) -> None:
+def main(
+    sites: int,
+    params: int,
+    rounds: int,
+    ring_bits: str,
+    large: int,
+    peer: str | None,
+    only: str | None,
+    as_json: bool,
+) -> None:
     """Measure; figures are ratios within one run, so that they hold on other machines too."""
     folder = Path(tempfile.mkdtemp(prefix="lazaret-bench-"))
-    report = Report(folder, sites, params, rounds)
+    report = Report(folder, sites, Load(params, rounds, int(ring_bits)))
     try:
         if only:
             getattr(report, only)()

@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from security.consortium.enrolment import Identity
 from security.consortium.initial_model import InitialModel
 from security.consortium.manifest import Manifest
+from security.ring import DEFAULT_BITS
 from security.secagg import fixed_point
 from security.secagg.effects import Vector
 from security.secagg.layout import Layout
@@ -36,6 +37,9 @@ steps = 50
 config_hashes = ["{"cd" * 32}"]
 [training.settings]
 learning_rate = 0.001
+[aggregation]
+ring_bits = {{ring_bits}}
+weight_cap = 8
 [timing]
 train = {{train}}
 message = {{message}}
@@ -43,9 +47,9 @@ upload = {{upload}}
 """
 
 
-def number_plan(rounds: int, *, train: int, message: int, upload: int) -> str:
+def number_plan(rounds: int, *, train: int, message: int, upload: int, ring_bits: int = DEFAULT_BITS) -> str:
     """federation.toml of such sites: one layer of numbers, and how many seconds each step may take."""
-    return PLAN.format(rounds=rounds, train=train, message=message, upload=upload)
+    return PLAN.format(rounds=rounds, train=train, message=message, upload=upload, ring_bits=ring_bits)
 
 
 def write_numbers(path: Path, words: int) -> None:
