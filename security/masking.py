@@ -61,6 +61,11 @@ def vector_root(vector: Packed) -> bytes:
     return merkle.root(leaf_hashes(vector))
 
 
+def words_root(words: Words, ring: Ring) -> bytes:
+    """The root of a vector that is not packed, and need not be as a whole."""
+    return merkle.root(merkle.leaf_hash(frame) for _, frame in ring.frames(words))
+
+
 class Accumulator:
     """The coordinator's running sum: one vector, however many sites send.
 

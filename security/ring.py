@@ -71,6 +71,11 @@ class Ring:
             np.copyto(high, part >> 16, casting="unsafe")
         return data
 
+    def frames(self, words: Words) -> Iterator[tuple[int, bytes]]:
+        """Yield a vector as it travels, frame by frame with their numbers: never more than one frame in memory."""
+        for index, start in enumerate(range(0, len(words), self.frame_words)):
+            yield index, self.pack(words[start : start + self.frame_words]).tobytes()
+
     def unpack(self, data: Buffer | Packed) -> Words:
         """The words of a vector, or of one frame of it, as it came."""
         if len(data) % self.word_bytes:

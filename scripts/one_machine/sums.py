@@ -79,9 +79,9 @@ def _total(storage: Storage, root: bytes, layout: Layout) -> Words | None:
         total = read_sum(FileSpool(storage.spool), root, layout)
     except Gone:
         return None
-    if masking.vector_root(total) != root:
+    if masking.words_root(total, layout.ring) != root:
         raise ConfigError("a sum in the spool does not have the root that was signed", where=str(storage.spool))
-    return layout.ring.unpack(total)
+    return total
 
 
 def _published(result: Result, total: Words | None, *, checked: bool) -> Published:

@@ -211,7 +211,7 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
         "site_mask_over_floor": (watch.median("encode") + mask) / site_floor,
         "coordinator_unmask_over_floor": unmask / (streams * stream + len(alive) * told["one_add_ms"]),
         "upload_bytes_over_vector": bytes_up / vector,
-        "coordinator_peak_over_vector": (told["peak_bytes"] - 64 * MIB) / vector,
+        "coordinator_peak_over_vector": (told["peak_bytes"] - 64 * MIB) / federation.layout.memory_bytes,
         "coordinator_peak_mib": told["peak_bytes"] / MIB,
         "coordinator_baseline_mib": told["baseline_bytes"] / MIB,
         "vector_bytes": vector,

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from security import masking
 from security.errors import RemoteProtocolError, VerificationFailed
-from security.prg import Words
 from security.secagg import context as hashes
 from security.secagg import messages, records, statements
 from security.secagg import state as states
@@ -328,19 +328,21 @@ class CoordinatorAttempt:
         adverts = [self.dealing.adverts[site] for site in self.context.sites]
         total.unmask(opened_masks(self.dealing.kx, adverts, survivors, *secrets), workers=self.core.workers)
         outcome = states.next_state(layout, self.model, total.total, survivors=len(survivors))
-        packed = layout.ring.pack(total.total)
+        root = masking.words_root(total.total, layout.ring)
         result = build_result(
-            self.core.signer, self.dealing, self.survivors, self.quorum, secrets, total=packed, outcome=outcome
+            self.core.signer, self.dealing, self.survivors, self.quorum, secrets, sum_root=root, outcome=outcome
         )
-        spool_sum(self.core.spool, result.sum_root, packed)
-        self.publication = Publication(self.core.policy, result, self.uploads, packed)
+        spool_sum(self.core.spool, root, total.total, layout.ring)
+        self.publication = Publication(self.core.policy, result, self.uploads, total.total)
         self.model = outcome.state
         self._go(_E.SUM_DONE)
-        return self._publish(self.publication, outcome, total.total)
+        return self._publish(self.publication, outcome)
 
-    def _publish(self, published: Publication, outcome: states.Outcome, total: Words) -> Effects:
+    def _publish(self, published: Publication, outcome: states.Outcome) -> Effects:
         result, place = published.result, self.context.round
-        moved = Advanced(place, published.result_hash, result.state_hash, outcome.verdict, published.survivors, total)
+        moved = Advanced(
+            place, published.result_hash, result.state_hash, outcome.verdict, published.survivors, published.total
+        )
         effects: list[Effect] = [SaveState(result.state_hash, outcome.state)]
         effects += [Persist(records.ResultShown(result=result)), moved]
         for site in self.context.sites:

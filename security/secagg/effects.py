@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from security.errors import ToolkitError
 from security.prg import Words
-from security.ring import Packed, frames_of
+from security.ring import Packed, Ring, frames_of
 from security.secagg.context import Verdict
 from security.secagg.messages import ChunkPiece, SumFrame, UploadFrame
 from security.secagg.wire import Wire
@@ -63,10 +63,11 @@ class SendSum:
 
     to: str
     result: bytes
-    vector: Packed = field(repr=False)
+    words: Words = field(repr=False)
+    ring: Ring
 
     def frames(self) -> Iterator[SumFrame]:
-        for index, data in frames_of(self.vector):
+        for index, data in self.ring.frames(self.words):
             yield SumFrame(result=self.result, index=index, data=data)
 
 

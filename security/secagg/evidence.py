@@ -13,7 +13,7 @@ import numpy as np
 
 from security import masking, merkle
 from security.errors import CodecError, VerificationFailed
-from security.ring import FRAME_BYTES, frames_of
+from security.ring import FRAME_BYTES
 from security.secagg import result_checks
 from security.secagg.messages import ChunkPiece, Path, Result
 from security.secagg.policy import AggregationPolicy
@@ -38,7 +38,7 @@ class WrongSumEvidence(Wire):
     def of(cls, audit: ChunkAudit) -> WrongSumEvidence:
         """From the chunk at hand, all of whose pieces have come."""
         result, chunk = audit.header.result, audit.todo[0]
-        frames = [data for _, data in frames_of(audit.policy.layout.ring.pack(audit.total))]
+        frames = [data for _, data in audit.policy.layout.ring.frames(audit.total)]
         tree = merkle.Tree([merkle.leaf_hash(frame) for frame in frames])
         path = tree.inclusion_path(chunk)
         pieces = tuple(audit.pieces[line.site] for line in result.uploads)

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from security import masking
 from security.errors import RemoteProtocolError
 from security.prg import Words
-from security.ring import FRAME_BYTES, Packed, frames_of
+from security.ring import Ring
 from security.secagg import certificate_checks, result_checks, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
@@ -30,7 +29,7 @@ def build_result(
     quorum: Quorum,
     secrets: tuple[tuple[bytes, ...], tuple[bytes, ...]],
     *,
-    total: Packed,
+    sum_root: bytes,
     outcome: states.Outcome,
 ) -> Result:
     """C5, signed."""
@@ -41,7 +40,7 @@ def build_result(
         uploads=tuple(NamedRoot(site=line.site, root=line.root) for line in survivors.uploads),
         agreements=quorum.agreements,
         verdict=int(outcome.verdict),
-        sum_root=masking.vector_root(total),
+        sum_root=sum_root,
         seeds=secrets[0],
         keys=secrets[1],
         state_hash=states.state_hash(outcome.state),
@@ -54,25 +53,20 @@ def build_result(
 class Publication:
     """A published result until it is covered."""
 
-    def __init__(self, policy: AggregationPolicy, result: Result, uploads: Uploads | None, vector: Packed) -> None:
+    def __init__(self, policy: AggregationPolicy, result: Result, uploads: Uploads | None, total: Words) -> None:
         self._policy = policy
         self.result = result
-        self.vector = vector
+        self.total = total
         self._uploads = uploads
         _, _, self.result_hash = result_checks.result_digests(result)
         self.acks: dict[str, Ack] = {}
-
-    @property
-    def total(self) -> Words:
-        """The sum in words."""
-        return self._policy.layout.ring.unpack(self.vector)
 
     @property
     def survivors(self) -> tuple[str, ...]:
         return tuple(line.site for line in self.result.uploads)
 
     def sum_to(self, site: str) -> SendSum:
-        return SendSum(to=site, result=self.result_hash, vector=self.vector)
+        return SendSum(to=site, result=self.result_hash, words=self.total, ring=self._policy.layout.ring)
 
     def take_ack(self, ack: Ack) -> bool:
         """Take an acknowledgement; returns whether the result is now covered."""
@@ -100,16 +94,17 @@ class Publication:
         return SendPieces(site, lambda: uploads.pieces(self.result_hash, request.chunk, self.survivors))
 
 
-def spool_sum(spool: Spool, root: bytes, total: Packed) -> None:
+def spool_sum(spool: Spool, root: bytes, total: Words, ring: Ring) -> None:
     """Keep a sum under its root, for restarts and for sites that catch up."""
-    for index, data in frames_of(total):
+    for index, data in ring.frames(total):
         spool.write(root, index, data)
     spool.seal(root)
 
 
-def read_sum(spool: Spool, root: bytes, layout: Layout) -> Packed:
+def read_sum(spool: Spool, root: bytes, layout: Layout) -> Words:
     """A sum from the spool."""
-    total = np.empty(layout.byte_length, dtype=np.uint8)
+    total: Words = np.empty(layout.words, dtype=layout.dtype)
+    ring = layout.ring
     for index in range(layout.frames):
-        total.data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES] = spool.read(root, index)
+        total[index * ring.frame_words : (index + 1) * ring.frame_words] = ring.unpack(spool.read(root, index))
     return total

@@ -99,7 +99,7 @@ class SiteMachine:
             round=update.round,
             state_hash=update.state_hash,
             config_hash=update.config_hash,
-            digest=masking.vector_root(layout.ring.pack(update.words)),
+            digest=masking.words_root(update.words, layout.ring),
         )
         known = self.core.journal.update
         plan_checks.check_one_update(known, bound)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from security import masking
 from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.prg import Words
 from security.ring import DEFAULT_BITS, Ring
@@ -36,11 +37,11 @@ def forged(run: EvilCoordinator, attempt: CoordinatorAttempt, total: Words) -> P
     assert secrets is not None
     outcome = states.next_state(run.policy.layout, run.model, total, survivors=len(run.sites))
     attempt.model = outcome.state
-    packed = run.policy.layout.ring.pack(total)
+    root = masking.words_root(total, run.policy.layout.ring)
     result = build_result(
-        run.core.signer, attempt.dealing, attempt.survivors, attempt.quorum, secrets, total=packed, outcome=outcome
+        run.core.signer, attempt.dealing, attempt.survivors, attempt.quorum, secrets, sum_root=root, outcome=outcome
     )
-    return Publication(run.policy, result, attempt.uploads, packed)
+    return Publication(run.policy, result, attempt.uploads, total)
 
 
 def publish(run: EvilCoordinator, published: Publication, sites: Any) -> None:

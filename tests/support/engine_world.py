@@ -150,8 +150,8 @@ class EngineWorld:
                     for piece in pieces():
                         self._to(to, piece)
                 case ReplaySum(to, result_hash, root):
-                    vector = read_sum(self.engine.core.spool, root, self.layout)
-                    for frame in SendSum(to=to, result=result_hash, vector=vector).frames():
+                    words = read_sum(self.engine.core.spool, root, self.layout)
+                    for frame in SendSum(to=to, result=result_hash, words=words, ring=self.layout.ring).frames():
                         self._to(to, frame)
                 case SendState(to, digest):
                     for index, part in frames_of(self.storage.load_state(digest).view(np.uint8)):
