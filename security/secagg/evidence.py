@@ -70,6 +70,10 @@ class WrongSumEvidence(Wire):
         roots = {line.site: line.root for line in result.uploads}
         if [piece.site for piece in self.pieces] != list(roots) or any(p.chunk != self.chunk for p in self.pieces):
             raise VerificationFailed("pieces are not those of the survivors", where="evidence")
+        if {len(data) for data in (self.published, *(piece.data for piece in self.pieces))} != {
+            policy.layout.frame_bytes(self.chunk)
+        }:
+            raise VerificationFailed("a piece is not as long as the chunk", where="evidence")
         ring = policy.layout.ring
         recomputed = np.zeros(len(self.published) // ring.word_bytes, dtype=ring.dtype)
         for piece in self.pieces:

@@ -21,6 +21,7 @@ from security.rng import CountedRandomness
 from security.secagg import messages, plan_checks, result_checks
 from security.secagg import state as states
 from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.evidence import WrongSumEvidence
 from security.secagg.policy import AuditMode
 from security.secagg.publication import Publication, build_result
 from security.secagg.result import CheckedHeader, assigned_chunks
@@ -203,3 +204,17 @@ def test_a_piece_of_another_length_is_refused() -> None:
     )
     with pytest.raises(RemoteProtocolError, match="wrong length"):
         run.machine().receive(piece)
+
+
+def test_the_proof_of_a_wrong_sum_holds_for_anybody_and_not_in_odd_pieces() -> None:
+    run, _ = wrong_round(one_coordinate)
+    finder = next(name for name in run.honest if run.machine(name).state is SiteState.HALTED)
+    audit = run.machine(finder).intake.audit
+    assert audit is not None
+    proof = WrongSumEvidence.parse(WrongSumEvidence.of(audit).file())
+    proof.verify(run.policy)
+    first = proof.pieces[0]
+    for data in (first.data[:-1], first.data[:-3], first.data[:-12], first.data[:1] * len(first.data)):
+        pieces = (replace(first, data=data), *proof.pieces[1:])
+        with pytest.raises(VerificationFailed):
+            replace(proof, pieces=pieces).verify(run.policy)

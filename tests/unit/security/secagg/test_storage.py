@@ -220,6 +220,10 @@ def test_uploads_resume_from_the_spool_and_bad_ones_leave_no_trace(tmp_path: Pat
         spool.write(key, index, data)
     with pytest.raises(VerificationFailed, match="spooled upload"):
         Uploads(layout, spool).restore(told)
+    spool.write(key, 1, frames[1].data[:-1])
+    spool.write(key, 0, frames[0].data[:-5])
+    with pytest.raises(VerificationFailed, match="spooled upload"):
+        Uploads(layout, spool).restore(told)
 
 
 def test_a_federation_runs_on_files(tmp_path: Path) -> None:
