@@ -51,9 +51,9 @@ def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRou
         if not last and federation.round % settings.evaluate_every == 0:
             entry["evaluation"] = _figures(_evaluate(federation, federation.method.reports))
         history.append(entry)
-        on_round(federation.round, _describe(entry))
         if not last:
             _checkpoint(federation, history, directory)
+        on_round(federation.round, _describe(entry))  # after it is kept: a round that was told is not run again
     if os.environ.get(KEEP_MODELS):
         federation.checkpoint(directory / "final.safetensors")
     final = _evaluate_last(federation)
