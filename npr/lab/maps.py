@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from npr.federation import Federation
 from npr.methods.regulariser import cluster
@@ -24,12 +25,25 @@ def save_maps(federation: Federation, path: Path) -> None:
         features, labels = extract(site.model, site.reading(site.train))
         unit = torch.nn.functional.normalize(features, dim=1)
         prototypes = cluster(site, features, labels, federation.round)
-        centre = unit.mean(0)
-        # The eigenvectors of the two largest eigenvalues span the plane in which the features spread most.
-        axes = torch.linalg.eigh(torch.cov(unit.T))[1][:, -2:]
+        centre, axes = unit.mean(0), main_axes(unit)
+        if axes is None:
+            continue
         step = -(-len(unit) // MOST_POINTS)
         arrays[f"{site.name}/points"] = ((unit - centre) @ axes)[::step].numpy()
         arrays[f"{site.name}/labels"] = labels[::step].numpy()
         arrays[f"{site.name}/prototypes"] = ((prototypes.vectors - centre) @ axes).numpy()
         arrays[f"{site.name}/owners"] = prototypes.owners.numpy()
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    if arrays:
+        np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def main_axes(unit: Tensor) -> Tensor | None:
+    """The plane in which features spread most; None where they are not numbers.
+
+    In double precision: features that have collapsed onto a few directions defeat the solver in single, and a plot must
+    not cost a finished cell.
+    """
+    if not torch.isfinite(unit).all():
+        return None
+    vectors: Tensor = torch.linalg.eigh(torch.cov(unit.T.double()))[1]
+    return vectors[:, -2:].float()
