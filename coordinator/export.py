@@ -133,7 +133,7 @@ def _onnx(
     WireModel(manifest.aggregation.layout, model).load(model, vector, groups)
     mean, std = normalisation(spec)
     # A personal head and prototypes are at the hospitals: what is left to export then are features.
-    whole = not personal_tensors(method, model, manifest.training.rounds) and recipe.config.predict == "head"
+    whole = not personal_tensors(method, model, manifest.training.rounds) and method.prototype_share == 0.0
     outputs = ("probabilities", "features") if whole else ("features",)
     module = (
         Deployed(method=method, model=model, kind="global", mean=mean, std=std)

@@ -58,10 +58,11 @@ class TrainConfig(BaseModel):
     prototype_source: Literal["exact", "epoch"] = "exact"
 
     # Personal heads and prediction. Up to round `personal_after` the head is shared like the rest; then it stays home.
+    # `predict = "auto"` is what the method was registered with.
     personal_after: Annotated[int, Field(ge=0)] = 0
     personal_start: Literal["shared", "prototypes"] = "shared"
-    predict: Literal["head", "prototype", "both"] = "head"
-    predict_mix: Share = 0.5
+    predict: Literal["auto", "head", "prototype", "both"] = "auto"
+    predict_mix: Share = 0.25
     predict_present_only: bool = False
 
     @classmethod
@@ -94,7 +95,8 @@ class TrainConfig(BaseModel):
 
 # What the authors' released code does where it differs from the paper's text or from what we hold right: an epsilon
 # prior instead of a mask, decay on every row, standardised logits, lambda added instead of multiplied (so that NPR
-# always weighs 1), sub-clusters that are random subsets, K whatever the class size, and Adam kept over the rounds.
+# always weighs 1), sub-clusters that are random subsets, K whatever the class size, Adam kept over the rounds, and the
+# head alone predicts.
 PAPER_LITERAL: dict[str, Any] = {
     "prior_floor": 1e-9,
     "head_decay": 5e-4,
@@ -108,6 +110,7 @@ PAPER_LITERAL: dict[str, Any] = {
     "alternations_first": 1,
     "alternations": 1,
     "augmentation": "paper",
+    "predict": "head",
 }
 
 

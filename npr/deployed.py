@@ -69,8 +69,7 @@ class Deployed(Features):
         super().__init__(model=model, mean=mean, std=std)
         self.temperature = temperature
         self._method, self._kind, self._prototypes = method, kind, prototypes
-        config = method.config
-        self._mix = {"head": 0.0, "prototype": 1.0, "both": config.predict_mix}[config.predict]
+        self._mix = method.prototype_share
         if self._mix > 0.0 and prototypes is None:
             raise LocalProtocolError("this model predicts by prototypes, and there are none")
         # From the classes that have prototypes to all classes, as a product: an exporter cannot follow assignments.
@@ -98,7 +97,7 @@ class Deployed(Features):
         return scores, features
 
     def _scores(self, features: Tensor) -> Tensor:
-        """As `Method.predict`, with prototypes that are there already."""
+        """As `Method.predictor`, with prototypes that are there already."""
         scores = torch.zeros(())
         if self._mix < 1.0:
             head = self._method.class_logits(self.model, features, self._kind)

@@ -134,7 +134,7 @@ class Federation:
             Predictions.of(
                 site.name,
                 samples := _side(data, side),
-                self.method.predict(site, self._model_of(site, kind), samples, kind),
+                self.method.predictor(site, self._model_of(site, kind), kind)(samples),
                 fold=self.dataset.fold,
                 seed=self.seed,
             )

@@ -73,6 +73,7 @@ def _what(predictor: Predictor, sidecar: Mapping[str, Any]) -> list[tuple[str, A
         ("classes", ", ".join(sidecar["classes"])),
         ("input", f"{shape[1]} x {shape[2]} pixels, {input_['colour']}, decoded by: {input_['decoding']}"),
         ("kind", f"{sidecar['predicts']} model, {predictor.trained.which} of this site"),
+        ("predicts by", sidecar["predicts_by"]),
         ("SHA-256 over its tensors", f"`{predictor.trained.digest}`"),
     ]
 

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,9 +26,10 @@ from npr.onnx_file import OPSET, TOLERANCE, check_onnx, require_onnx, write_onnx
 from security import keystore, software
 from security.errors import ConfigError
 from site_agent.card import model_card
+from site_agent.config import SiteConfig
 from site_agent.evaluation import figures_of
 from site_agent.history import read_history
-from site_agent.predictor import Predictor
+from site_agent.predictor import Place, Predictor, Which
 from site_agent.sources import decoding_for
 
 FORMAT: Final = "lazaret-model/1"
@@ -42,15 +44,23 @@ def check_target(target: Path, *, onnx: bool) -> None:
         require_onnx()
 
 
-def export(predictor: Predictor, target: Path, *, onnx: bool, with_prototypes: bool = False) -> dict[str, Any]:
-    """Write a folder that must not exist yet. It appears when everything in it has been written and checked."""
-    check_target(target, onnx=onnx)
-    if predictor.deployed.holds_prototypes and not with_prototypes:
+def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) -> Predictor:
+    """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
+    place = Place.open(config)
+    if with_prototypes or place.method.prototype_share == 0.0:
+        return Predictor.of(place, which)
+    if place.method.prototype_share == 1.0:
         raise ConfigError(
-            "this model predicts by prototypes, which are made of patients' images and stay at the site",
+            "this model predicts by prototypes alone, which are made of patients' images and stay at the site",
             where="manifest [training.settings] predict",
             hint="--with-prototypes puts them into the files all the same",
         )
+    return Predictor.of(replace(place, head_alone=True), which)
+
+
+def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
+    """Write a folder that must not exist yet. It appears when everything in it has been written and checked."""
+    check_target(target, onnx=onnx)
     images = _some_images(predictor)
     about = describe(predictor)
     files = {"model.safetensors": _safetensors(predictor, about)}
@@ -86,6 +96,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "architecture": manifest.model.architecture,
         "method": manifest.training.method,
         "predicts": place.method.reports[0],
+        "predicts_by": _predicts_by(place),
         "classes": list(predictor.class_names),
         "input": {
             "name": "images",
@@ -100,6 +111,15 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "temperature": temperature,
         "software": {"lazaret": software.version(), "torch": torch.__version__.split("+")[0]},
     }
+
+
+def _predicts_by(place: Place) -> str:
+    share = place.method.prototype_share
+    if place.head_alone:
+        return "the head alone; at the site its prototypes take part, which are not in these files"
+    if share == 0.0:
+        return "the head"
+    return "prototypes" if share == 1.0 else f"{1 - share:.0%} the head, {share:.0%} the site's prototypes"
 
 
 def _some_images(predictor: Predictor) -> Pixels:

@@ -88,7 +88,7 @@ def predict(
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_option("best")
 @click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
-@click.option("--with-prototypes", is_flag=True, help="Needed where the model predicts by prototypes.")
+@click.option("--with-prototypes", is_flag=True, help="Put the site's prototypes into the files too.")
 @also_config
 @json_option
 @click.pass_obj
@@ -102,14 +102,14 @@ def export(
     as_json: bool,
 ) -> None:
     """Write this site's model, its description and its model card into FOLDER, which must not exist yet."""
-    from site_agent.export import check_target
+    from site_agent.export import check_target, open_for_export
     from site_agent.export import export as run
-    from site_agent.predictor import Predictor
 
     show_progress()
     check_target(folder, onnx=onnx)
-    predictor = Predictor.open(SiteConfig.read(own_config or config_path), model)
-    told = run(predictor, folder, onnx=onnx, with_prototypes=with_prototypes)
+    settings = SiteConfig.read(own_config or config_path)
+    predictor = open_for_export(settings, model, with_prototypes=with_prototypes)
+    told = run(predictor, folder, onnx=onnx)
     if as_json:
         emit(told)
         return
@@ -118,6 +118,8 @@ def export(
     if onnx:
         found = told["checked"]["onnx"]
         say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} images")
+    if predictor.place.head_alone:
+        say("the files predict by the head alone: prototypes stay at the site unless --with-prototypes is given")
     if told["log_findings"]:
         say(f"the privacy log has {len(told['log_findings'])} findings, which the card lists")
     say("the files hold layers fitted to this hospital's patients: treat them as such")

@@ -51,7 +51,10 @@ Which = Literal["best", "newest"]
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """What lies on this machine: configuration, manifest, initial model and state directory, opened for reading."""
+    """What lies on this machine: configuration, manifest, initial model and state directory, opened for reading.
+
+    :ivar head_alone: whatever the federation predicts by, here the head does it without prototypes.
+    """
 
     config: SiteConfig
     identity: Identity
@@ -61,6 +64,7 @@ class Place:
     start: Vector
     vault: Vault
     clock: Clock
+    head_alone: bool = False
 
     @classmethod
     def open(cls, config: SiteConfig) -> Place:
@@ -92,7 +96,8 @@ class Place:
 
     @cached_property
     def method(self) -> Method:
-        return registry.build(self.recipe.config)
+        config = self.recipe.config
+        return registry.build(config.changed(predict="head") if self.head_alone else config)
 
     @cached_property
     def trainer(self) -> Trainer:
@@ -280,13 +285,20 @@ class Predictor:
 
     @classmethod
     def open(cls, config: SiteConfig, which: Which, *, refit: bool = False) -> Predictor:
-        """Load the network; take its companion from disk, or make it and keep it there."""
-        place = Place.open(config)
+        return cls.of(Place.open(config), which, refit=refit)
+
+    @classmethod
+    def of(cls, place: Place, which: Which, *, refit: bool = False) -> Predictor:
+        """Load the network; take its companion from disk, or make it and keep it there.
+
+        The head alone has another temperature, so its companion is made anew and not kept.
+        """
         trained = load(place, which)
-        companion = None if refit else Companion.read(place, trained)
+        companion = None if refit or place.head_alone else Companion.read(place, trained)
         if companion is None:
             companion = Companion.make(place, trained)
-            place.vault.keep_model(companion_name(which), companion.to_bytes())
+            if not place.head_alone:
+                place.vault.keep_model(companion_name(which), companion.to_bytes())
         return cls(
             place=place, trained=trained, companion=companion, deployed=deploy(place, trained, companion)
         )

@@ -99,7 +99,7 @@ class PrivateTrainer(Trainer):
         if samples is None or not len(samples):
             return {}
         kind = self.method.reports[0]
-        scores = self.method.predict(self.site, self.model_after(round_number, state), samples, kind)
+        scores = self.method.predictor(self.site, self.model_after(round_number, state), kind)(samples)
         try:
             seen, right = self._private.recall_by_class(samples, scores.argmax(axis=1).astype(np.int64))
         except BudgetExhausted:

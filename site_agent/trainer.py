@@ -167,9 +167,10 @@ class Trainer:
     def _figures(self, model: SplitModel) -> dict[str, Any]:
         kind: Kind = self.method.reports[0]
         figures: dict[str, Any] = {"kind": kind}
+        predict = self.method.predictor(self.site, model, kind)
         for side, samples in (("validation", self.data.validation), ("test", self.data.test)):
             if samples is not None and len(samples):
-                scores = self.method.predict(self.site, model, samples, kind)
+                scores = predict(samples)
                 figures[side] = {
                     "bacc": _finite(balanced_accuracy(samples.labels, scores)),
                     "bauc": _finite(balanced_auc(samples.labels, scores)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from npr.config import TrainConfig
+from npr.methods import registry
 from security.errors import PolicyViolation
 
 SUPPORTED_METHODS: Final = frozenset({"local", "fedavg", "fednpr", "fedper", "fednpr-per"})
@@ -23,7 +24,6 @@ _ALLOWED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("prototype_momentum", 0.0, "has no private form"),
     ("personal_start", "shared", "seeds the head on records"),
     ("predict_present_only", False, "tells exactly which classes a site lacks"),
-    ("predict", "head", "needs prototypes that are not booked"),
     ("local_bn", False, "there is no BatchNorm under DP"),
     ("npr_balance", "none", "reads exact counts"),
     ("prior_floor", None, "the floor of the private prior comes from its noise"),
@@ -42,6 +42,8 @@ def violations(config: TrainConfig) -> list[str]:
     ]
     if config.method not in SUPPORTED_METHODS:
         found.append(f"method = {config.method!r}: no private form; use one of {', '.join(sorted(SUPPORTED_METHODS))}")
+    elif registry.build(config).prototype_share > 0.0:
+        found.append(f"predict = {config.predict!r}: needs prototypes that are not booked; use 'head'")
     return found
 
 

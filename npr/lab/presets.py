@@ -31,10 +31,11 @@ class Preset:
     train: dict[str, Value] = field(default_factory=dict)
 
 
-# Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation.
+# Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation, and the
+# head alone predicts.
 _PAPER: dict[str, Value] = {
     "learning_rate": 1e-3, "weight_decay": 5e-4, "batch_size": 64, "local_epochs": 1, "milestones": (60, 70),
-    "augmentation": "paper",
+    "augmentation": "paper", "predict": "head",
 }
 
 PRESETS = {

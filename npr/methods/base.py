@@ -6,6 +6,7 @@ next state from that sum, so a method's server step is the mean itself unless th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -24,11 +25,13 @@ from npr.methods.regulariser import Regulariser, Seen
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model
 from npr.params import ParameterManifest, Vector
+from npr.prototypes import Prototypes
 from npr.seeds import derive
 from npr.training import NOTHING, LocalReport, Step, descend, evaluating, extract
 from security.errors import ConfigError
 
 Kind = Literal["global", "local", "personal"]
+Prediction = Literal["head", "prototype", "both"]
 EVERYTHING = frozenset({"extractor", "norm", "statistics", "head"})
 
 
@@ -53,13 +56,18 @@ class Method:
     wire: ClassVar[bool] = True
     divisible: ClassVar[bool] = True
 
-    def __init__(self, config: TrainConfig, *, name: str, npr: bool = False) -> None:
+    def __init__(
+        self, config: TrainConfig, *, name: str, npr: bool = False, predict: Prediction = "head"
+    ) -> None:
         self.config = config
+        chosen = predict if config.predict == "auto" else config.predict
+        # The prototypes' share of the probabilities; the rest is the head's.
+        self.prototype_share = {"head": 0.0, "prototype": 1.0, "both": config.predict_mix}[chosen]
         self.name = name
         self.regulariser = Regulariser() if npr else None
         # What a lab-only server step keeps between rounds.
         self.server_memory: dict[str, Tensor] = {}
-        if config.supervision == "none" and (not npr or config.predict != "prototype"):
+        if config.supervision == "none" and (not npr or chosen != "prototype"):
             raise ConfigError(
                 'supervision = "none" leaves the head untrained',
                 hint='use a method with NPR and predict = "prototype"',
@@ -199,29 +207,38 @@ class Method:
         """
         return ("personal", "local") if self.personal or self.config.local_bn else ("global", "local")
 
-    def predict(self, site: Site, model: SplitModel, samples: Samples, kind: Kind) -> NDArray[np.float32]:
-        """(N, C) probabilities, softmax applied once; no class prior enters."""
-        features, _ = extract(model, site.reading(samples))
-        with torch.inference_mode():
-            scores = self._scores(site, model, features, kind)
-            if site.config.predict_present_only and kind != "global":
-                scores = scores * site.prior.present
-                scores = scores / scores.sum(1, keepdim=True).clamp(min=1e-30)
-        return scores.float().numpy()
+    def predictor(self, site: Site, model: SplitModel, kind: Kind) -> Callable[[Samples], NDArray[np.float32]]:
+        """From images to (N, C) probabilities, softmax applied once; no class prior enters.
+
+        Where prototypes have a part in it, making this takes a pass over the site's training images: the prototypes of
+        the last round belong to the model it started from, and prediction needs this model's own.
+        """
+        prototypes = Regulariser.prototypes(site, model, 0) if self.prototype_share > 0.0 else None
+
+        def predict(samples: Samples) -> NDArray[np.float32]:
+            features, _ = extract(model, site.reading(samples))
+            with torch.inference_mode():
+                scores = self._scores(site, model, features, kind, prototypes)
+                if site.config.predict_present_only and kind != "global":
+                    scores = scores * site.prior.present
+                    scores = scores / scores.sum(1, keepdim=True).clamp(min=1e-30)
+            return scores.float().numpy()
+
+        return predict
 
     def class_logits(self, model: SplitModel, features: Tensor, kind: Kind) -> Tensor:
         """Raw logits of the predictor that `kind` names; the model is in eval mode."""
         del kind
         return model.logits(features)
 
-    def _scores(self, site: Site, model: SplitModel, features: Tensor, kind: Kind) -> Tensor:
-        mix = {"head": 0.0, "prototype": 1.0, "both": site.config.predict_mix}[site.config.predict]
+    def _scores(
+        self, site: Site, model: SplitModel, features: Tensor, kind: Kind, prototypes: Prototypes | None
+    ) -> Tensor:
+        share = self.prototype_share
         by_head, by_prototype = torch.zeros(()), torch.zeros(())
-        if mix < 1.0:
+        if share < 1.0:
             with evaluating(model):
                 by_head = torch.softmax(self.class_logits(model, features, kind), dim=1)
-        if mix > 0.0:
-            # The prototypes of the last round belong to the model it started from; prediction needs this model's own.
-            prototypes = Regulariser.prototypes(site, model, 0)
+        if prototypes is not None:
             by_prototype = prototypes.scores(features, site.train.num_classes, site.config.temperature)
-        return (1.0 - mix) * by_head + mix * by_prototype
+        return (1.0 - share) * by_head + share * by_prototype

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TypeVar
 
 from npr.config import TrainConfig
-from npr.methods.base import Method
+from npr.methods.base import Method, Prediction
 from security.errors import ConfigError, LocalProtocolError
 
 # In the order in which they are listed.
@@ -33,23 +33,31 @@ M = TypeVar("M", bound=type[Method])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One name: the class behind it, whether NPR is added to its loss, and the name it is another word for."""
+    """One name: the class behind it, whether NPR is added to its loss, and the name it is another word for.
+
+    :ivar predict: what `predict = "auto"` means for it.
+    """
 
     name: str
     method: type[Method]
     summary: str
     npr: bool = False
+    predict: Prediction = "head"
     alias_of: str | None = None
 
 
-def register(name: str, summary: str, *, npr: bool = False, aliases: tuple[str, ...] = ()) -> Callable[[M], M]:
+def register(
+    name: str, summary: str, *, npr: bool = False, predict: Prediction = "head", aliases: tuple[str, ...] = ()
+) -> Callable[[M], M]:
     """Class decorator. Applied twice with other names, one class stands behind both."""
 
     def add(method: M) -> M:
         for title, original in ((name, None), *((alias, name) for alias in aliases)):
             if title in _entries:
                 raise LocalProtocolError(f"a method named {title!r} is registered already")
-            _entries[title] = Entry(name=title, method=method, summary=summary, npr=npr, alias_of=original)
+            _entries[title] = Entry(
+                name=title, method=method, summary=summary, npr=npr, predict=predict, alias_of=original
+            )
         return method
 
     return add
@@ -82,4 +90,4 @@ def rows() -> list[Entry]:
 def build(config: TrainConfig) -> Method:
     """The method that `config` names, ready to run."""
     entry = get(config.method)
-    return entry.method(config, name=entry.alias_of or entry.name, npr=entry.npr)
+    return entry.method(config, name=entry.alias_of or entry.name, npr=entry.npr, predict=entry.predict)

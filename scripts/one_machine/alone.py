@@ -38,7 +38,7 @@ def train_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
     )
     for number in range(1, rounds + 1):
         method.local_round(site, number)
-    scores = method.predict(site, site.model, data.test, "local")
+    scores = method.predictor(site, site.model, "local")(data.test)
     return {
         "bacc": float(balanced_accuracy(data.test.labels, scores)),
         "bauc": float(balanced_auc(data.test.labels, scores)),

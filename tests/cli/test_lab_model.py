@@ -79,7 +79,7 @@ def test_mistakes_are_named(tmp_path: Path, words: list[str], what: str) -> None
 def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Path) -> None:
     world = World.make(tmp_path / "world")
     path = world.authority.folder / "initial.safetensors"
-    export(path, "--set", "assign=nearest", "--dp", "rate=0.25", "--dp", "steps=9")
+    export(path, "--set", "assign=nearest", "--set", "predict=head", "--dp", "rate=0.25", "--dp", "steps=9")
     assert not any("running_mean" in name for name in InitialModel.read(path).tensors)
     start = 'run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n'
     promise = '[privacy]\nepsilon = 8\ndelta = 0.00001\nclip = 1\nnoise_floor = 0.5\nunit = "patient"\n'

@@ -67,7 +67,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        yield train(tmp_path_factory.mktemp("federation"), settings={"predict": "both"})
+        yield train(tmp_path_factory.mktemp("federation"))
     torch.set_num_threads(threads)
 
 
@@ -245,6 +245,26 @@ def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path) -> None:
+    """The files predict by the head alone, say so, and have a temperature of their own."""
+    target = tmp_path / "model"
+    done = run("export", target, "--config", trained.config)
+    assert done.returncode == 0 and "by the head alone" in done.stderr
+    with safe_open(target / "model.safetensors", framework="pt") as file:
+        names = set(file.keys())
+    assert "head.weight" in names and not [name for name in names if "prototypes" in name]
+    about = json.loads((target / "model.json").read_text())
+    assert about["predicts_by"].startswith("the head alone")
+    assert "| predicts by | the head alone" in (target / "MODEL_CARD.md").read_text()
+    kept = Predictor.open(SiteConfig.read(trained.config), "best").companion
+    assert about["temperature"] != kept.temperature
+
+
+def test_a_model_that_predicts_by_prototypes_alone_is_not_exported_without_them(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place.open(SiteConfig.read(trained.config))
+    monkeypatch.setattr(place.method, "prototype_share", 1.0)
+    monkeypatch.setattr(Place, "open", lambda config: place)
     done = run("export", tmp_path / "model", "--config", trained.config)
     assert done.returncode == 2 and "stay at the site" in done.stderr and not (tmp_path / "model").exists()
 

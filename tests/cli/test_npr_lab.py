@@ -214,7 +214,8 @@ def test_plots_are_drawn(lab, tmp_path):
 
 
 def test_privacy_is_an_option_of_a_cell_and_is_spent(lab, tmp_path):
-    few = ["--set", "dp.steps=1", "--set", "dp.dimensions=4", "--set", "assign=nearest", "--grid", "dp.epsilon=null,8"]
+    few = ["dp.steps=1", "dp.dimensions=4", "assign=nearest", "predict=head"]
+    few = [word for setting in few for word in ("--set", setting)] + ["--grid", "dp.epsilon=null,8"]
     content = json.loads(
         lab("run", *TINY, "--methods", "fednpr-per", *few, "--rounds", 1, "--out", tmp_path, "--json").out
     )

@@ -27,7 +27,7 @@ from tests.support.site_world import Dies, SiteWorld
 ROUNDS, STEPS, SIZE = 3, 2, 32
 SETTINGS = PrivateSettings(steps=STEPS, rate=0.3, prototypes_sigma=8.0, prototypes_every=2, dimensions=8)
 RECIPE = Recipe(
-    config=TrainConfig(method="fednpr-per", assign="nearest", optimizer="sgd", learning_rate=0.05),
+    config=TrainConfig(method="fednpr-per", assign="nearest", predict="head", optimizer="sgd", learning_rate=0.05),
     seed=3,
     image_size=SIZE,
     privacy=SETTINGS,

@@ -43,6 +43,7 @@ def deployed(federation: Federation, temperature: float = 1.0) -> Deployed:
     ("method", "settings"),
     [
         ("fednpr-per", {}),
+        ("fednpr-per", {"predict": "head"}),
         ("fednpr-per", {"predict": "prototype"}),
         ("fednpr-per", {"predict": "both", "predict_mix": 0.3, "predict_present_only": True}),
         ("fedrod", {}),
@@ -55,14 +56,14 @@ def test_it_predicts_as_the_method_does(toy: Toy, method: str, settings: dict[st
     federation.run_round()
     site, samples = federation.sites[1], federation.dataset.sites[1].test
     kind = federation.method.reports[0]
-    expected = federation.method.predict(site, site.model, samples, kind)
+    expected = federation.method.predictor(site, site.model, kind)(samples)
     module = deployed(federation)
     found, features = module.predict(np.asarray(samples.images))
     assert found == pytest.approx(expected, abs=1e-6)
     assert features.shape[0] == len(samples)
     warm, _ = deployed(federation, 2.5).predict(np.asarray(samples.images))
     assert warm == pytest.approx(with_temperature(expected, 2.5), abs=1e-6)
-    assert module.holds_prototypes == ("predict" in settings)
+    assert module.holds_prototypes == (method == "fednpr-per" and settings.get("predict") != "head")
 
 
 def test_prediction_by_prototypes_needs_them(toy: Toy) -> None:

@@ -187,12 +187,19 @@ def test_head_from_prototypes(toy: Toy) -> None:
 def test_prediction_by_head_prototype_or_both(toy: Toy) -> None:
     scores = {
         predict: run(toy("fednpr-per", predict=predict, predict_mix=0.25), 1).evaluate("local")[1].scores
-        for predict in ("head", "prototype", "both")
+        for predict in ("head", "prototype", "both", "auto")
     }
     assert (scores["prototype"][:, 2:] == 0).all() and (scores["head"][:, 2:] > 0).all()
     assert np.allclose(scores["both"], 0.75 * scores["head"] + 0.25 * scores["prototype"], atol=1e-6)
+    assert np.array_equal(scores["auto"], scores["both"])
     present = run(toy("fednpr-per", predict_present_only=True), 1).evaluate("local")[1].scores
     assert (present[:, 2:] == 0).all() and np.allclose(present.sum(1), 1.0, atol=1e-6)
+
+
+def test_the_head_predicts_unless_a_method_was_found_better_with_prototypes(toy: Toy) -> None:
+    shares = {name: toy(name).method.prototype_share for name in registry.names()}
+    assert {name for name, share in shares.items() if share} == {"fednpr-per"}
+    assert shares["fednpr-per"] == TrainConfig().predict_mix
 
 
 def test_prototypes_alone(toy: Toy) -> None:

@@ -24,7 +24,7 @@ PLAN = PrivatePlan.for_epsilon(8.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
 @pytest.fixture
 def private(toy: Callable[..., Federation]) -> Callable[..., PrivateFederation]:
     def build(plan: PrivatePlan = PLAN, **train: object) -> PrivateFederation:
-        plain = toy(**{"method": "fednpr-per", "assign": "nearest", "optimizer": "sgd"} | train)
+        plain = toy(**{"method": "fednpr-per", "assign": "nearest", "predict": "head", "optimizer": "sgd"} | train)
         return PrivateFederation(dataset=plain.dataset, spec=plain.spec, config=plain.config, plan=plan, seed=1)
 
     return build

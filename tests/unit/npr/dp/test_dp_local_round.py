@@ -125,7 +125,7 @@ def test_without_prototypes_only_counts_and_steps_are_needed() -> None:
     assert len(reports) == 2
 
 
-ALLOWED = {"assign": "nearest", "method": "fednpr-per"}
+ALLOWED = {"assign": "nearest", "predict": "head", "method": "fednpr-per"}
 
 
 def test_settings_that_obey_the_upstream_rule_pass() -> None:
@@ -145,6 +145,8 @@ def test_settings_that_obey_the_upstream_rule_pass() -> None:
         {"personal_start": "prototypes"},
         {"predict_present_only": True},
         {"predict": "prototype"},
+        {"predict": "both"},
+        {"predict": "auto"},
         {"local_bn": True},
         {"npr_balance": "prior"},
         {"prior_floor": 1e-9},

@@ -49,7 +49,8 @@ def small_model() -> SplitModel:
 def training(
     cap: float = 30.0, *, unit: Unit = Unit.PATIENT, plan: Schedule = PLAN, **config: object
 ) -> PrivateTraining:
-    settings = TrainConfig(**{"method": "fednpr-per", "assign": "nearest", "optimizer": "sgd", **config})  # type: ignore[arg-type]
+    usual = {"method": "fednpr-per", "assign": "nearest", "predict": "head", "optimizer": "sgd"}
+    settings = TrainConfig.parse(usual | config)
     site = Site(
         name="a", train=samples(), model=small_model(), config=settings, seed=1, mean=(0.5,) * 3, std=(0.5,) * 3
     )
