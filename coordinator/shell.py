@@ -198,14 +198,13 @@ class Shell:
             return
 
     def _sum(self, effect: ReplaySum) -> Iterator[Wire]:
-        core = self.engine.core
+        core, layout = self.engine.core, self.engine.core.policy.layout
         try:
-            words = read_sum(core.spool, effect.sum_root, core.policy.layout)
+            words = read_sum(core.spool, effect.sum_root, layout)
         except Gone:
             log.warning("the sum of an older round is not in the spool any more")
             return
-        ring = core.policy.layout.ring
-        yield from SendSum(to=effect.to, result=effect.result_hash, words=words, ring=ring).frames()
+        yield from SendSum(to=effect.to, result=effect.result_hash, words=words, layout=layout).frames()
 
     def _state(self, state_hash: bytes) -> Iterator[StateFrame]:
         for index, part in frames_of(self.storage.load_state(state_hash).view(np.uint8)):

@@ -12,7 +12,7 @@ import contextlib
 import os
 import stat
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import BinaryIO, Final, TypeAlias
 
 from cryptography.hazmat.primitives import padding, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
@@ -61,6 +61,22 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: boo
     finally:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()
+    _sync_directory(path.parent)
+
+
+def open_private(path: Path) -> BinaryIO:
+    """A file that is written bit by bit and becomes what it should be by `settle`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return os.fdopen(descriptor, "wb")
+
+
+def settle(file: BinaryIO, beside: Path, path: Path) -> None:
+    """Close a file that was written under another name, and give it its own."""
+    with file:
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(beside, path)
     _sync_directory(path.parent)
 
 

@@ -24,6 +24,7 @@ from security.secagg.effects import (
     Advanced,
     Certified,
     Compact,
+    DraftState,
     Ended,
     KeepEvidence,
     LoneChange,
@@ -183,8 +184,13 @@ class Agent:
                 self.wal.compact(effect.records)
             case KeepEvidence():
                 log.error("proof of a lie of the coordinator is in %s", self.vault.keep_evidence(effect))
+            case DraftState():
+                self.vault.draft_state(self.outbox.layout, effect.start, effect.values)
             case SaveState():
-                self.vault.keep_state(self.outbox.layout, effect.state_hash, effect.state)
+                if effect.drafted:
+                    self.vault.keep_draft(effect.state_hash)
+                else:
+                    self.vault.keep_state(self.outbox.layout, effect.state_hash, effect.state)
             case Note():
                 self.log.append(effect.event, run=self.manifest.run, round=effect.round, annex=effect.annex)
             case Seal():

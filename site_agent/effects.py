@@ -13,6 +13,7 @@ from security.secagg.effects import (
     Advanced,
     Certified,
     Compact,
+    DraftState,
     Ended,
     KeepEvidence,
     LoneChange,
@@ -140,6 +141,7 @@ Effect = (
     | Leave
     | Persist
     | Compact
+    | DraftState
     | SaveState
     | Advanced
     | Certified

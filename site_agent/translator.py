@@ -85,7 +85,9 @@ class Translator:
                 yield effect
             case fx.Halted():
                 yield Leave(effect.error, retry=False)
-            case fx.LoneChange() | fx.Compact() | fx.SaveState() | fx.Certified() | fx.Ended() | fx.KeepEvidence():
+            case fx.LoneChange() | fx.Compact() | fx.Certified() | fx.Ended() | fx.KeepEvidence():
+                yield effect
+            case fx.DraftState() | fx.SaveState():
                 yield effect
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} is not an effect of a site")

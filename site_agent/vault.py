@@ -8,6 +8,7 @@ connections          how often this site has connected
 pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key
 memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
 states/<hash>.safetensors    global models, by the hash that the chain of results names
+states/draft         the model that follows from a sum that is still coming in
 models/best.safetensors      the best personal model by local validation
 models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
 metrics.jsonl        local evaluation after each round
@@ -33,7 +34,7 @@ from safetensors.numpy import save as save_tensors
 
 from security import aead, codec, keystore, labels
 from security.codec import Reader
-from security.errors import DataError, ToolkitError
+from security.errors import DataError, LocalProtocolError, ToolkitError
 from security.rng import Randomness
 from security.secagg import state as states
 from security.secagg.effects import KeepEvidence, Vector
@@ -41,6 +42,7 @@ from security.secagg.layout import Layout
 from security.secagg.site_core import PendingUpdate
 from security.secagg.wal import WriteAheadLog
 from security.secrets import Secret
+from site_agent.draft import Draft
 
 KEPT_STATES: Final = 3
 _MAX_CONNECTIONS: Final = 2**53
@@ -55,6 +57,7 @@ class Vault:
         self._site = site
         self._key = Secret(sealing_key)
         self._randomness = randomness
+        self._draft: Draft | None = None
         for path in (folder, self.pending, self.memory, self.states, self.models):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             path.chmod(0o700)
@@ -216,9 +219,31 @@ class Vault:
         path = self.states / f"{state_hash.hex()}.safetensors"
         tensors = {name: np.ascontiguousarray(values) for name, values in states.unflatten(layout, state).items()}
         _write(path, save_tensors(tensors))
+        self._prune_states(path)
+
+    def draft_state(self, layout: Layout, start: int, values: Vector) -> None:
+        """Values of a model that may follow, in order. Those at 0 begin a new draft."""
+        if start == 0:
+            if self._draft is not None:
+                self._draft.drop()
+            self._draft = Draft(self.states / "draft", layout)
+        if self._draft is None:
+            raise LocalProtocolError("a draft begins with its first value", where=str(self.states))
+        self._draft.extend(start, values)
+
+    def keep_draft(self, state_hash: bytes) -> None:
+        """The draft is complete, and is the model with this hash."""
+        if self._draft is None:
+            raise LocalProtocolError("there is no draft to keep", where=str(self.states))
+        path = self.states / f"{state_hash.hex()}.safetensors"
+        self._draft.keep(path)
+        self._draft = None
+        self._prune_states(path)
+
+    def _prune_states(self, newest: Path) -> None:
         others = sorted(self.states.glob("*.safetensors"), key=lambda other: other.stat().st_mtime_ns)
         for old in others[:-KEPT_STATES]:
-            if old != path:
+            if old != newest:
                 old.unlink()
 
     def state(self, layout: Layout, state_hash: bytes) -> Vector:

@@ -125,6 +125,6 @@ def follows(result: Published, state: states.State, layout: Layout) -> states.St
     if result.total is None or states.state_hash(state) != result.before:
         raise ConfigError(f"the sum of round {result.round} cannot be applied", where="sums")
     outcome = states.next_state(layout, state, result.total, survivors=len(result.survivors))
-    if states.state_hash(outcome.state) != result.after:
+    if outcome.state_hash != result.after:
         raise ConfigError(f"round {result.round} names another model than its sum gives", where="sums")
     return outcome.state

@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from security.errors import ToolkitError
 from security.prg import Words
-from security.ring import Packed, Ring, frames_of
+from security.ring import Packed, frames_of
 from security.secagg.context import Verdict
+from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, SumFrame, UploadFrame
 from security.secagg.wire import Wire
 
@@ -64,10 +65,12 @@ class SendSum:
     to: str
     result: bytes
     words: Words = field(repr=False)
-    ring: Ring
+    layout: Layout = field(repr=False)
 
     def frames(self) -> Iterator[SumFrame]:
-        for index, data in self.ring.frames(self.words):
+        ring = self.layout.ring
+        for index in self.layout.sum_order:
+            data = ring.pack(self.words[index * ring.frame_words :][: ring.frame_words]).tobytes()
             yield SumFrame(result=self.result, index=index, data=data)
 
 
@@ -80,11 +83,23 @@ class SendPieces:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftState:
+    """The values from `start` on of a state that may follow. They come in order; those at 0 begin a new draft."""
+
+    start: int
+    values: Vector = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class SaveState:
-    """Keep a new global state, by its hash, before the record that names it is persisted."""
+    """Keep a new global state, by its hash, before the record that names it is persisted.
+
+    :ivar drafted: the draft is complete and is this state.
+    """
 
     state_hash: bytes
     state: Vector = field(repr=False)
+    drafted: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +183,7 @@ Effect = (
     | SendUpload
     | SendSum
     | SendPieces
+    | DraftState
     | SaveState
     | Discard
     | Advanced

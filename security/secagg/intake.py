@@ -13,7 +13,18 @@ from security.secagg import certificate_checks, records, result_checks, statemen
 from security.secagg import state as states
 from security.secagg.certificates import Ack
 from security.secagg.context import Verdict
-from security.secagg.effects import Advanced, Certified, Compact, Effect, Effects, LoneChange, SaveState, Send, Vector
+from security.secagg.effects import (
+    Advanced,
+    Certified,
+    Compact,
+    DraftState,
+    Effect,
+    Effects,
+    LoneChange,
+    SaveState,
+    Send,
+    Vector,
+)
 from security.secagg.journal import Journal
 from security.secagg.messages import (
     AuditOrder,
@@ -38,12 +49,14 @@ class Intake:
         self.model = model
         self.audit: ChunkAudit | None = None
         self._download: Download | None = None
+        self._successor: states.Successor | None = None
         self._jump: tuple[Jump, Vector, int] | None = None
         if states.state_hash(model) != core.head.state_hash:
             raise PolicyViolation("the model at hand is not the newest one accepted", where="start")
 
     def header(self, result: Result) -> Effects:
         """Check a header; the frames of its sum follow."""
+        self._successor = None
         kx, _, result_hash = result_checks.result_digests(result)
         if result_hash == self.core.head.result and not self.core.head.vouched:
             # Accepted before a restart: R binds the whole header, and the audit starts anew.
@@ -60,21 +73,27 @@ class Intake:
         if download is None:
             raise RemoteProtocolError("frame of a sum without a header", where="result")
         download.take(frame)
-        if not download.complete:
-            return (), False
-        self._download = None
         if download.header.result_hash == self.core.head.result:
+            if not download.complete:
+                return (), False
+            self._download = None
             download.finish()
             return self._begin_audit(download), True
-        return self._advance(download), True
+        if self._successor is None:
+            self._successor = states.Successor(self.core.policy.layout, self.model, download.total)
+        start, values = self._successor.extend(download.ready)
+        draft = (DraftState(start, values),) if len(values) else ()
+        if not download.complete:
+            return draft, False
+        successor, self._download, self._successor = self._successor, None, None
+        return (*draft, *self._advance(download, successor)), True
 
-    def _advance(self, download: Download) -> Effects:
+    def _advance(self, download: Download, successor: states.Successor) -> Effects:
         header, result = download.header, download.header.result
         total = download.finish()
-        layout = self.core.policy.layout
-        outcome = states.next_state(layout, self.model, total, survivors=len(header.survivors))
-        state_hash = states.state_hash(outcome.state)
-        result_checks.check_next_state(outcome, state_hash, result)
+        outcome = successor.outcome(survivors=len(header.survivors))
+        result_checks.check_next_state(outcome, result)
+        state_hash, good = outcome.state_hash, outcome.verdict is Verdict.GOOD
         accepted = records.ResultAccepted(
             round=result.context.round,
             result=header.result_hash,
@@ -86,7 +105,7 @@ class Intake:
         )
         changed = set(self.core.head.survivors).symmetric_difference(header.survivors)
         self.model = outcome.state
-        effects: list[Effect] = [SaveState(state_hash, outcome.state), self.core.record(accepted)]
+        effects: list[Effect] = [SaveState(state_hash, outcome.state, drafted=good), self.core.record(accepted)]
         effects.append(
             Advanced(result.context.round, header.result_hash, state_hash, outcome.verdict, header.survivors, total)
         )
@@ -185,7 +204,8 @@ class Intake:
         return self._land(jump, state) if start + len(frame.data) == len(target) else ()
 
     def _land(self, jump: Jump, state: Vector) -> Effects:
-        self._jump = None
+        # A sum that was still coming is one of those that the jump leaves out.
+        self._jump = self._download = self._successor = None
         state_hash = states.state_hash(state)
         if state_hash != jump.result.state_hash:
             raise VerificationFailed("state does not have the acknowledged hash", where="jump")

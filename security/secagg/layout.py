@@ -267,6 +267,14 @@ class Layout:
         return min(FRAME_BYTES, self.byte_length - index * FRAME_BYTES)
 
     @cached_property
+    def sum_order(self) -> tuple[int, ...]:
+        """The order in which the frames of a sum travel: the one with the weight first, so that the next model can be
+        made while the others come.
+        """
+        first = self.slot(WEIGHT).start // self.ring.frame_words
+        return (first, *(index for index in range(self.frames) if index != first))
+
+    @cached_property
     def state_blocks(self) -> tuple[Block, ...]:
         return tuple(block for block in self.blocks if block.kind in STATE_KINDS)
 

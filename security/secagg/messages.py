@@ -254,7 +254,7 @@ class Result(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumFrame(Wire):
-    """One leaf of the sum."""
+    """One leaf of the sum. The leaf that holds the weight comes first, the others in order."""
 
     result: Digest
     index: Small

@@ -43,7 +43,7 @@ def build_result(
         sum_root=sum_root,
         seeds=secrets[0],
         keys=secrets[1],
-        state_hash=states.state_hash(outcome.state),
+        state_hash=outcome.state_hash,
         signature=bytes(64),
     )
     _, _, result_hash = result_checks.result_digests(unsigned)
@@ -66,7 +66,7 @@ class Publication:
         return tuple(line.site for line in self.result.uploads)
 
     def sum_to(self, site: str) -> SendSum:
-        return SendSum(to=site, result=self.result_hash, words=self.total, ring=self._policy.layout.ring)
+        return SendSum(to=site, result=self.result_hash, words=self.total, layout=self._policy.layout)
 
     def take_ack(self, ack: Ack) -> bool:
         """Take an acknowledgement; returns whether the result is now covered."""

@@ -86,24 +86,32 @@ class Download:
         self.header = header
         self.total: Words = np.empty(layout.words, dtype=layout.dtype)
         self._layout = layout
-        self._leaves: list[bytes] = []
+        self._leaves: dict[int, bytes] = {}
 
     @property
     def complete(self) -> bool:
         return len(self._leaves) == self._layout.frames
 
     def take(self, frame: SumFrame) -> None:
-        if frame.result != self.header.result_hash or frame.index != len(self._leaves) or self.complete:
+        order = self._layout.sum_order[len(self._leaves) :]
+        if frame.result != self.header.result_hash or not order or frame.index != order[0]:
             raise RemoteProtocolError("frame is not the next one of this sum", where="result")
         if len(frame.data) != self._layout.frame_bytes(frame.index):
             raise RemoteProtocolError("frame has the wrong length", where="result")
         ring = self._layout.ring
         words = ring.unpack(frame.data)
         self.total[frame.index * ring.frame_words :][: len(words)] = words
-        self._leaves.append(merkle.leaf_hash(frame.data))
+        self._leaves[frame.index] = merkle.leaf_hash(frame.data)
+
+    @property
+    def ready(self) -> int:
+        """How many words from the beginning on are there: all before the next frame, since only the first is early."""
+        layout = self._layout
+        return layout.words if self.complete else layout.sum_order[len(self._leaves)] * layout.ring.frame_words
 
     def finish(self) -> Words:
-        result_checks.check_sum_root(self._leaves, self.header.result.sum_root)
+        leaves = [leaf for _, leaf in sorted(self._leaves.items())]
+        result_checks.check_sum_root(leaves, self.header.result.sum_root)
         return self.total
 
 

@@ -102,9 +102,9 @@ def check_sum_root(leaves: Sequence[bytes], root: bytes) -> None:
         raise VerificationFailed("sum does not have the announced root", where="result")
 
 
-def check_next_state(outcome: Outcome, state_hash: bytes, result: Result) -> None:
+def check_next_state(outcome: Outcome, result: Result) -> None:
     """The site computes verdict and model itself; the coordinator only says what it should find."""
-    if outcome.verdict != result.verdict or state_hash != result.state_hash:
+    if outcome.verdict != result.verdict or outcome.state_hash != result.state_hash:
         raise VerificationFailed("the announced model does not follow from the sum", where="result")
 
 

@@ -33,6 +33,7 @@ class Outcome:
 
     verdict: Verdict
     state: State
+    state_hash: bytes
     reason: str = ""
 
 
@@ -42,7 +43,7 @@ def _flush(state: State) -> bool:
     On the bits, because float comparisons depend on whether the process flushes subnormals.
     """
     finite = True
-    for part, _ in _chunks(slice(0, len(state))):
+    for part in _chunks(slice(0, len(state))):
         bits = state[part].view(np.uint32)
         exponents = bits & _EXPONENT_BITS
         if not exponents.all():
@@ -90,43 +91,89 @@ def unflatten(layout: Layout, state: State) -> dict[str, State]:
 
 def next_state(layout: Layout, state: State, total: Words, *, survivors: int) -> Outcome:
     """Judge a sum over `survivors` sites and apply it to `state`."""
-    if state.shape != (layout.state_words,) or total.shape != (layout.words,) or total.dtype != layout.dtype:
-        raise LocalProtocolError("state and sum must have the layout's length and type")
-    signed = total.view(layout.signed_dtype)
-    reason = judge(layout, signed, survivors=survivors)
-    if reason:
-        return Outcome(Verdict.VOID, state, reason)
-    moved = _step(layout, state, signed)
-    if not _flush(moved):
-        return Outcome(Verdict.VOID, state, "the next model would not be finite")
-    return Outcome(Verdict.GOOD, moved)
+    successor = Successor(layout, state, total)
+    successor.extend(layout.words)
+    return successor.outcome(survivors=survivors)
 
 
-def _step(layout: Layout, state: State, signed: Words) -> State:
-    weight = int(signed[layout.slot(WEIGHT)][0])
-    moved = np.empty(layout.state_words, dtype="<f4")
-    scratch = np.empty(CHUNK_WORDS, dtype=np.float64)
-    for run in layout.runs:
-        step = step_size(layout, run, weight)
-        for part, within in _chunks(run.place):
-            value = scratch[: part.stop - part.start]
-            # Two calls with a double in between, never one: a fused multiply-add rounds once instead of twice, so that
-            # machines with and without it would come to different models.
-            np.multiply(signed[part], step if step.ndim == 0 else step[within], out=value, dtype=np.float64)
-            np.add(state[part], value, out=value, dtype=np.float64)
+class Successor:
+    """The next state, made from its beginning on while a sum comes in.
+
+    The word that holds the weight must be there already. Nothing here counts before `outcome` has judged the whole sum.
+
+    :param total: is filled by the caller, who says with `extend` how much of it is there.
+    """
+
+    def __init__(self, layout: Layout, state: State, total: Words) -> None:
+        if state.shape != (layout.state_words,) or total.shape != (layout.words,) or total.dtype != layout.dtype:
+            raise LocalProtocolError("state and sum must have the layout's length and type")
+        self._layout = layout
+        self._state = state
+        self._signed = total.view(layout.signed_dtype)
+        # A weight that cannot be, of a sum that will be void: any number will do for what nobody will use.
+        weight = max(1, int(self._signed[layout.slot(WEIGHT)][0]))
+        self._steps = [(run.place, step_size(layout, run, weight)) for run in layout.runs]
+        self._nonnegative = [place for block, place in layout.placed() if block.nonnegative]
+        self._moved: State = np.empty(layout.state_words, dtype="<f4")
+        self._scratch = np.empty(CHUNK_WORDS, dtype=np.float64)
+        self._digest = hashlib.sha256(labels.STATE)
+        self._done = 0
+        self._finite = True
+
+    def extend(self, ready: int) -> tuple[int, State]:
+        """Go on, now that the first `ready` words of the sum are there; returns where the new values lie, and them."""
+        start, stop = self._done, min(ready, self._layout.state_words)
+        for part in _chunks(slice(start, stop)):
+            self._move(part)
+            self._finite = _flush(self._moved[part]) and self._finite
+            self._digest.update(self._moved[part].view(np.uint8).data)
+        self._done = max(start, stop)
+        return start, self._moved[start : self._done]
+
+    def _move(self, part: slice) -> None:
+        for place, step in self._steps:
+            here = _overlap(place, part)
+            if here.start >= here.stop:
+                continue
+            value = self._scratch[: here.stop - here.start]
+            own = step if step.ndim == 0 else step[here.start - place.start : here.stop - place.start]
+            _add_step(self._state[here], self._signed[here], own, value)
             with np.errstate(over="ignore"):  # what does not fit becomes infinite, and the sum void
-                np.copyto(moved[part], value, casting="same_kind")
-    for block, place in layout.placed():
-        if block.nonnegative:
-            np.maximum(moved[place], np.float32(0), out=moved[place])
-    return moved
+                np.copyto(self._moved[here], value, casting="same_kind")
+        for place in self._nonnegative:
+            here = _overlap(place, part)
+            if here.start < here.stop:
+                np.maximum(self._moved[here], np.float32(0), out=self._moved[here])
+
+    def outcome(self, *, survivors: int) -> Outcome:
+        """Judge the sum, all of which is there now."""
+        if self._done < self._layout.state_words:
+            raise LocalProtocolError("the sum is not all there")
+        reason = judge(self._layout, self._signed, survivors=survivors)
+        if not reason and not self._finite:
+            reason = "the next model would not be finite"
+        if reason:
+            return Outcome(Verdict.VOID, self._state, state_hash(self._state), reason)
+        return Outcome(Verdict.GOOD, self._moved, self._digest.digest())
 
 
-def _chunks(place: slice) -> Iterator[tuple[slice, slice]]:
-    """Yield a range in chunks that stay in the cache: as places in the vector and within the range."""
+def _add_step(state: State, signed: Words, step: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> None:
+    """Two calls with a double in between, never one.
+
+    A fused multiply-add rounds once instead of twice: machines with and without it would come to different models.
+    """
+    np.multiply(signed, step, out=value, dtype=np.float64)
+    np.add(state, value, out=value, dtype=np.float64)
+
+
+def _overlap(one: slice, other: slice) -> slice:
+    return slice(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _chunks(place: slice) -> Iterator[slice]:
+    """Yield a range in chunks that stay in the cache."""
     for start in range(place.start, place.stop, CHUNK_WORDS):
-        stop = min(start + CHUNK_WORDS, place.stop)
-        yield slice(start, stop), slice(start - place.start, stop - place.start)
+        yield slice(start, min(start + CHUNK_WORDS, place.stop))
 
 
 def judge(layout: Layout, signed: Words, *, survivors: int) -> str:
@@ -160,7 +207,7 @@ def _moves_too_far(layout: Layout, block: Block, signed: Words, weight: int) -> 
     coarse = max(0, (layout.roster_size * layout.quantum).bit_length() - 31)
     # So much that 2^22 squares fit 64 bits, and no more, so that small steps count.
     shift = 2 * min(layout.ring_bits, 32) - 40
-    moved = sum(_movement(signed[part], coarse, shift) for part, _ in _chunks(slice(0, len(signed))))
+    moved = sum(_movement(signed[part], coarse, shift) for part in _chunks(slice(0, len(signed))))
     # The step is S*C*W / (Q*weight) with S = s * 2^coarse, and `moved` is the sum of s^2 / 2^shift.
     step = (moved << (shift + 2 * coarse)) * layout.weight_cap**2
     bound = (layout.quantum * weight) ** 2

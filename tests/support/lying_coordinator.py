@@ -100,7 +100,7 @@ class LyingService(Service):
         if self._false_result and stream.site == VICTIM and isinstance(message, messages.SumFrame):
             # The sum belongs to the result that was shown; its last frame is the end of this lie.
             message = replace(message, result=self._false_result)
-            last = message.index + 1 == self.shell.engine.core.policy.layout.frames
+            last = message.index == self.shell.engine.core.policy.layout.sum_order[-1]
             self._false_result = None if last else self._false_result
         await super().deliver(stream, message, context)
 

@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load as load_tensors
 
-from security.errors import ConfigError, DataError
+from security.errors import ConfigError, DataError, LocalProtocolError
 from security.rng import CountedRandomness
 from security.secagg import state as states
+from security.secagg.effects import Vector
 from security.secagg.layout import Layout
 from security.secagg.site_core import PendingUpdate
 from security.secagg.wal import WriteAheadLog
@@ -107,6 +109,56 @@ def test_states_are_kept_by_hash_and_checked(vault: Vault) -> None:
     newest.write_bytes(b"rubbish")
     with pytest.raises(DataError, match="cannot be read"):
         vault.state(layout, hashes[-1])
+
+
+def some_state(layout: Layout, number: int = 1) -> Vector:
+    return states.canonical(np.linspace(-number, number, layout.state_words))
+
+
+def test_a_draft_becomes_the_model_and_is_the_file_that_would_have_been_written_at_once(vault: Vault) -> None:
+    layout = small_layout(3, words=400_000)  # a few megabytes: the disk takes some of them early
+    state = some_state(layout)
+    name = states.state_hash(state)
+    for start in range(0, layout.state_words, 65_536):
+        vault.draft_state(layout, start, state[start : start + 65_536])
+        assert [path.name for path in vault.states.iterdir()] == ["draft"], "nobody takes half a model for one"
+    vault.keep_draft(name)
+    path = vault.states / f"{name.hex()}.safetensors"
+    assert [*vault.states.iterdir()] == [path] and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert np.array_equal(vault.state(layout, name), state)
+    drafted = load_tensors(path.read_bytes())
+    vault.keep_state(layout, name, state)
+    at_once = load_tensors(path.read_bytes())
+    assert drafted.keys() == at_once.keys()
+    assert all(np.array_equal(drafted[tensor], at_once[tensor]) for tensor in drafted)
+
+
+def test_a_draft_that_broke_off_is_written_over(vault: Vault) -> None:
+    layout = small_layout(3, words=400)
+    vault.draft_state(layout, 0, some_state(layout, 9)[:300])
+    again = Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))  # as after a kill
+    state = some_state(layout)
+    for one in (again, vault):
+        one.draft_state(layout, 0, state[:100])
+        one.draft_state(layout, 100, state[100:])
+        one.keep_draft(states.state_hash(state))
+        assert np.array_equal(one.state(layout, states.state_hash(state)), state)
+
+
+def test_a_draft_takes_its_values_in_order_and_is_kept_whole(vault: Vault) -> None:
+    layout = small_layout(3, words=400)
+    state = some_state(layout)
+    with pytest.raises(LocalProtocolError, match="begins with its first value"):
+        vault.draft_state(layout, 5, state[5:])
+    with pytest.raises(LocalProtocolError, match="no draft"):
+        vault.keep_draft(bytes(32))
+    vault.draft_state(layout, 0, state[:100])
+    for start, values in ((50, state[50:]), (200, state[200:]), (100, np.append(state[100:], state[:1]))):
+        with pytest.raises(LocalProtocolError, match="not the next values"):
+            vault.draft_state(layout, start, values)
+    with pytest.raises(LocalProtocolError, match="not complete"):
+        vault.keep_draft(bytes(32))
+    assert not [*vault.states.glob("*.safetensors")]
 
 
 def test_connections_count_up_over_restarts(vault: Vault) -> None:

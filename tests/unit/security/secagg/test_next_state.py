@@ -14,7 +14,7 @@ from security.secagg import state as states
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Block, Layout
-from security.secagg.state import canonical, flatten, next_state, state_hash, unflatten
+from security.secagg.state import Successor, canonical, flatten, next_state, state_hash, unflatten
 
 SIZE = 70_000
 
@@ -87,6 +87,43 @@ def test_a_good_sum_moves_the_model_by_the_average() -> None:
     step = total.view("<i4")[:SIZE].astype(np.float64) * (64 / (told.quantum * weight))
     assert np.abs(outcome.state[:SIZE] - (start()[:SIZE] + step)).max() < 2e-7
     assert outcome.state.tobytes() == canonical(outcome.state).tobytes()
+
+
+@pytest.mark.parametrize("steps", [(), (1,), (65_536,), (0, 7, 65_537, 65_537, SIZE + 1, SIZE + 4)])
+def test_a_sum_that_comes_in_pieces_gives_the_same_model(steps: tuple[int, ...]) -> None:
+    told, total = layout(), honest()
+    coming = np.full_like(total, 0x55)
+    coming[told.slot("weight")] = total[told.slot("weight")]
+    successor = Successor(told, start(), coming)
+    told_values, place = np.full(told.state_words, np.nan, dtype="<f4"), 0
+    for ready in (*steps, told.words):
+        coming[:ready] = total[:ready]
+        begun, values = successor.extend(ready)
+        assert begun == place, "values come in order, each once"
+        place = begun + len(values)
+        told_values[begun:place] = values
+    outcome, whole = successor.outcome(survivors=3), next_state(told, start(), total, survivors=3)
+    assert outcome.verdict is whole.verdict is Verdict.GOOD
+    assert outcome.state.tobytes() == whole.state.tobytes() == told_values.tobytes()
+    assert outcome.state_hash == whole.state_hash == state_hash(whole.state)
+
+
+def test_a_sum_is_judged_when_all_of_it_is_there() -> None:
+    told, total = layout(), honest()
+    successor = Successor(told, start(), total)
+    successor.extend(SIZE)
+    with pytest.raises(LocalProtocolError, match="not all there"):
+        successor.outcome(survivors=3)
+
+
+@pytest.mark.parametrize("weight", [0, 2**31, 2**32 - 1])
+def test_an_impossible_weight_is_no_trap_while_the_sum_comes(weight: int) -> None:
+    """It is the first that is known of a sum, long before anybody judges it."""
+    told, total = layout(), honest()
+    total[told.slot("weight")] = np.uint32(weight)
+    outcome = next_state(told, start(), total, survivors=3)
+    assert outcome.verdict is Verdict.VOID and outcome.state.tobytes() == start().tobytes()
+    assert outcome.state_hash == state_hash(start())
 
 
 def test_variances_do_not_fall_below_zero() -> None:

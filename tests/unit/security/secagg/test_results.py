@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
@@ -15,9 +16,9 @@ from security.secagg import certificate_checks, messages, records, result_checks
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.context import Verdict
-from security.secagg.effects import Advanced, LoneChange, SaveState
+from security.secagg.effects import Advanced, DraftState, Effect, LoneChange, SaveState
 from security.secagg.journal import Journal
-from security.secagg.layout import Layout
+from security.secagg.layout import WEIGHT, Layout
 from security.secagg.loopback import Drop
 from security.secagg.policy import AuditMode
 from security.secagg.result import assigned_chunks
@@ -253,6 +254,46 @@ def test_frames_come_in_order_and_whole() -> None:
     assert site.core.head.result == publication.result_hash
     with pytest.raises(RemoteProtocolError, match="without a header"):
         site.receive(frames[0])
+
+
+def test_the_next_model_is_drafted_while_its_sum_comes_and_kept_when_it_is_right() -> None:
+    run = federation(4, layout=long_layout(4))
+    held: list[messages.Result] = []
+
+    def hook(sender: str, receiver: str, message: Wire) -> list[Wire]:
+        if receiver == "site-00" and isinstance(message, messages.Result):
+            held.append(message)
+        return [] if receiver == "site-00" and isinstance(message, messages.SumFrame) else [message]
+
+    run.hook = hook
+    run.run_round(random_updates(run.policy.layout, run.sites, 1))
+    publication, layout = run.planned.attempts[0].publication, run.policy.layout
+    assert publication is not None
+    machine = run.sites["site-00"].machine
+    first, *others = publication.sum_to("site-00").frames()
+    weight = layout.slot(WEIGHT).start // layout.ring.frame_words
+    assert first.index == weight > 0, "the weight comes first, wherever it lies"
+    spoiled = replace(others[-1], data=bytes(len(others[-1].data)))
+
+    def drafts(frames: Sequence[messages.SumFrame]) -> list[Effect]:
+        return [effect for frame in frames for effect in machine.receive(frame)]
+
+    assert drafts([first]) == [], "nothing before the first word is there"
+    with pytest.raises(VerificationFailed, match="announced root"):
+        drafts([*others[:-1], spoiled])
+    assert machine.core.head.round == 0
+    assert machine.receive(held[0]) == ()
+    effects = drafts([first, *others])
+    values = np.empty(layout.state_words, dtype="<f4")
+    place = 0
+    for effect in effects:
+        if isinstance(effect, DraftState):
+            assert effect.start == place, "a spoiled draft is begun anew"
+            place += len(effect.values)
+            values[effect.start : place] = effect.values
+    saved = [effect for effect in effects if isinstance(effect, SaveState)]
+    assert place == layout.state_words and [effect.drafted for effect in saved] == [True]
+    assert states.state_hash(values) == saved[0].state_hash == publication.result.state_hash
 
 
 def fresh_site(run: RecordedFederation, name: str, model: Any) -> SiteMachine:
