@@ -151,7 +151,7 @@ class EngineWorld:
                         self._to(to, piece)
                 case ReplaySum(to, result_hash, root):
                     words = read_sum(self.engine.core.spool, root, self.layout)
-                    for frame in SendSum(to=to, result=result_hash, words=words, ring=self.layout.ring).frames():
+                    for frame in SendSum(to=to, result=result_hash, words=words, layout=self.layout).frames():
                         self._to(to, frame)
                 case SendState(to, digest):
                     for index, part in frames_of(self.storage.load_state(digest).view(np.uint8)):
