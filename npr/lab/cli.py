@@ -172,7 +172,7 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--paper", is_flag=True, help="Our figures beside the paper's tables A to E.")
 @click.option("--dataset", type=click.Choice(["isic", "ich"]), default="isic", show_default=True)
-@click.option("--reference", help="METHOD[:MODEL] that differences are taken to; needs the run's predictions.")
+@click.option("--reference", help="METHOD[:MODEL] that differences are taken to; intervals need the run's predictions.")
 @_reports
 def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_json: bool) -> None:
     """The table of a finished (or unfinished) run."""

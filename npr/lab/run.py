@@ -72,7 +72,7 @@ def _updater(plan: Plan, store: ResultStore, reference: str) -> Callable[[], Non
     """Writes results.json and table.md: after every cell, so that a killed run leaves a table of what it had."""
 
     def update() -> None:
-        summary = summarise_cells(store.cells, predictions_loader(store.out), reference)
+        summary = summarise_cells(store.cells, predictions_loader(store.out), reference, store.earlier_summary)
         store.write(plan, {"reference": reference, "summary": summary})
         write_atomically(store.out / "table.md", summary_table(read_results(store.out)).encode())
 

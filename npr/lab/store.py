@@ -75,6 +75,7 @@ class ResultStore:
     def __init__(self, out: Path) -> None:
         self.out = out
         self.scratch = out / "cells"
+        self.earlier_summary: list[Json] = []
         self._cells: dict[str, Json] = {}
         self._failed: dict[str, str] = {}
         self._wanted: list[str] = []
@@ -98,6 +99,7 @@ class ResultStore:
             earlier = read_results(self.out)
             _require_same_settings(plan.settings, earlier["settings"], self.out)
             self._cells = {cell["key"]: cell for cell in earlier["cells"]}
+            self.earlier_summary = earlier.get("summary", [])
             self._wanted = [*earlier["not_run"], *(entry["key"] for entry in earlier["failed"])]
         self._wanted = list(dict.fromkeys([*(cell.key for cell in plan.cells), *self._wanted]))
         for cell in plan.cells:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from npr.bootstrap import Interval, bootstrap_interval, paired_difference
-from npr.metrics import Predictions, load_predictions, pooled_recall
+from npr.metrics import Predictions, load_predictions
 
 Json = dict[str, Any]
 Loader = Callable[[Json, str], list[Predictions] | None]
@@ -32,26 +32,32 @@ def predictions_loader(out: Path) -> Loader:
     return load
 
 
-def summarise_cells(cells: Sequence[Json], load: Loader, reference: str = "fedavg") -> list[Json]:
+def summarise_cells(
+    cells: Sequence[Json], load: Loader, reference: str = "fedavg", earlier: Sequence[Json] = ()
+) -> list[Json]:
     """One row per variant and kind, with the paired difference against the reference on the cells that both have.
+
+    Without the predictions the figures still follow from the stored confusion matrices; only their intervals do not.
 
     :param reference: a variant, or `variant:kind`. Without a kind a row is compared with the reference's row of the
         same kind, and a personal model with the reference's locally updated model, as in the paper.
+    :param earlier: rows of an earlier summary, whose intervals stay where the predictions are gone since.
     """
+    known = {(row["variant"], row["kind"]): row for row in earlier}
     rows = []
     for variant in dict.fromkeys(cell["variant"] for cell in cells):
         for kind in KINDS:
             mine = [cell for cell in cells if cell["variant"] == variant and kind in cell["final"]]
             if mine:
-                rows.append(_row(mine, kind, load) | {"difference": _difference(mine, kind, cells, load, reference)})
+                row = _row(mine, kind, load) | {"difference": _difference(mine, kind, cells, load, reference)}
+                rows.append(_with_intervals(row, known.get((variant, kind))))
     return rows
 
 
 def _row(mine: Sequence[Json], kind: str, load: Loader) -> Json:
     finals = [cell["final"][kind] for cell in mine]
     predictions = _all(mine, kind, load)
-    # Without the predictions the figure still follows from the stored confusion matrices; only its interval does not.
-    recall = _percent(bootstrap_interval(predictions)) if predictions else [_recall_from_confusion(finals)]
+    recall = _percent(bootstrap_interval(predictions)) if predictions else [round(_pooled_recall(finals), 2)]
     return {
         "variant": mine[0]["variant"],
         "method": mine[0]["method"],
@@ -75,20 +81,42 @@ def _difference(mine: Sequence[Json], kind: str, cells: Sequence[Json], load: Lo
         return None
     theirs = {(cell["seed"], cell["fold"]): cell for cell in base if other in cell["final"]}
     pairs = [(cell, theirs[at]) for cell in mine if (at := (cell["seed"], cell["fold"])) in theirs]
-    ours_p, theirs_p = _all((a for a, _ in pairs), kind, load), _all((b for _, b in pairs), other, load)
-    if not ours_p or not theirs_p:
+    if not pairs:
         return None
-    by_seed = {}
-    for seed in sorted({p.seed for p in ours_p}):
-        one, two = ([p for p in side if p.seed == seed] for side in (ours_p, theirs_p))
-        by_seed[str(seed)] = round(100 * (pooled_recall(one) - pooled_recall(two)), 2)
+    finals = {(a["seed"], a["fold"]): (a["final"][kind], b["final"][other]) for a, b in pairs}
+    ours_p, theirs_p = _all((a for a, _ in pairs), kind, load), _all((b for _, b in pairs), other, load)
+    if ours_p and theirs_p:
+        recall = _percent(paired_difference(ours_p, theirs_p))
+        over_sites = _percent(paired_difference(ours_p, theirs_p, over="cell"))
+    else:
+        recall = [_gap(finals.values())]
+        over_sites = _mean_sd(ours["mean_bacc"] - theirs["mean_bacc"] for ours, theirs in finals.values())[:1]
+    seeds = sorted({seed for seed, _ in finals})
     return {
         "reference": f"{name}:{other}",
         "cells": len(pairs),
-        "pooled_recall": _percent(paired_difference(ours_p, theirs_p)),
-        "mean_bacc": _percent(paired_difference(ours_p, theirs_p, over="cell")),
-        "by_seed": by_seed,
+        "pooled_recall": recall,
+        "mean_bacc": over_sites,
+        "by_seed": {str(seed): _gap(pair for at, pair in finals.items() if at[0] == seed) for seed in seeds},
     }
+
+
+def _with_intervals(row: Json, before: Json | None) -> Json:
+    """The row, with the intervals that were drawn when the predictions of the same cells were at hand."""
+    cells = ("seeds", "folds", "cells")
+    if before is None or any(row[name] != before[name] for name in cells):
+        return row
+    recall = _wider(row["pooled_recall"], before["pooled_recall"])
+    ours, theirs = row["difference"], before["difference"]
+    same = ours and theirs and all(ours[name] == theirs[name] for name in ("reference", "cells", "by_seed"))
+    if same:
+        ours = ours | {name: _wider(ours[name], theirs[name]) for name in ("pooled_recall", "mean_bacc")}
+    return row | {"pooled_recall": recall, "difference": ours}
+
+
+def _wider(figure: list[float], before: list[float]) -> list[float]:
+    """The same figure with its interval, if it had one."""
+    return before if len(figure) < len(before) and figure[0] == before[0] else figure
 
 
 def _all(cells: Iterable[Json], kind: str, load: Loader) -> list[Predictions]:
@@ -97,10 +125,16 @@ def _all(cells: Iterable[Json], kind: str, load: Loader) -> list[Predictions]:
     return [] if any(part is None for part in loaded) else [p for part in loaded if part is not None for p in part]
 
 
-def _recall_from_confusion(finals: Iterable[Json]) -> float:
+def _gap(pairs: Iterable[tuple[Json, Json]]) -> float:
+    """How far the pooled recall of the first of each pair is above that of the second."""
+    ours, theirs = zip(*pairs, strict=True)
+    return round(_pooled_recall(ours) - _pooled_recall(theirs), 2)
+
+
+def _pooled_recall(finals: Iterable[Json]) -> float:
     total = np.sum([np.asarray(final["confusion"]) for final in finals], axis=0)
     present = total.sum(axis=1) > 0
-    return round(100 * float(np.mean(np.diag(total)[present] / total.sum(axis=1)[present])), 2)
+    return 100 * float(np.mean(np.diag(total)[present] / total.sum(axis=1)[present]))
 
 
 def _percent(interval: Interval) -> list[float]:

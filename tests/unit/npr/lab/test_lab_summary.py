@@ -74,10 +74,24 @@ def test_only_common_cells_are_compared(cells):
     assert row["difference"]["by_seed"] == {"0": 33.33} and row["cells"] == 2
 
 
-def test_without_predictions_the_figure_stands_and_the_interval_is_missing(cells):
+def test_without_predictions_the_figures_stand_and_the_intervals_are_missing(cells):
     _, made = cells
-    rows = summarise_cells(made, lambda *_: None)
-    assert rows[0]["pooled_recall"] == [50.0] and all(row["difference"] is None for row in rows)
+    with_them, without = rows_of(cells), summarise_cells(made, lambda *_: None)
+    assert without[0]["pooled_recall"] == [50.0] and without[0]["difference"] is None
+    told, row = with_them["fednpr-per", "personal"]["difference"], without[1]["difference"]
+    assert row["by_seed"] == told["by_seed"] and (row["reference"], row["cells"]) == (told["reference"], told["cells"])
+    assert row["pooled_recall"] == told["pooled_recall"][:1] and row["mean_bacc"] == told["mean_bacc"][:1]
+    assert "+41.7 vs fedavg:local" in summary_table(results(cells) | {"summary": without})
+
+
+def test_intervals_outlive_the_predictions_of_the_same_cells(cells):
+    _, made = cells
+    before = list(rows_of(cells).values())
+    assert summarise_cells(made, lambda *_: None, earlier=before) == before
+    other = summarise_cells(made, lambda *_: None, reference="fednpr-per:personal", earlier=before)
+    assert other[0]["pooled_recall"] == before[0]["pooled_recall"] and len(other[0]["difference"]["mean_bacc"]) == 1
+    fewer = [cell for cell in made if cell["seed"] == 0]
+    assert all(len(row["pooled_recall"]) == 1 for row in summarise_cells(fewer, lambda *_: None, earlier=before))
 
 
 def test_a_reference_that_was_not_run_gives_no_difference(cells):
