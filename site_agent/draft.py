@@ -44,16 +44,21 @@ class Draft:
         self._left -= len(values)
         self._unsynced += values.nbytes
         if self._unsynced >= SYNC_BYTES and (self._syncing is None or self._syncing.done()):
+            self._last_sync()
             self._file.flush()
             self._unsynced = 0
             self._syncing = self._worker.submit(os.fdatasync, self._file.fileno())
+
+    def _last_sync(self) -> None:
+        """A failed write is told once: whoever does not ask takes lost pages for stored ones."""
+        if self._syncing is not None:
+            self._syncing.result()
 
     def keep(self, path: Path) -> None:
         """Make it durable under its name."""
         if self._left:
             raise LocalProtocolError("the draft is not complete", where=str(self._path))
-        if self._syncing is not None:
-            self._syncing.result()
+        self._last_sync()
         self._worker.shutdown()
         keystore.settle(self._file, self._path, path)
 

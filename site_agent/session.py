@@ -65,7 +65,7 @@ class Session:
     :param rounds_done: how many rounds this site has trained before this start.
     :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
     :param standing: the policy from an instant on, if it is another one than before: certificates end in mid-run.
-    :param slots: the public times at which READY goes out, so that its time does not tell the data's size.
+    :param slots: the public times at which an order is answered, so that the time does not tell the data's size.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Session:
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
-        self._ready: tuple[int, int] | None = None  # round, when it is due
+        self._answer: tuple[messages.Ready | relay.Decline, int] | None = None  # and when it is due
         self._parts = ManifestParts()
         self._offered: bytes | None = None
         self._translator = Translator(manifest, machine.core.journal, dropouts or {})
@@ -228,7 +228,7 @@ class Session:
         """The shell has checked and installed a newer manifest."""
         waiting = self.phase is Phase.AWAITING_MANIFEST
         if manifest.aggregation.layout.layout_hash != self.manifest.aggregation.layout.layout_hash:
-            self._pending, self._ready = None, None
+            self._pending, self._answer = None, None
         self.manifest, self.config_hash = manifest, config_hash
         self._translator.manifest = manifest
         taken = self._protocol(self.machine.take_manifest(policy))
@@ -246,14 +246,14 @@ class Session:
             self._ordered = (order.round, self.clock.mono_ms())
         held = self.machine.burst.update
         if held is not None and held.round == order.round:
-            if self._ready is None:
-                effects.append(self._ready_now(order.round))
+            if self._answer is None:
+                effects.append(self._say(self._ready(order.round)))
             return tuple(effects)
         try:
             self._check_order(order)
         except PolicyViolation as refusal:
             return (*effects, *self._decline(order.round, str(refusal)))
-        self.training, self._ready = order.round, None
+        self.training, self._answer = order.round, None
         head = self.machine.core.head
         effects.append(notes.model_received(self.manifest, order.round, head.state_hash, self.destination))
         state = self.machine.intake.model
@@ -277,9 +277,8 @@ class Session:
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
 
     def _decline(self, number: int, rule: str) -> Effects:
-        self._ready = None
         note = notes.declined(self.manifest, rule, number)
-        return note, Post(message=relay.Decline(site=self.site, round=number), round=number)
+        return note, self._say(relay.Decline(site=self.site, round=number))
 
     def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
         """The local work of a round is done and encoded."""
@@ -293,13 +292,14 @@ class Session:
             # The chain has moved on meanwhile; what was learnt stays in the memory, the update is of no use.
             return kept, done, Forget(update.round), Complain(error)
         self._pending = update
-        self._ready = (update.round, self._next_slot(update.round))
+        self._answer = (self._ready(update.round), self._next_slot(update.round))
         return (kept, done, *self._protocol(bound))
 
     def failed(self, round_number: int, error: ToolkitError) -> Effects:
-        """The local work of a round came to nothing. The reason stays here."""
+        """The local work of a round came to nothing. The reason stays here, and when it was known too."""
         self._rest(round_number)
-        return (*self._decline(round_number, f"{error.code}: no update for this round"), Complain(error))
+        self._answer = (relay.Decline(site=self.site, round=round_number), self._next_slot(round_number))
+        return notes.declined(self.manifest, f"{error.code}: no update for this round", round_number), Complain(error)
 
     def _rest(self, number: int) -> None:
         """A round that was given up may end its training when the next one is already ordered."""
@@ -310,17 +310,21 @@ class Session:
         start = self._ordered[1] if self._ordered[0] == number else self.clock.mono_ms()
         return start + self.slots.due(self.clock.mono_ms() - start)
 
-    def _ready_now(self, number: int) -> Post:
-        self._ready = None
-        return Post(message=messages.Ready(site=self.site, round=number), round=number)
+    def _ready(self, number: int) -> messages.Ready:
+        return messages.Ready(site=self.site, round=number)
+
+    def _say(self, answer: messages.Ready | relay.Decline) -> Post:
+        """Answer an order now; what waited for a slot is of no use any more."""
+        self._answer = None
+        return Post(message=answer, round=answer.round)
 
     def tick(self) -> Effects:
-        """Look at the clock: patience of the machine, READY at its slot, a manifest that waits."""
+        """Look at the clock: patience of the machine, the answer to an order at its slot, a manifest that waits."""
         effects: list[Effect] = [*self._protocol(self.machine.tick()), *self._adopt_when_idle()]
         if self.machine.state is SiteState.IDLE and (policy := self.standing(self.clock.now_ms())) is not None:
             effects += self._protocol(self.machine.take_manifest(policy))
-        if self._ready is not None and self.phase is Phase.LIVE and self.clock.mono_ms() >= self._ready[1]:
-            effects.append(self._ready_now(self._ready[0]))
+        if self._answer is not None and self.phase is Phase.LIVE and self.clock.mono_ms() >= self._answer[1]:
+            effects.append(self._say(self._answer[0]))
         return tuple(effects)
 
     # The burst.

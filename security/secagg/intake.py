@@ -206,6 +206,8 @@ class Intake:
     def _land(self, jump: Jump, state: Vector) -> Effects:
         # A sum that was still coming is one of those that the jump leaves out.
         self._jump = self._download = self._successor = None
+        # Again: the site may have gone on by sums while the frames of the state were held back.
+        result_checks.check_jump_context(self.core.policy, self.core.head, jump.result.context)
         state_hash = states.state_hash(state)
         if state_hash != jump.result.state_hash:
             raise VerificationFailed("state does not have the acknowledged hash", where="jump")

@@ -118,6 +118,40 @@ def test_a_state_that_nobody_vouches_for(audit: AuditMode, context: dict[str, in
     assert check in checks_in(caught.value)
 
 
+def hold_a_state_back() -> SiteMachine:
+    """A site is promised the state of round 1, goes on by sums to round 3, and only then gets what was promised."""
+    run = evil(5, wide=False)
+    first, told = run.model, []
+    for number in range(3):
+        run.run_round(run.updates(number))
+        publication = run.planned.attempts[-1].publication
+        assert publication is not None and run.check is not None
+        told.append((publication, run.check, run.model))
+    late = SiteMachine(replace(run.machine().core, journal=Journal()), first)
+    late.start()
+    publication, check, state = told[0]
+    late.receive(messages.Jump(result=publication.result, check=check))
+    for publication, check, _ in told:
+        late.receive(publication.result)
+        for frame in publication.sum_to(VICTIM).frames():
+            late.receive(frame)
+        late.receive(messages.Vouched(result=publication.result_hash, check=check))
+    assert late.core.head.round == 3
+    late.receive(messages.StateFrame(state_hash=told[0][0].result.state_hash, index=0, data=state.tobytes()))
+    return late
+
+
+def test_a_state_that_was_held_back_does_not_lead_back() -> None:
+    with pytest.raises(PolicyViolation, match="not newer") as caught:
+        hold_a_state_back()
+    assert "check_jump_context" in checks_in(caught.value)
+
+
+def test_a_state_that_was_held_back_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(result_checks, "check_jump_context", lambda *_: None)
+    assert hold_a_state_back().core.head.round == 1
+
+
 def test_a_quorum_of_nobody_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampled audit asks for a quorum of acknowledgements; a context that nobody checks may say that none is enough."""
     monkeypatch.setattr(result_checks, "check_jump_context", lambda *_: None)

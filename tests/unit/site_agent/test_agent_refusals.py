@@ -72,9 +72,11 @@ def test_an_update_that_cannot_be_encoded_is_declined_and_its_value_stays_here(w
     world.learners[VICTIM].step = 9.0
     world.hub.order((VICTIM,))
     world.work(VICTIM)
-    assert world.hub.sent_by(VICTIM, relay.Decline)
     (entry,) = world.entries(VICTIM, "round.declined")
     assert entry["rule"] == f"{DataError.code}: no update for this round"
+    assert not world.hub.sent_by(VICTIM, relay.Decline), "when training ended would tell how much data is here"
+    world.tick(1000 * SLOT_SECONDS)
+    assert world.hub.sent_by(VICTIM, relay.Decline) and not world.hub.ready
 
 
 def test_a_newer_manifest_is_adopted_on_connecting(world: SiteWorld) -> None:
@@ -234,6 +236,7 @@ def test_a_layout_that_changes_during_training_voids_the_update(world: SiteWorld
     agent.outbox.layout = replace(agent.outbox.layout, roster_size=4)
     world.hub.take(VICTIM, agent.run(finish()))
     world.hub.pump()
+    world.tick(1000 * SLOT_SECONDS)
     assert world.hub.sent_by(VICTIM, relay.Decline) and not list(agent.vault.pending.iterdir())
 
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -159,6 +163,30 @@ def test_a_draft_takes_its_values_in_order_and_is_kept_whole(vault: Vault) -> No
     with pytest.raises(LocalProtocolError, match="not complete"):
         vault.keep_draft(bytes(32))
     assert not [*vault.states.glob("*.safetensors")]
+
+
+def test_a_sync_that_failed_early_is_not_forgotten(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells a lost write once; the last sync may succeed over pages that are gone."""
+    layout = small_layout(3, words=1_200_000)
+    failed = threading.Event()
+
+    def fdatasync(_: int) -> None:
+        if not failed.is_set():
+            failed.set()
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("site_agent.draft.os.fdatasync", fdatasync)
+    state = some_state(layout)
+
+    def draft() -> None:
+        for start in range(0, layout.state_words, 65_536):
+            vault.draft_state(layout, start, state[start : start + 65_536])
+            while start > 600_000 and not failed.is_set():
+                time.sleep(0.01)
+        vault.keep_draft(states.state_hash(state))
+
+    with pytest.raises(OSError, match="Input/output"):
+        draft()
 
 
 def test_connections_count_up_over_restarts(vault: Vault) -> None:
