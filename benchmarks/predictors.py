@@ -15,11 +15,12 @@ from npr.lab.cell import build_federation
 from npr.lab.plan import Cell, Settings
 from npr.lab.store import read_results, write_json
 from npr.lab.tables import markdown
+from npr.methods import registry
 from npr.metrics import balanced_accuracy, site_mean
 
 
 def ways(arguments):
-    """Name and settings of every way to predict; the first is the one that the run itself used."""
+    """Name and settings of every way to predict; gains are told against the first."""
     yield "head", {"predict": "head"}
     for mix in arguments.mix:
         yield f"both, prototypes {mix:g}", {"predict": "both", "predict_mix": mix}
@@ -29,8 +30,10 @@ def ways(arguments):
 
 
 def predict(federation, kind, settings):
+    config = federation.config.changed(**settings)
+    federation.method = registry.build(config)
     for site in federation.sites:
-        site.config = federation.config.changed(**settings)
+        site.config = config
     return federation.evaluate(kind)
 
 

@@ -35,6 +35,10 @@ class Aggregator(Protocol):
         """Return the sum of weight x vector, and the sum of weights."""
         ...
 
+    def sum_extra(self, name: str, vectors: Sequence[Vector]) -> Sum:
+        """Return the sum of what the sites send beside the model, each counting once."""
+        ...
+
 
 class PlainAggregator:
     """Adds in double precision, in the open: for the lab, never for a wire."""
@@ -45,10 +49,13 @@ class PlainAggregator:
             total += contribution.vector * np.float64(contribution.weight)
         return total, sum(contribution.weight for contribution in contributions)
 
+    def sum_extra(self, name: str, vectors: Sequence[Vector]) -> Sum:
+        del name
+        total: Sum = np.sum(vectors, axis=0, dtype=np.float64)
+        return total
+
 
 def sum_extras(aggregator: Aggregator, contributions: Sequence[Contribution]) -> dict[str, Sum]:
-    """Every extra vector summed with weight 1, by the same aggregator and so under the same protection."""
-    return {
-        name: aggregator.sum([Contribution(vector=c.extras[name], weight=1) for c in contributions])[0]
-        for name in contributions[0].extras
-    }
+    """Every extra vector summed by the same aggregator and so under the same protection."""
+    names = contributions[0].extras
+    return {name: aggregator.sum_extra(name, [c.extras[name] for c in contributions]) for name in names}

@@ -49,6 +49,17 @@ class RoundReport:
         return sum(report.seconds for report in self.sites.values())
 
 
+def check_sites(dataset: FederatedDataset) -> None:
+    """:raises DataError: naming a site that cannot train."""
+    for site in dataset.sites:
+        if len(site.train) < 2:
+            raise DataError(
+                f"site {site.name} has {len(site.train)} training images in fold {dataset.fold}",
+                where=dataset.name,
+                hint="batch normalisation needs two: leave the site out, or divide the images otherwise",
+            )
+
+
 class Federation:
     """Sites, the global model, and rounds between them. `round` counts the rounds that are done."""
 
@@ -67,6 +78,7 @@ class Federation:
                 f"{dataset.num_classes} classes and {dataset.channels} channels",
                 where=dataset.name,
             )
+        check_sites(dataset)
         self.dataset, self.spec, self.config, self.seed = dataset, spec, config, seed
         self.method = registry.build(config)
         self.aggregator = aggregator or PlainAggregator()

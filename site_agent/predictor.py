@@ -228,7 +228,7 @@ class Companion:
     def make(cls, place: Place, trained: Trained) -> Companion:
         """One pass over the training images for prototypes, one over the validation images for the temperature."""
         site, data = place.trainer.site, place.trainer.data
-        prototypes = Regulariser.prototypes(site, trained.model, 0)
+        prototypes = Regulariser.predicting(site, trained.model)
         made = cls(
             digest=trained.digest,
             class_names=place.class_names,

@@ -11,11 +11,11 @@ import torch
 
 from npr.data.dataset import SiteData
 from npr.dp.private_site import PrivateTraining
+from npr.model import SplitModel
 from npr.training import LocalReport
 from security.consortium.initial_model import InitialModel
 from security.consortium.manifest import Manifest
 from security.errors import BudgetExhausted
-from security.secagg.effects import Vector
 from site_agent.budget import Budget
 from site_agent.trainer import Trainer
 from site_agent.vault import Vault
@@ -85,21 +85,21 @@ class PrivateTrainer(Trainer):
         self.site.kept |= {_KEPT + name: tensor for name, tensor in released.items()} | {_VERSION: self._version}
         return report
 
-    def _artefacts(self) -> tuple[tuple[str, int, bytes], ...]:
+    def _artefacts(self, round_number: int) -> tuple[tuple[str, int, bytes], ...]:
         released = self._private.rounds.memory()
-        return super()._artefacts() + tuple(
+        return super()._artefacts(round_number) + tuple(
             (f"private.{name}", tensor.numel(), hmac.digest(self._data_key, tensor.numpy().tobytes(), hashlib.sha256))
             for name, tensor in released.items()
             if name in ("counts", "vectors")
         )
 
-    def _figures_of_round(self, round_number: int, state: Vector) -> dict[str, Any]:
+    def _judge(self, round_number: int, model: SplitModel) -> dict[str, Any]:
         """Noisy, and only where a local validation was booked with the round: what it steers would be a release."""
         samples = self.data.validation
         if samples is None or not len(samples):
             return {}
         kind = self.method.reports[0]
-        scores = self.method.predictor(self.site, self.model_after(round_number, state), kind)(samples)
+        scores = self.method.predictor(self.site, model, kind)(samples)
         try:
             seen, right = self._private.recall_by_class(samples, scores.argmax(axis=1).astype(np.int64))
         except BudgetExhausted:

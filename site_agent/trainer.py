@@ -11,7 +11,7 @@ import hmac
 import math
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors.torch import load as load_tensors
@@ -25,6 +25,7 @@ from npr.methods.base import Kind, Method
 from npr.methods.site import Site
 from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix
 from npr.model import SplitModel, normalisation
+from npr.params import ParameterManifest
 from npr.training import LocalReport
 from npr.wire_layout import Recipe, WireModel, check_config_hash, ever_shared, groups_to_load
 from security.consortium.initial_model import InitialModel
@@ -33,6 +34,9 @@ from security.errors import ConfigError
 from security.secagg.effects import Vector
 from site_agent.contribution import LocalResult
 from site_agent.vault import Vault
+
+# Of these the log names none: they are many, and local only where a site's statistics are.
+_BODY: Final = frozenset({"extractor", "norm", "statistics", "constant"})
 
 LocalRound = Callable[[Method, Site, int], LocalReport]
 
@@ -67,7 +71,7 @@ class Trainer:
         recipe = recipe_of(manifest)
         spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
         self.method = registry.build(recipe.config)
-        ever_shared(self.method, manifest.training.rounds)
+        ever_shared(self.method, manifest.training.rounds)  # refuses a method that has no place on a wire
         model = build_initial(self.method, spec, initial.tensors)
         self.mean, self.std = normalisation(spec)
         self.wire = WireModel(manifest.aggregation.layout, model)
@@ -81,6 +85,7 @@ class Trainer:
             std=self.std,
         )
         self._promised = manifest.privacy is not None
+        self._rounds = manifest.training.rounds
         self.data = data
         self._work = work
         self._vault = vault
@@ -120,7 +125,7 @@ class Trainer:
             steps=report.steps,
             wall_ms=(time.monotonic_ns() - started) // 1_000_000,
             memory=save_tensors(_stored(self.site.memory())),
-            artefacts=self._artefacts(),
+            artefacts=self._artefacts(round_number),
         )
 
     def _local_round(self, round_number: int) -> LocalReport:
@@ -128,13 +133,14 @@ class Trainer:
             raise ConfigError("private rounds need a ledger", where="manifest [privacy]", hint="`site-agent` opens it")
         return self._work(self.method, self.site, round_number)
 
-    def _artefacts(self) -> tuple[tuple[str, int, bytes], ...]:
+    def _artefacts(self, round_number: int) -> tuple[tuple[str, int, bytes], ...]:
         """What stays here: a keyed digest of each kind, so that the log can show later which it was."""
         found: list[tuple[str, Tensor]] = []
         if self.site.prototypes is not None:
             found.append(("prototypes", self.site.prototypes.vectors))
-        if self.method.personal:
-            found += [(f"personal.{name}", value) for name, value in self.site.model.head.state_dict().items()]
+        tensors, shared = self.site.model.state_dict(), self.method.shares(round_number)
+        heads = (entry for entry in ParameterManifest.of(self.site.model).entries if entry.group not in _BODY)
+        found += [(f"personal.{entry.name}", tensors[entry.name]) for entry in heads if entry.group not in shared]
         return tuple(
             (kind, tensor.numel(), hmac.digest(self._data_key, tensor.contiguous().numpy().tobytes(), hashlib.sha256))
             for kind, tensor in ((kind, tensor.detach()) for kind, tensor in found)
@@ -142,31 +148,32 @@ class Trainer:
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
         """The site's own predictor on its own images; keeps the best by validation. Nothing of it leaves."""
-        figures = self._figures_of_round(round_number, state)
+        model = self.model_after(round_number, state)
+        figures = self._judge(round_number, model)
         chosen = figures.get("validation", figures.get("test"))
         if chosen is not None and chosen["bacc"] is not None and chosen["bacc"] > self._best:
             self._best, figures["best"] = chosen["bacc"], True
             figures.setdefault("validation", chosen)
-            model = self._predictor(round_number, state)
             self._vault.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
         return figures
 
-    def _figures_of_round(self, round_number: int, state: Vector) -> dict[str, Any]:
-        return self.judge(round_number, state)
-
-    def judge(self, round_number: int, state: Vector) -> dict[str, Any]:
-        """Figures of the predictor after a round."""
-        return {"round": round_number} | self._figures(self.model_after(round_number, state))
-
     def model_after(self, round_number: int, state: Vector) -> SplitModel:
-        """The predictor after a round, also in a process that has not trained."""
+        """The predictor after a round, also in a process that has not trained: the aggregate with this site's own parts
+        in it, and after the run's last round with what the method does once more at the end.
+        """
         if self._round is None:
             self._round = self._recall(round_number + 1)
-        return self._predictor(round_number, state)
+        model = copy.deepcopy(self.site.model)
+        last = min(self._round or 0, round_number)
+        self.wire.load(model, state, groups_to_load(self.method, last, round_number + 1))
+        if round_number >= self._rounds:
+            self.method.finish(self.site.standing_in(model), round_number)
+        return model
 
-    def _figures(self, model: SplitModel) -> dict[str, Any]:
+    def _judge(self, round_number: int, model: SplitModel) -> dict[str, Any]:
+        """Figures of the predictor after a round."""
         kind: Kind = self.method.reports[0]
-        figures: dict[str, Any] = {"kind": kind}
+        figures: dict[str, Any] = {"round": round_number, "kind": kind}
         predict = self.method.predictor(self.site, model, kind)
         for side, samples in (("validation", self.data.validation), ("test", self.data.test)):
             if samples is not None and len(samples):
@@ -178,13 +185,6 @@ class Trainer:
                     "confusion": confusion_matrix(samples.labels, scores.argmax(axis=1), scores.shape[1]).tolist(),
                 }
         return figures
-
-    def _predictor(self, round_number: int, state: Vector) -> SplitModel:
-        """The aggregate after a round with this site's own parts in it."""
-        model = copy.deepcopy(self.site.model)
-        last = min(self._round or 0, round_number)
-        self.wire.load(model, state, groups_to_load(self.method, last, round_number + 1))
-        return model
 
 
 def _finite(value: float) -> float | None:

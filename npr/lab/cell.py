@@ -5,31 +5,65 @@ The federation is checkpointed after every round, so that a killed cell goes on 
 
 from __future__ import annotations
 
+import math
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from pathlib import Path
 
+from npr.data.catalogue import Catalogue, assemble
 from npr.data.dataset import FederatedDataset
-from npr.data.sources import open_dataset
+from npr.data.sources import open_catalogue
 from npr.dp.federation import PrivateFederation
-from npr.federation import Federation
+from npr.federation import Federation, check_sites
 from npr.lab.maps import save_maps
 from npr.lab.plan import Cell, Settings
 from npr.lab.plugins import load_plugins
 from npr.lab.private import privacy_of
 from npr.lab.request import private_plan, train_config
-from npr.lab.secure import SecureAggregator
-from npr.lab.store import Json, read_json, write_json
+from npr.lab.secure import SecureAggregator, require_enough_sites
+from npr.lab.store import Json, read_json, write_atomically, write_json
+from npr.lab.summary import percent
 from npr.methods.base import Kind
 from npr.metrics import Predictions, save_predictions, summarise
-from npr.model import ModelSpec
+from npr.model import ModelSpec, build_model
+from security.errors import ToolkitError
 
 # When set, a finished cell keeps its models (every site's and the global one), so that they can be looked at again.
 KEEP_MODELS = "LAZARET_LAB_KEEP_MODELS"
 
 OnRound = Callable[[int, str], None]
 ByKind = dict[Kind, list[Predictions]]
+
+
+def try_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRound) -> tuple[Json | None, str]:
+    """The cell's result, or None and what went wrong: one cell that fails does not take the others with it."""
+    trace = directory / "error.txt"
+    trace.unlink(missing_ok=True)
+    try:
+        return run_cell(settings, cell, directory, on_round=on_round), ""
+    except ToolkitError as error:
+        return None, f"{error} ({error.hint})" if error.hint else str(error)
+    except Exception as error:
+        write_atomically(trace, traceback.format_exc().encode())
+        return None, f"unexpected {type(error).__name__}: see cells/{cell.slug}/{trace.name}"
+
+
+def check_cells(settings: Settings, cells: Iterable[Cell]) -> None:
+    """Everything about data and model that can be wrong, found before the first round and before anything is written.
+
+    :raises ToolkitError: with file and row, or with the setting.
+    """
+    load_plugins()
+    for number, (fold, cell) in enumerate({cell.fold: cell for cell in cells}.items()):
+        dataset = load_data(settings, fold)
+        check_sites(dataset)
+        if number == 0:  # folds differ in images, not in sites or classes
+            if settings.aggregation == "secure":
+                require_enough_sites(len(dataset.sites))
+            build_model(_spec(settings, cell, dataset))
 
 
 def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRound) -> Json:
@@ -70,13 +104,17 @@ def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRou
 
 def load_data(settings: Settings, fold: int | str) -> FederatedDataset:
     data = settings.data
-    return open_dataset(data.source, fold=fold, folds=data.folds, image_size=data.image_size, seed=data.seed)
+    return assemble(_catalogue(data.source, data.image_size, data.seed), fold=fold, folds=data.folds, seed=data.seed)
 
 
-def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset | None = None) -> Federation:
-    """The federation of a cell before its first round. The seed draws the initial model's head and all of training."""
-    dataset = dataset or load_data(settings, cell.fold)
-    spec = ModelSpec(
+@lru_cache(maxsize=1)
+def _catalogue(source: str, image_size: int, seed: int) -> Catalogue:
+    """Decoded once for all cells that run in this process."""
+    return open_catalogue(source, image_size=image_size, seed=seed)
+
+
+def _spec(settings: Settings, cell: Cell, dataset: FederatedDataset) -> ModelSpec:
+    return ModelSpec(
         architecture=settings.model.architecture,
         num_classes=dataset.num_classes,
         in_channels=dataset.channels,
@@ -84,6 +122,12 @@ def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset |
         image_size=settings.data.image_size,
         seed=cell.seed,
     )
+
+
+def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset | None = None) -> Federation:
+    """The federation of a cell before its first round. The seed draws the initial model's head and all of training."""
+    dataset = dataset or load_data(settings, cell.fold)
+    spec = _spec(settings, cell, dataset)
     config, plan = train_config(settings, cell), private_plan(settings, cell)
     if plan is None:
         federation = Federation(dataset=dataset, spec=spec, config=config, seed=cell.seed)
@@ -110,13 +154,18 @@ def _figures(evaluation: ByKind) -> Json:
     """The figures of a learning curve."""
     figures = {kind: summarise(predictions) for kind, predictions in evaluation.items()}
     return {
-        kind: {name: round(getattr(summary, name), 5) for name in ("pooled_recall", "mean_bacc", "mean_bauc")}
+        kind: {name: _rounded(getattr(summary, name)) for name in ("pooled_recall", "mean_bacc", "mean_bauc")}
         for kind, summary in figures.items()
     }
 
 
+def _rounded(value: float) -> float | None:
+    """None for a figure that does not exist, as an AUC over test images of one class."""
+    return round(value, 5) if math.isfinite(value) else None
+
+
 def _describe(entry: Json) -> str:
-    parts = [f"{kind} {100 * figures['pooled_recall']:.1f}" for kind, figures in entry["evaluation"].items()]
+    parts = [f"{kind} {percent(figures['pooled_recall'])}" for kind, figures in entry["evaluation"].items()]
     return ", ".join([f"loss {entry['loss']:.3f}", *parts, f"{entry['seconds']:.1f} s"])
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from npr.lab.export import model
-from npr.lab.plan import Plan, parse_folds, parse_grids, parse_integers, parse_value
-from security.errors import ConfigError
+from npr.lab.plan import Plan, parse_assignments, parse_folds, parse_grids, parse_integers
 from security.terminal import log_option, log_to_stderr, run_command
 
 
@@ -99,6 +98,7 @@ def list_methods(as_json: bool) -> None:
 def run(as_json: bool, dry_run: bool, **given: Any) -> None:
     """Run every cell that is not finished in --out, then write results.json, table.md and plots there."""
     plan = _plan(given)
+    _require_reference(given["reference"], {cell.variant for cell in plan.cells})
     if dry_run:
         _print_plan(plan, as_json)
         return
@@ -143,21 +143,23 @@ def _plan(given: dict[str, Any]) -> Plan:
         seeds=parse_integers(given["seeds"]) if given["seeds"] else None,
         folds=parse_folds(given["folds"]) if given["folds"] else None,
         grids=parse_grids(given["grids"]),
-        train=_assignments(given["train"], "--set")
-        | {f"dp.{key}": value for key, value in _assignments(given["dp"], "--dp").items()},
+        train=parse_assignments(given["train"], where="--set")
+        | {f"dp.{key}": value for key, value in parse_assignments(given["dp"], where="--dp").items()},
         overrides={key: given[key] for key in OVERRIDES if given[key] is not None},
         aggregation=given["aggregation"],
     )
 
 
-def _assignments(texts: tuple[str, ...], where: str) -> dict[str, Any]:
-    values = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"cannot read {text!r}", where=where, hint="write KEY=VALUE")
-        values[key] = parse_value(value)
-    return values
+def _require_reference(reference: str, variants: set[str]) -> None:
+    """A method that has not run gives no differences; a name that nobody knows is a mistake."""
+    from npr.lab.names import require_known
+    from npr.lab.summary import KINDS
+    from npr.methods import registry
+
+    name, colon, kind = reference.partition(":")
+    require_known("method", name, {*variants, *registry.names()}, where="--reference")
+    if colon:
+        require_known("model", kind, KINDS, where="--reference")
 
 
 def _print_plan(plan: Plan, as_json: bool) -> None:
@@ -182,6 +184,7 @@ def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_js
 
     content = read_results(results)
     if reference:
+        _require_reference(reference, {cell["variant"] for cell in content["cells"]})
         out = results if results.is_dir() else results.parent
         rows = summarise_cells(content["cells"], predictions_loader(out), reference)
         content = {**content, "reference": reference, "summary": rows}

@@ -11,7 +11,6 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from npr.lab.plan import Cell, Settings
 from npr.lab.progress import Reporter
 from npr.lab.store import Json, ResultStore, read_json
-from security.errors import ToolkitError
 
 Outcome = tuple[Cell, Json | None, str]
 """A cell with its result, or with None and what went wrong."""
@@ -19,16 +18,11 @@ Outcome = tuple[Cell, Json | None, str]
 
 def run_inline(settings: Settings, cells: Sequence[Cell], store: ResultStore, reporter: Reporter) -> Iterator[Outcome]:
     """One after the other in this process, with all of torch's threads."""
-    from npr.lab.cell import run_cell
+    from npr.lab.cell import try_cell
 
     for cell in cells:
         reporter.cell_started(cell.key, settings.rounds)
-        try:
-            result = run_cell(settings, cell, store.directory(cell), on_round=_teller(reporter, cell))
-        except ToolkitError as error:
-            yield cell, None, str(error)
-        else:
-            yield cell, result, ""
+        yield cell, *try_cell(settings, cell, store.directory(cell), on_round=_teller(reporter, cell))
 
 
 def run_workers(

@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-from npr.lab.plan import parse_value
-from security.errors import ConfigError
+from npr.lab.plan import parse_assignments
 
 
 @click.command()
@@ -63,16 +62,6 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     click.echo(f"sha256       {written.sha256}\nconfig hash  {written.config_hash}")
 
 
-def _pairs(texts: tuple[str, ...], where: str) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"cannot read {text!r}", where=where, hint="write KEY=VALUE")
-        values[key] = parse_value(value)
-    return values
-
-
 def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
     """What stands for BatchNorm follows from the weights, and whether prototypes are released from the method."""
     from npr.methods import registry
@@ -80,10 +69,10 @@ def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
 
     if not texts:
         return None
-    told = {"norm": "group" if weights == "none" else "frozen"}
+    told: dict[str, Any] = {"norm": "group" if weights == "none" else "frozen"}
     if registry.get(method).npr:
         told["prototypes_sigma"] = str(PrivateSettings().prototypes_sigma)
-    told |= _pairs(texts, "--dp")
+    told |= parse_assignments(texts, where="--dp")
     return PrivateSettings.of({PREFIX + name: value for name, value in told.items()}, where="--dp")
 
 
@@ -92,7 +81,7 @@ def _config(method: str, texts: tuple[str, ...]) -> Any:
     from npr.lab.request import SETTINGS
     from npr.methods import registry
 
-    values = _pairs(texts, "--set")
+    values = parse_assignments(texts, where="--set")
     own = registry.get(method).method.Options.model_fields
     for key in values:
         require_known("setting", key, {*SETTINGS, *own}, where="--set")

@@ -21,12 +21,13 @@ from npr.lab.engines import Outcome
 from npr.lab.plan import Cell, Settings
 from npr.lab.progress import Reporter
 from npr.lab.store import Json, ResultStore, read_json, write_atomically
-from security.errors import ConfigError, ToolkitError
+from security.errors import ConfigError
 
 # How often a cell is started again when the process or node under it dies. An error of the cell itself is final.
 RETRIES = 3
 _MARK = ".run"
 _POLL_SECONDS = 0.5
+_BROUGHT_BACK = ("result.json", "*.npz", "error.txt")
 
 
 class _Board:
@@ -155,11 +156,11 @@ def _outcome(ray: Any, reference: Any, cell: Cell, store: ResultStore) -> Outcom
     except ray.exceptions.RayError as error:
         cause = getattr(error, "cause", None) or error
         return cell, None, f"lost on the cluster: {type(cause).__name__}"
-    if answer["error"]:
-        return cell, None, answer["error"]
     # The result last: a cell is finished exactly when that file is there.
     for name, content in sorted(answer["files"].items(), key=lambda item: item[0] == "result.json"):
         write_atomically(directory / name, content)
+    if answer["error"]:
+        return cell, None, answer["error"]
     return cell, read_json(directory / "result.json"), ""
 
 
@@ -168,7 +169,7 @@ def run_on_node(job: Json, board: Any) -> Json:
     import torch
 
     from npr.initial import code_digest
-    from npr.lab.cell import run_cell
+    from npr.lab.cell import try_cell
     from npr.lab.plugins import VARIABLE
 
     os.environ[VARIABLE] = job["plugins"]
@@ -178,18 +179,15 @@ def run_on_node(job: Json, board: Any) -> Json:
     def on_round(number: int, text: str) -> None:
         board.tell.remote(cell.key, number, text)
 
-    try:
-        if code_digest() != job["code"]:
-            raise ConfigError("a node has other learning code than this machine", hint="install the same version there")
-        if _sees(Path(job["directory"]), job["mark"]):
-            run_cell(settings, cell, Path(job["directory"]), on_round=on_round)
-            return {"error": "", "files": {}}
-        with tempfile.TemporaryDirectory() as directory:
-            run_cell(settings, cell, Path(directory), on_round=on_round)
-            files = [path for pattern in ("result.json", "*.npz") for path in Path(directory).glob(pattern)]
-            return {"error": "", "files": {path.name: path.read_bytes() for path in files}}
-    except ToolkitError as error:
-        return {"error": str(error), "files": {}}
+    if code_digest() != job["code"]:
+        return {"error": "a node has other learning code than this machine: install the same version", "files": {}}
+    if _sees(Path(job["directory"]), job["mark"]):
+        _, error = try_cell(settings, cell, Path(job["directory"]), on_round=on_round)
+        return {"error": error, "files": {}}
+    with tempfile.TemporaryDirectory() as directory:
+        _, error = try_cell(settings, cell, Path(directory), on_round=on_round)
+        files = [path for pattern in _BROUGHT_BACK for path in Path(directory).glob(pattern)]
+        return {"error": error, "files": {path.name: path.read_bytes() for path in files}}
 
 
 def _sees(directory: Path, mark: str) -> bool:

@@ -83,12 +83,6 @@ class Plan(Frozen):
     settings: Settings
     cells: tuple[Cell, ...]
 
-    def cell(self, key: str) -> Cell:
-        for cell in self.cells:
-            if cell.key == key:
-                return cell
-        raise ConfigError(f"the plan has no cell {key!r}", hint="`npr-lab run --dry-run` lists the cells")
-
 
 def make_cells(
     methods: Sequence[str],
@@ -130,6 +124,17 @@ def parse_value(text: str) -> Value:
     if isinstance(value, list) and all(isinstance(part, bool | int | float | str | None) for part in value):
         return tuple(value)
     return value if isinstance(value, bool | int | float | str | None) else text
+
+
+def parse_assignments(texts: Iterable[str], *, where: str) -> dict[str, Value]:
+    """`KEY=VALUE`, as often as wanted; a later one wins."""
+    values: dict[str, Value] = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not equals or not key:
+            raise ConfigError(f"cannot read {text!r}", where=where, hint="write KEY=VALUE")
+        values[key] = parse_value(value)
+    return values
 
 
 def parse_integers(text: str) -> tuple[int, ...]:

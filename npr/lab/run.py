@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from npr.lab.cell import check_cells
 from npr.lab.engines import Outcome, run_inline, run_workers
 from npr.lab.on_ray import run_ray
 from npr.lab.plan import Cell, Plan
 from npr.lab.progress import Reporter, reporter
+from npr.lab.request import train_config
 from npr.lab.store import Json, ResultStore, read_results, write_atomically
-from npr.lab.summary import predictions_loader, summarise_cells
+from npr.lab.summary import percent, predictions_loader, summarise_cells
 from npr.lab.tables import summary_table
+from security.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,10 @@ class Engine:
 def run_plan(plan: Plan, out: Path, *, engine: Engine, reference: str, plots: bool) -> Json:
     """Runs what is not finished and returns the results as written."""
     store = ResultStore(out)
+    store.load(plan)
+    _require_same_training(plan, store)
+    if engine.address is None:  # else the data are where the cluster is
+        check_cells(plan.settings, [cell for cell in plan.cells if not store.finished(cell)])
     with store.locked():
         store.load(plan)
         todo = [cell for cell in plan.cells if not store.finished(cell)]
@@ -48,6 +55,18 @@ def run_plan(plan: Plan, out: Path, *, engine: Engine, reference: str, plots: bo
 
         draw_all(results, out)
     return results
+
+
+def _require_same_training(plan: Plan, store: ResultStore) -> None:
+    """A cell of an older version may have been trained under other defaults, which its row would not show."""
+    for cell in plan.cells:
+        found = store.result(cell)
+        if found is not None and found["config_hash"] != train_config(plan.settings, cell).config_hash:
+            raise ConfigError(
+                f"{cell.key} is there already, trained or judged under other defaults",
+                where=str(store.out / "results.json"),
+                hint="choose another --out",
+            )
 
 
 def _outcomes(
@@ -82,7 +101,7 @@ def _updater(plan: Plan, store: ResultStore, reference: str) -> Callable[[], Non
 def headline(result: Json) -> str:
     """The figures of a finished cell in a few words."""
     parts = [
-        f"{kind} pooled recall {100 * figures['pooled_recall']:.1f}, mean over sites {100 * figures['mean_bacc']:.1f}"
+        f"{kind} pooled recall {percent(figures['pooled_recall'])}, mean over sites {percent(figures['mean_bacc'])}"
         for kind, figures in result["final"].items()
     ]
     return "; ".join([*parts, f"{result['seconds']:.0f} s"])

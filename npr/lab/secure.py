@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 
@@ -16,15 +17,27 @@ from npr.backend import Contribution, Sum
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.params import ParameterManifest, Vector
-from npr.wire_layout import WireModel, ever_shared
+from npr.wire_layout import WireModel, all_shares
 from security.consortium.initial_model import blocks_of
 from security.errors import DataError, PolicyViolation
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode
-from security.secagg.layout import HITS, LOSS, Clips, Layout
+from security.secagg.layout import HITS, LOSS, Block, Clips, Layout
 from security.secagg.loopback import LoopbackFederation
 from security.secagg.state import canonical
 from security.secagg.thresholds import LEAST_SURVIVORS
+
+# Beside a model a method may send numbers up to 2^10, which the ring of 64 bits resolves to 3e-8.
+EXTRA_CLIP: Final = 10
+
+
+def require_enough_sites(sites: int) -> None:
+    if sites < LEAST_SURVIVORS:
+        raise PolicyViolation(
+            f"{sites} sites cannot hide in their sum",
+            where="--aggregation secure",
+            hint=f"use {LEAST_SURVIVORS} sites or more",
+        )
 
 
 class SecureAggregator:
@@ -34,16 +47,11 @@ class SecureAggregator:
     """
 
     def __init__(self, federation: Federation, *, rounds: int, layout: Layout | None = None) -> None:
-        if len(federation.sites) < LEAST_SURVIVORS:
-            raise PolicyViolation(
-                f"{len(federation.sites)} sites cannot hide in their sum",
-                where="--aggregation secure",
-                hint=f"use {LEAST_SURVIVORS} sites or more",
-            )
+        require_enough_sites(len(federation.sites))
         self._federation = federation
         # Under DP a refusal that depends on the data would be a release of its own, so values are cut to their clips.
         self._private = isinstance(federation, PrivateFederation)
-        self._groups = ever_shared(federation.method, rounds)
+        self._groups = all_shares(federation.method, rounds)
         self.layout = layout or make_layout(federation, self._groups)
         self._wire = WireModel(self.layout, federation.model)
         self._start_canonical()
@@ -87,6 +95,20 @@ class SecureAggregator:
         # The caller divides by the weight again: in double precision every float32 comes back as it was.
         return manifest.flatten(self._scratch).astype(np.float64) * weight, weight
 
+    def sum_extra(self, name: str, vectors: Sequence[Vector]) -> Sum:
+        """The sum of vectors beside the model, by a burst of their own: no layout of a model has a place for them."""
+        layout = extra_layout(name, len(vectors[0]), roster_size=len(vectors))
+        start = canonical(np.zeros(layout.state_words))
+        names = [site.name for site in self._federation.sites]
+        words = {
+            site: encode(layout, vector, weight=1, saturate=self._private).words
+            for site, vector in zip(names, vectors, strict=True)
+        }
+        total = LoopbackFederation(layout, names, start, dp_active=self._private).run_round(words).total
+        if total is None:
+            raise DataError(f"the sum of {name} was void", hint="use --aggregation plain")
+        return total.view(layout.signed_dtype)[: len(vectors[0])] * (2.0**EXTRA_CLIP / layout.quantum)
+
     def _update(self, contribution: Contribution, manifest: ParameterManifest, state: Vector) -> Vector:
         manifest.load(self._scratch, contribution.vector)
         return self._wire.update(self._scratch, state, manifest.groups)
@@ -96,6 +118,12 @@ class SecureAggregator:
             names = [site.name for site in self._federation.sites]
             self._protocol = LoopbackFederation(self.layout, names, state, dp_active=self._private)
         return self._protocol
+
+
+def extra_layout(name: str, size: int, *, roster_size: int) -> Layout:
+    """One tensor in the widest ring: gradients and counts differ in size, and nobody knows them beforehand."""
+    block = Block(name=name, shape=(size,), kind="mean", clip_exponent=EXTRA_CLIP, movement_exponent=EXTRA_CLIP + 16)
+    return Layout.of([block], roster_size=roster_size, weight_cap=1, ring_bits=64)
 
 
 def make_layout(federation: Federation, groups: frozenset[str]) -> Layout:

@@ -113,6 +113,9 @@ class ResultStore:
     def finished(self, cell: Cell) -> bool:
         return cell.key in self._cells
 
+    def result(self, cell: Cell) -> Json | None:
+        return self._cells.get(cell.key)
+
     @property
     def cells(self) -> list[Json]:
         return list(self._cells.values())

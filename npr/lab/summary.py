@@ -141,14 +141,22 @@ def _percent(interval: Interval) -> list[float]:
     return [round(100 * number, 2) for number in (interval.value, interval.low, interval.high)]
 
 
-def _mean_sd(values: Iterable[float]) -> list[float]:
-    """In percent: the mean over cells, and the standard deviation when there are at least two."""
-    numbers = [100 * value for value in values]
+def percent(value: float | None) -> str:
+    """A share as people read it."""
+    return "none" if value is None else f"{100 * value:.1f}"
+
+
+def _mean_sd(values: Iterable[float | None]) -> list[float]:
+    """In percent: the mean over the cells that have the figure, and the deviation when there are at least two."""
+    numbers = [100 * value for value in values if value is not None]
+    if not numbers:
+        return []
     mean = round(float(np.mean(numbers)), 2)
     return [mean, round(float(np.std(numbers, ddof=1)), 2)] if len(numbers) > 1 else [mean]
 
 
-def _best(cell: Json, kind: str) -> float:
+def _best(cell: Json, kind: str) -> float | None:
     """The paper's protocol, the best round on the test images: shown only beside the paper, never to be relied on."""
     curve = [entry["evaluation"][kind]["mean_bacc"] for entry in cell["rounds"] if kind in entry["evaluation"]]
-    return float(max([*curve, cell["final"][kind]["mean_bacc"]]))
+    known = [value for value in (*curve, cell["final"][kind]["mean_bacc"]) if value is not None]
+    return max(known, default=None)

@@ -7,6 +7,7 @@ from typing import Any
 
 from npr.config import TrainConfig
 from npr.lab.paper_tables import TABLE_E, TABLES, Dataset, PaperTable
+from npr.methods import registry
 
 Json = dict[str, Any]
 
@@ -139,23 +140,25 @@ def _gain(ours: Json | None, without: Json | None, field: str) -> str:
 
 
 def _find(results: Json, method: str, options: Mapping[str, object] | None = None) -> Json | None:
-    """Our row of a method under the same settings, whether they come by option, from the whole run or by default."""
+    """Our row of a method under the same settings, whether they come by option, from the whole run or by default.
+
+    The row is of the model that the paper's tables are about: mostly a site's own as its local training leaves it.
+    """
     wanted = _in_force(results, options or {})
+    methods = {entry.name: entry for entry in registry.rows()}  # a plugin's is not among them, nor in the paper
     for row in results["summary"]:
-        if row["method"] == method and _in_force(results, row["options"]) == wanted and _is_headline(row, results):
-            return dict(row)
+        entry = methods.get(row["method"])
+        if entry is not None and entry.original == method and _in_force(results, row["options"]) == wanted:
+            kinds = {other["kind"] for other in results["summary"] if other["variant"] == row["variant"]}
+            judged = entry.method.judged
+            if row["kind"] == (judged if judged in kinds else "personal"):
+                return dict(row)
     return None
 
 
 def _in_force(results: Json, options: Mapping[str, object]) -> Json:
     defaults = {name: field.default for name, field in TrainConfig.model_fields.items()}
     return {**defaults, **results["settings"]["train"], **options}
-
-
-def _is_headline(row: Json, results: Json) -> bool:
-    """The paper judges every site's model as its local training leaves it, before the next aggregation."""
-    kinds = {other["kind"] for other in results["summary"] if other["variant"] == row["variant"]}
-    return bool(row["kind"] == ("local" if "local" in kinds else "personal"))
 
 
 def _interval(values: Sequence[float], *, signed: bool = False) -> str:
@@ -165,4 +168,6 @@ def _interval(values: Sequence[float], *, signed: bool = False) -> str:
 
 
 def _spread(values: Sequence[float]) -> str:
+    if not values:
+        return "none"  # an AUC where every test image is of one class
     return f"{values[0]:.1f}±{values[1]:.1f}" if len(values) == 2 else f"{values[0]:.1f}"

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from npr.lab.plan import Cell, Settings
-from security.errors import ToolkitError
 
 
 def main() -> int:
@@ -24,21 +23,17 @@ def main() -> int:
     # Imported only now: torch reads the number of threads when it is loaded.
     import torch
 
-    from npr.lab.cell import run_cell
+    from npr.lab.cell import try_cell
 
     torch.set_num_threads(job["threads"])
-    try:
-        run_cell(
-            Settings.model_validate(job["settings"]),
-            Cell.model_validate(job["cell"]),
-            Path(job["directory"]),
-            on_round=lambda number, text: _tell({"round": number, "text": text}),
-        )
-    except ToolkitError as error:
-        _tell({"error": str(error)})
-        return error.exit_code
-    _tell({"done": True})
-    return 0
+    _, error = try_cell(
+        Settings.model_validate(job["settings"]),
+        Cell.model_validate(job["cell"]),
+        Path(job["directory"]),
+        on_round=lambda number, text: _tell({"round": number, "text": text}),
+    )
+    _tell({"error": error} if error else {"done": True})
+    return 1 if error else 0
 
 
 def _tell(message: dict[str, Any]) -> None:

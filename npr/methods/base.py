@@ -46,6 +46,8 @@ class Method:
 
     :cvar shared: the groups that are summed. What a round shares is `shares(round)`.
     :cvar personal: a site's predictor holds parts of its own.
+    :cvar models: the models worth evaluating, its own first, where they are not the usual two.
+    :cvar judged: which of its models the paper's tables are about, mostly the one that local training leaves.
     :cvar wire: False for a method whose server does more than take the mean; it runs in the lab only.
     :cvar divisible: False for a method whose loss is not a mean over images: processes cannot share a batch of it.
     """
@@ -53,6 +55,8 @@ class Method:
     Options: ClassVar[type[BaseModel]] = NoOptions
     shared: ClassVar[frozenset[str]] = EVERYTHING
     personal: ClassVar[bool] = False
+    models: ClassVar[tuple[Kind, ...]] = ()
+    judged: ClassVar[Kind] = "local"
     wire: ClassVar[bool] = True
     divisible: ClassVar[bool] = True
 
@@ -205,7 +209,11 @@ class Method:
         "global" is the aggregate; "local" a site's model after its epoch and before aggregation (the paper's protocol);
         "personal" the aggregate with a site's own parts put in.
         """
-        return ("personal", "local") if self.personal or self.config.local_bn else ("global", "local")
+        models = self.models or (("personal", "local") if self.personal else ("global", "local"))
+        if not self.config.local_bn:
+            return models
+        # With statistics of its own at every site there is no model that fits all of them.
+        return tuple(dict.fromkeys("personal" if kind == "global" else kind for kind in models))
 
     def predictor(self, site: Site, model: SplitModel, kind: Kind) -> Callable[[Samples], NDArray[np.float32]]:
         """From images to (N, C) probabilities, softmax applied once; no class prior enters.
@@ -213,9 +221,11 @@ class Method:
         Where prototypes have a part in it, making this takes a pass over the site's training images: the prototypes of
         the last round belong to the model it started from, and prediction needs this model's own.
         """
-        prototypes = Regulariser.prototypes(site, model, 0) if self.prototype_share > 0.0 else None
+        prototypes = Regulariser.predicting(site, model) if self.prototype_share > 0.0 else None
 
         def predict(samples: Samples) -> NDArray[np.float32]:
+            if len(samples) == 0:  # a site may have trained and hold nothing to be judged by
+                return np.empty((0, site.train.num_classes), dtype=np.float32)
             features, _ = extract(model, site.reading(samples))
             with torch.inference_mode():
                 scores = self._scores(site, model, features, kind, prototypes)

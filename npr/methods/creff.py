@@ -68,6 +68,7 @@ class CReFF(Method):
 
     Options: ClassVar[type[BaseModel]] = CreffOptions
     options: CreffOptions
+    judged: ClassVar[Kind] = "global"
     wire: ClassVar[bool] = False
     _seed = 0
 
@@ -135,7 +136,8 @@ class CReFF(Method):
         head.load_state_dict(fresh.state_dict())
 
     def class_logits(self, model: SplitModel, features: Tensor, kind: Kind) -> Tensor:
-        return _retrained(model)(features) if kind == "global" else model.logits(features)
+        """Local training ends in the averaged head's successor; everything the server sent has the re-trained one."""
+        return model.logits(features) if kind == "local" else _retrained(model)(features)
 
 
 def _retrained(model: SplitModel) -> nn.Linear:

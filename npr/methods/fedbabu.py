@@ -31,11 +31,9 @@ class FedBABU(Method):
     options: BabuOptions
     shared: ClassVar[frozenset[str]] = EVERYTHING - {"head"}
     personal: ClassVar[bool] = True
-
-    @property
-    def reports(self) -> tuple[Kind, ...]:
-        """Before fine-tuning there is nothing personal yet: "personal" is then the same as "global"."""
-        return ("personal", "global", "local")
+    # Before fine-tuning there is nothing personal yet: "personal" is then the same as "global".
+    models: ClassVar[tuple[Kind, ...]] = ("personal", "global", "local")
+    judged: ClassVar[Kind] = "personal"
 
     def work(self, site: Site, round_number: int) -> LocalReport:
         with training_only(site.model, ("extractor.",)) as named:

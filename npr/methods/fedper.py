@@ -44,7 +44,7 @@ def head_from_prototypes(site: Site, round_number: int) -> None:
     Cosine to the mean of a class's prototypes, with features of average length; other rows stay as they are.
     """
     features, labels = extract(site.model, site.reading(site.train))
-    prototypes = cluster(site, features, labels, round_number)
+    prototypes = cluster(site, features, labels, round_number, start=site.prototypes)
     scale = site.config.temperature * float(features.norm(dim=1).mean())
     for owner in prototypes.classes:
         site.model.head.weight[owner] = prototypes.vectors[prototypes.owners == owner].mean(0) / scale

@@ -31,10 +31,7 @@ class FedRoD(Method):
     Options: ClassVar[type[BaseModel]] = RodOptions
     options: RodOptions
     personal: ClassVar[bool] = True
-
-    @property
-    def reports(self) -> tuple[Kind, ...]:
-        return ("personal", "global", "local")
+    models: ClassVar[tuple[Kind, ...]] = ("personal", "global", "local")
 
     def build_model(self, spec: ModelSpec) -> SplitModel:
         model = build_model(spec)

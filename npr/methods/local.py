@@ -12,7 +12,4 @@ from npr.methods.registry import register
 class Local(Method):
     shared: ClassVar[frozenset[str]] = frozenset()
     personal: ClassVar[bool] = True
-
-    @property
-    def reports(self) -> tuple[Kind, ...]:
-        return ("local",)
+    models: ClassVar[tuple[Kind, ...]] = ("local",)

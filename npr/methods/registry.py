@@ -45,6 +45,10 @@ class Entry:
     predict: Prediction = "head"
     alias_of: str | None = None
 
+    @property
+    def original(self) -> str:
+        return self.alias_of or self.name
+
 
 def register(
     name: str, summary: str, *, npr: bool = False, predict: Prediction = "head", aliases: tuple[str, ...] = ()
@@ -90,4 +94,4 @@ def rows() -> list[Entry]:
 def build(config: TrainConfig) -> Method:
     """The method that `config` names, ready to run."""
     entry = get(config.method)
-    return entry.method(config, name=entry.alias_of or entry.name, npr=entry.npr, predict=entry.predict)
+    return entry.method(config, name=entry.original, npr=entry.npr, predict=entry.predict)

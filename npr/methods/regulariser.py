@@ -27,7 +27,7 @@ class Regulariser:
 
     def begin_round(self, site: Site, round_number: int) -> None:
         if site.config.prototype_source == "exact" or site.prototypes is None:
-            site.prototypes = self.prototypes(site, site.model, round_number)
+            site.prototypes = cluster(site, *_read(site, site.model), round_number, start=site.prototypes)
 
     def add(self, site: Site, supervised: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         if site.prototypes is None:
@@ -39,21 +39,30 @@ class Regulariser:
         """`seen` holds features and labels of the last epoch's steps, detached."""
         if site.config.prototype_source == "epoch" and seen:
             features, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-            site.prototypes = cluster(site, features, labels, round_number)
+            site.prototypes = cluster(site, features, labels, round_number, start=site.prototypes)
 
     @staticmethod
-    def prototypes(site: Site, model: SplitModel, round_number: int) -> Prototypes:
-        """Prototypes of the site's training images under `model`, started from those the site has."""
-        return cluster(site, *extract(model, site.reading(site.train)), round_number)
+    def predicting(site: Site, model: SplitModel) -> Prototypes:
+        """Prototypes to predict by, which follow from the model and the site's training images alone.
+
+        Not from the rounds that led here: a model that is kept predicts later as it did when it was chosen.
+        """
+        return cluster(site, *_read(site, model), 0)
 
 
-def cluster(site: Site, features: Tensor, labels: Tensor, round_number: int) -> Prototypes:
-    """Sub-cluster one site's features; draws, if any, belong to (seed, site, round)."""
+def _read(site: Site, model: SplitModel) -> tuple[Tensor, Tensor]:
+    return extract(model, site.reading(site.train))
+
+
+def cluster(
+    site: Site, features: Tensor, labels: Tensor, round_number: int, *, start: Prototypes | None = None
+) -> Prototypes:
+    """Sub-cluster one site's features, from `start` on if it fits; draws, if any, belong to (seed, site, round)."""
     return make_prototypes(
         features,
         labels,
         site.train.num_classes,
         site.config,
-        previous=site.prototypes,
+        previous=start,
         generator=generator(site.seed, site.name, round_number, "prototypes"),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -101,6 +102,21 @@ class Site:
         optimizer = make_optimizer(self.config, named)
         set_rate(optimizer, self.config.rate(round_number))
         return optimizer
+
+    def standing_in(self, model: SplitModel) -> Site:
+        """This site around another model, with the same memory: for work that must not touch the rounds to come."""
+        other = Site(
+            name=self.name,
+            train=self.train,
+            model=copy.deepcopy(model),
+            config=self.config,
+            seed=self.seed,
+            mean=self._mean,
+            std=self._std,
+        )
+        other.remember(self.memory())
+        other.model, other.group = model, self.group
+        return other
 
     def memory(self) -> dict[str, Tensor]:
         """All that must survive a restart, as named tensors."""

@@ -8,9 +8,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from npr.data import decode
+from npr.data import manifest as manifest_source
 from npr.lab.cli import main
 
 COMMAND = [sys.executable, "-m", "npr.lab.cli"]
@@ -174,12 +178,126 @@ def test_secure_aggregation_is_the_same_run(lab, tmp_path):
         (["--seeds", "x"], "not a list of whole numbers", "0-4"),
         (["--rounds", "0"], "rounds", ""),
         (["--workers", "0"], "workers", ""),
+        (["--reference", "fedagv"], "unknown method 'fedagv'", "fedavg"),
+        (["--reference", "fedavg:locl"], "unknown model 'locl'", "local"),
+        ([*TINY, "--folds", "9"], "no fold 9", "0 to 4"),
+        ([*TINY, "--architecture", "nosuchnet"], "nosuchnet", ""),
+        ([*TINY, "--data", "csv:nowhere.csv"], "nowhere.csv", ""),
     ],
 )
 def test_a_wrong_request_is_one_clear_error_and_nothing_is_written(lab, tmp_path, arguments, says, hints):
     done = lab("run", *arguments, "--out", tmp_path / "out", expect=2)
     assert says in done.err and hints in done.err and "Traceback" not in done.err
     assert not (tmp_path / "out").exists() and not done.out
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """A small manifest of three sites; `spoil` changes it before the run."""
+    folder = tmp_path / "images"
+    folder.mkdir()
+    rows = ["image,label,site,split"]
+    for number in range(36):
+        image = np.random.default_rng(number).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+        Image.fromarray(image).save(folder / f"{number}.png")
+        side = "test" if number % 3 == 0 else "train"
+        rows.append(f"{number}.png,{'ab'[number // 3 % 2]},{'xyz'[number % 9 // 3]},{side}")
+
+    def written(spoil=lambda rows: None):
+        spoil(rows)
+        (folder / "m.csv").write_text("\n".join(rows) + "\n")
+        small = [word for word in TINY if word != "fold"]
+        small[small.index("--folds") + 1 : small.index("--folds") + 1] = ["split"]
+        small[small.index("--data") + 1] = f"csv:{folder / 'm.csv'}"
+        return ["run", *small, "--rounds", 1, "--out", tmp_path / "out"]
+
+    written.folder, written.out = folder, tmp_path / "out"
+    return written
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder, rows: (folder / "7.png").unlink(), "m.csv row 9: image file is missing"),
+        (lambda folder, rows: (folder / "7.png").write_bytes(b"no image"), "m.csv row 9: image cannot be read"),
+        (lambda folder, rows: rows.append(rows[3]), "m.csv row 38"),
+        (lambda folder, rows: rows.__setitem__(slice(1, None), []), "m.csv"),
+    ],
+    ids=["missing", "unreadable", "twice", "empty"],
+)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_that_cannot_be_used_is_one_clear_error_and_nothing_is_written(lab, manifest, spoil, says, workers):
+    arguments = manifest(lambda rows: spoil(manifest.folder, rows))
+    done = lab(*arguments, "--methods", "fedavg,local", "--seeds", "0-1", "--workers", workers, expect=2)
+    assert done.err.count(says) == 1 and "Traceback" not in done.err and not done.out
+    assert not manifest.out.exists()
+
+
+def test_sites_without_test_images_and_test_images_of_one_class_are_data_like_others(lab, manifest):
+    def spoil(rows):
+        rows[1:] = [row.replace("test", "train") if ",x," in row else row for row in rows[1:]]
+        rows[1:] = [row for row in rows[1:] if not (row.endswith("test") and ",b," in row)]
+
+    wanted = ["--methods", "fedavg", "--evaluate-every", 1, "--rounds", 2, "--json"]
+    content = json.loads(lab(*manifest(spoil), *wanted).out)
+    final = content["cells"][0]["final"]["global"]
+    assert final["mean_bauc"] is None and final["sites"]["x"]["bacc"] is None and final["mean_bacc"] is not None
+    row = content["summary"][0]
+    assert row["mean_bauc"] == [] and "none" in (manifest.out / "table.md").read_text()
+
+
+def test_a_site_with_one_image_is_refused_by_name(lab, manifest):
+    def spoil(rows):
+        own = [row for row in rows if ",x," in row and row.endswith("train")]
+        rows[:] = [row for row in rows if row not in own[1:]]
+
+    assert "site x has 1 training images" in lab(*manifest(spoil), "--methods", "fedavg", expect=2).err
+    assert not manifest.out.exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_cell_with_a_bug_in_it_fails_alone_and_leaves_its_traceback(tmp_path, workers):
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(
+        "from npr.methods.base import Method\n"
+        "from npr.methods.registry import register\n\n\n"
+        "@register('broken', 'raises what nobody expects')\n"
+        "class Broken(Method):\n"
+        "    def work(self, site, round_number):\n"
+        "        return 1 // 0\n"
+    )
+    out = tmp_path / "out"
+    run = ["--methods", "broken,local", "--rounds", "1", "--out", str(out), "--workers", str(workers), "--json"]
+    # In a process of its own: a plugin stays registered for as long as its process lives.
+    command = [*COMMAND, "--plugin", str(plugin), "run", *TINY, *run]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    content = json.loads(done.stdout)
+    assert [cell["variant"] for cell in content["cells"]] == ["local"]
+    error = content["failed"][0]["error"]
+    assert error.startswith("unexpected ZeroDivisionError: see cells/broken.")
+    assert "return 1 // 0" in (out / error.partition("see ")[2]).read_text()
+
+
+def test_images_are_decoded_once_for_all_cells(lab, manifest, monkeypatch):
+    decoded = []
+    original = decode.open_image
+    for module in (decode, manifest_source):
+        if hasattr(module, "open_image"):
+            monkeypatch.setattr(module, "open_image", lambda *a, **k: decoded.append(a) or original(*a, **k))
+    lab(*manifest(), "--methods", "fedavg,local", "--seeds", "0-1")
+    assert len(decoded) == 36
+
+
+def test_cells_of_other_defaults_do_not_share_a_row(lab, tmp_path):
+    arguments = ["run", *TINY, "--methods", "local", "--rounds", 1, "--out", tmp_path]
+    lab(*arguments)
+    content = results(tmp_path)
+    content["cells"][0]["config_hash"] = "0" * 64
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    before = (tmp_path / "results.json").read_bytes()
+    assert "under other defaults" in lab(*arguments, "--seeds", "0-1", expect=2).err
+    assert (tmp_path / "results.json").read_bytes() == before
 
 
 def test_a_dry_run_names_the_cells(lab, tmp_path):

@@ -35,7 +35,7 @@ def deployed(federation: Federation, temperature: float = 1.0) -> Deployed:
         std=std,
         temperature=temperature,
         present=site.prior.present.float() if method.config.predict_present_only else None,
-        prototypes=Regulariser.prototypes(site, site.model, 0),
+        prototypes=Regulariser.predicting(site, site.model),
     )
 
 

@@ -23,9 +23,10 @@ from security.consortium.initial_model import InitialModel, pinned_model
 from security.consortium.manifest import Manifest
 from security.errors import ConfigError, DataError, VerificationFailed
 from security.rng import CountedRandomness
+from security.secagg.effects import Vector
 from security.secagg.state import canonical, next_state
 from site_agent.config import DataTable
-from site_agent.contribution import encode
+from site_agent.contribution import LocalResult, encode
 from site_agent.data import fingerprint, open_data
 from site_agent.trainer import Trainer, recipe_of
 from site_agent.vault import Vault
@@ -54,11 +55,13 @@ def dataset() -> FederatedDataset:
     return open_dataset(SOURCE, fold="fold", image_size=16)
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
-    world = World.make(tmp_path_factory.mktemp("consortium"))
+Published = tuple[Manifest, Path]
+
+
+def publish(folder: Path, recipe: Recipe) -> Published:
+    world = World.make(folder)
     path = world.authority.folder / "initial.safetensors"
-    export(path, SPEC, RECIPE, rounds=ROUNDS)
+    export(path, SPEC, recipe, rounds=ROUNDS)
     world.write_plan(
         f'run = "run-1"\n[model]\ninitial = "{path.name}"\n[training]\nrounds = {ROUNDS}\nsteps = 60\n'
         "[aggregation]\nweight_cap = 256\n"
@@ -66,28 +69,34 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]
     return world.publish(), path
 
 
-def trainer(published: tuple[Manifest, Path], data: SiteData, folder: Path) -> Trainer:
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    return publish(tmp_path_factory.mktemp("consortium"), RECIPE)
+
+
+def trainer(published: Published, data: SiteData, folder: Path) -> Trainer:
     manifest, path = published
     initial, _ = pinned_model(path, manifest)
     vault = Vault(folder, site="graz", sealing_key=bytes(32), randomness=CountedRandomness(b"x"))
     return Trainer(manifest, initial, data, vault, data_key=bytes(32))
 
 
-def test_rounds_on_the_wire_equal_the_labs_bit_for_bit(
-    published: tuple[Manifest, Path], dataset: FederatedDataset, tmp_path: Path
-) -> None:
-    """Three sites, three rounds, the head personal after the first, and one site restarted after each round."""
+def run_beside_the_lab(
+    published: Published, recipe: Recipe, dataset: FederatedDataset, folder: Path
+) -> tuple[Federation, dict[str, Trainer], Vector, list[LocalResult]]:
+    """Three sites, three rounds, one site restarted after each round; the lab's models are the same after every one."""
     manifest, path = published
     layout = manifest.aggregation.layout
-    lab = Federation(dataset=dataset, spec=SPEC, config=RECIPE.config, seed=RECIPE.seed)
+    lab = Federation(dataset=dataset, spec=SPEC, config=recipe.config, seed=recipe.seed)
     lab.aggregator = SecureAggregator(lab, rounds=ROUNDS, layout=layout)
     _, state = pinned_model(path, manifest)
-    sites = {data.name: trainer(published, data, tmp_path / data.name) for data in dataset.sites}
+    sites = {data.name: trainer(published, data, folder / data.name) for data in dataset.sites}
+    results: list[LocalResult] = []
     for number in range(1, ROUNDS + 1):
         lab.run_round()
-        words = []
+        words, results = [], []
         for site in sites.values():
-            result = site.train(number, state)
+            results.append(result := site.train(number, state))
             site._vault.remember(number, result.memory)
             update, _ = encode(
                 layout,
@@ -102,15 +111,54 @@ def test_rounds_on_the_wire_equal_the_labs_bit_for_bit(
         state = next_state(layout, state, np.sum(words, axis=0, dtype=layout.dtype), survivors=3).state
         assert np.array_equal(state, canonical(WireModel(layout, lab.model).state(lab.model))), f"round {number}"
         first = dataset.sites[0]
-        sites[first.name] = trainer(published, first, tmp_path / first.name)
+        sites[first.name] = trainer(published, first, folder / first.name)
+    return lab, sites, state, results
+
+
+def test_rounds_on_the_wire_equal_the_labs_bit_for_bit(
+    published: Published, dataset: FederatedDataset, tmp_path: Path
+) -> None:
+    """The head is personal after the first round."""
+    lab, sites, state, _ = run_beside_the_lab(published, RECIPE, dataset, tmp_path)
     for site, data in zip(lab.sites, dataset.sites, strict=True):
         mine = sites[data.name]
-        mine.judge(ROUNDS, state)  # a restarted trainer recalls its memory
+        mine.evaluate(ROUNDS, state)  # a restarted trainer recalls its memory
         assert torch.equal(mine.site.model.head.weight, site.model.head.weight)
 
 
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [
+        ("fedbabu", {"personal.head.weight", "personal.head.bias"}),
+        ("fedrep", {"personal.head.weight", "personal.head.bias"}),
+        ("fedrod", {"personal.personal_head.weight", "personal.personal_head.bias"}),
+    ],
+)
+def test_what_a_method_does_at_the_end_it_does_at_a_site_too(
+    method: str, own: set[str], dataset: FederatedDataset, tmp_path: Path
+) -> None:
+    """FedBABU trains its head then, FedRep fits it to the last body: the model that a hospital uses is the lab's."""
+    recipe = replace(RECIPE, config=RECIPE.config.changed(method=method, personal_after=0))
+    published = publish(tmp_path / "consortium", recipe)
+    lab, sites, state, results = run_beside_the_lab(published, recipe, dataset, tmp_path)
+    assert all({kind for kind, _, _ in result.artefacts} == own for result in results), "the log names what stays"
+    standing = list(sites.values())[1]
+    before = standing.site.model.head.weight.clone()
+    if "head" not in standing.method.shares(ROUNDS):
+        assert torch.equal(standing.model_after(ROUNDS - 1, state).head.weight, before), "not before the last round"
+    lab.finish()
+    for site, mine in zip(lab.sites, sites.values(), strict=True):
+        for model in (mine.model_after(ROUNDS, state), mine.model_after(ROUNDS, state)):
+            for name, tensor in site.model.state_dict().items():
+                if not name.endswith("num_batches_tracked"):  # a count that nothing reads
+                    assert torch.equal(model.state_dict()[name], tensor), f"{site.name} {name}"
+    assert torch.equal(standing.site.model.head.weight, before), "the site's own memory was left alone"
+    if method != "fedrod":
+        assert not torch.equal(lab.sites[1].model.head.weight, before)
+
+
 def test_what_is_not_shared_in_a_round_is_exactly_zero(
-    published: tuple[Manifest, Path], dataset: FederatedDataset, tmp_path: Path
+    published: Published, dataset: FederatedDataset, tmp_path: Path
 ) -> None:
     manifest, path = published
     site = trainer(published, dataset.sites[1], tmp_path)
@@ -122,7 +170,7 @@ def test_what_is_not_shared_in_a_round_is_exactly_zero(
     assert not np.any(second[head]) and np.any(second)
 
 
-def test_a_site_that_was_away_takes_the_last_shared_head_once(published: tuple[Manifest, Path]) -> None:
+def test_a_site_that_was_away_takes_the_last_shared_head_once(published: Published) -> None:
     method = registry.build(RECIPE.config.changed(personal_after=2))
     assert "head" in groups_to_load(method, 1, 9)
     assert "head" in groups_to_load(method, 2, 3)
@@ -131,7 +179,7 @@ def test_a_site_that_was_away_takes_the_last_shared_head_once(published: tuple[M
 
 
 def test_evaluation_keeps_the_best_and_survives_a_restart(
-    published: tuple[Manifest, Path], dataset: FederatedDataset, tmp_path: Path
+    published: Published, dataset: FederatedDataset, tmp_path: Path
 ) -> None:
     manifest, path = published
     _, state = pinned_model(path, manifest)
@@ -144,11 +192,11 @@ def test_evaluation_keeps_the_best_and_survives_a_restart(
     assert again._best == figures["validation"]["bacc"]
     kept = load_file(tmp_path / "models" / "best.safetensors")
     again.site.model.load_state_dict(kept)
-    assert again._figures(again.site.model)["test"] == figures["test"]
+    assert again._judge(1, again.site.model)["test"] == figures["test"]
     assert set(kept) == set(site.site.model.state_dict())
 
 
-def test_the_initial_file_is_pinned_personal_parts_included(published: tuple[Manifest, Path], tmp_path: Path) -> None:
+def test_the_initial_file_is_pinned_personal_parts_included(published: Published, tmp_path: Path) -> None:
     manifest, path = published
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
@@ -158,7 +206,7 @@ def test_the_initial_file_is_pinned_personal_parts_included(published: tuple[Man
         pinned_model(other, manifest)
 
 
-def test_settings_come_back_with_their_hash(published: tuple[Manifest, Path]) -> None:
+def test_settings_come_back_with_their_hash(published: Published) -> None:
     manifest, _ = published
     assert recipe_of(manifest) == RECIPE
     assert all(not isinstance(value, float) for value in manifest.training.settings.values())
@@ -184,7 +232,7 @@ def test_every_method_of_the_wire_survives_the_manifest() -> None:
         assert Recipe.of(name, settings).config == config
 
 
-def test_local_training_has_nothing_to_send(published: tuple[Manifest, Path]) -> None:
+def test_local_training_has_nothing_to_send(published: Published) -> None:
     method = registry.build(TrainConfig(method="fednpr-per"))
     model = method.build_model(SPEC)
     assert personal_tensors(method, model, 5) == ("head.weight", "head.bias")
@@ -196,7 +244,7 @@ def test_a_package_with_other_code_is_refused() -> None:
         check_code("00" * 32)
 
 
-def test_a_file_for_another_architecture_does_not_fit(published: tuple[Manifest, Path]) -> None:
+def test_a_file_for_another_architecture_does_not_fit(published: Published) -> None:
     _, path = published
     initial = InitialModel.read(path)
     method = registry.build(RECIPE.config)

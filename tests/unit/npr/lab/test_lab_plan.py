@@ -1,6 +1,6 @@
 import pytest
 
-from npr.lab.plan import Cell, Plan, make_cells, parse_folds, parse_grids, parse_integers, parse_value
+from npr.lab.plan import Cell, make_cells, parse_folds, parse_grids, parse_integers, parse_value
 from security.errors import ConfigError
 
 
@@ -61,11 +61,3 @@ def test_integers_and_folds():
 def test_a_grid_that_cannot_be_read(text):
     with pytest.raises(ConfigError, match="cannot read"):
         parse_grids([text])
-
-
-def test_an_unknown_cell_is_an_error():
-    cell = {"method": "x", "seed": 0, "fold": 0}
-    plan = Plan.model_validate({"settings": {"data": {"source": "generated"}}, "cells": [cell]})
-    assert plan.cell("x seed=0 fold=0").method == "x"
-    with pytest.raises(ConfigError, match="no cell"):
-        plan.cell("y seed=0 fold=0")

@@ -7,7 +7,7 @@ import torch
 from npr.lab.cell import build_federation
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.lab.secure import SecureAggregator
-from npr.wire_layout import WireModel
+from npr.wire_layout import WireModel, ever_shared
 from security.errors import ConfigError, PolicyViolation
 from security.secagg.fixed_point import step_size
 from security.secagg.loopback import LoopbackFederation
@@ -93,9 +93,31 @@ def test_two_sites_cannot_hide():
         federation("secure", source="generated:scale=0.002,sites=2")
 
 
-def test_a_method_whose_server_does_more_than_a_mean_is_refused():
+def test_what_a_method_sends_beside_the_model_is_summed_by_the_protocol_too(monkeypatch):
+    quick = {"matching_steps": 2, "head_epochs": 2, "per_class": 4}
+    plain, secure = federation("plain", "creff", **quick), federation("secure", "creff", **quick)
+    asked = []
+    original = SecureAggregator.sum_extra
+
+    def watched(self, name, vectors):
+        found = original(self, name, vectors)
+        exact = np.sum(vectors, axis=0, dtype=np.float64)
+        assert np.abs(found - exact).max() <= len(vectors) * 0.5 * 2.0**10 / 2**35, name
+        assert not np.array_equal(found, exact) or name == "owners", "it came through the ring, not around it"
+        asked.append(name)
+        return found
+
+    monkeypatch.setattr(SecureAggregator, "sum_extra", watched)
+    for each in (plain, secure):
+        each.run_round()
+    assert asked == ["class_gradients", "owners"]
+    heads = [each.model.retrained_head.weight for each in (plain, secure)]
+    assert torch.allclose(*heads, atol=1e-4)
+
+
+def test_the_wire_refuses_a_method_whose_server_does_more_than_a_mean():
     with pytest.raises(ConfigError, match="creff needs more of its server"):
-        federation("secure", "creff")
+        ever_shared(federation("plain", "creff").method, 1)
 
 
 def test_a_layout_can_be_given():
