@@ -6,7 +6,7 @@ sides work the same for every format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,6 +17,15 @@ from npr.data.splits import check_grouped, grouped_folds, grouped_holdout
 from security.errors import DataError
 
 SIDES = ("train", "test", "validation")
+
+
+def check_class_list(names: Sequence[str], *, where: str) -> None:
+    if not names:
+        raise DataError("the class list is empty", where=where)
+    if not all(names):
+        raise DataError("the class list holds an empty name", where=where)
+    if len(set(names)) != len(names):
+        raise DataError("the class list names a class twice", where=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +60,7 @@ class Catalogue:
     fingerprint: str = ""
 
     def __post_init__(self) -> None:
-        if not self.class_names:
-            raise DataError("the class list is empty", where=self.where or self.name)
+        check_class_list(self.class_names, where=self.where or self.name)
         if len(self) == 0:
             raise DataError("there is no image", where=self.where or self.name)
         if not len(self.ids) == len(self.units) == len(self.sites) == len(self.images) == len(self.labels):

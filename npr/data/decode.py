@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from security.errors import DataError
 
@@ -22,9 +22,11 @@ def open_image(source: Path | bytes, *, channels: int, where: str) -> Image.Imag
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(f"image of {image.width} x {image.height} pixels is too large", where=where)
             return image.convert("RGB" if channels == 3 else "L")
+    except DataError:
+        raise
     except FileNotFoundError:
         raise DataError("image file is missing", where=where, hint="check the path and the image root") from None
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's readers raise many types for damaged files
         raise DataError(
             f"image cannot be read ({type(error).__name__})", where=where, hint="re-export it as PNG or JPEG"
         ) from None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +15,7 @@ from npr.data.counts import ISIC_CLASSES, ISIC_SITES
 from npr.data.decode import open_image, squash
 from npr.data.rows import Decoding, Row, catalogue_of
 from npr.data.store import Storage
+from npr.data.table import Entry, read_table
 from security.errors import DataError
 
 SPLITS = ("train_test_split", "train_test_split.csv", "train_test_split.csv.gz")
@@ -37,8 +36,8 @@ def load_fed_isic(
     That split is by image. Where ISIC's metadata file lies beside the images, lesions are known and numbered folds
     keep them together.
     """
-    images = next((path / name for name in INPUTS if (path / name).is_dir()), path)
-    split = next((path / name for name in SPLITS if (path / name).is_file()), None)
+    images = next((path / name for name in INPUTS if os.path.isdir(path / name)), path)
+    split = next((path / name for name in SPLITS if os.path.isfile(path / name)), None)
     if split is None:
         raise DataError(f"split file {SPLITS[0]} is missing", where=str(path), hint="copy FLamby's file there")
     lesions = _lesions(path / METADATA)
@@ -59,25 +58,22 @@ def load_fed_isic(
 
 def read_split(split: Path, images: Path, lesions: dict[str, str] | None = None) -> list[Row]:
     """The rows of the split file; nothing is said yet about whether the images are there."""
-    data = split.read_bytes()
-    text = (gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data).decode("utf-8")
-    reader = csv.DictReader(io.StringIO(text))
-    missing = {"image", "target", "center", "fold"} - set(reader.fieldnames or ())
-    if missing:
-        raise DataError(f"column {min(missing)!r} is missing", where=f"{split.name} row 1")
-    return [_row(entry, f"{split.name} row {reader.line_num}", images, lesions or {}) for entry in reader]
+    table = read_table(split, ("image", "target", "center", "fold"))
+    return [_row(entry, images, lesions or {}) for entry in table.entries]
 
 
-def _row(entry: dict[str, str], where: str, images: Path, lesions: dict[str, str]) -> Row:
+def _row(entry: Entry, images: Path, lesions: dict[str, str]) -> Row:
+    name, where = entry.fields["image"], entry.where
+    if not name:
+        raise DataError("image is empty", where=where)
     try:
-        target, centre = int(entry["target"]), int(entry["center"])
-    except (TypeError, ValueError):
+        target, centre = int(entry.fields["target"]), int(entry.fields["center"])
+    except ValueError:
         raise DataError("target and center must be whole numbers", where=where) from None
     if not 0 <= target < len(ISIC_CLASSES):
         raise DataError(f"target {target} is not one of {len(ISIC_CLASSES)} classes", where=where)
     if not 0 <= centre < len(ISIC_SITES):
         raise DataError(f"center {centre} is not one of {len(ISIC_SITES)} hospitals", where=where)
-    name = entry["image"]
     return Row(
         id=name,
         path=images / f"{name}.jpg",
@@ -85,15 +81,16 @@ def _row(entry: dict[str, str], where: str, images: Path, lesions: dict[str, str
         where=where,
         unit=lesions.get(name) or name,
         site=ISIC_SITES[centre],
-        side=entry["fold"],
+        side=entry.fields["fold"],
     )
 
 
 def _lesions(metadata: Path) -> dict[str, str] | None:
-    if not metadata.is_file():
+    """The lesion of each image. A file without that column is refused: units would be images and be called lesions."""
+    if not os.path.lexists(metadata):
         return None
-    with metadata.open(newline="", encoding="utf-8-sig") as file:
-        return {row["image"]: row.get("lesion_id") or "" for row in csv.DictReader(file)}
+    table = read_table(metadata, ("image", "lesion_id"))
+    return {entry.fields["image"]: entry.fields["lesion_id"] for entry in table.entries}
 
 
 def decoding(image_size: int, colour_constancy: bool, brightness: bool) -> Decoding:

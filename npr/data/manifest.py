@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import csv
+import logging
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 from npr.data.catalogue import SIDES, Catalogue
 from npr.data.decode import open_image, squash
 from npr.data.rows import Decoding, Row, catalogue_of
 from npr.data.store import Storage
+from npr.data.table import Entry, read_table
 from security.errors import DataError
+
+log = logging.getLogger("npr.data")
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff")
 UNITS = ("patient", "lesion", "study")
@@ -43,7 +49,7 @@ def load_csv(
     rows, unit_kind = read_manifest(path)
     return catalogue_of(
         rows,
-        class_names if class_names is not None else sorted({row.label for row in rows}),
+        class_names if class_names is not None else _learnt(rows, {row.label for row in rows}, path),
         name=path.stem,
         where=path.name,
         unit_kind=unit_kind,
@@ -54,24 +60,12 @@ def load_csv(
 
 def read_manifest(path: Path) -> tuple[list[Row], str]:
     """The rows and what their unit is: the patient if there is such a column, else the lesion, the study, the image."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file, strict=True)
-            unit = _header(reader.fieldnames or (), path)
-            rows = [_row(entry, f"{path.name} row {reader.line_num}", path.parent, unit) for entry in reader]
-    except FileNotFoundError:
-        raise DataError("manifest is missing", where=str(path)) from None
-    except (csv.Error, UnicodeDecodeError, OSError) as error:
-        raise DataError(f"not a UTF-8 CSV file ({type(error).__name__})", where=str(path)) from None
-    return rows, unit or "image"
+    table = read_table(path, ("image", "label"), known=COLUMNS)
+    unit = _unit_of(table.columns, path)
+    return [_row(entry, path.parent, unit) for entry in table.entries], unit or "image"
 
 
-def _header(names: Sequence[str], path: Path) -> str | None:
-    for needed in ("image", "label"):
-        if needed not in names:
-            raise DataError(
-                f"column {needed!r} is missing", where=f"{path.name} row 1", hint=f"columns: {', '.join(COLUMNS)}"
-            )
+def _unit_of(names: Sequence[str], path: Path) -> str | None:
     for name in names:
         # A column meant as the patient but spelt otherwise would silently make the image the unit of privacy.
         near = next((known for known in (*UNITS, "split") if known in name.lower() and name != known), None)
@@ -86,18 +80,16 @@ def _header(names: Sequence[str], path: Path) -> str | None:
     return next((unit for unit in UNITS if unit in names), None)
 
 
-def _row(entry: dict[str, str | None], where: str, root: Path, unit: str | None) -> Row:
-    if None in entry or None in entry.values():
-        raise DataError("more or fewer fields than the header", where=where)
-    fields = {name: (value or "").strip() for name, value in entry.items()}
+def _row(entry: Entry, root: Path, unit: str | None) -> Row:
+    fields = entry.fields
     for needed in ("image", "label", *([unit] if unit else [])):
         if not fields[needed]:
-            raise DataError(f"{needed} is empty", where=where)
+            raise DataError(f"{needed} is empty", where=entry.where)
     return Row(
         id=Path(os.path.normpath(fields["image"])).as_posix(),
         path=root / fields["image"],
         label=fields["label"],
-        where=where,
+        where=entry.where,
         unit=fields[unit] if unit else None,
         site=fields.get("site") or "site",
         side=fields.get("split") or None,
@@ -113,7 +105,7 @@ def load_folders(
     decoding: Decoding | None = None,
 ) -> Catalogue:
     """`PATH/<class>/<image>`, or `PATH/train|test|validation/<class>/<image>`. Without ids, each image is a unit."""
-    tops = _folders(path)
+    tops = _folders(path, path)
     split = bool(tops) and {top.name for top in tops} <= set(SIDES)
     suffixes = (".dcm",) if decoding else SUFFIXES
     sides = [(side, side.name) for side in tops] if split else [(path, None)]
@@ -122,7 +114,7 @@ def load_folders(
         rows,
         class_names
         if class_names is not None
-        else sorted({folder.name for top, _ in sides for folder in _folders(top)}),
+        else _learnt(rows, {folder.name for top, _ in sides for folder in _folders(top, path)}, path),
         name=path.name,
         where=str(path),
         unit_kind="image",
@@ -133,7 +125,7 @@ def load_folders(
 
 def _listed(root: Path, top: Path, side: str | None, classes: Sequence[str], suffixes: Sequence[str]) -> Iterator[Row]:
     """The images of one side. Files, and folders that are no class, are often called after people: they are counted."""
-    for place, folder in enumerate(_folders(top), start=1):
+    for place, folder in enumerate(_folders(top, root), start=1):
         called = folder.name if folder.name in classes else f"folder {place}"
         shown = f"{side}/{called}" if side else called
         for number, file in enumerate(_files(folder, shown, suffixes), start=1):
@@ -141,15 +133,35 @@ def _listed(root: Path, top: Path, side: str | None, classes: Sequence[str], suf
             yield Row(id=name, path=file, label=folder.name, where=f"{root.name}/{shown} file {number}", side=side)
 
 
-def _folders(path: Path) -> list[Path]:
+@contextmanager
+def _listing(where: str) -> Iterator[None]:
+    """The operating system's own error would name what lies in the folder."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(
+            f"folder cannot be read ({type(error).__name__})",
+            where=where,
+            hint="let this user read it and what is in it",
+        ) from None
+
+
+def _folders(path: Path, root: Path) -> list[Path]:
     if not path.is_dir():
         raise DataError("folder is missing", where=str(path))
-    return sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    with _listing(str(root)):
+        found = sorted(entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    for place, folder in enumerate(found, start=1):
+        _check_name(folder, f"{root.name} folder {place}")
+    return found
 
 
 def _files(folder: Path, shown: str, suffixes: Sequence[str]) -> list[Path]:
-    files = sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != "Thumbs.db")
+    with _listing(shown):
+        found = sorted(folder.iterdir())
+    files = [entry for entry in found if not entry.name.startswith(".") and entry.name != "Thumbs.db"]
     for number, file in enumerate(files, start=1):
+        _check_name(file, f"{shown} file {number}")
         if file.suffix.lower() not in suffixes:
             raise DataError(
                 "not an image of a known type",
@@ -157,3 +169,29 @@ def _files(folder: Path, shown: str, suffixes: Sequence[str]) -> list[Path]:
                 hint=f"folders and files are counted in the order of their names; known: {', '.join(suffixes)}",
             )
     return files
+
+
+def _check_name(path: Path, where: str) -> None:
+    """Archives of old Windows machines unpack to names that are no text; they could not be written to any record."""
+    try:
+        path.name.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError("the name is not UTF-8", where=where, hint="rename it, e.g. with convmv") from None
+
+
+def _learnt(rows: Sequence[Row], names: set[str], path: Path) -> list[str]:
+    """The classes that occur, where nobody has listed them. One that occurs once is most probably a typing mistake."""
+    counts = Counter(row.label for row in rows)
+    alone = [row.where for row in rows if counts[row.label] == 1]
+    if alone:
+        _warn_once(path, alone[0], len(alone) - 1)
+    return sorted(names)
+
+
+@cache
+def _warn_once(path: Path, where: str, others: int) -> None:
+    """Every cell of a plan opens its data anew. The label stays untold: where columns are mixed up, it is a patient."""
+    more = f", as in {others} more" if others else ""
+    log.warning(
+        "%s: no other image has this class%s; if it is mistyped, list the classes: %s?classes=A,B,C", where, more, path
+    )

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from npr.data.catalogue import SIDES, Catalogue, NamedSplit
+from npr.data.arrays import Arrays
+from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list
 from npr.data.decode import open_image, squash
 from npr.data.store import Storage, digest_of, pool
 from security.errors import DataError
@@ -43,55 +42,46 @@ def _find(path: Path) -> Path:
 
 @lru_cache(maxsize=2)
 def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: Storage) -> Catalogue:
-    columns = _columns(file)
-    fingerprint = hashlib.sha256(columns["jpeg"].tobytes()).hexdigest()
-    labels = columns["label"].astype(np.int64)
-    class_names = _text(columns["class_names"])
-    ids = _text(columns["image_id"])
+    """Everything in the columns is checked before the first image is decoded."""
+    arrays = Arrays.read(file, REQUIRED, (*(column for column, _ in UNIT_COLUMNS), *SPLIT_COLUMNS))
+    labels = arrays.numbers("label")
+    rows = len(labels)
+    class_names = arrays.words("class_names")
+    check_class_list(class_names, where=file.name)
+    ids = arrays.words("image_id", rows)
     _check(file, labels, len(class_names), ids)
-    images = _decode(file, columns, image_size, storage, fingerprint)
-    unit_column, unit_kind = next(((c, k) for c, k in UNIT_COLUMNS if c in columns), ("image_id", "image"))
+    unit_column, unit_kind = next(((c, k) for c, k in UNIT_COLUMNS if c in arrays), ("image_id", "image"))
+    units, sites = arrays.words(unit_column, rows), arrays.words("site", rows)
     splits = {
-        name: NamedSplit(sides=_sides(file, columns[name]), grouped=grouped)
+        name: NamedSplit(sides=_sides(file, arrays.words(name, rows)), grouped=grouped)
         for name, grouped in SPLIT_COLUMNS.items()
-        if name in columns
+        if name in arrays
     }
+    data = _jpeg(arrays)
+    fingerprint = hashlib.sha256(data).hexdigest()
     return Catalogue(
         name=file.stem,
         class_names=class_names,
-        images=images,
+        images=_decode(file, data, arrays.numbers("offsets", rows + 1), image_size, storage, fingerprint),
         labels=labels,
         ids=ids,
-        units=_text(columns[unit_column]),
+        units=units,
         unit_kind=unit_kind,
-        sites=_text(columns["site"]),
+        sites=sites,
         splits=splits,
         where=file.name,
         fingerprint=fingerprint,
     )
 
 
-def _columns(file: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            columns = {name: archive[name] for name in archive.files}
-    except (ValueError, OSError, zipfile.BadZipFile, EOFError) as error:
-        raise DataError(f"not a plain npz file ({type(error).__name__})", where=str(file)) from None
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise DataError(f"array {missing[0]} is missing", where=str(file), hint=f"needed: {', '.join(REQUIRED)}")
-    rows = len(columns["label"])
-    if len(columns["offsets"]) != rows + 1:
-        raise DataError(f"{len(columns['offsets'])} offsets for {rows} images", where=str(file))
-    return columns
+def _jpeg(arrays: Arrays) -> bytes:
+    values = arrays.column("jpeg")
+    if values.dtype.itemsize != 1:
+        raise DataError(f"array jpeg holds {values.dtype}, not bytes", where=arrays.file.name, hint="save it as uint8")
+    return values.tobytes()
 
 
-def _text(column: NDArray[Any]) -> tuple[str, ...]:
-    return tuple(np.char.decode(column, "utf-8").tolist() if column.dtype.kind == "S" else column.astype(str).tolist())
-
-
-def _sides(file: Path, column: NDArray[Any]) -> tuple[str, ...]:
-    sides = _text(column)
+def _sides(file: Path, sides: tuple[str, ...]) -> tuple[str, ...]:
     for row, side in enumerate(sides):
         if side not in SIDES:
             raise DataError("the split is unknown", where=f"{file.name} row {row}", hint=f"one of {', '.join(SIDES)}")
@@ -99,8 +89,6 @@ def _sides(file: Path, column: NDArray[Any]) -> tuple[str, ...]:
 
 
 def _check(file: Path, labels: NDArray[np.int64], classes: int, ids: tuple[str, ...]) -> None:
-    if not classes:
-        raise DataError("the class list is empty", where=file.name)
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise DataError(
@@ -113,9 +101,9 @@ def _check(file: Path, labels: NDArray[np.int64], classes: int, ids: tuple[str, 
 
 
 def _decode(
-    file: Path, columns: dict[str, NDArray[Any]], image_size: int, storage: Storage, fingerprint: str
+    file: Path, data: bytes, starts: NDArray[np.int64], image_size: int, storage: Storage, fingerprint: str
 ) -> NDArray[np.uint8]:
-    data, offsets = columns["jpeg"].tobytes(), columns["offsets"].tolist()
+    offsets = starts.tolist()
 
     def decode(row: int) -> NDArray[np.uint8]:
         image = open_image(data[offsets[row] : offsets[row + 1]], channels=3, where=f"{file.name} row {row}")

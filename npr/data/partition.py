@@ -38,6 +38,8 @@ class PartitionSpec:
             raise ConfigError(f"unknown partition {self.kind!r}", hint="natural or dirichlet")
         if self.sites < 1 or not self.alpha or min(self.alpha) <= 0.0:
             raise ConfigError("a partition needs at least one site and positive alphas")
+        if not np.isfinite(self.alpha).all() or self.seed < 0:
+            raise ConfigError("the alphas of a partition must be finite and its seed not negative")
         if not 0.0 <= self.missing < 1.0:
             raise ConfigError(f"missing = {self.missing} is not a chance below one")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from npr.data.catalogue import SIDES, Catalogue, NamedSplit
+from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from npr.data.faults import Fault, Kind
 from npr.data.splits import on_two_sides
@@ -53,10 +53,7 @@ def check_rows(
     rows: Sequence[Row], class_names: Sequence[str], *, where: str, report: Callable[[Fault], None]
 ) -> list[Row]:
     """The rows that can be used. Unknown labels and sides, repeated ids and missing files go to `report`, in order."""
-    if not class_names:
-        raise DataError("the class list is empty", where=where)
-    if len(set(class_names)) != len(class_names):
-        raise DataError("the class list names a class twice", where=where)
+    check_class_list(class_names, where=where)
     if not rows:
         raise DataError("there is no image", where=where)
     good, seen = list[Row](), dict[str, str]()

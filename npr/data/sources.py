@@ -21,7 +21,7 @@ from npr.data.manifest import load_csv, load_folders
 from npr.data.npz import load_npz
 from npr.data.partition import PartitionSpec, partition
 from npr.data.store import Storage
-from security.errors import ConfigError
+from security.errors import ConfigError, DataError
 
 DATA_VARIABLE = "LAZARET_DATA"
 
@@ -50,10 +50,22 @@ def _window(value: str) -> Window:
         raise ConfigError(f"window {value!r} is not LEVEL/WIDTH", hint="for example 40/80") from None
 
 
+def _classes(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in value.split(","))
+    if not all(names):
+        raise ConfigError("the class list holds an empty name", where="classes", hint="for example ?classes=A,B,C")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"the class list names {name!r} twice", where="classes", hint="name every class once")
+    return names
+
+
 # What may follow `?`, per kind, and how its value is read; `partition` may follow every kind.
 _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
+    "csv": {"classes": _classes},
+    "folders": {"classes": _classes},
+    "dicom": {"classes": _classes, "window": _window},
     "fed-isic": {"colour_constancy": _switch, "brightness": _switch},
-    "dicom": {"window": _window},
 }
 
 
@@ -112,10 +124,37 @@ def _load(
 ) -> Catalogue:
     if name.kind == "generated":
         return generate(GeneratedSpec.parse(name.rest, seed=seed), image_size=image_size)
+    path = data_root() / "ham10000_fed" if name.kind == "ham10000" else Path(name.rest)
+    _check_readable(path)
     if name.kind == "ham10000":
-        return replace(load_npz(data_root() / "ham10000_fed", image_size=image_size, storage=storage), name=name.kind)
-    classes = {"class_names": class_names} if name.kind in _NAMED_CLASSES else {}
-    return _BY_PATH[name.kind](Path(name.rest), image_size=image_size, storage=storage, **classes, **name.options)
+        return replace(load_npz(path, image_size=image_size, storage=storage), name=name.kind)
+    options = dict(name.options)
+    listed = options.pop("classes", None)
+    if name.kind in _NAMED_CLASSES:
+        options["class_names"] = _one_list(listed, class_names)
+    return _BY_PATH[name.kind](path, image_size=image_size, storage=storage, **options)
+
+
+def _check_readable(path: Path) -> None:
+    """Whether there is anything is for the loaders to say; they cannot look into what this user may not enter."""
+    try:
+        needed = os.R_OK | os.X_OK if path.is_dir() else os.R_OK
+        readable = os.access(path, needed) or not path.exists()
+    except OSError:  # a folder above it may not be entered, or the name is longer than a name can be
+        readable = False
+    if not readable:
+        raise DataError("cannot be read", where=str(path), hint="let this user read it, and enter the folders above")
+
+
+def _one_list(listed: Sequence[str] | None, given: Sequence[str] | None) -> Sequence[str] | None:
+    """A federation's classes and those of the source text must not differ: labels are numbered by their order."""
+    if listed is not None and given is not None and tuple(listed) != tuple(given):
+        raise ConfigError(
+            "another class list than the federation's",
+            where="classes",
+            hint=f"leave it out, or ?classes={','.join(given)}",
+        )
+    return listed if given is None else given
 
 
 def open_dataset(

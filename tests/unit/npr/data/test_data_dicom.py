@@ -12,7 +12,8 @@ from pydicom.data import get_testdata_file
 from npr.data.counts import ICH_CLASSES
 from npr.data.dicom import Window, hounsfield
 from npr.data.sources import open_catalogue, open_dataset
-from security.errors import DataError
+from npr.data.survey import survey
+from security.errors import ConfigError, DataError
 
 
 @pytest.fixture
@@ -152,5 +153,79 @@ class TestRsna:
             open_catalogue(f"dicom:{tmp_path}", image_size=16)
         assert caught.value.where == "split.npz row 1"
         np.savez(tmp_path / "split.npz", image_id=np.array([b"x"]))
-        with pytest.raises(DataError, match="not a split file"):
+        with pytest.raises(DataError, match="array label is missing"):
             open_catalogue(f"dicom:{tmp_path}", image_size=16)
+
+    def test_ids_and_folds_may_be_text(self, save, tmp_path):
+        path = self.layout(save, tmp_path) / "split.npz"
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        np.savez(path, **{**arrays, **{name: arrays[name].astype(str) for name in ("image_id", "fold")}})
+        dataset = open_dataset(f"dicom:{tmp_path}", fold="fold", image_size=16)
+        assert dataset.sites[0].train.ids == ("ID_000000000",)
+
+    @pytest.mark.parametrize(
+        ("changes", "message", "where"),
+        [
+            ({"image_id": np.array([{}] * 4, dtype=object)}, "array image_id cannot be read", None),
+            ({"image_id": np.arange(4.0)}, "array image_id holds float64", "split.npz"),
+            ({"image_id": np.array([b"a", b"b", b"\xff", b"d"])}, "image_id is not UTF-8 text", "split.npz row 2"),
+            ({"image_id": np.array(["a"] * 3)}, "array image_id has 3 values, not 4", "split.npz"),
+            ({"label": np.array(["subdural"] * 4)}, "array label holds text", "split.npz"),
+            ({"client": np.array(["north"] * 4)}, "array client holds text", "split.npz"),
+            ({"client": np.array([0, 1])}, "array client has 2 values, not 4", "split.npz"),
+            ({"fold": np.array(["train"] * 5)}, "array fold has 5 values, not 4", "split.npz"),
+            ({"fold": np.array(["train"] * 3 + ["exam"])}, "the split is unknown", "split.npz row 3"),
+        ],
+    )
+    def test_columns_of_another_type_or_length(self, save, tmp_path, changes, message, where):
+        path = self.layout(save, tmp_path) / "split.npz"
+        with np.load(path) as archive:
+            arrays = dict(archive)
+        np.savez(path, **{**arrays, **changes})
+        with pytest.raises(DataError, match=message) as caught:
+            open_dataset(f"dicom:{tmp_path}", image_size=16)
+        assert caught.value.where == (where or str(path))
+
+    def test_a_split_file_that_is_cut_off(self, save, tmp_path):
+        path = self.layout(save, tmp_path) / "split.npz"
+        path.write_bytes(path.read_bytes()[:100])
+        with pytest.raises(DataError, match="not a plain npz file"):
+            open_dataset(f"dicom:{tmp_path}", image_size=16)
+
+    def test_its_classes_are_fixed(self, save, tmp_path):
+        root = self.layout(save, tmp_path)
+        names = ",".join(ICH_CLASSES)
+        assert open_catalogue(f"dicom:{root}?classes={names}", image_size=16).class_names == ICH_CLASSES
+        with pytest.raises(ConfigError, match="classes of RSNA-ICH are fixed"):
+            open_catalogue(f"dicom:{root}?classes=subdural,epidural", image_size=16)
+
+    def test_a_survey_passes_over_a_slice_that_is_missing(self, save, tmp_path):
+        root = self.layout(save, tmp_path)
+        (root / "stage_2_train" / "ID_000000001.dcm").unlink()
+        told = survey(f"dicom:{root}", image_size=16)
+        assert [fault.error.where for fault in told.faults] == ["split.npz row 1"]
+        assert told.catalogue.units == ("p0", "p1", "p1")
+
+
+@pytest.mark.parametrize(
+    ("changes", "written", "message"),
+    [
+        ({"NumberOfFrames": 7777}, b"many", "header cannot be read"),
+        ({"RescaleSlope": "7777"}, b"many", "pixels cannot be read"),
+        ({"RescaleSlope": "7777"}, b"    ", "pixels cannot be read"),
+    ],
+)
+def test_header_values_that_are_no_numbers(save, tmp_path, changes, written, message):
+    path = save(tmp_path / "0.dcm", **changes)
+    path.write_bytes(path.read_bytes().replace(b"7777", written))
+    (tmp_path / "m.csv").write_text("image,label\n0.dcm,a\n")
+    with pytest.raises(DataError, match=message) as caught:
+        open_dataset(f"dicom:{tmp_path}/m.csv", image_size=16)
+    assert caught.value.where == "m.csv row 2"
+
+
+@pytest.mark.parametrize("window", ["40/0", "40/-80", "nan/80", "40/inf"])
+def test_a_window_that_shows_nothing(window):
+    with pytest.raises(ConfigError, match="shows nothing"):
+        open_catalogue(f"dicom:x?window={window}")

@@ -83,6 +83,9 @@ def test_lesions_are_kept_together_where_the_metadata_knows_them(layout):
         ("ISIC_4,0,2,0,exam,x", "the split is unknown"),
         ("ISIC_1,0,2,0,test,x", "the same image"),
         ("ISIC_9,0,2,0,test,x", "image file is missing"),
+        (",0,2,0,test,x", "image is empty"),
+        ("ISIC_4,0,2,0", "more or fewer fields"),
+        ('ISIC_4,0,2,0,test,"x', "not a UTF-8 CSV file"),
     ],
 )
 def test_mistakes_name_the_row(layout, line, message):
@@ -98,3 +101,68 @@ def test_split_file_missing_or_of_another_kind(layout, tmp_path):
     (layout() / "train_test_split").write_text("image,target,fold\n")
     with pytest.raises(DataError, match="'center' is missing"):
         open_catalogue(f"fed-isic:{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error"),
+    [
+        (lambda data: data[:-20], "EOFError"),
+        (lambda data: data[:10] + bytes(8) + data[18:], "error"),
+        (lambda data: data[:-8] + bytes(8), "BadGzipFile"),
+    ],
+)
+def test_a_gzipped_split_file_that_is_damaged(layout, spoil, error):
+    root = layout(packed=True)
+    path = root / "train_test_split.csv.gz"
+    path.write_bytes(spoil(path.read_bytes()))
+    with pytest.raises(DataError, match=rf"gzip file is damaged or cut off \({error}\)") as caught:
+        open_dataset(f"fed-isic:{root}", image_size=32)
+    assert caught.value.where == str(path)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_split_file_that_is_not_utf8(layout, packed):
+    root = layout(packed=packed)
+    path = root / ("train_test_split.csv.gz" if packed else "train_test_split")
+    text = (HEADER + "\n".join(LINES)).replace("train_3", "Küche").encode("latin-1")
+    path.write_bytes(gzip.compress(text) if packed else text)
+    with pytest.raises(DataError, match="not a UTF-8 CSV file") as caught:
+        open_dataset(f"fed-isic:{root}", image_size=32)
+    assert caught.value.where == f"{path.name} row 3"
+
+
+@pytest.mark.parametrize(
+    ("content", "message", "row"),
+    [
+        (b"name,lesion_id\nISIC_1,L1\n", "column 'image' is missing", 1),
+        (b"image,lesion\nISIC_1,L1\n", "column 'lesion_id' is missing", 1),
+        (b"", "column 'image' is missing", 1),
+        (b"image,lesion_id\nISIC_1,L1\nISIC_2\n", "more or fewer fields", 3),
+        (b"image,lesion_id\nISIC_1,\xff\n", "not a UTF-8 CSV file", 2),
+    ],
+)
+def test_metadata_of_another_kind(layout, content, message, row):
+    root = layout()
+    (root / "ISIC_2019_Training_Metadata.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message) as caught:
+        open_dataset(f"fed-isic:{root}", image_size=32)
+    assert caught.value.where == f"ISIC_2019_Training_Metadata.csv row {row}"
+
+
+def test_folders_in_the_place_of_files(layout):
+    root = layout()
+    (root / "ISIC_2019_Training_Metadata.csv").mkdir()
+    with pytest.raises(DataError, match="table cannot be read") as caught:
+        open_dataset(f"fed-isic:{root}", image_size=32)
+    assert caught.value.where == str(root / "ISIC_2019_Training_Metadata.csv")
+    (root / "train_test_split").unlink()
+    (root / "train_test_split").mkdir()
+    with pytest.raises(DataError, match="split file train_test_split is missing"):
+        open_dataset(f"fed-isic:{root}", image_size=32)
+
+
+def test_a_byte_order_mark_is_no_letter(layout):
+    root = layout()
+    path = root / "train_test_split"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert len(open_catalogue(f"fed-isic:{root}", image_size=32)) == 4

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import struct
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import Storage
-from security.errors import DataError
+from security.errors import ConfigError, DataError
 
 GOOD = [
     ["img/a.png", "nevus", "p1", "train"],
@@ -94,6 +99,73 @@ def test_empty_and_repeated_class_lists(write_manifest):
         open_catalogue(f"csv:{path}", image_size=16, class_names=("nevus", "melanoma", "nevus"))
 
 
+class TestClassList:
+    MISTYPED = (["a", "b", "c"] * 3) + ["bb"]
+
+    def table(self, write_manifest, labels):
+        columns = ("image", "label", "site")
+        rows = [[f"{number}.png", label, f"s{number % 2}"] for number, label in enumerate(labels)]
+        return write_manifest(rows, columns)
+
+    def test_the_source_can_name_it(self, write_manifest):
+        path = self.table(write_manifest, self.MISTYPED[:-1])
+        dataset = open_dataset(f"csv:{path}?classes=c, a,b,unseen", image_size=16)
+        assert dataset.class_names == ("c", "a", "b", "unseen")
+        assert dataset.site("s0").train.class_counts()[3] == 0
+
+    def test_a_mistyped_label_is_refused_and_not_a_class(self, write_manifest):
+        path = self.table(write_manifest, self.MISTYPED)
+        with pytest.raises(DataError, match="the label is not in the class list") as caught:
+            open_dataset(f"csv:{path}?classes=a,b,c", image_size=16)
+        assert caught.value.where == "manifest.csv row 11" and "one of a, b, c" in caught.value.hint
+
+    def test_in_folders(self, tmp_path, paint):
+        for number, name in enumerate(("a", "a", "b", "b", "bb")):
+            paint(tmp_path / "set" / name / f"{number}.png")
+        with pytest.raises(DataError, match="the label is not in the class list") as caught:
+            open_dataset(f"folders:{tmp_path}/set?classes=a,b", image_size=16)
+        assert caught.value.where == "set/folder 3 file 1"
+        shutil.rmtree(tmp_path / "set" / "bb")
+        assert open_catalogue(f"folders:{tmp_path}/set?classes=b,a", image_size=16).labels.tolist() == [1, 1, 0, 0]
+
+    def test_with_other_options(self, write_manifest):
+        path = self.table(write_manifest, self.MISTYPED[:-1])
+        catalogue = open_catalogue(f"csv:{path}?partition=dirichlet:sites=2,alpha=9&classes=b,c,a", image_size=16)
+        assert catalogue.class_names == ("b", "c", "a") and set(catalogue.sites) == {"site_01", "site_02"}
+
+    def test_it_must_be_the_federations(self, write_manifest):
+        source = f"csv:{self.table(write_manifest, self.MISTYPED[:-1])}?classes=a,b,c"
+        assert open_catalogue(source, image_size=16, class_names=["a", "b", "c"]).class_names == ("a", "b", "c")
+        with pytest.raises(ConfigError, match="another class list than the federation's"):
+            open_catalogue(source, image_size=16, class_names=["b", "a", "c"])
+
+    def test_without_one_a_class_of_one_image_is_told_once(self, write_manifest, caplog):
+        path = self.table(write_manifest, self.MISTYPED)
+        for fold in (0, 1):
+            open_dataset(f"csv:{path}", fold=fold, image_size=16)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING" and record.name == "npr.data"
+        assert record.getMessage().startswith("manifest.csv row 11: no other image has this class;")
+        # Where columns are mixed up, the label is a patient.
+        assert "bb" not in record.getMessage().replace(str(path), "") and f"{path}?classes=" in record.getMessage()
+
+    def test_several_are_told_in_one_line(self, tmp_path, paint, caplog):
+        for number, name in enumerate(("a", "a", "Doe_Jane", "Roe_Richard")):
+            paint(tmp_path / "set" / name / f"{number}.png")
+        open_catalogue(f"folders:{tmp_path}/set", image_size=16)
+        (record,) = caplog.records
+        assert record.getMessage().startswith("set/folder 1 file 1: no other image has this class, as in 1 more;")
+        assert "Doe" not in record.getMessage()
+
+    @pytest.mark.parametrize("labels", [["a", "b"] * 3, MISTYPED])
+    def test_nothing_is_told_where_nothing_can_be_wrong(self, write_manifest, caplog, labels):
+        path = self.table(write_manifest, labels)
+        listed = "?classes=a,b,c,bb" if "bb" in labels else ""
+        open_dataset(f"csv:{path}{listed}", image_size=16)
+        open_dataset(f"csv:{path}", image_size=16, class_names=("a", "b", "c", "bb"))
+        assert not caplog.records
+
+
 def test_missing_file_is_found_before_anything_is_decoded(write_manifest, tmp_path):
     path = write_manifest(GOOD)
     (tmp_path / "img/d.png").unlink()
@@ -151,8 +223,13 @@ def test_other_columns_are_left_alone_and_a_byte_order_mark_is_no_letter(tmp_pat
 def test_not_a_csv_file(tmp_path):
     path = tmp_path / "m.csv"
     path.write_bytes(b"image,label\n\xff\xfe,x\n")
-    with pytest.raises(DataError, match="UTF-8"):
+    with pytest.raises(DataError, match="UTF-8") as caught:
         open_catalogue(f"csv:{path}")
+    assert caught.value.where == "m.csv row 2"
+    path.write_text('image,label\na.png,x\n"b.png,x\nc.png,x\n')
+    with pytest.raises(DataError, match="not a UTF-8 CSV file") as caught:
+        open_catalogue(f"csv:{path}")
+    assert caught.value.where == "m.csv row 3"  # where the quote was left open, not where the file ends
     with pytest.raises(DataError, match="missing"):
         open_catalogue(f"csv:{tmp_path}/none.csv")
 
@@ -190,6 +267,43 @@ class TestFolders:
         with pytest.raises(DataError) as caught:
             open_catalogue(f"folders:{tmp_path}", class_names=("a",))
         assert caught.value.where == "a file 2"
+
+    def test_names_that_are_not_text(self, tmp_path, paint):
+        """Of an archive from a machine that wrote Latin-1: folds could not be dealt by such a name."""
+        paint(tmp_path / "set" / "a" / "1.png")
+        os.rename(tmp_path / "set" / "a" / "1.png", os.fsencode(tmp_path / "set" / "a") + b"/M\xfcller.png")
+        with pytest.raises(DataError, match="the name is not UTF-8") as caught:
+            open_dataset(f"folders:{tmp_path}/set")
+        assert caught.value.where == "folder 1 file 1" and "ller" not in str(caught.value)
+        os.rename(tmp_path / "set" / "a", os.fsencode(tmp_path / "set") + b"/\xfc")
+        with pytest.raises(DataError, match="the name is not UTF-8") as caught:
+            open_dataset(f"folders:{tmp_path}/set")
+        assert caught.value.where == "set folder 1"
+
+    def test_a_folder_that_may_not_be_read(self, tmp_path, paint, monkeypatch):
+        paint(tmp_path / "Doe_Jane" / "1.png")
+        plain = Path.iterdir
+
+        def refuse(path):
+            if path.name == "Doe_Jane":
+                raise PermissionError(13, "permission denied", str(path))
+            return plain(path)
+
+        monkeypatch.setattr(Path, "iterdir", refuse)
+        with pytest.raises(DataError, match=r"folder cannot be read \(PermissionError\)") as caught:
+            open_dataset(f"folders:{tmp_path}")
+        assert caught.value.where == "folder 1" and "Doe" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [KeyError, struct.error, EOFError, MemoryError])
+def test_whatever_a_decoder_raises_is_one_error_with_the_row(write_manifest, monkeypatch, error):
+    def fail(*_, **__):
+        raise error("damaged")
+
+    monkeypatch.setattr("npr.data.decode.Image.open", fail)
+    with pytest.raises(DataError, match=rf"image cannot be read \({error.__name__}\)") as caught:
+        open_dataset(f"csv:{write_manifest(GOOD)}", fold="split", image_size=16)
+    assert caught.value.where == "manifest.csv row 2"
 
 
 def test_grey_images_become_rgb(tmp_path):

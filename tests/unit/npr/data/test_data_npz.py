@@ -92,7 +92,7 @@ def test_mistakes_name_the_row(write, changes, message, where):
 def test_not_the_form(write, tmp_path):
     with pytest.raises(DataError, match="array site is missing"):
         open_catalogue(f"npz:{write(site=None)}")
-    with pytest.raises(DataError, match="3 offsets"):
+    with pytest.raises(DataError, match="array offsets has 3 values, not 13"):
         open_catalogue(f"npz:{write(offsets=np.arange(3))}")
     with pytest.raises(DataError, match="file is missing"):
         open_catalogue(f"npz:{tmp_path}/none.npz")
@@ -106,5 +106,73 @@ def test_not_the_form(write, tmp_path):
 
 def test_objects_are_not_unpickled(tmp_path):
     np.savez(tmp_path / "set.npz", **{**columns(), "image_id": np.array([{"x": 1}] * 12, dtype=object)})
-    with pytest.raises(DataError, match="not a plain npz"):
+    with pytest.raises(DataError, match="not a plain npz file: array image_id cannot be read"):
         open_catalogue(f"npz:{tmp_path}/set.npz")
+
+
+def short(name):
+    return columns()[name][:-1]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "where"),
+    [
+        ({"label": np.array(["A", "B", "C"] * 4)}, "array label holds text, not whole numbers", "set.npz"),
+        ({"label": np.array([0.0, 1.0, np.nan] * 4)}, "array label holds float64, not whole numbers", "set.npz"),
+        ({"label": np.int64(3)}, "array label has 0 dimensions", "set.npz"),
+        ({"label": np.zeros((12, 1), np.int8)}, "array label has 2 dimensions", "set.npz"),
+        ({"label": np.array([], np.int8), "offsets": np.array([0])}, "array image_id has 12 values, not 0", "set.npz"),
+        ({"offsets": np.arange(13).astype(float)}, "array offsets holds float64", "set.npz"),
+        ({"jpeg": np.zeros(100_000)}, "array jpeg holds float64, not bytes", "set.npz"),
+        ({"patient_id": np.array([1.0, np.nan] * 6)}, "array patient_id holds float64, neither text nor", "set.npz"),
+        ({"site": np.array(["north"] * 11 + [b"\xff"], dtype="S5")}, "site is not UTF-8 text", "set.npz row 11"),
+        ({"site": np.array(["north"] * 11 + ["\ud800"])}, "site is not UTF-8 text", "set.npz row 11"),
+        ({"class_names": np.array(["A", "B", "A"])}, "names a class twice", "set.npz"),
+        ({"class_names": np.array(["A", "B", ""])}, "holds an empty name", "set.npz"),
+        *(
+            ({name: short(name)}, f"array {name} has 11 values, not 12", "set.npz")
+            for name in ("image_id", "lesion_id", "site", "fold", "fold_lesion")
+        ),
+    ],
+)
+def test_columns_of_another_type_or_length(write, changes, message, where):
+    path = write(**changes)
+    with pytest.raises(DataError, match=message) as caught:
+        open_dataset(f"npz:{path}", image_size=16)
+    assert caught.value.where == where
+
+
+def test_columns_are_checked_before_anything_is_decoded(write):
+    path = write(fold=short("fold"), jpeg=np.zeros(100_000, np.uint8))
+    with pytest.raises(DataError, match="array fold"):
+        open_dataset(f"npz:{path}", image_size=16)
+
+
+def test_ids_may_be_numbers_and_other_arrays_are_left_alone(write):
+    path = write(patient_id=np.arange(12) // 2, notes=np.array([{}] * 12, dtype=object))
+    assert open_catalogue(f"npz:{path}", image_size=16).units[:4] == ("0", "0", "1", "1")
+
+
+def test_damaged_files(write, tmp_path):
+    path = write()
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DataError, match=r"not a plain npz file \(BadZipFile\)"):
+        open_dataset(f"npz:{path}")
+    np.savez_compressed(path, **columns())
+    packed = bytearray(path.read_bytes())
+    packed[60:200] = bytes(140)
+    path.write_bytes(packed)
+    with pytest.raises(DataError, match="array jpeg cannot be read") as caught:
+        open_dataset(f"npz:{path}")
+    assert caught.value.where == str(path)
+    with path.open("wb") as file:
+        np.save(file, np.arange(3))
+    with pytest.raises(DataError, match="a single array"):
+        open_dataset(f"npz:{path}")
+
+
+def test_a_folder_in_the_place_of_the_file(tmp_path):
+    (tmp_path / "set.npz").mkdir()
+    with pytest.raises(DataError, match="not a plain npz file"):
+        open_dataset(f"npz:{tmp_path}")

@@ -29,6 +29,18 @@ def test_unknown_sources_list_the_known(source):
         ("fed-isic:x?brightness=on&brightness=off", "unexpected option"),
         ("dicom:x?window=40", "not LEVEL/WIDTH"),
         ("generated?partition=iid", "unknown partition"),
+        ("generated?partition=dirichlet:seed=-1", "seed not negative"),
+        ("generated?partition=dirichlet:alpha=nan", "must be finite"),
+        ("generated?partition=dirichlet:alpha=inf", "must be finite"),
+        ("csv:x?classes=", "class list holds an empty name"),
+        ("csv:x?classes=a,,b", "class list holds an empty name"),
+        ("folders:x?classes=a, ", "class list holds an empty name"),
+        ("dicom:x?classes=a,b, a", "class list names 'a' twice"),
+        ("csv:x?classes=a&classes=b", "unexpected option 'classes=b'"),
+        ("csv:x?class=a,b", "unexpected option 'class=a,b'"),
+        ("npz:x?classes=a,b", "unexpected option 'classes=a,b'"),
+        ("fed-isic:x?classes=a,b", "unexpected option 'classes=a,b'"),
+        ("generated?classes=a,b", "unexpected option 'classes=a,b'"),
     ],
 )
 def test_options_are_checked_before_anything_is_read(source, message):
@@ -53,6 +65,29 @@ def test_numbers_may_be_text():
     by_number = open_dataset("generated:balanced=5,sites=2", fold=3, image_size=8)
     by_text = open_dataset("generated:balanced=5,sites=2", fold="3", image_size=8)
     assert by_number.sites[0].test.ids == by_text.sites[0].test.ids and by_number.fold == by_text.fold == "3"
+
+
+@pytest.mark.parametrize("kind", ["csv", "folders", "dicom", "fed-isic", "npz"])
+def test_what_this_user_may_not_read(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr("npr.data.sources.os.access", lambda path, mode: False)
+    with pytest.raises(DataError, match="cannot be read") as caught:
+        open_dataset(f"{kind}:{tmp_path}")
+    assert caught.value.where == str(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["csv", "folders", "dicom", "fed-isic", "npz"])
+def test_a_name_longer_than_a_name_can_be(kind, tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        open_dataset(f"{kind}:{tmp_path}/{'x' * 300}")
+
+
+@pytest.mark.parametrize("kind", ["csv", "dicom", "folders", "fed-isic", "npz"])
+def test_the_wrong_one_of_folder_and_file(kind, tmp_path):
+    (tmp_path / "file").write_bytes(b"\x00\xff")
+    for path in (tmp_path, tmp_path / "file"):
+        with pytest.raises(DataError) as caught:
+            open_dataset(f"{kind}:{path}")
+        assert path.name in str(caught.value.where)
 
 
 def test_too_small_images():

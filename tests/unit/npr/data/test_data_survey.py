@@ -79,5 +79,5 @@ def test_generated_images_can_be_surveyed_too():
 
 
 def test_a_table_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(DataError, match="manifest is missing"):
+    with pytest.raises(DataError, match="table is missing"):
         survey(f"csv:{tmp_path}/none.csv", image_size=16)
