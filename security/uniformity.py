@@ -1,7 +1,8 @@
 """Does a vector look like noise? The tripwire on everything masked that leaves a site.
 
-Pearson's chi-square over byte values. A masked upload is uniform, so a p-value below 1e-9 means that masking did not
-happen: honest uploads fail once in 10^9. Passing proves nothing, which is why this is a tripwire and not a proof.
+Pearson's chi-square over byte values. A masked upload is uniform, so a p-value below what the egress door asks for
+(`security.audit.egress.LEAST_UNIFORMITY`) means that masking did not happen. Passing proves nothing, which is why this
+is a tripwire and not a proof.
 """
 
 from __future__ import annotations
@@ -12,9 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy.special import chdtrc
 
-from security.errors import PolicyViolation
-
-LEAST_P: Final = 1e-9
 _EXPECTED: Final = 16  # the smallest expected count of a bin; below it the chi-square law does not hold in the tail
 _CHUNK: Final = 1 << 18
 
@@ -45,13 +43,3 @@ def p_value(data: bytes | bytearray | memoryview) -> float:
         return 1.0
     statistic = float(((counts - expected) ** 2).sum() / expected)
     return float(chdtrc(len(counts) - 1, statistic))
-
-
-def require_uniform(data: bytes | bytearray | memoryview, *, where: str = "upload") -> None:
-    """Return if `data` may be noise; refuse it otherwise, before it leaves."""
-    if p_value(data) < LEAST_P:
-        raise PolicyViolation(
-            "masked vector does not look like noise; nothing was sent",
-            where=where,
-            hint="this is a defect of the masking path: keep the site stopped and report it",
-        )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from security import masking, uniformity
-from security.errors import PolicyViolation
+from security.audit.egress import LEAST_UNIFORMITY
 from security.prg import Words
 from security.secagg import messages, thresholds
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
@@ -75,8 +75,8 @@ def test_a_masked_upload_looks_like_noise_and_a_bare_one_does_not() -> None:
     for name in run.sites:
         upload = run.spoils.upload(attempt.dealing.kx, name)
         assert upload is not None
-        uniformity.require_uniform(packed(run, upload))
-        assert uniformity.p_value(packed(run, updates[name])) < 1e-9
+        assert uniformity.p_value(packed(run, upload)) > LEAST_UNIFORMITY
+        assert uniformity.p_value(packed(run, updates[name])) < LEAST_UNIFORMITY
     assert_safe(run)
 
 
@@ -88,7 +88,5 @@ def test_a_bare_upload_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     run.open_round()
     attempt = run.launch(run.plan())
     upload = run.spoils.upload(attempt.dealing.kx, VICTIM)
-    assert upload is not None and uniformity.p_value(packed(run, upload)) < 1e-9
+    assert upload is not None and uniformity.p_value(packed(run, upload)) < LEAST_UNIFORMITY
     assert np.array_equal(upload, run.truth[1, VICTIM])
-    with pytest.raises(PolicyViolation, match="does not look like noise"):
-        uniformity.require_uniform(packed(run, upload))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from security import uniformity
+from security.audit.egress import LEAST_UNIFORMITY
 from security.errors import PolicyViolation
 from security.ring import BITS
 from security.secagg import fixed_point, messages, thresholds
@@ -124,5 +124,4 @@ def test_a_masked_upload_looks_like_noise_and_an_unmasked_one_does_not() -> None
     assert len(uploads) >= 4
     for upload in uploads:
         assert uniformity.p_value(upload) > 1e-6
-    with pytest.raises(PolicyViolation):
-        uniformity.require_uniform(updates["site-00"].tobytes(), where="test")
+    assert uniformity.p_value(updates["site-00"].tobytes()) < LEAST_UNIFORMITY
