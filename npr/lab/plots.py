@@ -12,13 +12,19 @@ from typing import Any
 
 import numpy as np
 
-from npr.lab.summary import KINDS
+from npr.config import TrainConfig
+from npr.lab.plan import format_value
 from security.errors import ConfigError
 
 Json = dict[str, Any]
+Point = tuple[float, list[float]]
+"""A value of the option, and the figure with its interval."""
 
 # What an ablation plots along its axis, and what the axis is called.
 ABLATIONS = {"clusters": "prototypes per class (K)", "lambda_npr": "weight of NPR (lambda)", "dp.epsilon": "epsilon"}
+
+# So many letters of a legend fit side by side under a plot.
+LEGEND_WIDTH = 100
 
 
 def draw_all(results: Json, out: Path) -> list[Path]:
@@ -102,23 +108,28 @@ def _finish(axes: Any) -> None:
     """Lines to read values by, and the legend where it hides nothing."""
     axes.grid(axis="y", alpha=0.3, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    longest = max((len(label) for label in axes.get_legend_handles_labels()[1]), default=0)
+    columns = max(1, min(3, LEGEND_WIDTH // max(1, longest)))
+    axes.figure.legend(loc="outside lower center", ncols=columns, fontsize="small", frameon=False)
+
+
+def ablation_lines(results: Json, key: str) -> list[tuple[list[Point], str]]:
+    """Rows that differ in `key` alone, joined to lines of two points or more; what nobody set has its default."""
+    default = results["settings"]["train"].get(key, getattr(TrainConfig(), key, None))
+    found: dict[str, list[Point]] = {}
+    for row in results["summary"]:
+        others = ",".join(f"{name}={format_value(value)}" for name, value in row["options"].items() if name != key)
+        value = row["options"].get(key, default)
+        if value is not None:
+            label = f"{row['method']}[{others}] ({row['kind']})" if others else f"{row['method']} ({row['kind']})"
+            found.setdefault(label, []).append((float(value), row["pooled_recall"]))
+    return [(sorted(points), label) for label, points in found.items() if len(points) > 1]
 
 
 def _ablation(results: Json, key: str) -> Callable[[Any], bool]:
     def draw(axes: Any) -> bool:
-        """Pooled recall with its interval over the values of one option, one line per method and kind."""
-        lines = []
-        for method in dict.fromkeys(row["method"] for row in results["summary"]):
-            for kind in KINDS:
-                points = sorted(
-                    (float(row["options"][key]), row["pooled_recall"])
-                    for row in results["summary"]
-                    if row["method"] == method and row["kind"] == kind and set(row["options"]) == {key}
-                    if row["options"][key] is not None
-                )
-                if len(points) > 1:
-                    lines.append((points, f"{method} ({kind})"))
+        """Pooled recall with its interval over the values of one option, one line for whatever else was the same."""
+        lines = ablation_lines(results, key)
         axes.set(xscale="log", xlabel=ABLATIONS[key], ylabel="pooled balanced recall (%)")
         for number, (points, label) in enumerate(lines):
             # Side by side, so that no interval hides another.
@@ -133,7 +144,7 @@ def _ablation(results: Json, key: str) -> Callable[[Any], bool]:
     return draw
 
 
-def _points_with_intervals(axes: Any, points: Sequence[tuple[float, list[float]]], label: str, *, shift: float) -> None:
+def _points_with_intervals(axes: Any, points: Sequence[Point], label: str, *, shift: float) -> None:
     places, values = [at * shift for at, _ in points], [figures[0] for _, figures in points]
     spread = [[figures[0] - figures[1], figures[2] - figures[0]] for _, figures in points if len(figures) == 3]
     errors = np.transpose(spread) if len(spread) == len(points) else None

@@ -72,7 +72,19 @@ def _notes(results: Json) -> list[str]:
 
 
 def paper_rows(results: Json, dataset: Dataset) -> list[Json]:
-    """Tables A to D as data: the paper's figures and our row, or null where we have none."""
+    """Tables A to E as data: the paper's figures and our row, or null where we have none."""
+    at = 0 if dataset == "isic" else 2
+    gains = [
+        {
+            "table": "E",
+            "row": label,
+            "paper": figures[at : at + 2],
+            "paper_gain": gain[at : at + 2],
+            "ours": _find(results, method),
+            "without": _find(results, _without_npr(method)),
+        }
+        for label, method, figures, gain in TABLE_E
+    ]
     return [
         {
             "table": table.name,
@@ -82,7 +94,11 @@ def paper_rows(results: Json, dataset: Dataset) -> list[Json]:
         }
         for table in TABLES
         for row in table.rows
-    ]
+    ] + gains
+
+
+def _without_npr(method: str) -> str:
+    return "fedavg" if method == "fednpr" else method.removesuffix("+npr")
 
 
 def paper_comparison(results: Json, dataset: Dataset) -> str:
@@ -117,8 +133,7 @@ def _table_e(results: Json, dataset: Dataset) -> str:
     rows = []
     at = 0 if dataset == "isic" else 2
     for label, method, figures, gains in TABLE_E:
-        base = "fedavg" if method == "fednpr" else method.removesuffix("+npr")
-        ours, without = _find(results, method), _find(results, base)
+        ours, without = _find(results, method), _find(results, _without_npr(method))
         rows.append(
             (
                 label,

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from npr.lab.plots import ablation_lines
 from npr.lab.summary import predictions_loader, summarise_cells
 from npr.lab.tables import COLUMNS, markdown, paper_comparison, paper_rows, summary_table
 from npr.metrics import Predictions, save_predictions, summarise
@@ -132,8 +133,41 @@ def test_the_papers_tables_stand_beside_ours(cells):
 
 def test_the_paper_as_data(cells):
     rows = paper_rows(results(cells), "ich")
-    assert len(rows) == 13 + 4 + 4 + 4
+    assert len(rows) == 13 + 4 + 4 + 4 + 4
+    gain = next(row for row in rows if row["row"] == "FedBABU + NPR")
+    assert (gain["table"], gain["paper"], gain["paper_gain"], gain["ours"]) == ("E", (71.7, 90.3), (7.3, 1.3), None)
     assert next(row for row in rows if row["row"] == "FedAvg")["paper"][0] == (59.8, 0.4)
+
+
+def test_the_papers_rows_are_of_the_models_the_methods_are_for(tmp_path):
+    """CReFF is its re-trained global model, FedBABU what the fine-tuning leaves; an alias is the method it names."""
+    kinds = [("global", [0, 0, 1, 1], [2]), ("personal", [0, 0, 1, 1], [0]), ("local", [1, 1, 1, 1], [0])]
+    made = []
+    for method in ("creff", "fedbabu", "fedavg+npr"):
+        parts = {
+            kind: [predictions("a", [0, 0, 1, 1], a, seed=0), predictions("b", [2], b, seed=0)]
+            for kind, a, b in kinds
+            if method == "fedbabu" or kind != "personal"
+        }
+        made.append(cell(tmp_path, method, 0, parts))
+    found = {row["row"]: row["ours"] for row in paper_rows(results((tmp_path, made)), "isic") if row["ours"]}
+    assert {name: row["kind"] for name, row in found.items()} == {
+        "CReFF": "global", "FedBABU": "personal", "FedNPR": "local", "FedAvg + NPR": "local",
+    }
+
+
+def test_an_ablation_joins_what_differs_in_one_option_alone(cells):
+    def row(options, value):
+        return {"method": "fednpr", "kind": "local", "options": options, "pooled_recall": [value]}
+
+    grid = [row({"clusters": k, "lambda_npr": weight}, 10 * k + weight) for k in (1, 4) for weight in (0.1, 1)]
+    told = results(cells) | {"summary": [row({}, 7), row({"clusters": 1}, 8), *grid]}
+    assert ablation_lines(told, "clusters") == [
+        ([(1.0, [8]), (4.0, [7])], "fednpr (local)"),
+        ([(1.0, [10.1]), (4.0, [40.1])], "fednpr[lambda_npr=0.1] (local)"),
+        ([(1.0, [11]), (4.0, [41])], "fednpr[lambda_npr=1] (local)"),
+    ]
+    assert ablation_lines(told, "dp.epsilon") == []
 
 
 def test_markdown_lines_up():
