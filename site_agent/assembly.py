@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from protos.schema import schema_digest
 from security import pki, software
-from security.audit.events import AgentStart, DataOpened
+from security.audit.events import AgentStart, DataOpened, Egress, SecaggSurvivors
 from security.audit.log import AuditLog
 from security.audit.note import head_of
 from security.audit.roster import Roster
@@ -19,7 +21,7 @@ from security.consortium.initial_model import InitialModel, pinned_model
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
 from security.consortium.views import Standing, aggregation_policy, audit_roster
-from security.errors import ConfigError
+from security.errors import CertificateNameMismatch, ConfigError
 from security.pki import Role, Subject
 from security.rng import Randomness
 from security.secagg.attempt import Heads
@@ -98,6 +100,7 @@ def assemble(
         run=manifest.run,
         layout=manifest.aggregation.layout,
         destination=destination,
+        spent=logged_bytes(LogFolder(vault.log), manifest.run),
     )
     session.spent = outbox.spent
     witness = Witness(vault.log, roster, identity.cosigner(_subject(manifest, site)), clock)
@@ -132,7 +135,16 @@ def read_membership(identity: Identity, clock: Clock) -> tuple[str, Manifest]:
             hint="install the one the consortium has published: site-agent join --manifest FILE",
         )
     if subject.role is not Role.SITE:
-        raise ConfigError("the certificate is not a site's", where=str(identity.tls_path))
+        raise ConfigError(
+            "the certificate is not a site's", where=str(identity.tls_path), hint="is this the right identity folder?"
+        )
+    if not identity.tls_key_path().exists():
+        # Another site's would be believed until its log is to be written, and the error there misleads.
+        raise CertificateNameMismatch(
+            f"is a certificate of {subject.member} for a key that is not in this folder",
+            where=str(identity.tls_path),
+            hint="it may be another site's: `site-agent join` this site's own answer again",
+        )
     check_tls_peer(manifest, identity.root(), certificate, now_ms=now)
     return subject.member, manifest
 
@@ -185,13 +197,27 @@ def open_log(
 
 def logged_dropouts(folder: LogFolder) -> dict[str, tuple[str, ...]]:
     """Who was left out of the newest sums agreed to: what the write-ahead log keeps as a hash, the log has in words."""
-    found: dict[str, tuple[str, ...]] = {}
-    for path in folder.segment_files()[-1:]:
-        for line in path.read_bytes().splitlines():
-            if b'"type":"secagg.survivors"' in line:
-                body = json.loads(line)["body"]
-                found[body["context"]] = tuple(body["dropouts"])
-    return found
+    newest = (entry["body"] for entry in _logged(folder, SecaggSurvivors.type, segments=1))
+    return {body["context"]: tuple(body["dropouts"]) for body in newest}
+
+
+def logged_bytes(folder: LogFolder, run: str) -> Counter[int]:
+    """What each of the newest rounds has cost so far, so that a restart does not give a round its limit once more.
+
+    Every message has its entry before it leaves; two segments reach back far beyond a round that is still open.
+    """
+    spent: Counter[int] = Counter()
+    for entry in _logged(folder, Egress.type, segments=2):
+        if entry["run"] == run and entry["round"] is not None:
+            spent[entry["round"]] += entry["body"]["bytes"]
+    return spent
+
+
+def _logged(folder: LogFolder, kind: str, *, segments: int) -> Iterator[dict[str, Any]]:
+    """The newest entries of one type; the log has been opened, and checked, before."""
+    mark = f'"type":"{kind}"'.encode()
+    for path in folder.segment_files()[-segments:]:
+        yield from (json.loads(line) for line in path.read_bytes().splitlines() if mark in line)
 
 
 def _started(config: SiteConfig) -> AgentStart:

@@ -42,6 +42,9 @@ config_option = click.option(
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
     """Join the federation and train, until told to stop (SIGTERM or Ctrl-C)."""
     context.obj = config_path
+    if log_format is not None:
+        # At once: also what is wrong with the configuration is to be told in the form that was asked for.
+        log_to_stderr("site-agent", log_format, json_lines=False)
     if context.invoked_subcommand is None:
         run(config_path, log_format=log_format)
 

@@ -10,6 +10,8 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
+import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -36,6 +38,7 @@ log = logging.getLogger("site-agent")
 TICK_SECONDS: Final = 0.1
 HEARTBEAT_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 20.0
+ASK_SECONDS: Final = 1.0
 _TURNED_AWAY: Final = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 Event = Callable[[], Iterator[bytes]]
@@ -51,6 +54,7 @@ class Client:
         self.stopped = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None
+        self._connected = math.inf  # since when, on the loop's clock
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         agent.submit = self._jobs.put
@@ -140,10 +144,10 @@ class Client:
     async def _stay_connected(self) -> None:
         wait = float(self.table.least_wait)
         while True:
-            started = self._loop.time()
+            self._connected = math.inf
             reason = await self._one_connection()
-            if self._loop.time() - started > CONNECT_SECONDS:
-                wait = float(self.table.least_wait)
+            if self._loop.time() - self._connected > CONNECT_SECONDS:
+                wait = float(self.table.least_wait)  # it went well for a while; a dial that timed out did not
             # Jitter keeps a roster of sites from knocking in step; nothing secret depends on it.
             pause = wait * random.uniform(0.5, 1.0)
             log.info("%s; trying %s again in %.1f s", reason, self.table.address, pause)
@@ -161,9 +165,9 @@ class Client:
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
             except TimeoutError:
-                return "the coordinator cannot be reached"
+                return await _why_not(channel)
             call = channel.stream_stream(tls.METHOD)()
-            self._call = call
+            self._call, self._connected = call, self._loop.time()
             self._events.put_nowait(self.agent.opened)
             try:
                 return await self._read(call)
@@ -211,6 +215,28 @@ class Client:
             call.cancel()
 
 
+async def _why_not(channel: Any) -> str:
+    """What is known of a channel that does not stand; to a call that fails at once, gRPC says why.
+
+    A name may have several addresses, and the reason is that of the last one tried: so a handshake that failed is told
+    where it shows, and what else to do is told always.
+    """
+    call = channel.stream_stream(tls.METHOD)()
+    try:
+        await asyncio.wait_for(call.code(), ASK_SECONDS)
+        told = await call.details() or ""
+    except TimeoutError:
+        told = ""
+    finally:
+        call.cancel()
+    if "handshake failed" in told.lower():
+        return (
+            "something answers, but TLS with it fails: another federation's coordinator, a certificate that has ended, "
+            "or a proxy that looks into TLS (`site-agent check` tells which)"
+        )
+    return "the coordinator cannot be reached (`site-agent check` tells why)"
+
+
 def _cancelled_from_outside() -> bool:
     """gRPC reports a call that was cancelled as if the task had been."""
     task = asyncio.current_task()
@@ -235,12 +261,21 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
     reason = "told to stop"
     try:
         await client.run()
-    except ToolkitError as error:
-        reason = error.code
+    except Exception as error:
+        reason = coarse(error)
         raise
     finally:
         agent.log.close(partial(_end, client.traffic, reason))
         agent.wal.close()
+
+
+def coarse(error: Exception) -> str:
+    """Why an agent ends, for a log that others read. Not an error's own text: it might name a path, or a patient."""
+    if isinstance(error, ToolkitError):
+        return error.code
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{type(error).__name__}: {os.strerror(error.errno).lower()}"
+    return type(error).__name__
 
 
 def _end(traffic: SecondLedger, reason: str, privacy_log: AuditLog) -> None:

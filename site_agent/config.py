@@ -4,17 +4,50 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from security.errors import ConfigError
 from security.settings import read_settings
 from site_agent.policy import SitePolicy
 
 Positive = Annotated[int, Field(ge=1)]
 Real = Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)]
 Seconds = Real
-ADDRESS = r"^[^\s:/]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
+ADDRESS: Final = r"^[^\s:/?#@\[\]]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
+LAST_PORT: Final = 65_535
+
+
+def _check_address(text: str) -> str:
+    _check_dialled(f"//{text}")
+    return text
+
+
+def _check_proxy(text: str) -> str:
+    _check_dialled(text)
+    return text
+
+
+def _check_dialled(url: str) -> None:
+    """Read as it is when the agent connects, where a port that cannot be would be a bug of ours. Repeats nothing of it:
+    a proxy's address may hold a password.
+    """
+    try:
+        parts = urlsplit(url)
+        good = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise ValueError(f"the host is missing, or the port is not a number from 1 to {LAST_PORT}")
+
+
+def _check_listened(text: str) -> str:
+    """Port 0 takes a free one."""
+    if int(text.rpartition(":")[2]) > LAST_PORT:
+        raise ValueError(f"ports go up to {LAST_PORT}")
+    return text
 
 
 class Table(BaseModel):
@@ -35,8 +68,12 @@ class SiteTable(Table):
 
 
 class CoordinatorTable(Table):
-    address: Annotated[str, Field(pattern=ADDRESS)]
-    proxy: Annotated[str, Field(pattern=r"^http://[^\s/]+$")] | None = None
+    address: Annotated[
+        str, Field(pattern=ADDRESS, description="host:port, such as hub.example:7443"), AfterValidator(_check_address)
+    ]
+    proxy: Annotated[str, Field(pattern=r"^http://[^\s/]+$"), AfterValidator(_check_proxy)] | None = Field(
+        default=None, description="http://host:port, such as http://proxy.example:3128"
+    )
     least_wait: Seconds = 1
     most_wait: Seconds = 60
 
@@ -70,7 +107,10 @@ class Logging(Table):
 
 
 class MetricsTable(Table):
-    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")] | None = None
+    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$"), AfterValidator(_check_listened)] | None = None
+
+
+_NO_SETTINGS: Final = "may this user read it, and is it the text file that `site-agent init` has written?"
 
 
 def placed(source: str, base: Path) -> str:
@@ -100,7 +140,11 @@ class SiteConfig(Table):
 
         :raises ConfigError: with the file and the key.
         """
-        found = read_settings(cls, path, written_by="site-agent init")
+        try:
+            found = read_settings(cls, path, written_by="site-agent init")
+        except ConfigError as error:
+            error.hint = error.hint or _NO_SETTINGS
+            raise
         data = found.data.model_copy(update={"source": placed(found.data.source, path.parent)})
         return found.model_copy(update={"path": path, "data": data})
 

@@ -7,7 +7,7 @@ of the privacy log, and its own entry is on disk before its first byte can leave
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from protos.convert import FROM_SITE, Parcel
@@ -28,6 +28,7 @@ class Outbox:
     """Turns messages into logged parcels, numbered on each connection.
 
     :param destination: SHA-256 of the coordinator's TLS key, as entries name it.
+    :param spent: bytes that each round has cost before this start.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Outbox:
         run: str,
         layout: Layout,
         destination: str,
+        spent: Mapping[int, int] | None = None,
     ) -> None:
         self._log = log
         self._policy = policy
@@ -52,7 +54,7 @@ class Outbox:
         self.connected = False
         self.sent: Counter[str] = Counter()
         self.blocked = 0
-        self._of_round: Counter[int] = Counter()
+        self._of_round: Counter[int] = Counter(spent)
 
     def opened(self, connection: int) -> None:
         """A new stream: its number is on disk already, so that no message is ever named twice."""
@@ -145,7 +147,7 @@ class Outbox:
         return payload
 
     def spent(self, number: int) -> int:
-        """Bytes that a round has cost since this start."""
+        """Bytes that a round has cost so far."""
         return self._of_round[number]
 
     def _name(self, sequence: int) -> str:

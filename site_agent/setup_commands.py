@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 from typing import Final
 
 import click
+from pydantic import ValidationError
 
 from security.consortium.enrolment import Identity
 from security.errors import ConfigError
@@ -15,7 +15,7 @@ from security.keystore import write_atomically
 from security.pki import Role, Subject
 from security.preflight.report import report, skip_option
 from security.terminal import ask, emit, say, show_progress
-from site_agent.config import ADDRESS, SiteConfig, placed
+from site_agent.config import LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import also_config, json_option
 from site_agent.template import site_toml
 
@@ -74,9 +74,14 @@ def init(
 
 def _checked_address(address: str) -> str:
     """Before any key is made."""
-    if not re.match(ADDRESS, address):
-        raise ConfigError("is not of the form host:port", where="--address", hint="for example hub.example:7443")
-    return address
+    try:
+        return CoordinatorTable(address=address).address
+    except ValidationError:
+        raise ConfigError(
+            "is not of the form host:port",
+            where="--address",
+            hint=f"for example hub.example:7443; ports go from 1 to {LAST_PORT}",
+        ) from None
 
 
 def _checked_source(source: str) -> str:

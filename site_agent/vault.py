@@ -21,20 +21,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from security import aead, codec, keystore, labels
+from security import aead, codec, keystore, labels, pki
 from security.codec import Reader
-from security.errors import DataError, LocalProtocolError, ToolkitError
+from security.errors import ConfigError, DataError, LocalProtocolError, ToolkitError
 from security.rng import Randomness
 from security.secagg import state as states
 from security.secagg.effects import KeepEvidence, Vector
@@ -45,8 +46,12 @@ from security.secrets import Secret
 from site_agent.draft import Draft
 
 KEPT_STATES: Final = 3
-_MAX_CONNECTIONS: Final = 2**53
+STATE_HINT: Final = "[site] state must be a folder of this agent's own; it is made if there is none"
+_MAX_COUNT: Final = 2**53 - 1
 _OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "run")
+
+
+log = logging.getLogger("site-agent")
 
 
 class Vault:
@@ -59,8 +64,7 @@ class Vault:
         self._randomness = randomness
         self._draft: Draft | None = None
         for path in (folder, self.pending, self.memory, self.states, self.models):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.chmod(0o700)
+            _make_private(path)
 
     @property
     def wal(self) -> Path:
@@ -98,13 +102,12 @@ class Vault:
 
         :returns: the run that was set aside, if any.
         """
-        path = self.folder / "run"
-        found = path.read_text().strip() if path.exists() else None
+        found = run_of(self.folder)
         if found == run:
             return None
         if found is not None:
             self._set_aside(found)
-        _write(path, f"{run}\n".encode())
+        _write(self.folder / "run", f"{run}\n".encode())
         return found
 
     def _set_aside(self, run: str) -> None:
@@ -131,12 +134,8 @@ class Vault:
     def next_connection(self) -> int:
         """Count connections up, on disk before the number is used: it is part of every message's name."""
         path = self.folder / "connections"
-        try:
-            number = int(path.read_text()) + 1 if path.exists() else 1
-        except ValueError as error:
-            raise DataError("the connection counter is damaged", where=str(path)) from error
-        if number >= _MAX_CONNECTIONS:
-            raise DataError("the connection counter is damaged", where=str(path))
+        hint = "write a number into it that is larger than this site has ever connected times, such as a million"
+        number = _read_count(path, "the connection counter", hint) + 1
         _write(path, f"{number}\n".encode())
         return number
 
@@ -203,8 +202,8 @@ class Vault:
     @property
     def rounds_done(self) -> int:
         """How many rounds this site has trained, for the hospital's own limit."""
-        path = self.folder / "rounds"
-        return int(path.read_text()) if path.exists() else 0
+        hint = "write into it how many rounds this site has trained; the privacy log has a train.done for each"
+        return _read_count(self.folder / "rounds", "the counter of rounds", hint)
 
     def memory_before(self, round_number: int) -> tuple[int, bytes] | None:
         """The newest memory of an earlier round; 0 stands for the initial model."""
@@ -277,21 +276,79 @@ class Vault:
         return path
 
     def note_metrics(self, values: Mapping[str, Any]) -> None:
-        descriptor = os.open(self.metrics, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "a", encoding="utf-8") as file:
-            file.write(json.dumps(values, sort_keys=True, allow_nan=False) + "\n")
+        """On a line of its own, whatever a full disk or a power cut has left of the last one."""
+        line = json.dumps(values, sort_keys=True, allow_nan=False).encode() + b"\n"
+        descriptor = os.open(self.metrics, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "rb+") as file:
+            file.write(line if _ends_a_line(file) else b"\n" + line)
+            file.flush()
+            os.fsync(file.fileno())
 
     def note_data(self, values: Mapping[str, Any]) -> None:
         """What the data hold, for the hospital's own page."""
         _write(self.folder / "data.json", json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
+        """One row for each evaluation. A write that was torn costs its own row and not the start of the agent."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text(encoding="utf-8").splitlines() if line]
+        lines = [line for line in self.metrics.read_bytes().split(b"\n") if line]
+        rows = [row for line in lines if (row := _row(line)) is not None]
+        if len(rows) < len(lines):
+            log.warning("%s: %d torn lines are left out", self.metrics, len(lines) - len(rows))
+        return rows
 
     def keep_model(self, name: str, content: bytes) -> None:
         _write(self.models / f"{name}.safetensors", content)
+
+
+def run_of(folder: Path) -> str | None:
+    """The run that a state directory belongs to; None for a new one."""
+    path = folder / "run"
+    if not path.exists():
+        return None
+    found = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(pki.NAME_PATTERN, found):
+        # Taken for the name of another run, it would have this run's promises set aside and forgotten.
+        raise DataError(
+            "does not name a run", where=str(path), hint="write the name of the run into it that this folder belongs to"
+        )
+    return found
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        told = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
+        raise ConfigError(told, where=str(folder), hint=STATE_HINT) from error
+
+
+def _read_count(path: Path, what: str, hint: str) -> int:
+    """A number that only goes up; 0 before the first one."""
+    if not path.exists():
+        return 0
+    found = path.read_bytes().strip()
+    if not found.isdigit() or len(found) > len(str(_MAX_COUNT)) or int(found) >= _MAX_COUNT:
+        raise DataError(f"{what} is damaged", where=str(path), hint=hint)
+    return int(found)
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    """Leaves the file at its end."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
 
 
 def _write(path: Path, content: bytes) -> None:

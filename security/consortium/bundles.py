@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import Field, ValidationError
@@ -37,7 +37,12 @@ def witness_name(subject: Subject) -> str:
 
 
 class BundleFile(Document):
-    """A small canonical JSON document that people carry between machines."""
+    """A small canonical JSON document that people carry between machines.
+
+    :cvar source: who makes it, for one who does not have it.
+    """
+
+    source: ClassVar[str] = "check the path"
 
     @classmethod
     def from_bytes(cls, data: bytes, where: str) -> Self:
@@ -47,13 +52,14 @@ class BundleFile(Document):
             told = canonical.loads(data.removesuffix(b"\n"))
             return cls.model_validate_json(canonical.dumps(told))
         except CodecError as error:
-            raise ConfigError(f"file is {error.message}", where=where, hint="it may be cut off or edited") from error
+            hint = f"it may be cut off or edited; {cls.source}"
+            raise ConfigError(f"file is {error.message}", where=where, hint=hint) from error
         except ValidationError as error:
-            raise ConfigError(describe(error), where=where) from None
+            raise ConfigError(describe(error), where=where, hint=f"is it the right file? {cls.source}") from None
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        return cls.from_bytes(read_file(path), str(path))
+        return cls.from_bytes(read_file(path, hint=cls.source), str(path))
 
     def to_bytes(self) -> bytes:
         return canonical.dumps(self.model_dump(mode="json")) + b"\n"
@@ -65,6 +71,8 @@ class Request(BundleFile):
     `signature` is by the key to be certified, `renewal` by the one that is certified now: together they say that the
     holder of the old key wants exactly these new ones.
     """
+
+    source: ClassVar[str] = "the member's `init` or `renew` writes it, as identity/request.json"
 
     format: Literal["lazaret-enrolment-request/1"] = "lazaret-enrolment-request/1"
     federation: Name
@@ -93,6 +101,8 @@ class Request(BundleFile):
 
 class Answer(BundleFile):
     """The consortium's reply: the root, and the certificates that were asked for."""
+
+    source: ClassVar[str] = "the consortium's `enroll` or `renew` writes it, as answers/NAME.json, and sends it"
 
     format: Literal["lazaret-enrolment-answer/1"] = "lazaret-enrolment-answer/1"
     federation: Name
@@ -145,11 +155,13 @@ def check_request_signature(request: Request, signing: pki.Request, where: str) 
     key.verify(bytes.fromhex(request.signature), labels.SIGN_ENROLMENT, request.member, request.digest)
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, *, hint: str = "check the path") -> bytes:
+    """:param hint: where the file comes from, for one who does not have it."""
     try:
         with open(path, "rb") as file:
             return file.read(8 * 1024 * 1024)
     except FileNotFoundError as error:
-        raise ConfigError("file not found", where=str(path)) from error
+        raise ConfigError("file not found", where=str(path), hint=hint) from error
     except OSError as error:
-        raise ConfigError(f"file cannot be read: {error.strerror}", where=str(path)) from error
+        told = f"file cannot be read: {(error.strerror or 'the disk refused').lower()}"
+        raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error

@@ -21,7 +21,7 @@ from security.consortium.plan import Plan
 from security.consortium.rules import open_manifest
 from security.consortium.template import PLAN
 from security.errors import ConfigError, VerificationFailed
-from security.terminal import emit, run_command, say
+from security.terminal import can_ask, emit, run_command, say
 
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
 PLAIN_WIDTH = 160
@@ -56,6 +56,12 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
         secret = keystore.read_private(path).strip()
     elif PASSPHRASE_VARIABLE in os.environ:
         secret = os.environ[PASSPHRASE_VARIABLE].encode()
+    elif not can_ask():
+        raise ConfigError(
+            "nobody can be asked for the root key's passphrase",
+            hint=f"give --passphrase-file or ${PASSPHRASE_VARIABLE}, or run this on a terminal; "
+            "--no-passphrase is for demos only",
+        )
     else:
         asked: str = click.prompt("passphrase of the root key", hide_input=True, confirmation_prompt=confirm, err=True)
         secret = asked.encode()
@@ -147,6 +153,12 @@ def _confirm(request: Request, fingerprint: str | None, yes: bool) -> None:
         return
     if fingerprint is None:
         say(f"request of {request.role} {request.member}: {request.fingerprint}")
+        if not can_ask():
+            raise ConfigError(
+                "nobody can be asked whether the member reads out the same",
+                where=request.member,
+                hint="give --fingerprint as the member reads it out, or run this on a terminal; --yes is for demos",
+            )
         click.confirm("does the member read out the same?", abort=True, err=True)
     elif not same_fingerprint(fingerprint, request.digest.hex()):
         raise VerificationFailed(

@@ -58,10 +58,18 @@ class Identity:
         return self.folder / "request.json"
 
     def root(self) -> x509.Certificate:
-        return pki.read_certificate(read_file(self.root_path), str(self.root_path))
+        return self._installed(self.root_path)
 
     def tls_certificate(self) -> x509.Certificate:
-        return pki.read_certificate(read_file(self.tls_path), str(self.tls_path))
+        return self._installed(self.tls_path)
+
+    def _installed(self, path: Path) -> x509.Certificate:
+        """A certificate that came with the consortium's answer."""
+        if (self.folder / "keys").exists():
+            hint = "`join` installs it from the consortium's answer to request.json"
+        else:
+            hint = "is this the right identity folder? `init` makes keys, `join` installs the consortium's answer"
+        return pki.read_certificate(read_file(path, hint=hint), str(path))
 
     def tls_key_path(self) -> Path:
         return self._key_path(Purpose.TLS, pki.certificate_key(self.tls_certificate()))
@@ -121,8 +129,7 @@ class Identity:
 
     def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> Request:
         """A request for new TLS and signing keys, vouched for by the signing key in force. Log keys stay."""
-        in_force = pki.read_certificate(read_file(self.signing_path), str(self.signing_path))
-        old = self.signing_key(in_force)
+        old = self.signing_key(self._installed(self.signing_path))
         signing, tls_request, signing_request = self._new_pair(subject, hosts)
         return self._finish_request(subject, signing, tls_request, signing_request, old=old)
 
@@ -193,15 +200,19 @@ class Identity:
             self.next_tls_path.replace(self.tls_path)
 
     def _check_root(self, root: x509.Certificate, announced: str | None) -> None:
-        """A root is taken once, on its fingerprint's word, and never changes afterwards."""
-        known = pki.fingerprint(self.root()) if self.root_path.exists() else announced
-        if known is None:
+        """A root is taken once, on its fingerprint's word, and never changes afterwards. A word that is given counts
+        each time: who gives it means to have it checked.
+        """
+        installed = pki.fingerprint(self.root()) if self.root_path.exists() else None
+        known = [fingerprint for fingerprint in (announced, installed) if fingerprint is not None]
+        if not known:
             raise ConfigError(
                 "the root certificate is new to this folder and no fingerprint was given",
                 where=str(self.root_path),
                 hint="ask the consortium for the root's fingerprint over the telephone and pass --root-fingerprint",
             )
-        check_root_fingerprint(root, known)
+        for fingerprint in known:
+            check_root_fingerprint(root, fingerprint)
 
     def install_manifest(self, data: bytes, *, now_ms: int) -> Manifest:
         """Take a manifest that is newer than the one in force, on disk before anyone acts on it."""
@@ -237,8 +248,11 @@ def join(
         waits = identity.next_tls_path.exists()
         later = "; the new TLS key is used as soon as the coordinator has the manifest that lists it" if waits else ""
         yield f"certificates installed{later}"
+    elif root_fingerprint is not None:
+        check_root_fingerprint(identity.root(), root_fingerprint)
     if manifest is not None:
-        accepted = identity.install_manifest(read_file(manifest), now_ms=now_ms)
+        data = read_file(manifest, hint="the consortium's `publish` writes it, as manifest.json, for every member")
+        accepted = identity.install_manifest(data, now_ms=now_ms)
         yield f"manifest version {accepted.version} of {accepted.federation} is in force"
 
 

@@ -26,6 +26,7 @@ from security.secagg.state import State, canonical, flatten, state_hash
 _MEAN: Final = "running_mean"
 _VARIANCE: Final = "running_var"
 _COUNTER: Final = "num_batches_tracked"
+_FETCH: Final = "`npr-lab model` writes it at the consortium, which hands it out; the configuration says where it lies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +47,12 @@ class InitialModel:
                 metadata: dict[str, str] = dict(file.metadata() or {})
                 tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 not a dict
         except FileNotFoundError as error:
-            raise ConfigError("initial model not found", where=str(path), hint="set [model] initial") from error
-        except (OSError, SafetensorError) as error:
-            raise ConfigError("not a safetensors file", where=str(path)) from error
+            raise ConfigError("initial model not found", where=str(path), hint=_FETCH) from error
+        except OSError as error:
+            told = f"initial model cannot be read: {(error.strerror or 'the disk refused').lower()}"
+            raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
+        except SafetensorError as error:
+            raise ConfigError("not a safetensors file", where=str(path), hint=f"is it whole? {_FETCH}") from error
         floats = {name: tensor for name, tensor in tensors.items() if not name.endswith(_COUNTER)}
         for name, tensor in floats.items():
             if tensor.dtype != np.float32:

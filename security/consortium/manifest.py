@@ -24,6 +24,7 @@ from security.secagg.layout import MAX_ROSTER, Layout
 
 FORMAT: Final = "lazaret-manifest/1"
 MAX_BYTES: Final = 4 * 1024 * 1024
+_FETCH: Final = "it may be cut off or edited: get the manifest from the consortium again"
 _DECIMAL = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17}[1-9])?")
 
 
@@ -246,14 +247,14 @@ def seal(manifest: Manifest, signature: bytes) -> bytes:
 def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, bytes]:
     """Parse the file strictly: one canonical form, no unknown key. Says nothing yet about who signed it."""
     if len(data) > MAX_BYTES:
-        raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where)
+        raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where, hint=_FETCH)
     try:
         told = canonical.loads(data.removesuffix(b"\n"))
         envelope = Envelope.model_validate(told)
     except CodecError as error:
-        raise ManifestRejected(f"manifest is {error.message}", where=where) from error
+        raise ManifestRejected(f"manifest is {error.message}", where=where, hint=_FETCH) from error
     except ValidationError as error:
-        raise ManifestRejected(describe(error), where=where) from None
+        raise ManifestRejected(describe(error), where=where, hint=_FETCH) from None
     return Manifest.from_dict(envelope.manifest, where), bytes.fromhex(envelope.signature)
 
 

@@ -29,6 +29,7 @@ from security.signing import statement
 # Order of the base point of P-256 (SEC 2, section 2.4.2).
 P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 CLOCK_SKEW_MS: Final = 3_600_000
+_OTHER_FEDERATION: Final = "is this the right folder, and the right consortium's manifest?"
 TWO_SITES_HINT: Final = (
     "with two sites each learns the other's update: set allow_two_sites = true and a [privacy] table, or enrol a third"
 )
@@ -80,7 +81,9 @@ def check_one_form(signature: bytes) -> None:
 def check_federation(manifest: Manifest, root: x509.Certificate) -> None:
     names = root.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)
     if [name.value for name in names] != [manifest.federation]:
-        raise ManifestRejected(f"belongs to another federation, {manifest.federation!r}", where=_where(manifest))
+        raise ManifestRejected(
+            f"belongs to another federation, {manifest.federation!r}", where=_where(manifest), hint=_OTHER_FEDERATION
+        )
 
 
 def check_clock(manifest: Manifest, root: x509.Certificate, now_ms: int) -> None:
@@ -194,7 +197,9 @@ def accept_newer(current: Manifest | None, offered: Manifest) -> Manifest:
 
 def check_same_federation(current: Manifest, offered: Manifest) -> None:
     if offered.federation != current.federation:
-        raise ManifestRejected(f"belongs to another federation, {offered.federation!r}", where=_where(offered))
+        raise ManifestRejected(
+            f"belongs to another federation, {offered.federation!r}", where=_where(offered), hint=_OTHER_FEDERATION
+        )
 
 
 def check_not_older(current: Manifest, offered: Manifest) -> None:

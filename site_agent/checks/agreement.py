@@ -9,6 +9,7 @@ from security.preflight.lines import Line, ok, problem, tried, warning
 from site_agent.assembly import config_hash_of
 from site_agent.checks.context import Context
 from site_agent.privacy import LEDGER_HINT, planned_cost
+from site_agent.vault import STATE_HINT, run_of
 
 
 def certificates(context: Context) -> Iterator[Line]:
@@ -86,8 +87,11 @@ def _more_noise(proposed: float | None) -> str:
 
 def state(context: Context) -> Iterator[Line]:
     """Of this run, of none, or of one that is over."""
-    path, run = context.config.state / "run", context.manifest.run
-    found = path.read_text().strip() if path.exists() else None
+    folder, run = context.config.state, context.manifest.run
+    if folder.exists() and not folder.is_dir():
+        yield problem(f"{folder}: is not a folder", STATE_HINT)
+        return
+    found = run_of(folder)
     if found is None:
         yield ok("the folder is new")
     elif found == run:

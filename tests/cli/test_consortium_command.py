@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -111,7 +112,8 @@ def test_the_ceremony_with_real_processes(tmp_path: Path) -> None:
         request = member(tmp_path, name, Role.COORDINATOR if name == "hub" else Role.SITE)
         path = tmp_path / name / "request.json"
         command("enroll", path, "--fingerprint", request.fingerprint, "--passphrase-file", secret)
-    command("publish", expect=130)  # nobody is there to type the passphrase
+    refused = command("publish", expect=2).stderr.splitlines()  # nobody is there to type the passphrase
+    assert len(refused) == 2 and refused[0].endswith("nobody can be asked for the root key's passphrase")
     published = json.loads(command("publish", "--passphrase-file", secret, "--json").stdout)
     assert published["version"] == 1 and published["audit"] == "covered"
     shown = command("show")
@@ -148,11 +150,31 @@ def test_the_passphrase_is_asked_for_otherwise(tmp_path: Path, run: Run, monkeyp
         return "typed words"
 
     monkeypatch.setattr(cli.click, "prompt", prompt)
+    monkeypatch.setattr(cli, "can_ask", lambda: True)
     made = run("init", "lesions", "--dir", tmp_path / "c")
     assert made.code == 0 and "root fingerprint" in made.out
     assert asked[0]["hide_input"] and asked[0]["confirmation_prompt"]
     shown = run("show", "--dir", tmp_path / "c")
     assert "no manifest published yet" in shown.out
+
+
+def test_without_a_terminal_a_script_is_told_what_to_give(
+    tmp_path: Path, home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No prompt that nobody sees, and no warning of a library about it."""
+    monkeypatch.delenv(cli.PASSPHRASE_VARIABLE, raising=False)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    made = run("init", "lesions", "--dir", tmp_path / "c")
+    assert made.code == 2 and not (tmp_path / "c").exists()
+    first, hint = made.err.splitlines()
+    assert first == "consortium: error: nobody can be asked for the root key's passphrase"
+    assert all(word in hint for word in ("--passphrase-file", f"${cli.PASSPHRASE_VARIABLE}", "demos only"))
+    request = member(tmp_path, "salzburg")
+    enrolled = run("enroll", tmp_path / "salzburg" / "request.json", "--dir", home, "--no-passphrase")
+    told, first, hint = enrolled.err.splitlines()
+    assert enrolled.code == 2 and request.fingerprint in told and "--fingerprint" in hint
+    assert "nobody can be asked whether the member reads out the same" in first
+    assert not (home / "answers" / "salzburg.json").exists()
 
 
 def test_a_passphrase_file_open_to_others_is_refused(tmp_path: Path, run: Run) -> None:
@@ -193,6 +215,7 @@ def test_without_a_fingerprint_somebody_must_say_yes(
         return True
 
     monkeypatch.setattr(cli.click, "confirm", confirm)
+    monkeypatch.setattr(cli, "can_ask", lambda: True)
     done = run("enroll", tmp_path / "salzburg" / "request.json", "--dir", home, "--no-passphrase")
     assert done.code == 0 and asked and request.fingerprint in done.err
 

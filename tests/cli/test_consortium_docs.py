@@ -55,6 +55,7 @@ def test_the_commands_of_the_page_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(cli.PASSPHRASE_VARIABLE, "words")
     monkeypatch.setattr(cli.click, "confirm", lambda *args, **kwargs: True)
+    monkeypatch.setattr(cli, "can_ask", lambda: True)
     monkeypatch.setattr(sys, "argv", ["consortium", *arguments])
     with pytest.raises(SystemExit) as stopped:
         cli.main()

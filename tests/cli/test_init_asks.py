@@ -85,6 +85,8 @@ def test_a_script_is_told_which_flag_is_missing(tmp_path: Path, command: click.G
     ("wrong", "words"),
     [
         ({"--address": "hub.example"}, "host:port"),
+        ({"--address": "hub.example:99999"}, "host:port"),
+        ({"--address": "hub.example:7443\n"}, "host:port"),
         ({"--data": "table.csv"}, "unknown data source"),
         ({"--name": "Graz LKH"}, "is not allowed"),
     ],

@@ -18,6 +18,7 @@ from npr.config import TrainConfig
 from npr.initial import export
 from npr.model import ModelSpec
 from npr.wire_layout import Recipe
+from security import terminal
 from security.clock import SystemClock
 from security.consortium.authority import Authority
 from security.consortium.bundles import Request
@@ -25,6 +26,7 @@ from security.pki import Role
 from security.secagg.layout import Block, Layout
 from security.secagg.wal import WriteAheadLog
 from site_agent.cli import main
+from site_agent.setup_commands import CHECKS
 from tests.support.consortium_world import World
 
 SOURCE = "generated:scale=0.005,sites=3"
@@ -171,6 +173,91 @@ def test_an_unknown_key(graz: Path, tmp_path: Path) -> None:
     assert "did you mean most_rounds?" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "key"),
+    [
+        ('address = "localhost:1"', 'address = "localhost:99999"', "coordinator.address"),
+        ('# proxy = "http://proxy.example:3128"', 'proxy = "http://x:abc"', "coordinator.proxy"),
+    ],
+)
+def test_a_port_that_cannot_be(graz: Path, tmp_path: Path, old: str, new: str, key: str) -> None:
+    config = copied(graz, tmp_path)
+    text = config.read_text()
+    assert old in text
+    config.write_text(text.replace(old, new))
+    for words in ((), ("check",), ("status",)):
+        complains(run("--config", config, *words), 2, key, "from 1 to 65535")
+
+
+def test_init_with_a_port_that_cannot_be(tmp_path: Path) -> None:
+    words = ["--federation", "x", "--name", "y", "--address", "h:99999", "--data", "generated"]
+    complains(run("init", tmp_path / "new", *words), 2, "--address", "host:port")
+    assert not (tmp_path / "new").exists()
+
+
+def test_errors_of_the_configuration_are_json_where_json_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(terminal, "_json_lines", False)
+    config = tmp_path / "site.toml"
+    config.write_text("[site")
+    for words in ((), ("status",), ("check",)):
+        done = run("--config", config, "--log-format", "json", *words)
+        (line,) = done.stderr.splitlines()
+        told = json.loads(line)
+        assert done.returncode == 2 and (told["level"], told["code"]) == ("error", "config")
+        assert "not toml" in told["message"] and told["hint"]
+
+
+def test_a_state_that_is_a_file(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    shutil.rmtree(config.parent / "state", ignore_errors=True)
+    (config.parent / "state").write_text("")
+    done = run("--config", config)
+    complains(done, 2, "state", "is not a folder")
+    assert "[site] state" in done.stderr
+    slow = [word for name in CHECKS if name not in ("manifest", "state") for word in ("--skip", name)]
+    told = json.loads(run("--config", config, "check", *slow, "--json").stdout)
+    (line,) = [line for line in told["checks"] if line["check"] == "state"]
+    assert line["verdict"] == "problem" and "is not a folder" in line["what"]
+
+
+@pytest.mark.parametrize("content", ["", "many"])
+def test_a_damaged_count_of_rounds(graz: Path, tmp_path: Path, content: str) -> None:
+    config = copied(graz, tmp_path)
+    (config.parent / "state").mkdir(exist_ok=True)
+    (config.parent / "state" / "rounds").write_text(content)
+    complains(run("--config", config), 2, "rounds", "damaged")
+
+
+@pytest.mark.parametrize("name", ["tls.pem", "root.pem"])
+def test_no_certificate_yet(graz: Path, tmp_path: Path, name: str) -> None:
+    config = copied(graz, tmp_path)
+    (config.parent / "identity" / name).unlink()
+    done = run("--config", config)
+    complains(done, 2, name, "file not found")
+    assert "hint: `join` installs it" in done.stderr
+    shutil.rmtree(config.parent / "identity")
+    done = run("--config", config)
+    complains(done, 2, "file not found")
+    assert "`init` makes keys, `join` installs" in done.stderr
+
+
+def test_the_certificate_of_another_site(world: World, graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    shutil.copy(world.identity("linz").tls_path, config.parent / "identity" / "tls.pem")
+    done = run("--config", config)
+    complains(done, 1, "tls.pem", "certificate of linz", "key that is not in this folder")
+    assert "another site's" in done.stderr
+
+
+def test_a_wrong_fingerprint_stops_joining_again(world: World, graz: Path) -> None:
+    answer, manifest = world.authority.answer_path("graz"), world.authority.manifest_path
+    for words in ((answer,), ("--manifest", manifest)):
+        done = run("join", *words, "--root-fingerprint", "00" * 32, "--config", graz)
+        complains(done, 1, "not the one that was announced")
+
+
 def test_another_initial_model(graz: Path, tmp_path: Path) -> None:
     config = copied(graz, tmp_path)
     other = tmp_path / "other.safetensors"
@@ -179,7 +266,9 @@ def test_another_initial_model(graz: Path, tmp_path: Path) -> None:
     config.write_text(
         "\n".join(f'initial_model = "{other}"' if line.startswith("initial_model") else line for line in text)
     )
-    complains(run("--config", config), 2, "other.safetensors", "not a safetensors file")
+    done = run("--config", config)
+    complains(done, 2, "other.safetensors", "not a safetensors file")
+    assert "hint: is it whole?" in done.stderr
 
 
 def test_no_manifest_yet(graz: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from protos.convert import FROM_SITE
 from security import relay
 from security.audit import egress
+from security.audit.store import LogFolder
 from security.errors import AuditLogError, LocalProtocolError, PolicyViolation
 from security.masking import vector_root
 from security.rng import CountedRandomness
@@ -20,6 +21,7 @@ from security.secagg import messages
 from security.secagg.effects import SendUpload
 from site_agent import outbox as outboxes
 from site_agent.agent import Agent
+from site_agent.assembly import logged_bytes
 from site_agent.effects import Post, PostVector
 from tests.support.consortium_world import SITES
 from tests.support.site_world import SiteWorld, policy_table
@@ -158,6 +160,28 @@ def test_bytes_of_a_round_are_limited_over_all_its_attempts(tmp_path: Path) -> N
     with pytest.raises(PolicyViolation, match="bytes in one round"):
         list(agent.outbox.vector(masked(agent)))
     assert world.entries(SITE, "egress.blocked")[0]["message"] == "UploadFrame"
+
+
+def test_a_restart_does_not_give_a_round_its_limit_once_more(tmp_path: Path) -> None:
+    vector = SiteWorld(tmp_path / "size").manifest.aggregation.layout.byte_length
+    world, agent = agent_of(tmp_path / "world", policy_table(most_bytes_per_round=str(vector + 500)))
+    list(agent.outbox.post(Post(message=relay.Pong(number=1))))  # of no round
+    assert list(agent.outbox.vector(masked(agent)))
+    spent = agent.outbox.spent(1)
+    world.kill(SITE)
+    again = world.start(SITE)
+    again.outbox.opened(8)
+    assert (again.outbox.spent(1), again.outbox.spent(2)) == (spent, 0) and again.session.spent(1) == spent > vector
+    with pytest.raises(PolicyViolation, match="bytes in one round"):
+        list(again.outbox.vector(masked(again)))
+
+
+def test_what_a_round_has_cost_is_told_by_run(tmp_path: Path) -> None:
+    world, agent = agent_of(tmp_path)
+    list(agent.outbox.post(Post(message=shares(3), round=1, cohort=SITES)))
+    folder = LogFolder(agent.vault.log)
+    assert logged_bytes(folder, world.manifest.run) == {1: agent.outbox.spent(1)}
+    assert logged_bytes(folder, "another-run") == {}
 
 
 def test_a_broken_stream_ends_the_vector_between_two_frames(tmp_path: Path) -> None:

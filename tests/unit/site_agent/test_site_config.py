@@ -11,6 +11,7 @@ from security.errors import ConfigError
 from site_agent.config import CoordinatorTable, DataTable, SiteConfig, SiteTable
 from site_agent.policy import SitePolicy
 from site_agent.template import site_toml
+from site_agent.traffic import meter_for
 
 VALUES = {
     "identity": "identity",
@@ -57,6 +58,8 @@ def test_uncommented_defaults_are_valid(path: Path) -> None:
     assert SiteConfig.read(path.parent / "all.toml").policy.hours == "20:00-06:00"
 
 
+ADDRESS = 'address = "hub.example:7443"'
+PROXY = '# proxy = "http://proxy.example:3128"'
 MISTAKES = [
     ("state = ", "stat = ", "site.stat", "unknown key", "did you mean state?"),
     ("[policy]", "[polices]", "polices", "unknown key", "did you mean policy?"),
@@ -69,10 +72,18 @@ MISTAKES = [
     ('# hours = "20:00-06:00"', 'hours = "8pm"', "policy.hours", "two times of day", ""),
     ('# proxy = "http://proxy.example:3128"', 'proxy = "socks5://x"', "coordinator.proxy", "should match", ""),
     ('initial_model = "initial.safetensors"', "", "site.initial_model", "field required", ""),
+    (ADDRESS, 'address = "hub.example:99999"', "coordinator.address", "from 1 to 65535", "host:port"),
+    (ADDRESS, 'address = "hub.example:0"', "coordinator.address", "from 1 to 65535", "host:port"),
+    (ADDRESS, 'address = "[::::]:7443"', "coordinator.address", "from 1 to 65535", "host:port"),
+    (ADDRESS, 'address = "hub.example?:7443"', "coordinator.address", "should match", "host:port"),
+    (PROXY, 'proxy = "http://x:abc"', "coordinator.proxy", "from 1 to 65535", "http://host:port"),
+    (PROXY, 'proxy = "http://x:65536"', "coordinator.proxy", "from 1 to 65535", "http://host:port"),
+    (PROXY, 'proxy = "http://:3128"', "coordinator.proxy", "from 1 to 65535", "http://host:port"),
+    ('# listen = "127.0.0.1:7481"', 'listen = "127.0.0.1:65536"', "metrics.listen", "up to 65535", ""),
 ]
 
 
-@pytest.mark.parametrize(("old", "new", "key", "what", "hint"), MISTAKES, ids=[mistake[2] for mistake in MISTAKES])
+@pytest.mark.parametrize(("old", "new", "key", "what", "hint"), MISTAKES, ids=[mistake[1] for mistake in MISTAKES])
 def test_mistakes_name_file_and_key(path: Path, old: str, new: str, key: str, what: str, hint: str) -> None:
     text = path.read_text()
     assert old in text
@@ -86,8 +97,40 @@ def test_mistakes_name_file_and_key(path: Path, old: str, new: str, key: str, wh
 @pytest.mark.parametrize(("content", "what"), [(b"[site", "not toml"), (b"\xff\xfe", "cannot be read")])
 def test_files_that_are_no_configuration(path: Path, content: bytes, what: str) -> None:
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=what):
+    with pytest.raises(ConfigError, match=what) as caught:
         SiteConfig.read(path)
+    assert "may this user read it" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("proxy", ["http://user:hunter2@x:abc", "http://user:hunter2", "http://user:hunter2@[::1"])
+def test_a_proxys_password_is_not_repeated(path: Path, proxy: str) -> None:
+    path.write_text(path.read_text().replace(PROXY, f'proxy = "{proxy}"'))
+    with pytest.raises(ConfigError) as caught:
+        SiteConfig.read(path)
+    assert "hunter2" not in f"{caught.value} {caught.value.hint}"
+
+
+GOOD = [
+    ("hub:1", "http://proxy"),
+    ("hub.example:65535", "http://proxy:1"),
+    ("10.0.0.1:7443", "http://user:word@proxy:8"),
+    ("[::1]:7443", "http://[::1]:8"),
+]
+
+
+@pytest.mark.parametrize(("address", "proxy"), GOOD)
+def test_what_can_be_dialled_is_taken_and_metered(address: str, proxy: str) -> None:
+    for table in (CoordinatorTable(address=address), CoordinatorTable(address=address, proxy=proxy)):
+        assert meter_for(table, None).sent == 0
+
+
+def test_the_example_of_the_errors_page_is_what_is_printed(path: Path) -> None:
+    path.write_text(path.read_text().replace("# least_cohort = 3", "least_cohort = 1"))
+    with pytest.raises(ConfigError) as caught:
+        SiteConfig.read(path)
+    page = (Path(__file__).parents[3] / "docs" / "errors.md").read_text(encoding="utf-8")
+    said = str(caught.value).replace(str(path), path.name)
+    assert f"    site-agent: error: {said}\n    hint: {caught.value.hint}\n" in page
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import stat
 import threading
@@ -196,6 +197,66 @@ def test_connections_count_up_over_restarts(vault: Vault) -> None:
     (vault.folder / "connections").write_text("rubbish")
     with pytest.raises(DataError, match="damaged"):
         vault.next_connection()
+
+
+@pytest.mark.parametrize("content", [b"", b"rubbish", b"-3", b"1_0", b"\xff\xfe", b"9" * 5000, str(2**53).encode()])
+def test_a_counter_that_is_damaged_is_named(vault: Vault, content: bytes) -> None:
+    for name, ask in (("rounds", lambda: vault.rounds_done), ("connections", vault.next_connection)):
+        (vault.folder / name).write_bytes(content)
+        with pytest.raises(DataError, match="damaged") as caught:
+            ask()
+        assert caught.value.where == str(vault.folder / name) and "write" in (caught.value.hint or "")
+        assert (vault.folder / name).read_bytes() == content
+
+
+@pytest.mark.parametrize("content", ["", "\n", "../elsewhere", "Run 1", "\0" * 6])
+def test_a_folder_that_does_not_say_whose_it_is_keeps_its_promises(vault: Vault, content: str) -> None:
+    vault.claim("run-1")
+    WriteAheadLog(vault.wal).close()
+    (vault.folder / "run").write_text(content)
+    with pytest.raises(DataError, match="does not name a run"):
+        vault.claim("run-1")
+    assert vault.wal.exists() and not (vault.folder / "runs").exists()
+
+
+def torn(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+@pytest.mark.parametrize("tail", [b'{"round": 2, "te', b"{", b"\0" * 40, b"\xff\xfe{", b"7"])
+def test_a_torn_line_of_metrics_costs_its_own_row_only(
+    vault: Vault, caplog: pytest.LogCaptureFixture, tail: bytes
+) -> None:
+    vault.note_metrics({"round": 1})
+    with open(vault.metrics, "ab") as file:
+        file.write(tail)
+    assert vault.read_metrics() == [{"round": 1}]
+    (said,) = torn(caplog)
+    assert str(vault.metrics) in said and "1 torn" in said
+    vault.note_metrics({"round": 3})
+    vault.note_metrics({"round": 4})
+    assert vault.read_metrics() == [{"round": 1}, {"round": 3}, {"round": 4}]
+
+
+def test_a_row_that_only_lacks_its_newline_is_a_row(vault: Vault, caplog: pytest.LogCaptureFixture) -> None:
+    vault.metrics.write_bytes(b'{"round": 1}')
+    vault.note_metrics({"round": 2})
+    assert vault.read_metrics() == [{"round": 1}, {"round": 2}] and torn(caplog) == []
+
+
+def test_metrics_are_on_disk_before_the_next_round(vault: Vault, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bytes] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(vault.metrics.read_bytes()))
+    vault.note_metrics({"round": 1})
+    assert synced == [b'{"round": 1}\n']
+
+
+def test_a_state_that_is_no_folder_is_a_mistake_in_the_configuration(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "state"):
+        with pytest.raises(ConfigError, match="is not a folder") as caught:
+            Vault(folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"vault"))
+        assert "[site] state" in (caught.value.hint or "") and caught.value.exit_code == 2
 
 
 def test_a_new_run_begins_anew_and_the_old_one_is_set_aside(vault: Vault) -> None:

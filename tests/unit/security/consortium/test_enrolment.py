@@ -129,6 +129,68 @@ def test_the_root_must_be_the_announced_one(world: World, tmp_path: Path) -> Non
     identity.install(answer, root_fingerprint=None, now_ms=NOW)
 
 
+def test_a_fingerprint_that_is_given_is_checked_each_time(world: World) -> None:
+    """Also where a root is installed, and where only a manifest comes."""
+    graz, answer = world.identity("graz"), world.authority.answer_path("graz")
+    world.publish()
+    manifest, before = world.authority.manifest_path, graz.tls_path.read_bytes()
+
+    def join(fingerprint: str | None, *, answer: Path | None, manifest: Path | None = None) -> list[str]:
+        told = enrolment.join(graz, answer=answer, root_fingerprint=fingerprint, manifest=manifest, now_ms=world.now)
+        return list(told)
+
+    for given, offered in ((answer, None), (answer, manifest), (None, manifest)):
+        with pytest.raises(errors.CertificateUntrusted, match="announced"):
+            join("00" * 32, answer=given, manifest=offered)
+    assert not graz.manifest_path.exists() and graz.tls_path.read_bytes() == before
+    for fingerprint in (None, world.root_fingerprint):
+        assert len(join(fingerprint, answer=answer, manifest=manifest)) == 2
+        assert len(join(fingerprint, answer=None, manifest=manifest)) == 1
+
+
+def test_an_installed_root_stays_whatever_is_announced(world: World, tmp_path: Path) -> None:
+    other = World.enrolled(tmp_path / "impostor", sites=())
+    graz = world.identity("graz")
+    other.authority.enroll(other.key, graz.renew(subject("graz")), now_ms=NOW, days=30)
+    answer = Answer.read(other.authority.answer_path("graz"))
+    with pytest.raises(errors.CertificateUntrusted):
+        graz.install(answer, root_fingerprint=other.root_fingerprint, now_ms=NOW)
+
+
+def test_what_is_missing_says_where_it_comes_from(world: World, tmp_path: Path) -> None:
+    nowhere = tmp_path / "nowhere"
+    graz, new = world.identity("graz"), Identity(folder=nowhere)
+    graz.tls_path.unlink()
+
+    def join(**told: Any) -> Any:
+        return lambda: list(enrolment.join(graz, root_fingerprint=None, now_ms=NOW, **told))
+
+    cases: list[tuple[Any, str]] = [
+        (graz.tls_certificate, "`join` installs it from the consortium's answer"),
+        (new.tls_certificate, "`init` makes keys, `join` installs"),
+        (new.root, "`init` makes keys, `join` installs"),
+        (join(answer=nowhere, manifest=None), "answers/NAME.json"),
+        (join(answer=None, manifest=nowhere), "manifest.json, for every member"),
+        (lambda: Request.read(nowhere), "identity/request.json"),
+    ]
+    for read, hint in cases:
+        with pytest.raises(ConfigError, match="file not found") as caught:
+            read()
+        assert hint in (caught.value.hint or "") and caught.value.exit_code == 2
+
+
+def test_what_is_broken_says_what_to_do(world: World, tmp_path: Path) -> None:
+    path = tmp_path / "broken"
+    for content in (b'{"a":1', b"{}", b""):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            Answer.read(path)
+        assert "answers/NAME.json" in (caught.value.hint or "")
+        with pytest.raises(ManifestRejected) as rejected:
+            world.identity("graz").install_manifest(content, now_ms=NOW)
+        assert "get the manifest from the consortium again" in (rejected.value.hint or "")
+
+
 def impostor(world: World, tmp_path: Path) -> tuple[Identity, Answer]:
     """Somebody in the middle answers in the consortium's place, with a root of their own."""
     other = World.enrolled(tmp_path / "impostor", sites=())

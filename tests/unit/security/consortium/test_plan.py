@@ -74,6 +74,18 @@ def test_a_wrong_plan_gets_one_clear_line(world: World, change: tuple[str, str],
     assert not world.authority.manifest_path.exists()
 
 
+def test_a_model_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "cut.safetensors").write_bytes(b"rubbish")
+    for name, what, hint in [
+        ("nowhere", "initial model not found", "hands it out"),
+        ("", "cannot be read: is a directory", "may this user read it"),
+        ("cut.safetensors", "not a safetensors file", "is it whole"),
+    ]:
+        with pytest.raises(ConfigError, match=what) as caught:
+            InitialModel.read(tmp_path / name)
+        assert hint in (caught.value.hint or "") and caught.value.where == str(tmp_path / name)
+
+
 def test_a_missing_plan_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="plan not found"):
         Plan.read(tmp_path / "nowhere.toml")
