@@ -1,8 +1,8 @@
 """Sudden deaths at named steps of the protocol, for the demo and the tests. The shipped commands know nothing of it.
 
-A site dies before, amid or after sending S1 to S5, a coordinator before or after sending C0 to C5
-(docs/spec/secure-aggregation.md names them), by SIGKILL from its own hand: nothing is tidied up. The order to die is a
-file with one line such as `before-S3`; whoever obeys it takes the file away, and so dies once.
+A site dies before, amid or after sending S1 to S5, or while it writes the next model, a coordinator before or after
+sending C0 to C5 (docs/spec/secure-aggregation.md names them), by SIGKILL from its own hand: nothing is tidied up. The
+order to die is a file with one line such as `before-S3`; whoever obeys it takes the file away, and so dies once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from coordinator.shell import Shell
 from coordinator.streams import Stream
 from security.secagg import messages
 from security.secagg.certificates import Advert
-from security.secagg.effects import Send
+from security.secagg.effects import DraftState, SaveState, Send
 from security.secagg.wire import Wire
 from site_agent.agent import Agent
 from site_agent.effects import Effect as SiteEffect
@@ -33,6 +33,8 @@ SITE_STEPS: Final[dict[str, type[Any]]] = {
     "S3": PostVector,
     "S4": messages.Agree,
     "S5": messages.Unmask,
+    "draft": DraftState,
+    "state": SaveState,
 }
 COORDINATOR_STEPS: Final[dict[str, type[Any]]] = {
     "C0": messages.Plan,
@@ -91,7 +93,7 @@ class MortalAgent(Agent):
 
     def execute(self, effect: SiteEffect) -> Iterator[bytes]:
         thing = effect.message if isinstance(effect, Post) else effect
-        end = self.fate.of(thing) if isinstance(effect, Post | PostVector) else None
+        end = self.fate.of(thing) if isinstance(effect, Post | PostVector | DraftState | SaveState) else None
         if end == "before":
             self.fate.meet()
         if isinstance(effect, Post):

@@ -14,6 +14,7 @@ from coordinator.cli import cli as coordinator_command
 from scripts.one_machine.grounds import HOST
 from scripts.one_machine.party import cli as party_command
 from scripts.one_machine.processes import ROOT
+from security.audit.facts import read_history
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
 from security.terminal import run_command
@@ -91,6 +92,8 @@ def site_config(federation: NumberFederation, name: str = "site0") -> Path:
         ("[rounds]\n", "[rounds]\ngrce = 3.0\n", ("rounds.grce", "unknown key", "did you mean grace?")),
         ('state = "state"', "state = 5", ("state", "string")),
         (':{port}"', '"', ("listen", "host:port")),
+        (':{port}"', ':99999"', ("listen", "no port above 65535")),
+        ('127.0.0.1:7480"', '127.0.0.1:70000"', ("dashboard.listen", "no port above 65535")),
         ('initial_model = "initial.safetensors"', 'initial_model = "gone.safetensors"', ("gone.safetensors",)),
         ('state = "state"', "state = ", ("not toml",)),
     ],
@@ -206,9 +209,23 @@ def test_a_port_in_use(federation: NumberFederation, typed: Typed) -> None:
         code, said = typed("coordinator", "--config", coordinator_config(federation))
     assert code == 2
     assert str(federation.grounds.port) in complaint(said) and "in use" in said
-    # The log that was begun ends in order, and the coordinator can start in the same folder.
-    code, said = typed("coordinator", "--config", coordinator_config(federation), "status")
+    # The log that was begun ends in order and says why, no round was opened, and the coordinator can start here.
+    stops = list(read_history(federation.grounds.logs[0], origin="", name="", role="").of("agent.stop"))
+    assert [stop.body["reason"] for stop in stops] == ["config"]
+    assert federation.rounds == []
+    code, said = typed("coordinator", "status", "--config", coordinator_config(federation))
     assert code == 0, said
+
+
+@pytest.mark.parametrize("words", [(), ("status",)])
+def test_a_database_that_is_none(federation: NumberFederation, typed: Typed, words: tuple[str, ...]) -> None:
+    path = federation.grounds.coordinator / "state" / "coordinator.sqlite"
+    path.parent.mkdir(mode=0o700)
+    path.write_bytes(b"garbage" * 1000)
+    code, said = typed("coordinator", *words, "--config", coordinator_config(federation))
+    assert code == 2 and "coordinator.sqlite" in complaint(said) and "not a database" in complaint(said)
+    assert "no old copy" in said.partition("hint: ")[2]
+    assert path.read_bytes() == b"garbage" * 1000
 
 
 LIMITED = """

@@ -1,0 +1,54 @@
+"""A coordinator that is told to stop while masks are being opened, and nobody is there to open them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.service import STOP_SECONDS
+from tests.support.federation import WAIT, NumberFederation
+
+pytestmark = pytest.mark.timeout(240)
+LEFT = "goes on at the next start"
+
+
+def test_a_stop_while_masks_are_opened_does_not_wait_for_ever(tmp_path: Path) -> None:
+    federation = NumberFederation(tmp_path, rounds=10)
+    coordinator = federation.coordinator
+    try:
+        federation.start()
+        federation.wait_published(1)
+        for site in federation.sites.values():
+            site.ordain("before-S5")
+        for site in federation.sites.values():
+            assert site.wait_dead(seconds=WAIT) == -signal.SIGKILL
+        before = federation.published
+
+        # Told once: sites may come back for a while.
+        started = time.monotonic()
+        os.kill(coordinator.pid, signal.SIGTERM)
+        assert coordinator.wait_dead(seconds=STOP_SECONDS + 10) == 0
+        assert time.monotonic() - started >= STOP_SECONDS - 1
+        assert coordinator.text().count(LEFT) == 1
+
+        # Told twice, after a restart in the same place: at once.
+        coordinator.start()
+        coordinator.wait_for("listening", times=2, seconds=WAIT)
+        os.kill(coordinator.pid, signal.SIGTERM)
+        time.sleep(1)
+        os.kill(coordinator.pid, signal.SIGTERM)
+        assert coordinator.wait_dead(seconds=STOP_SECONDS / 2) == 0
+        assert coordinator.text().count(LEFT) == 2
+
+        # Nothing was lost by either.
+        assert federation.published == before
+        federation.start()
+        federation.wait_published(before + 2)
+    finally:
+        federation.stop()
+    assert [row["outcome"] for row in federation.rounds[: before + 2]] == ["published"] * (before + 2)
+    federation.check_sums()
