@@ -15,6 +15,7 @@ from coordinator import peers
 from coordinator.books import Books
 from coordinator.chain import Chain
 from coordinator.config import CoordinatorConfig
+from coordinator.disk import NamedSpool
 from coordinator.effects import Effects
 from coordinator.round_engine import RoundEngine, RunPlan
 from coordinator.shell import Shell
@@ -40,7 +41,6 @@ from security.secagg.coordinator_core import CoordinatorCore, Timeouts
 from security.secagg.effects import Vector
 from security.secagg.recovery import restore_round
 from security.secagg.rounds import CoordinatorRound, RoundStart
-from security.secagg.spool import FileSpool
 from security.secagg.statements import Signer
 
 log = logging.getLogger("coordinator")
@@ -54,12 +54,26 @@ class Assembled:
     shell: Shell
     identity: Identity
     manifest: Manifest
+    first: Effects
+
+    def begin(self) -> None:
+        """Open the first round, or go on with the one that was open. Once."""
+        self.shell.execute(self.first)
 
 
 def assemble(
     config: CoordinatorConfig, base: Path, *, clock: Clock, rng: Randomness, shell_type: type[Shell] = Shell
 ) -> Assembled:
-    """Open everything, and take the run up where it was left.
+    """Open everything, and take the run up where it was left."""
+    ready = prepare(config, base, clock=clock, rng=rng, shell_type=shell_type)
+    ready.begin()
+    return ready
+
+
+def prepare(
+    config: CoordinatorConfig, base: Path, *, clock: Clock, rng: Randomness, shell_type: type[Shell] = Shell
+) -> Assembled:
+    """Open everything, but no round yet: `begin` does, when nothing else can keep the coordinator from running.
 
     :param shell_type: the class that carries out effects.
     """
@@ -82,8 +96,7 @@ def assemble(
     books.log.note_settings(config=started.config, who=software.account())
     books.write(started)
     books.log.checkpoint()
-    shell.execute(first)
-    return Assembled(shell=shell, identity=identity, manifest=manifest)
+    return Assembled(shell=shell, identity=identity, manifest=manifest, first=first)
 
 
 def read_manifest(identity: Identity, clock: Clock) -> Manifest:
@@ -160,7 +173,7 @@ def _engine(
     core = CoordinatorCore(
         policy=policy,
         signer=Signer(manifest.coordinator.id, identity.signing_key(manifest.coordinator.certificate)),
-        spool=FileSpool(storage.spool),
+        spool=NamedSpool(storage.spool),
         clock=clock,
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
         workers=min(MOST_WORKERS, len(os.sched_getaffinity(0))),

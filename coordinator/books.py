@@ -20,8 +20,9 @@ from security.audit.events import (
     SecaggSurvivors,
     SecaggUnmasked,
 )
-from security.audit.kinds import MAX_COUNT
+from security.audit.kinds import COUNT, MAX_COUNT, TOKEN
 from security.audit.log import AuditLog
+from security.errors import CodecError
 from security.relay import Receipt, SignedHead
 from security.secagg.certificates import Advert
 from security.secagg.coordinator import CoordinatorAttempt
@@ -130,6 +131,8 @@ class Books:
     def saw_head(self, head: SignedHead) -> None:
         """Note the newest head of a site, when it has grown."""
         if self._seen.get(head.origin, -1) < head.size:
+            if not (TOKEN.accepts(head.origin) and COUNT.accepts(head.size)):
+                raise CodecError("a head that no log can have", where="log head")  # a site's lie must not end ours
             self._seen[head.origin] = head.size
             self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from security.settings import read_settings
 
 KEPT_MODELS: Final = 10
+HIGHEST_PORT: Final = 65_535
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 TEMPLATE: Final = """\
@@ -41,6 +43,16 @@ listen = "127.0.0.1:7480"        # the operator's page and /metrics, for a brows
 """
 
 
+def _check_port(listen: str) -> str:
+    """gRPC would listen on what is left of a number that is too high."""
+    if int(listen.rpartition(":")[2]) > HIGHEST_PORT:
+        raise PydanticCustomError("port", "there is no port above 65535")
+    return listen
+
+
+HostPort = Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$"), AfterValidator(_check_port)]
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -62,7 +74,7 @@ class Logging(_Section):
 
 
 class Dashboard(_Section):
-    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$")] | None = None
+    listen: HostPort | None = None
     token: str | None = None
     client_ca: str | None = None
 
@@ -72,7 +84,7 @@ class CoordinatorConfig(_Section):
 
     identity: str
     state: str
-    listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$", description="host:port, such as 0.0.0.0:7443")]
+    listen: Annotated[HostPort, Field(description="host:port, such as 0.0.0.0:7443")]
     initial_model: str
     rounds: Rounds = Rounds()
     storage: StorageSection = StorageSection()

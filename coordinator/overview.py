@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from coordinator.assembly import read_manifest
 from coordinator.config import CoordinatorConfig
+from coordinator.disk import hint_of
 from security.clock import Clock, SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
@@ -25,8 +26,8 @@ def read_rows(path: Path, query: str, *arguments: object) -> list[tuple[Any, ...
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=2.0)) as db:
             return db.execute(query, arguments).fetchall()
-    except sqlite3.OperationalError as error:
-        raise ConfigError(f"cannot read the database: {error}", where=str(path)) from error
+    except sqlite3.Error as error:
+        raise ConfigError(f"cannot read the database: {error}", where=str(path), hint=hint_of(error)) from error
 
 
 def _unchecked(path: Path, manifest: Manifest) -> dict[str, Any] | None:

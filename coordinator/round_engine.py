@@ -25,7 +25,7 @@ from coordinator.effects import (
 from coordinator.phases import Phase, Turn, follow
 from coordinator.standings import Standings
 from coordinator.sum_check import QUESTIONS, SumCheck, publication_of
-from security.errors import RemoteProtocolError
+from security.errors import PolicyViolation, RemoteProtocolError
 from security.relay import Decline, Ping, Pong
 from security.secagg import messages, records
 from security.secagg.blame import BlameBook
@@ -36,13 +36,14 @@ from security.secagg.coordinator_core import CoordinatorCore
 from security.secagg.effects import Discard, Send, Vector
 from security.secagg.policy import AggregationPolicy
 from security.secagg.recovery import resume
-from security.secagg.rounds import CoordinatorRound, RoundLost, RoundStart
+from security.secagg.rounds import CoordinatorRound, RoundStart
 from security.secagg.transitions import CoordinatorState
 from security.secagg.wire import Wire
 
 _S = CoordinatorState
 _OVER = (_S.DEAD, _S.LOST)
 _DONE = (_S.PUBLISHED, _S.CERTIFIED)
+_ENDING = (*_OVER, *_DONE, _S.UNMASKING, _S.ABORTING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,12 +300,14 @@ class RoundEngine:
         return *effects, *self._look(), *self.check.press(self.online)
 
     def stop(self) -> Effects:
-        """Begin nothing new; end a burst that can still end cleanly."""
+        """Begin nothing new; end a burst that can still end cleanly. Masks that are being opened are, if sites answer;
+        aborts that were asked for are waited for, since to give them up too would cost the round its updates.
+        """
         self._stopping = True
         attempt = self.round.current if self.round else None
-        if self.phase is Phase.BURST and attempt is not None and attempt.state not in (*_OVER, *_DONE, _S.UNMASKING):
-            return self._settle(attempt.give_up())
-        return ()
+        if self.phase is not Phase.BURST or attempt is None or attempt.state in _ENDING:
+            return ()
+        return self._settle(attempt.give_up())
 
     @property
     def in_burst(self) -> bool:
@@ -362,7 +365,8 @@ class RoundEngine:
         self._round.start = replace(self._round.start, check=self.chain.head_check())
         try:
             attempt = self._round.next_attempt(sorted(present))
-        except RoundLost as lost:
+        except PolicyViolation as lost:
+            # RoundLost, or a set to be repeated with a site that the policy does not allow any more.
             return self._lose(lost)
         self.phase = follow(self.phase, Turn.ANSWERED)
         return (*of_round(self._round.start.round, attempt.start()), *self._changed_strikes())
@@ -439,7 +443,7 @@ class RoundEngine:
         self.phase = follow(self.phase, Turn.ATTEMPT_ENDED)
         return self._send_pings()
 
-    def _lose(self, lost: RoundLost) -> Effects:
+    def _lose(self, lost: PolicyViolation) -> Effects:
         self.phase = follow(self.phase, Turn.ROUND_LOST)
         closed = CloseRound(self._round.start.round, lost.message)
         return closed, *self._open_round(self._round.start.round + 1)

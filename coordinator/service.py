@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,10 +17,11 @@ import grpc  # isort: skip
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
 
 from coordinator import memory
-from coordinator.assembly import assemble
+from coordinator.assembly import prepare
 from coordinator.books import Arrived
 from coordinator.config import CoordinatorConfig
 from coordinator.dashboard.desk import Watch, open_dashboard
+from coordinator.disk import naming
 from coordinator.shell import Shell
 from coordinator.streams import Stream, Turns
 from protos.convert import FROM_SITE, Parcel
@@ -28,7 +31,7 @@ from security.clock import SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
-from security.errors import CodecError, ConfigError, ToolkitError
+from security.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError
 from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
 from security.ring import FRAME_BYTES
 from security.rng import SystemRandomness
@@ -40,6 +43,12 @@ log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0
+GRACE_SECONDS: Final = 2.0
+_HIGHEST_SESSION: Final = 2**63 - 1  # as the database can hold
+
+
+class Stopping(Exception):
+    """Our own side has failed, here or elsewhere: nothing is taken, decided or sent any more."""
 
 
 class Service:
@@ -53,6 +62,8 @@ class Service:
         self.traffic = SecondLedger(shell.books.log, Meter())
         self.stopped = asyncio.Event()
         self.watch: Watch = lambda: None
+        self._at_once = False
+        self._failure: BaseException | None = None
         self._witnessed_rounds = -1
         self._sending = Turns()
         self._receiving = Turns()
@@ -60,26 +71,54 @@ class Service:
     # One stream.
 
     async def converse(self, requests: AsyncIterator[bytes], context: Any) -> None:
-        """A site's stream, from its Open to its end."""
-        stream = None
+        """A site's stream, from its Open to its end. A fault of the site's ends its stream, one of ours the service."""
         try:
             site, spki = await self._who(context)
             await context.send_initial_metadata(((tls.TIME_KEY, str(self.shell.clock.now_ms())),))
             stream = await self._open(site, spki, requests, context)
-            if stream is None:
-                return
-            self.shell.connected(stream)
-            writer = asyncio.create_task(self._write(stream, context))
-            try:
-                await self._read(stream, context)
-            finally:
-                writer.cancel()
-        except CodecError as error:
+            if stream is not None:
+                await self._talk(stream, context)
+        except RemoteProtocolError as error:
             log.warning("stream closed: %s", error)
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "not a message of this protocol")
+        except Stopping:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator has to stop")
+
+    async def _talk(self, stream: Stream, context: Any) -> None:
+        """Both ways at once, until one of them ends."""
+        ways: list[asyncio.Task[None]] = []
+        try:
+            with self._own_work():
+                self.shell.connected(stream)
+            ways += [asyncio.create_task(way(stream, context)) for way in (self._read, self._write)]
+            done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+            for way in done:
+                way.result()
         finally:
-            if stream is not None and stream.greeted:
-                self.shell.disconnected(stream)
+            for way in ways:
+                way.cancel()
+            try:
+                with self._own_work():
+                    self.shell.disconnected(stream)
+            finally:
+                await asyncio.gather(*ways, return_exceptions=True)
+
+    @contextmanager
+    def _own_work(self) -> Iterator[None]:
+        """What we do with a message or for one. If it fails, memory may be ahead of the disk, and nothing may follow
+        from it: the error is kept, and ends the service. What the line does wrong happens outside of here.
+
+        :raises Stopping: instead of that error, and from then on.
+        """
+        if self._failure is not None:
+            raise Stopping
+        try:
+            yield
+        except RemoteProtocolError:
+            raise
+        except Exception as error:
+            self._failure = self._failure or error
+            raise Stopping from error
 
     async def _who(self, context: Any) -> tuple[str, str]:
         """The site behind a certificate: issued by our root, in the roster, valid today, not revoked."""
@@ -98,6 +137,16 @@ class Service:
         data = await anext(requests, None)
         if data is None:
             return None
+        with self._own_work():
+            stream, refusal = self._greet(site, spki, data)
+        if refusal is None:
+            return stream
+        log.warning("site %s turned away: %s", site, refusal.name.lower())
+        await self.deliver(stream, Goodbye(code=refusal), context)
+        return None
+
+    def _greet(self, site: str, spki: str, data: bytes) -> tuple[Stream, Farewell | None]:
+        """The stream that an Open begins, or why there is to be none."""
         parcel = FROM_SITE.decode(data)
         told = parcel.message
         if not isinstance(told, Open) or parcel.sequence != 1:
@@ -105,16 +154,13 @@ class Service:
         stream = Stream(site, told.session, spki)
         refusal = self._refusal(site, told)
         if refusal is not None:
-            log.warning("site %s turned away: %s", site, refusal.name.lower())
-            await context.write(stream.encode(Goodbye(code=refusal), self.shell.books))
-            return None
+            return stream, refusal
         self._take(stream, parcel, data)
         version, digest = self.manifest.version, self.manifest.digest
         stream.put([Welcome(protocol=PROTOCOL_VERSION, manifest_version=version, manifest_hash=digest)])
         if told.manifest_version < version:
             stream.put(self._manifest_frames())
-        stream.greeted = True
-        return stream
+        return stream, None
 
     def _refusal(self, site: str, told: Open) -> Farewell | None:
         if told.protocol != PROTOCOL_VERSION:
@@ -124,7 +170,7 @@ class Service:
         if told.manifest_version > self.manifest.version:
             return Farewell.OLD_MANIFEST  # ours is: the operator must install the newer one
         last, _ = self.shell.storage.sessions().get(site, (0, 0))
-        return Farewell.OUT_OF_ORDER if told.session <= last else None
+        return None if last < told.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
 
     def _manifest_frames(self) -> list[ManifestFrame]:
         data = self.identity.manifest_path.read_bytes()
@@ -156,10 +202,11 @@ class Service:
         """Take what came; returns whether the stream goes on."""
         if data is grpc.aio.EOF:
             return False
-        arrived = self._take(stream, FROM_SITE.decode(data), data)
-        if self.shell.streams.get(stream.site) is not stream:
-            return False  # replaced by a newer stream
-        self.shell.received(stream, arrived)
+        with self._own_work():
+            arrived = self._take(stream, FROM_SITE.decode(data), data)
+            if self.shell.streams.get(stream.site) is not stream:
+                return False  # replaced by a newer stream
+            self.shell.received(stream, arrived)
         return True
 
     def _take(self, stream: Stream, parcel: Parcel, data: bytes) -> Arrived:
@@ -177,58 +224,103 @@ class Service:
         return arrived
 
     async def _write(self, stream: Stream, context: Any) -> None:
+        """Until the stream is closed; a message may be made only when its turn comes, and that can fail as well."""
         with self._sending.of_stream() as turn:
-            while (message := await stream.next(turn)) is not None:
+            while True:
+                with self._own_work():
+                    message = await stream.next(turn)
+                if message is None:
+                    return
                 await self.deliver(stream, message, context)
                 del message  # a frame; the next one may be long in coming
-        context.cancel()
 
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
         """One message to one site; the one place where bytes leave."""
-        data = stream.encode(message, self.shell.books)
+        with self._own_work():
+            data = stream.encode(message, self.shell.books)
         self.shell.traffic.sent[type(message).__name__] += len(data)
         await context.write(data)
 
     # The whole service.
 
-    async def serve(self, listen: str) -> None:
-        """Run until `stopped` is set and the burst under way is over."""
+    def stop(self) -> None:
+        """Told to stop; told twice, at once."""
+        self._at_once = self.stopped.is_set()
+        self.stopped.set()
+
+    async def serve(self, listen: str, begin: Callable[[], None] = lambda: None) -> None:
+        """Run until `stopped` is set and the burst under way is over.
+
+        :param begin: what is done once sites can connect; only then is a round opened.
+        """
         server = grpc.aio.server(options=tls.COORDINATOR_OPTIONS)
         handler = grpc.stream_stream_rpc_method_handler(self.converse)
         service, _, method = tls.METHOD.strip("/").partition("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
         status = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(status, server)
+        self.port = self._bind(server, listen)
+        begin()
+        await server.start()
+        await status.set(service, health_pb2.HealthCheckResponse.SERVING)
+        log.info("listening on %s:%d", listen.rpartition(":")[0], self.port)
         try:
-            self.port = server.add_secure_port(listen, tls.server_credentials(self.identity))
+            await self._run()
+        except BaseException as error:
+            self._failure = self._failure or error  # the loop's own as well: no stream goes on from here
+            with suppress(Exception):  # what fails on the way out must not hide why we leave
+                await self._leave(server, status)
+            raise
+        await self._leave(server, status)
+        self._check()
+
+    def _bind(self, server: Any, listen: str) -> int:
+        try:
+            return int(server.add_secure_port(listen, tls.server_credentials(self.identity)))
         except RuntimeError as error:
             raise ConfigError(
                 "cannot listen on this address",
                 where=listen,
                 hint="is the port in use, or the address not of this host?",
             ) from error
-        await server.start()
-        await status.set(service, health_pb2.HealthCheckResponse.SERVING)
-        log.info("listening on %s", listen)
-        try:
-            await self._run()
-        finally:
-            await status.set(service, health_pb2.HealthCheckResponse.NOT_SERVING)
-            for stream in list(self.shell.streams.values()):
-                stream.close(Goodbye(code=Farewell.STOPPING))
-            await server.stop(grace=2.0)
-            self.traffic.close()
+
+    async def _leave(self, server: Any, status: Any) -> None:
+        await status.enter_graceful_shutdown()
+        for stream in list(self.shell.streams.values()):
+            stream.close(Goodbye(code=Farewell.STOPPING))
+        await server.stop(grace=GRACE_SECONDS)
+        # Calls that were cut off end by themselves now; of those that end with the loop, gRPC would print a traceback.
+        if others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others, timeout=GRACE_SECONDS)
+        self.traffic.close()
+
+    def _check(self) -> None:
+        """Raise what has failed in a stream."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _may_leave(self, patience: float) -> bool:
+        """Whether nothing is left that could end now; after `patience` the rest has to wait for the next start."""
+        engine = self.shell.engine
+        # The check of a sum belongs to one roster: finished now, a newer manifest may be installed meanwhile.
+        checking = engine.auditing and bool(self.shell.streams)
+        if not engine.in_burst and not checking:
+            return True
+        if not self._at_once and asyncio.get_running_loop().time() < patience:
+            return False
+        if engine.in_burst:
+            log.warning("stopping in the middle of a burst, which goes on at the next start")
+        return True
 
     async def _run(self) -> None:
         shell, loop = self.shell, asyncio.get_running_loop()
         receipts_due = loop.time()
         patience: float | None = None
         while True:
+            self._check()
             if self.stopped.is_set():
-                # The check of a sum belongs to one roster: finished now, a newer manifest may be installed meanwhile.
                 patience = patience or loop.time() + STOP_SECONDS
-                checking = shell.engine.auditing and bool(shell.streams) and loop.time() < patience
-                if not shell.engine.in_burst and not checking:
+                if self._may_leave(patience):
                     return
                 shell.execute(shell.engine.stop())
             shell.tick()
@@ -251,22 +343,40 @@ class Service:
 def run_until_stopped(
     config: CoordinatorConfig, base: Path, *, shell_type: type[Shell] = Shell, service_type: type[Service] = Service
 ) -> None:
-    """A coordinator from start to end. A burst under way is finished or aborted before the process ends."""
+    """A coordinator from start to end. A burst under way is finished or aborted first, if that can be done soon."""
     memory.keep_small()
-    ready = assemble(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
+    ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
     memory.settle()
 
     async def serve() -> None:
         service = service_type(ready.shell, ready.identity, ready.manifest)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stopped.set)
+            loop.add_signal_handler(number, service.stop)
         with open_dashboard(config, base, ready) as service.watch:
-            await service.serve(config.listen)
+            await service.serve(config.listen, ready.begin)
 
     try:
-        asyncio.run(serve())
+        with naming(ready.shell.storage.folder):
+            asyncio.run(serve())
+    except BaseException as error:
+        with suppress(Exception):  # as above
+            _close(ready.shell, coarse(error))
+        raise
+    _close(ready.shell, "told to stop")
+
+
+def _close(shell: Shell, reason: str) -> None:
+    try:
+        shell.books.log.close(lambda _: shell.books.write(AgentStop(reason=reason)))
     finally:
-        books = ready.shell.books
-        books.log.close(lambda _: books.write(AgentStop(reason="told to stop")))
-        ready.shell.storage.close()
+        shell.storage.close()
+
+
+def coarse(error: BaseException) -> str:
+    """Why a coordinator ends, for a log that others read. Not an error's own text, which may name paths."""
+    if isinstance(error, ToolkitError):
+        return error.code
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{type(error).__name__}: {os.strerror(error.errno).lower()}"
+    return type(error).__name__

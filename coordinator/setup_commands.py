@@ -10,7 +10,7 @@ from typing import Final
 
 import click
 
-from coordinator.config import TEMPLATE
+from coordinator.config import HIGHEST_PORT, TEMPLATE
 from coordinator.options import config_option
 from security.consortium.enrolment import Identity
 from security.errors import ConfigError
@@ -43,7 +43,7 @@ def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[st
     )
     dialled = hosts or _listed(ask(None, "--host", f"Names and addresses that sites dial, such as {socket.getfqdn()}"))
     address = ask(listen, "--listen", "Address and port to listen on", default=LISTEN)
-    if not re.fullmatch(r"\S+:[0-9]{1,5}", address):
+    if not re.fullmatch(r"\S+:[0-9]{1,5}", address) or int(address.rpartition(":")[2]) > HIGHEST_PORT:
         raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
     folder.mkdir(parents=True, exist_ok=True)
     identity = Identity(folder=folder / "identity")

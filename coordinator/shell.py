@@ -32,7 +32,7 @@ from coordinator.streams import Stream
 from coordinator.traffic import Traffic
 from coordinator.witness import Letter, WitnessDesk
 from security.clock import Clock
-from security.errors import RemoteProtocolError, ToolkitError
+from security.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.relay import Cosignature, Farewell, Goodbye, Head, Held
 from security.ring import frames_of
 from security.secagg import records
@@ -103,7 +103,8 @@ class Shell:
                 self.post(self.desk.receive(stream.site, message))
             else:
                 self.execute(self.engine.receive(stream.site, message))
-        except RemoteProtocolError as error:
+        except (RemoteProtocolError, PolicyViolation) as error:
+            # A policy is violated by who is not listed any more, such as a site whose certificate has ended meanwhile.
             log.warning("site %s: %s refused: %s", stream.site, type(message).__name__, error)
 
     def awaits_frames(self, site: str) -> bool:
@@ -207,7 +208,12 @@ class Shell:
         yield from SendSum(to=effect.to, result=effect.result_hash, words=words, layout=layout).frames()
 
     def _state(self, state_hash: bytes) -> Iterator[StateFrame]:
-        for index, part in frames_of(self.storage.load_state(state_hash).view(np.uint8)):
+        try:
+            state = self.storage.load_state(state_hash)
+        except DataError as error:
+            log.warning("a model for a site that was away cannot be sent: %s", error)  # it may have waited too long
+            return
+        for index, part in frames_of(state.view(np.uint8)):
             yield StateFrame(state_hash=state_hash, index=index, data=part)
 
     # What goes into the log and to the operator.

@@ -24,8 +24,8 @@ class Standings:
 
     def greet(self, site: str, round_number: int, result_hash: bytes) -> Effects:
         """A site has connected and says where it stands: what it needs from there on."""
-        self.accepted(site, round_number, result_hash)
         needed = self._chain.bring(site, round_number=round_number, result_hash=result_hash)
+        self.accepted(site, round_number, result_hash)
         covered = self._covered_head()
         if covered is not None:
             self._brought[site] = covered
@@ -37,9 +37,10 @@ class Standings:
 
         :returns: None if it has the model and its own reasons, or nothing can be done now.
         """
-        number, result = self._at[site]
+        number, result = self._at.get(site, (0, b""))
         covered = self._covered_head()
-        if covered is None or covered in (result, self._brought.get(site)):
+        # One that has not said where it stands has nothing to be brought on from.
+        if not result or covered is None or covered in (result, self._brought.get(site)):
             return None
         self._brought[site] = covered
         return self._chain.bring(site, round_number=number, result_hash=result)

@@ -10,9 +10,9 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from safetensors import SafetensorError
@@ -22,6 +22,7 @@ from safetensors.numpy import save as save_tensors
 from coordinator import chronicle
 from coordinator.chain import Link
 from coordinator.config import KEPT_MODELS
+from coordinator.disk import database, hint_of, naming
 from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, KeepStrikes, OpenRound
 from security import keystore
 from security.errors import ConfigError, DataError
@@ -67,7 +68,8 @@ class Storage:
         self._keep_models = keep_models
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = self._take_lock(folder / ".lock")
-        self._db = self._open(folder / "coordinator.sqlite")
+        self._path = folder / "coordinator.sqlite"
+        self._db = self._open(self._path)
 
     def _open(self, path: Path) -> sqlite3.Connection:
         self.models.mkdir(mode=0o700, exist_ok=True)
@@ -78,8 +80,8 @@ class Storage:
             db.execute("PRAGMA cache_size = -256")  # KiB; share lists of large cohorts are written once, hardly read
             db.executescript(_SCHEMA + chronicle.SCHEMA)
             self._check_format(db, path)
-        except sqlite3.OperationalError as error:
-            raise ConfigError(f"cannot open the database: {error}", where=str(path)) from error
+        except sqlite3.Error as error:
+            raise ConfigError(f"cannot open the database: {error}", where=str(path), hint=hint_of(error)) from error
         os.chmod(path, 0o600)
         return db
 
@@ -110,13 +112,25 @@ class Storage:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._db.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._db
-        except BaseException:
-            self._db.execute("ROLLBACK")
-            raise
-        self._db.execute("COMMIT")
+        """:raises ToolkitError: if it is not on disk; the process must not go on as if it were."""
+        with database(self._path):
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._db
+                self._db.execute("COMMIT")
+            except BaseException:
+                # SQLite may have rolled back by itself; its complaint about that would hide the reason.
+                with suppress(sqlite3.Error):
+                    self._db.execute("ROLLBACK")
+                raise
+
+    def _rows(self, query: str, *arguments: object) -> list[Any]:
+        with database(self._path):
+            return self._db.execute(query, arguments).fetchall()
+
+    def _row(self, query: str, *arguments: object) -> Any:
+        """The first row of an answer; None if it is empty."""
+        return next(iter(self._rows(query, *arguments)), None)
 
     # Writing.
 
@@ -163,7 +177,8 @@ class Storage:
     def _save(self, digest: bytes, state: Vector) -> None:
         path = self._state_path(digest)
         if not path.exists():
-            keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
+            with naming(path):
+                keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
 
     def note_session(self, site: str, session: int, *, now_ms: int) -> None:
         """Remember how often a site has connected, so that message ids never repeat."""
@@ -194,7 +209,7 @@ class Storage:
         """Old models go: all but the first, and the newest few, which are what a restart and a late site need."""
         newest = "SELECT state_hash FROM results ORDER BY round DESC LIMIT ?"
         first = "SELECT state_hash FROM rounds ORDER BY number LIMIT 1"
-        rows = [*self._db.execute(newest, (self._keep_models,)), *self._db.execute(first)]
+        rows = [*self._rows(newest, self._keep_models), *self._rows(first)]
         kept = {self._state_path(digest).name for (digest,) in rows}
         for path in self.models.glob("*.safetensors"):
             if path.name not in kept:
@@ -227,12 +242,12 @@ class Storage:
         """The database last: as long as it is here, a start that was cut short begins again where it stopped."""
         target = self.runs / run
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
         self._db.close()
         for name in _OF_A_RUN:
             if (self.folder / name).exists() and not (target / name).exists():
                 (self.folder / name).rename(target / name)
-        self._db = self._open(self.folder / "coordinator.sqlite")
+        self._db = self._open(self._path)
 
     def end_round_of_older_manifest(self, manifest: str, *, now_ms: int) -> None:
         """A round belongs to one manifest: updates are encoded for its layout, attempts signed under its hash."""
@@ -261,52 +276,49 @@ class Storage:
 
     def links(self) -> list[Link]:
         query = "SELECT round, result_hash, prev_result, state_hash, sum_root FROM results ORDER BY round"
-        rows = self._db.execute(query)
+        rows = self._rows(query)
         names = ("round", "result_hash", "prev_result", "state_hash", "sum_root")
         return [Link(**dict(zip(names, row, strict=True))) for row in rows]
 
     def result(self, result_hash: bytes) -> Result:
-        row = self._db.execute("SELECT result FROM results WHERE result_hash = ?", (result_hash,)).fetchone()
+        row = self._row("SELECT result FROM results WHERE result_hash = ?", result_hash)
         if row is None:
             raise DataError("result is not in the database", where=str(self.folder))
         return Result.from_bytes(row[0])
 
     def certificate(self, result_hash: bytes) -> CheckCertificate | None:
-        row = self._db.execute("SELECT certificate FROM results WHERE result_hash = ?", (result_hash,)).fetchone()
+        row = self._row("SELECT certificate FROM results WHERE result_hash = ?", result_hash)
         return CheckCertificate.from_bytes(row[0]) if row and row[0] else None
 
     def open_round(self) -> RoundStart | None:
         """The round that no CloseRound has ended."""
         columns = "number, state_hash, config_hash, prev_result"
         query = f"SELECT {columns} FROM rounds WHERE closed_ms IS NULL ORDER BY number DESC"
-        row = self._db.execute(query).fetchone()
+        row = self._row(query)
         if row is None:
             return None
         return RoundStart(round=row[0], state_hash=row[1], config_hash=row[2], prev_result=row[3])
 
     def last_round(self) -> int:
-        return self._db.execute("SELECT COALESCE(MAX(number), 0) FROM rounds").fetchone()[0]  # type: ignore[no-any-return]
+        return int(self._row("SELECT COALESCE(MAX(number), 0) FROM rounds")[0])
 
     def completed(self) -> int:
         """How many rounds ended with a model."""
-        row = self._db.execute("SELECT COUNT(*) FROM rounds WHERE outcome = 'published'").fetchone()
-        return int(row[0])
+        return int(self._row("SELECT COUNT(*) FROM rounds WHERE outcome = 'published'")[0])
 
     def newest_records(self) -> list[Wire]:
         """The records of the newest round that has any."""
-        rows = self._db.execute(
-            "SELECT data FROM records WHERE round = (SELECT MAX(round) FROM records) ORDER BY id"
-        ).fetchall()
+        rows = self._rows("SELECT data FROM records WHERE round = (SELECT MAX(round) FROM records) ORDER BY id")
         return [records.decode(row[0]) for row in rows]
 
     def excluded(self, certs: Mapping[str, bytes]) -> dict[str, str]:
         """Who is left out and why: those whose signing certificate is still the one under which they lied."""
-        rows = self._db.execute("SELECT site, reason, cert FROM blame").fetchall()
+        rows = self._rows("SELECT site, reason, cert FROM blame")
         return {site: reason for site, reason, cert in rows if cert is not None and certs.get(site) == cert}
 
     def blame_book(self, certs: Mapping[str, bytes]) -> BlameBook:
         """What was held against sites when the last process ended."""
-        rows = self._db.execute("SELECT site, strikes, pause FROM strikes").fetchall()
+        rows = self._rows("SELECT site, strikes, pause FROM strikes")
         return BlameBook(
             strikes={site: strikes for site, strikes, _ in rows if strikes},
             pause={site: pause for site, _, pause in rows if pause},
@@ -315,9 +327,9 @@ class Storage:
 
     def sessions(self) -> dict[str, tuple[int, int]]:
         """Last session number and time of every site that ever connected."""
-        rows = self._db.execute("SELECT site, session, seen_ms FROM sessions").fetchall()
+        rows = self._rows("SELECT site, session, seen_ms FROM sessions")
         return {site: (session, seen) for site, session, seen in rows}
 
     def rounds(self) -> list[tuple[int, int, int | None, str | None]]:
         """(number, opened, closed, outcome) of every round, newest last."""
-        return self._db.execute("SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number").fetchall()
+        return self._rows("SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number")

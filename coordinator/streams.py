@@ -93,7 +93,6 @@ class Stream:
         self.bytes_in = 0
         self.bytes_out = 0
         self.heard_ms = 0
-        self.greeted = False
         self._sent = 0
         self._queue: deque[_Queued] = deque()
         self._wake = asyncio.Event()

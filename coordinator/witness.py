@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 from coordinator.books import Books
 from security.audit.events import Cosigned
+from security.audit.kinds import MAX_COUNT
 from security.audit.roster import PEERS_FOR_QUORUM, Roster
 from security.audit.witness import Witness
 from security.errors import HeadConflict, RemoteProtocolError
@@ -61,7 +62,9 @@ class WitnessDesk:
 
     def _own_head(self, site: str) -> Head:
         log = self._books.log
-        return Head.of(site, log.submission(self._held.get((site, log.origin), 0)))
+        held = self._held.get((site, log.origin), 0)
+        # A size beyond our head is not of our history: there is no proof from there, so it is offered from the start.
+        return Head.of(site, log.submission(held if held <= self._books.head.size else 0))
 
     def receive(self, site: str, message: Head | Cosignature | Held) -> list[Letter]:
         """Take one of the three messages about heads."""
@@ -76,8 +79,8 @@ class WitnessDesk:
 
     def _head(self, site: str, message: Head) -> list[Letter]:
         origin = self._roster.by_name[site].origin
-        if message.head.origin != origin:
-            raise RemoteProtocolError("head of another party's log", where=f"site {site}")
+        if message.head.origin != origin or message.head.size > MAX_COUNT:
+            raise RemoteProtocolError("head of another party's log, or of none", where=f"site {site}")
         if message.witness != self._name:
             known = message.witness in self._roster.by_name and message.witness != site
             return [(message.witness, message)] if known else []

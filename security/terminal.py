@@ -6,11 +6,12 @@ here too, so that all commands are alike: text for people, JSON lines on request
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar
@@ -21,6 +22,13 @@ from security.errors import ConfigError, ToolkitError
 
 INTERRUPTED = 130
 SECONDS_BETWEEN_LINES: Final = 10.0
+# What a disk can refuse, and what to do about it.
+DISK_HINTS: Final[Mapping[int, str]] = {
+    errno.ENOSPC: "make room on that disk and start again",
+    errno.EDQUOT: "this account's quota on that disk is used up: make room or have it raised, and start again",
+    errno.EIO: "that disk, or the line to it, fails: look at the system's log before you start again",
+    errno.EROFS: "that file system is mounted read-only, often after a fault: look at the system's log",
+}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -40,7 +48,7 @@ def run_command(command: click.Command, program: str, *, interrupted: str = "int
     except OSError as error:
         # A full disk, a read-only folder: the user's to mend, so no traceback.
         where = f"{error.filename}: " if error.filename else ""
-        _complain(program, f"{where}{(error.strerror or str(error)).lower()}", None)
+        _complain(program, f"{where}{(error.strerror or str(error)).lower()}", DISK_HINTS.get(error.errno or 0))
         sys.exit(1)
     sys.exit(0)
 

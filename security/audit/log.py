@@ -46,21 +46,22 @@ def _scope(run: str | None, round: int | None, actor: str, commitment: str | Non
 class _Guard:
     """One at a time; and any failure to write closes the log for good: what is not logged must not be sent."""
 
-    __slots__ = ("_machine", "_mutex", "_what")
+    __slots__ = ("_folder", "_machine", "_mutex", "_what")
 
-    def __init__(self, mutex: RLock, machine: LogMachine, what: str) -> None:
-        self._mutex, self._machine, self._what = mutex, machine, what
+    def __init__(self, mutex: RLock, machine: LogMachine, what: str, folder: Path) -> None:
+        self._mutex, self._machine, self._what, self._folder = mutex, machine, what, folder
 
     def __enter__(self) -> None:
         self._mutex.acquire()
         if self._machine.state is State.FAILED:
             self._mutex.release()
-            raise self._machine.fail("the privacy log has failed before")
+            raise self._machine.fail("the privacy log has failed")
 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         try:
             if isinstance(error, OSError):
-                raise self._machine.fail(f"cannot {self._what}: {error.strerror or 'the disk refused'}") from error
+                reason = (error.strerror or "the disk refused").lower()
+                raise self._machine.fail(f"cannot {self._what} in {self._folder}: {reason}") from error
         finally:
             self._mutex.release()
 
@@ -222,7 +223,7 @@ class AuditLog:
         return Moment(wall_ms=self._clock.now_ms(), mono_ms=self._clock.mono_ms(), boot=self._boot)
 
     def _guard(self, what: str) -> _Guard:
-        return _Guard(self._mutex, self._machine, what)
+        return _Guard(self._mutex, self._machine, what, self.folder)
 
     def append(
         self,
@@ -307,7 +308,7 @@ class AuditLog:
         :raises VerificationFailed: if it is not a witness of ours, or not over that head.
         """
         with self._guard("keep a cosignature"):
-            note = self._writer.head(size)
+            note = self._signed_head(size)
             keys = {(key.name, key.id): key for key in self._roster.cosigners_for(self.origin)}
             key = keys.get((cosignature.name, cosignature.key_id))
             if key is None:
@@ -324,6 +325,13 @@ class AuditLog:
                 self.append(
                     Cosigned(origin=self.origin, size=size, root=root, cosigner=key.name, timestamp=timestamp or 0)
                 )
+
+    def _signed_head(self, size: int) -> Note:
+        try:
+            return self._writer.head(size)
+        except FileNotFoundError:
+            # What others say must not look like a fault of our disk, which would close the log.
+            raise VerificationFailed("there is no head of this size", where=self.origin) from None
 
     def _keep_if_quorum(self, note: Note, size: int, keys: Iterable[VerifierKey]) -> None:
         if self._roster.missing_for_quorum(self.origin, note.verify(keys)):
@@ -345,7 +353,7 @@ class AuditLog:
                     continue  # A head that our keys did not sign proves nothing about our log.
                 head = held.checkpoint
                 if head.size > self.size or self._machine.tree.root(head.size) != head.root:
-                    self._machine.fail("set back")
+                    self._machine.fail("this log was set back")
                     raise RollbackDetected(
                         f"others hold a head of size {head.size} that this log does not lead to (it has {self.size})",
                         where=self.origin,

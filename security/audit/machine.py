@@ -135,6 +135,7 @@ class LogMachine:
             raise LocalProtocolError(f"origin is not {ENVELOPE['origin'].name}", where="name of a log")
         self.origin = origin
         self.state = State.NEW
+        self.failure: str | None = None  # why it failed, the first time
         self.tree = Tree()
         self.epoch = 0
         self.last: Moment | None = None
@@ -228,10 +229,11 @@ class LogMachine:
         return Note(text=text, signatures=tuple(signer.sign(text) for signer in signers))
 
     def fail(self, reason: str) -> AuditLogError:
-        """Refuse everything from now on; gives the error to raise."""
+        """Refuse everything from now on; gives the error to raise. The first reason stays: others follow from it."""
         self._step(Step.FAIL)
+        self.failure = self.failure or reason
         return AuditLogError(
-            reason,
+            self.failure,
             where=self.origin,
             hint="nothing may be sent while the privacy log cannot be written; see docs/operators.md",
         )

@@ -119,10 +119,10 @@ def test_kill_while_a_log_is_made(tmp_path: Path) -> None:
 def test_full_disk_stops_the_agent(tmp_path: Path, operation: int) -> None:
     alone = Lonely(tmp_path)
     alone.log._writer.disk = FaultyDisk(operation, error=OSError(28, "No space left on device"))
-    with pytest.raises(AuditLogError, match="No space left"):
+    with pytest.raises(AuditLogError, match="no space left"):
         alone.log.append(ev.OperatorAction(command="one", role="operator"))
     alone.log._writer.disk = QuickDisk()
-    with pytest.raises(AuditLogError, match="failed before"):
+    with pytest.raises(AuditLogError, match="no space left"):  # the reason stays, whoever asks
         alone.log.append(ev.OperatorAction(command="two", role="operator"))
 
 

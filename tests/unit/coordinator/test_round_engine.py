@@ -11,10 +11,15 @@ import pytest
 from coordinator.effects import Exclude, KeepCertificate
 from coordinator.phases import TURNS, Phase, Turn, follow
 from coordinator.storage import Storage
-from security.errors import LocalProtocolError
+from security.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
+from security.relay import Decline
 from security.secagg import messages
+from security.secagg.rounds import CoordinatorRound
 from security.secagg.state import state_hash
+from security.secagg.transitions import CoordinatorState
 from tests.support.engine_world import WORDS, EngineWorld
+
+_S = CoordinatorState
 
 
 def expected(world: EngineWorld, rounds: list[tuple[int, list[str]]]) -> np.ndarray:
@@ -201,3 +206,131 @@ def test_every_turn_that_is_not_in_the_table_is_refused():
             if turn not in TURNS[phase]:
                 with pytest.raises(LocalProtocolError):
                     follow(phase, turn)
+
+
+# Told to stop.
+
+
+def reach(world: EngineWorld, true) -> None:
+    """Deliver messages and let time pass until something is true of the engine."""
+    for _ in range(5000):
+        if true(world.engine):
+            return
+        if not world.step():
+            world.clock.advance(300)
+            world.do_coordinator(world.engine.tick())
+    raise AssertionError(f"never came about; {world.engine.phase}")
+
+
+def attempt_in(state: CoordinatorState):
+    return lambda engine: engine.in_burst and engine.round.current is not None and engine.round.current.state is state
+
+
+def begins_again(world: EngineWorld) -> None:
+    """After a restart the round under way is finished with everybody's update, and so are the others."""
+    world.kill_coordinator()
+    world.start_coordinator()
+    world.run(until=world.plan.rounds)
+    assert world.closed == [(number, "published") for number in range(1, world.plan.rounds + 1)]
+
+
+@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.PINGING])
+def test_a_stop_between_bursts_begins_nothing_new(tmp_path, phase):
+    world = EngineWorld(tmp_path, rounds=2)
+    reach(world, lambda engine: engine.phase is phase)
+    assert world.engine.stop() == () and not world.engine.in_burst
+    for _ in range(100):
+        if not world.step():
+            world.clock.advance(300)
+            world.do_coordinator(world.engine.tick())
+    assert not world.engine.in_burst and world.closed == []
+    begins_again(world)
+
+
+@pytest.mark.parametrize("state", [_S.ADVERTISING, _S.DEALING])
+def test_a_stop_before_anything_masked_exists_ends_the_attempt(tmp_path, state):
+    world = EngineWorld(tmp_path, rounds=2)
+    reach(world, attempt_in(state))
+    world.do_coordinator(world.engine.stop())
+    assert world.engine.phase is Phase.PINGING and world.engine.round.current.state is _S.DEAD
+    begins_again(world)
+
+
+@pytest.mark.parametrize("state", [_S.UPLOADING, _S.AGREEING])
+def test_a_stop_in_mid_burst_waits_for_aborts(tmp_path, state):
+    """Asked again and again, as the loop does: what it asked for first stands, or the round would lose its updates."""
+    world = EngineWorld(tmp_path, rounds=2)
+    reach(world, attempt_in(state))
+    attempt = world.engine.round.current
+    for _ in range(3):
+        world.do_coordinator(world.engine.stop())
+        assert attempt.state is _S.ABORTING and world.engine.in_burst
+    reach(world, lambda engine: not engine.in_burst)
+    assert attempt.state is _S.DEAD and attempt.abort_certificate() is not None
+    begins_again(world)
+
+
+@pytest.mark.parametrize("state", [_S.UPLOADING, _S.AGREEING, _S.UNMASKING])
+def test_a_stop_that_nobody_answers_can_be_left_at_any_time(tmp_path, state):
+    world = EngineWorld(tmp_path, rounds=2)
+    reach(world, attempt_in(state))
+    for name in world.names:
+        world.disconnect(name)
+    world.do_coordinator(world.engine.stop())
+    assert world.engine.in_burst
+    world.offline.clear()
+    begins_again(world)
+
+
+def test_a_stop_while_masks_are_opened_lets_them_be_opened(tmp_path):
+    world = EngineWorld(tmp_path, rounds=2)
+    reach(world, attempt_in(_S.UNMASKING))
+    assert world.engine.stop() == () and world.engine.in_burst
+    reach(world, lambda engine: not engine.in_burst)
+    assert world.closed == [(1, "published")]
+    begins_again(world)
+
+
+def test_a_stop_when_all_is_done(tmp_path):
+    world = EngineWorld(tmp_path, rounds=1)
+    world.run(until=1)
+    assert world.engine.stop() == () and world.engine.phase is Phase.DONE
+
+
+# What a site says out of place.
+
+
+def test_a_decline_before_a_hello_is_no_fault_of_ours(tmp_path):
+    world = EngineWorld(tmp_path, rounds=3)
+    world.run(until=1)
+    world.engine.standings._at.clear()
+    world.engine.receive("site3", Decline(site="site3", round=world.engine.round.start.round))
+    world.run(until=3)
+    assert world.storage.completed() == 3
+
+
+def test_a_site_that_stands_elsewhere_costs_nobody_else_anything(tmp_path):
+    """It says so again and again; the certificate of the next sum is written down and sent all the same."""
+    world = EngineWorld(tmp_path, sites=5, rounds=3)
+    world.run(until=1)
+    zeros, elsewhere = bytes(32), bytes([7]) * 32
+    with pytest.raises(RemoteProtocolError):
+        world.engine.receive("site4", messages.Hello(site="site4", open_ctx=zeros, round=9, result=elsewhere))
+    world.silent = {("site4", messages.Ready)}
+    world.engine.receive("site4", Decline(site="site4", round=world.engine.round.start.round))
+    world.run(until=3)
+    assert world.storage.certificate(world.storage.links()[1].result_hash) is not None
+
+
+def test_a_set_that_cannot_be_repeated_any_more_costs_the_round_and_not_the_service(tmp_path, monkeypatch):
+    plans = CoordinatorRound.next_attempt
+
+    def refuses_first(self, ready):
+        if self.start.round == 1:
+            raise PolicyViolation("signing certificate is revoked", where="site site1")
+        return plans(self, ready)
+
+    monkeypatch.setattr(CoordinatorRound, "next_attempt", refuses_first)
+    world = EngineWorld(tmp_path, rounds=1)
+    world.run(until=2)
+    assert world.closed == [(1, "signing certificate is revoked"), (2, "published")]

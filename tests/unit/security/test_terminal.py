@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import logging
+import os
 import sys
 from collections.abc import Iterator
 
@@ -66,6 +68,34 @@ def test_an_error_that_ends_a_command_is_a_json_line_too(
     told = json.loads(capsys.readouterr().err)
     assert ended.value.code == 2 and told["level"] == "error" and told["code"] == "config"
     assert told["message"] == "site.toml: is not there" and told["hint"] == "make it"
+
+
+@pytest.mark.parametrize(
+    ("code", "to_do"),
+    [
+        (errno.ENOSPC, "make room"),
+        (errno.EDQUOT, "quota"),
+        (errno.EIO, "system's log"),
+        (errno.EROFS, "read-only"),
+        (errno.EACCES, None),
+    ],
+)
+@pytest.mark.parametrize("where", [None, "/state/spool"])
+def test_what_a_disk_refuses_is_one_line_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, code: int, to_do: str | None, where: str | None
+) -> None:
+    @click.command()
+    def broken() -> None:
+        raise OSError(code, os.strerror(code), where)
+
+    monkeypatch.setattr(sys, "argv", ["test-program"])
+    with pytest.raises(SystemExit) as ended:
+        run_command(broken, "test-program")
+    line, *hints = capsys.readouterr().err.splitlines()
+    place = f"{where}: " if where else ""
+    assert ended.value.code == 1 and line == f"test-program: error: {place}{os.strerror(code).lower()}"
+    assert len(hints) == (to_do is not None)
+    assert all(hint.startswith("hint: ") and to_do in hint for hint in hints)
 
 
 def test_a_library_shows_no_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,13 @@ def _machine(state: State) -> LogMachine:
     return machine
 
 
+def test_the_first_reason_for_a_failure_is_the_one_that_stays() -> None:
+    machine = _machine(State.OPEN)
+    assert machine.failure is None
+    for reason in ("cannot write an entry: no space left on device", "something that followed from it"):
+        assert "no space left on device" in str(machine.fail(reason))
+
+
 @pytest.mark.parametrize(("state", "step"), list(itertools.product(State, Step)))
 def test_transitions_are_those_of_the_table(state: State, step: Step) -> None:
     machine = _machine(state)

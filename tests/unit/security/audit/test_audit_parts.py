@@ -122,6 +122,14 @@ def test_foreign_cosignature_is_refused(lonely: Lonely) -> None:
         lonely.log.add_cosignature(1, stranger.cosign(lonely.log.head.text, 5))
 
 
+@pytest.mark.parametrize("size", [7, 2**53 - 1])
+def test_a_cosignature_of_a_head_that_never_was_does_not_close_the_log(lonely: Lonely, size: int) -> None:
+    stranger = Signer.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
+    with pytest.raises(VerificationFailed):
+        lonely.log.add_cosignature(size, stranger.cosign(lonely.log.head.text, 5))
+    lonely.log.append(ev.OperatorAction(command="still open", role="operator"))
+
+
 def test_cosignatures_are_kept_and_logged(tmp_path: Path) -> None:
     federation = Federation.make(tmp_path, dp_sites=())
     federation.exchange()

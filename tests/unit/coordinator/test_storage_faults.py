@@ -1,0 +1,122 @@
+"""A database that is full, damaged or no database: one error of ours with the file and what to do, and no half step."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from coordinator.disk import NamedSpool
+from coordinator.effects import OpenRound
+from coordinator.overview import read_rows
+from coordinator.storage import Storage
+from security import keystore
+from security.errors import ConfigError, DataError, ToolkitError
+from security.secagg.rounds import RoundStart
+from tests.support.engine_world import EngineWorld
+
+START = RoundStart(round=1, state_hash=bytes(32), config_hash=bytes(32), prev_result=bytes(32))
+ROUNDS = "SELECT number FROM rounds"
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Iterator[Storage]:
+    storage = Storage(tmp_path)
+    yield storage
+    storage.close()
+
+
+class Sick:
+    """A connection that fails at one statement; the rest is done by a real one."""
+
+    def __init__(self, real: sqlite3.Connection, statement: str, error: sqlite3.Error, *, rolled_back: bool) -> None:
+        self._real, self._statement, self._error = real, statement, error
+        self._rolled_back = rolled_back
+
+    def execute(self, statement: str, *values: object) -> sqlite3.Cursor:
+        if statement.startswith(self._statement):
+            if self._rolled_back:
+                self._real.execute("ROLLBACK")
+            raise self._error
+        return self._real.execute(statement, *values)
+
+    def close(self) -> None:
+        self._real.close()
+
+
+@pytest.mark.parametrize("rolled_back", [False, True])
+@pytest.mark.parametrize("statement", ["INSERT INTO rounds", "COMMIT"])
+def test_a_transaction_that_is_not_on_disk_did_not_happen(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, statement: str, rolled_back: bool
+) -> None:
+    """SQLite rolls back by itself after some errors, and then complains about a second time."""
+    full = sqlite3.OperationalError("database or disk is full")
+    with monkeypatch.context() as patched:
+        patched.setattr(storage, "_db", Sick(storage._db, statement, full, rolled_back=rolled_back))
+        with pytest.raises(ToolkitError, match="database or disk is full") as raised:
+            storage.keep([OpenRound(START)], now_ms=0)
+    assert raised.value.exit_code == 1
+    assert raised.value.where == str(storage.folder / "coordinator.sqlite") and raised.value.hint
+    assert storage.rounds() == []
+    storage.keep([OpenRound(START)], now_ms=0)
+    assert len(storage.rounds()) == 1
+
+
+def test_a_database_that_is_really_full(storage: Storage) -> None:
+    storage._db.execute("PRAGMA max_page_count = 1")
+    with pytest.raises(ToolkitError, match="full") as raised:
+        storage.note_session("x" * 100_000, 1, now_ms=0)
+    assert raised.value.exit_code == 1 and "make room" in (raised.value.hint or "")
+    assert "coordinator.sqlite" in (raised.value.where or "")
+
+
+def test_what_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.sqlite"
+    path.write_bytes(os.urandom(4096))
+    for ask in (lambda: Storage(tmp_path), lambda: read_rows(path, ROUNDS)):
+        with pytest.raises(ConfigError, match="not a database") as raised:
+            ask()
+        assert raised.value.where == str(path) and "no old copy" in (raised.value.hint or "")
+
+
+def test_a_damaged_database_is_refused_in_one_line(tmp_path: Path) -> None:
+    EngineWorld(tmp_path, rounds=1).kill_coordinator()
+    path = tmp_path / "coordinator.sqlite"
+    data = bytearray(path.read_bytes())
+    data[4096:] = bytes(len(data) - 4096)  # the first page, with the list of tables, stays
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match="malformed"):
+        read_rows(path, ROUNDS)
+    with pytest.raises((ConfigError, DataError), match="malformed") as raised:
+        Storage(tmp_path).rounds()
+    assert raised.value.exit_code == 2 and "no old copy" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])
+def test_a_disk_that_refuses_says_where(storage: Storage, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def refuses(*_: object, **__: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "pwrite", refuses)
+    with pytest.raises(OSError, match=os.strerror(code)) as raised:
+        NamedSpool(storage.spool).write(bytes(32), 0, b"frame")
+    assert raised.value.filename == str(storage.spool)
+    monkeypatch.setattr(keystore.os, "fsync", refuses)
+    with pytest.raises(OSError, match=os.strerror(code)) as raised:
+        storage.save_state(np.zeros(3, dtype="<f4"))
+    assert str(raised.value.filename).startswith(str(storage.models))
+
+
+def test_other_errors_keep_the_name_they_have(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device", "already")
+
+    monkeypatch.setattr(os, "pwrite", refuses)
+    with pytest.raises(OSError, match="No space") as raised:
+        NamedSpool(storage.spool).write(bytes(32), 0, b"frame")
+    assert raised.value.filename == "already"
