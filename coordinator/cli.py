@@ -25,6 +25,9 @@ from security.terminal import emit, log_option, log_to_stderr, run_command, say
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
     """Run a coordinator, until it is told to stop (SIGTERM or Ctrl-C)."""
     context.obj = config_path
+    if log_format is not None:
+        # Before anything is read: an error in the configuration itself is told in the same form.
+        log_to_stderr("coordinator", log_format, json_lines=False)
     if context.invoked_subcommand is None:
         run(config_path, log_format=log_format)
 

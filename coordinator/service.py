@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -31,7 +30,7 @@ from security.clock import SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
-from security.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError
+from security.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
 from security.ring import FRAME_BYTES
 from security.rng import SystemRandomness
@@ -371,12 +370,3 @@ def _close(shell: Shell, reason: str) -> None:
         shell.books.log.close(lambda _: shell.books.write(AgentStop(reason=reason)))
     finally:
         shell.storage.close()
-
-
-def coarse(error: BaseException) -> str:
-    """Why a coordinator ends, for a log that others read. Not an error's own text, which may name paths."""
-    if isinstance(error, ToolkitError):
-        return error.code
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"{type(error).__name__}: {os.strerror(error.errno).lower()}"
-    return type(error).__name__

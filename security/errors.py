@@ -6,6 +6,7 @@ details would tell an attacker which check it met (docs/errors.md lists every co
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
 
@@ -175,3 +176,12 @@ class CannotDecide(ToolkitError):
 
     code = "cannot-decide"
     exit_code = 3
+
+
+def coarse(error: BaseException) -> str:
+    """Why a party ends, for a log that others read. Not an error's own text, which may name a path or a patient."""
+    if isinstance(error, ToolkitError):
+        return error.code
+    if isinstance(error, OSError) and error.errno is not None:
+        return f"{type(error).__name__}: {os.strerror(error.errno).lower()}"
+    return type(error).__name__

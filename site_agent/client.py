@@ -11,7 +11,6 @@ import contextlib
 import gc
 import logging
 import math
-import os
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -27,7 +26,7 @@ from security import pki
 from security.audit.events import AgentStop
 from security.audit.log import AuditLog
 from security.audit.second_ledger import SecondLedger
-from security.errors import CertificateError, ToolkitError
+from security.errors import CertificateError, ToolkitError, coarse
 from site_agent.agent import Agent, Finish, Job, Left
 from site_agent.config import CoordinatorTable
 from site_agent.effects import Effects
@@ -267,15 +266,6 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
     finally:
         agent.log.close(partial(_end, client.traffic, reason))
         agent.wal.close()
-
-
-def coarse(error: Exception) -> str:
-    """Why an agent ends, for a log that others read. Not an error's own text: it might name a path, or a patient."""
-    if isinstance(error, ToolkitError):
-        return error.code
-    if isinstance(error, OSError) and error.errno is not None:
-        return f"{type(error).__name__}: {os.strerror(error.errno).lower()}"
-    return type(error).__name__
 
 
 def _end(traffic: SecondLedger, reason: str, privacy_log: AuditLog) -> None:
