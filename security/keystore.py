@@ -58,6 +58,10 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: boo
             where=str(path),
             hint="choose another folder, or move it away first",
         ) from error
+    except OSError as error:
+        # A write knows only a descriptor; whoever reads of a full disk wants to know which file it was.
+        error.filename = error.filename or str(path)
+        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()
