@@ -15,7 +15,6 @@ from coordinator import peers
 from coordinator.books import Books
 from coordinator.chain import Chain
 from coordinator.config import CoordinatorConfig
-from coordinator.disk import NamedSpool
 from coordinator.effects import Effects
 from coordinator.round_engine import RoundEngine, RunPlan
 from coordinator.shell import Shell
@@ -41,6 +40,7 @@ from security.secagg.coordinator_core import CoordinatorCore, Timeouts
 from security.secagg.effects import Vector
 from security.secagg.recovery import restore_round
 from security.secagg.rounds import CoordinatorRound, RoundStart
+from security.secagg.spool import FileSpool
 from security.secagg.statements import Signer
 
 log = logging.getLogger("coordinator")
@@ -173,7 +173,7 @@ def _engine(
     core = CoordinatorCore(
         policy=policy,
         signer=Signer(manifest.coordinator.id, identity.signing_key(manifest.coordinator.certificate)),
-        spool=NamedSpool(storage.spool),
+        spool=FileSpool(storage.spool),
         clock=clock,
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
         workers=min(MOST_WORKERS, len(os.sched_getaffinity(0))),

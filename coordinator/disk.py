@@ -1,4 +1,4 @@
-"""What a disk refuses, as an operator needs it: which file or folder it was, and what to do."""
+"""What SQLite refuses, as an operator needs it: which file it was, and what to do."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Final
 
 from security.errors import DataError, ToolkitError
-from security.secagg.spool import FileSpool
-from security.terminal import DISK_HINTS
 
 _DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _LOOK_AT_IT: Final = "keep the file, look at the disk, and put no old copy in its place: docs/operators.md, Backup"
@@ -41,26 +39,3 @@ def database(path: Path) -> Iterator[None]:
     except sqlite3.Error as error:
         kind = DataError if _name(error).startswith(_DAMAGED) else ToolkitError
         raise kind(f"the database failed: {error}", where=str(path), hint=hint_of(error)) from error
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """A write knows only a descriptor: where the disk refuses it, the error is given the name."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in DISK_HINTS and error.filename is None:
-            error.filename = str(path)
-        raise
-
-
-class NamedSpool(FileSpool):
-    """A spool that says where it is when it is full."""
-
-    def write(self, key: bytes, index: int, frame: bytes) -> None:
-        with naming(self._folder):
-            super().write(key, index, frame)
-
-    def seal(self, key: bytes) -> None:
-        with naming(self._folder):
-            super().seal(key)

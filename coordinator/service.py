@@ -20,7 +20,6 @@ from coordinator.assembly import prepare
 from coordinator.books import Arrived
 from coordinator.config import CoordinatorConfig
 from coordinator.dashboard.desk import Watch, open_dashboard
-from coordinator.disk import naming
 from coordinator.shell import Shell
 from coordinator.streams import Stream, Turns
 from protos.convert import FROM_SITE, Parcel
@@ -30,6 +29,7 @@ from security.clock import SystemClock
 from security.consortium.enrolment import Identity
 from security.consortium.manifest import Manifest
 from security.consortium.rules import check_tls_peer
+from security.disk import naming
 from security.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
 from security.ring import FRAME_BYTES

@@ -22,7 +22,7 @@ from safetensors.numpy import save as save_tensors
 from coordinator import chronicle
 from coordinator.chain import Link
 from coordinator.config import KEPT_MODELS
-from coordinator.disk import database, hint_of, naming
+from coordinator.disk import database, hint_of
 from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, KeepStrikes, OpenRound
 from security import keystore
 from security.errors import ConfigError, DataError
@@ -177,8 +177,7 @@ class Storage:
     def _save(self, digest: bytes, state: Vector) -> None:
         path = self._state_path(digest)
         if not path.exists():
-            with naming(path):
-                keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
+            keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
 
     def note_session(self, site: str, session: int, *, now_ms: int) -> None:
         """Remember how often a site has connected, so that message ids never repeat."""

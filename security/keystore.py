@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
+from security.disk import naming
 from security.errors import ConfigError
 from security.rng import Randomness, SystemRandomness
 from security.secrets import Secret
@@ -43,7 +44,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: boo
     beside = path.with_name(f".{path.name}.{os.getpid()}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with naming(path), os.fdopen(descriptor, "wb") as file:
             os.fchmod(file.fileno(), mode)
             file.write(data)
             file.flush()
@@ -58,10 +59,6 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: boo
             where=str(path),
             hint="choose another folder, or move it away first",
         ) from error
-    except OSError as error:
-        # A write knows only a descriptor; whoever reads of a full disk wants to know which file it was.
-        error.filename = error.filename or str(path)
-        raise
     finally:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()
@@ -77,7 +74,7 @@ def open_private(path: Path) -> BinaryIO:
 
 def settle(file: BinaryIO, beside: Path, path: Path) -> None:
     """Close a file that was written under another name, and give it its own."""
-    with file:
+    with naming(beside), file:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)

@@ -71,10 +71,15 @@ class Ring:
             np.copyto(high, part >> 16, casting="unsafe")
         return data
 
+    def frame(self, words: Words, index: int) -> bytes:
+        """One frame of a vector as it travels."""
+        start = index * self.frame_words
+        return self.pack(words[start : start + self.frame_words]).tobytes()
+
     def frames(self, words: Words) -> Iterator[tuple[int, bytes]]:
         """Yield a vector as it travels, frame by frame with their numbers: never more than one frame in memory."""
-        for index, start in enumerate(range(0, len(words), self.frame_words)):
-            yield index, self.pack(words[start : start + self.frame_words]).tobytes()
+        for index in range(-(-len(words) // self.frame_words)):
+            yield index, self.frame(words, index)
 
     def unpack(self, data: Buffer | Packed) -> Words:
         """The words of a vector, or of one frame of it, as it came."""

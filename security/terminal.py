@@ -6,29 +6,22 @@ here too, so that all commands are alike: text for people, JSON lines on request
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
 
+from security.disk import DISK_HINTS
 from security.errors import ConfigError, ToolkitError
 
 INTERRUPTED = 130
 SECONDS_BETWEEN_LINES: Final = 10.0
-# What a disk can refuse, and what to do about it.
-DISK_HINTS: Final[Mapping[int, str]] = {
-    errno.ENOSPC: "make room on that disk and start again",
-    errno.EDQUOT: "this account's quota on that disk is used up: make room or have it raised, and start again",
-    errno.EIO: "that disk, or the line to it, fails: look at the system's log before you start again",
-    errno.EROFS: "that file system is mounted read-only, often after a fault: look at the system's log",
-}
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from security import keystore
+from security.disk import naming
 from security.errors import LocalProtocolError
 from security.secagg.effects import Vector
 from security.secagg.layout import Layout
@@ -33,21 +34,23 @@ class Draft:
         self._syncing: Future[None] | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="draft")
         self._file = keystore.open_private(path)
-        self._file.write(_header(layout))
+        with naming(path):
+            self._file.write(_header(layout))
 
     def extend(self, start: int, values: Vector) -> None:
         """Write the next values; now and then a second thread has the disk take them, one call at a time."""
         if start != self._done or len(values) > self._left:
             raise LocalProtocolError("these are not the next values of the draft", where=str(self._path))
-        self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
         self._done += len(values)
         self._left -= len(values)
         self._unsynced += values.nbytes
-        if self._unsynced >= SYNC_BYTES and (self._syncing is None or self._syncing.done()):
-            self._last_sync()
-            self._file.flush()
-            self._unsynced = 0
-            self._syncing = self._worker.submit(os.fdatasync, self._file.fileno())
+        with naming(self._path):
+            self._file.write(np.ascontiguousarray(values).view(np.uint8).data)
+            if self._unsynced >= SYNC_BYTES and (self._syncing is None or self._syncing.done()):
+                self._last_sync()
+                self._file.flush()
+                self._unsynced = 0
+                self._syncing = self._worker.submit(os.fdatasync, self._file.fileno())
 
     def _last_sync(self) -> None:
         """A failed write is told once: whoever does not ask takes lost pages for stored ones."""
@@ -58,7 +61,8 @@ class Draft:
         """Make it durable under its name."""
         if self._left:
             raise LocalProtocolError("the draft is not complete", where=str(self._path))
-        self._last_sync()
+        with naming(self._path):
+            self._last_sync()
         self._worker.shutdown()
         keystore.settle(self._file, self._path, path)
 

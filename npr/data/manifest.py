@@ -190,7 +190,7 @@ def _learnt(rows: Sequence[Row], names: set[str], path: Path) -> list[str]:
 
 @cache
 def _warn_once(path: Path, where: str, others: int) -> None:
-    """Every cell of a plan opens its data anew. The label stays untold: where columns are mixed up, it is a patient."""
+    """However often a process opens its data. The label stays untold: where columns are mixed up, it is a patient."""
     more = f", as in {others} more" if others else ""
     log.warning(
         "%s: no other image has this class%s; if it is mistyped, list the classes: %s?classes=A,B,C", where, more, path

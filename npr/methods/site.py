@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -108,14 +107,14 @@ class Site:
         other = Site(
             name=self.name,
             train=self.train,
-            model=copy.deepcopy(model),
+            model=model,
             config=self.config,
             seed=self.seed,
             mean=self._mean,
             std=self._std,
         )
-        other.remember(self.memory())
-        other.model, other.group = model, self.group
+        other.remember(self.memory() | {f"model/{name}": tensor for name, tensor in model.state_dict().items()})
+        other.group = self.group
         return other
 
     def memory(self) -> dict[str, Tensor]:

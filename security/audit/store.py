@@ -26,6 +26,7 @@ from urllib.parse import quote
 from security import keystore
 from security.audit.machine import SEGMENT, Entry
 from security.audit.note import Note
+from security.disk import naming
 from security.errors import AuditLogError, CodecError
 from security.merkle import HASH_SIZE
 
@@ -198,12 +199,8 @@ class LogWriter(LogFolder):
     def write_leaves(self, all_leaves: Sequence[bytes] | None = None) -> None:
         """Bring leaves.bin up to date, without a sync: it is derived. With an argument, write it anew."""
         pending, self._unwritten_leaves = self._unwritten_leaves, []
-        try:
-            with open(self.leaves, "ab" if all_leaves is None else "wb") as file:
-                file.write(b"".join(pending if all_leaves is None else all_leaves))
-        except OSError as error:
-            error.filename = error.filename or str(self.leaves)  # a write knows only a descriptor
-            raise
+        with naming(self.leaves), open(self.leaves, "ab" if all_leaves is None else "wb") as file:
+            file.write(b"".join(pending if all_leaves is None else all_leaves))
 
     def truncate_segment(self, number: int, length: int) -> None:
         """Cut a torn write off the last segment; the caller has put its bytes into evidence."""

@@ -68,10 +68,8 @@ class SendSum:
     layout: Layout = field(repr=False)
 
     def frames(self) -> Iterator[SumFrame]:
-        ring = self.layout.ring
         for index in self.layout.sum_order:
-            data = ring.pack(self.words[index * ring.frame_words :][: ring.frame_words]).tobytes()
-            yield SumFrame(result=self.result, index=index, data=data)
+            yield SumFrame(result=self.result, index=index, data=self.layout.ring.frame(self.words, index))
 
 
 @dataclass(frozen=True, slots=True)

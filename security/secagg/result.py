@@ -93,8 +93,7 @@ class Download:
         return len(self._leaves) == self._layout.frames
 
     def take(self, frame: SumFrame) -> None:
-        order = self._layout.sum_order[len(self._leaves) :]
-        if frame.result != self.header.result_hash or not order or frame.index != order[0]:
+        if frame.result != self.header.result_hash or self.complete or frame.index != self._next:
             raise RemoteProtocolError("frame is not the next one of this sum", where="result")
         if len(frame.data) != self._layout.frame_bytes(frame.index):
             raise RemoteProtocolError("frame has the wrong length", where="result")
@@ -104,10 +103,13 @@ class Download:
         self._leaves[frame.index] = merkle.leaf_hash(frame.data)
 
     @property
+    def _next(self) -> int:
+        return self._layout.sum_order[len(self._leaves)]
+
+    @property
     def ready(self) -> int:
         """How many words from the beginning on are there: all before the next frame, since only the first is early."""
-        layout = self._layout
-        return layout.words if self.complete else layout.sum_order[len(self._leaves)] * layout.ring.frame_words
+        return self._layout.words if self.complete else self._next * self._layout.ring.frame_words
 
     def finish(self) -> Words:
         leaves = [leaf for _, leaf in sorted(self._leaves.items())]

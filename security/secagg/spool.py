@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Protocol
 
+from security.disk import naming
 from security.errors import LocalProtocolError
 from security.ring import FRAME_BYTES
 
@@ -97,10 +98,11 @@ class FileSpool:
         start = index * FRAME_BYTES
         descriptor = os.open(self._path(key), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            written = 0
-            while written < len(frame):
-                written += os.pwrite(descriptor, memoryview(frame)[written:], start + written)
-            os.ftruncate(descriptor, start + len(frame))
+            with naming(self._folder):
+                written = 0
+                while written < len(frame):
+                    written += os.pwrite(descriptor, memoryview(frame)[written:], start + written)
+                os.ftruncate(descriptor, start + len(frame))
         finally:
             os.close(descriptor)
 
@@ -122,7 +124,7 @@ class FileSpool:
         return frame
 
     def seal(self, key: bytes) -> None:
-        with self._path(key).open("rb") as file:
+        with naming(self._folder), self._path(key).open("rb") as file:
             os.fsync(file.fileno())
 
     def remove(self, key: bytes) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.disk import NamedSpool
 from coordinator.effects import OpenRound
 from coordinator.overview import read_rows
 from coordinator.storage import Storage
 from security import keystore
 from security.errors import ConfigError, DataError, ToolkitError
 from security.secagg.rounds import RoundStart
+from security.secagg.spool import FileSpool
 from tests.support.engine_world import EngineWorld
 
 START = RoundStart(round=1, state_hash=bytes(32), config_hash=bytes(32), prev_result=bytes(32))
@@ -104,7 +104,7 @@ def test_a_disk_that_refuses_says_where(storage: Storage, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(os, "pwrite", refuses)
     with pytest.raises(OSError, match=os.strerror(code)) as raised:
-        NamedSpool(storage.spool).write(bytes(32), 0, b"frame")
+        FileSpool(storage.spool).write(bytes(32), 0, b"frame")
     assert raised.value.filename == str(storage.spool)
     monkeypatch.setattr(keystore.os, "fsync", refuses)
     with pytest.raises(OSError, match=os.strerror(code)) as raised:
@@ -118,5 +118,5 @@ def test_other_errors_keep_the_name_they_have(storage: Storage, monkeypatch: pyt
 
     monkeypatch.setattr(os, "pwrite", refuses)
     with pytest.raises(OSError, match="No space") as raised:
-        NamedSpool(storage.spool).write(bytes(32), 0, b"frame")
+        FileSpool(storage.spool).write(bytes(32), 0, b"frame")
     assert raised.value.filename == "already"
