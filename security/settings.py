@@ -29,14 +29,19 @@ def read_settings(model: type[Model], path: Path, *, what: str = "configuration"
         hint = f"`{written_by}` writes a commented one"
         raise ConfigError(f"{what} not found", where=str(path), hint=hint) from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"not TOML: {error}".lower(), where=str(path)) from None
+        hint = _unreadable(written_by)
+        raise ConfigError(f"not TOML: {error}".lower(), where=str(path), hint=hint) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{what} cannot be read", where=str(path)) from error
+        raise ConfigError(f"{what} cannot be read", where=str(path), hint=_unreadable(written_by)) from error
     try:
         # As JSON, because there a list may become a tuple while everything else stays strict.
         return model.model_validate_json(json.dumps(told, default=str))
     except ValidationError as error:
         raise _mistake(error, model, path, written_by) from None
+
+
+def _unreadable(written_by: str) -> str:
+    return f"may this user read it, and is it the text file that `{written_by}` has written?"
 
 
 def _mistake(error: ValidationError, model: type[BaseModel], path: Path, written_by: str) -> ConfigError:

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from security.errors import ConfigError
 from security.settings import read_settings
 from site_agent.policy import SitePolicy
 
@@ -110,9 +109,6 @@ class MetricsTable(Table):
     listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$"), AfterValidator(_check_listened)] | None = None
 
 
-_NO_SETTINGS: Final = "may this user read it, and is it the text file that `site-agent init` has written?"
-
-
 def placed(source: str, base: Path) -> str:
     """A data source whose relative path starts at `base`: a service has another current folder than its operator."""
     kind, _, rest = source.partition(":")
@@ -140,11 +136,7 @@ class SiteConfig(Table):
 
         :raises ConfigError: with the file and the key.
         """
-        try:
-            found = read_settings(cls, path, written_by="site-agent init")
-        except ConfigError as error:
-            error.hint = error.hint or _NO_SETTINGS
-            raise
+        found = read_settings(cls, path, written_by="site-agent init")
         data = found.data.model_copy(update={"source": placed(found.data.source, path.parent)})
         return found.model_copy(update={"path": path, "data": data})
 
