@@ -45,14 +45,14 @@ def export_model(config_path: Path, target: Path, number: int | None, *, onnx: b
     place, digest, vector = _model(base / config.state, number)
     about = _describe(manifest, place, digest)
     tensors = {name: part.copy() for name, part in unflatten(manifest.aggregation.layout, vector).items()}
-    files = {"safetensors": save_tensors(tensors, {"lazaret": json.dumps(about, sort_keys=True)})}
+    contents = {"safetensors": save_tensors(tensors, {"lazaret": json.dumps(about, sort_keys=True)})}
     checked: dict[str, Any] = {}
     if onnx:
-        files["onnx"], checked = _onnx(manifest, base / config.initial_model, vector, about)
-    digests = {paths[kind].name: hashlib.sha256(content).hexdigest() for kind, content in files.items()}
+        contents["onnx"], checked = _onnx(manifest, base / config.initial_model, vector, about)
+    digests = {paths[kind].name: hashlib.sha256(content).hexdigest() for kind, content in contents.items()}
     sidecar = about | {"files": digests, "checked": checked}
-    files["json"] = (json.dumps(sidecar, indent=2, sort_keys=True) + "\n").encode()
-    for kind, content in files.items():
+    contents["json"] = (json.dumps(sidecar, indent=2, sort_keys=True) + "\n").encode()
+    for kind, content in contents.items():
         keystore.write_atomically(paths[kind], content, replace=False)
     return {"round": place, "state_hash": digest, "files": digests, "checked": checked}
 

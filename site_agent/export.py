@@ -63,19 +63,19 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
     check_target(target, onnx=onnx)
     images = _some_images(predictor)
     about = describe(predictor)
-    files = {"model.safetensors": _safetensors(predictor, about)}
+    contents = {"model.safetensors": _safetensors(predictor, about)}
     checked: dict[str, Any] = {}
     if onnx:
-        files["model.onnx"] = write_onnx(predictor.deployed, ("probabilities", "features"), images, about)
-        worst = check_onnx(files["model.onnx"], predictor.deployed, images, where="model.onnx")
+        contents["model.onnx"] = write_onnx(predictor.deployed, ("probabilities", "features"), images, about)
+        worst = check_onnx(contents["model.onnx"], predictor.deployed, images, where="model.onnx")
         checked = {"onnx": {"opset": OPSET, "images": len(images), "relative_difference": worst, "limit": TOLERANCE}}
-    sidecar = about | {"files": digests(files), "checked": checked}
-    files["model.json"] = (json.dumps(sidecar, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
+    sidecar = about | {"files": digests(contents), "checked": checked}
+    contents["model.json"] = (json.dumps(sidecar, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
     figures, history = figures_of(predictor), read_history(predictor.place, predictor.trained.round)
-    card = model_card(predictor, sidecar, digests(files), figures, history)
-    files["MODEL_CARD.md"] = card.encode()
-    _write_folder(target, files)
-    return {"folder": str(target), "files": digests(files), "checked": checked, "log_findings": list(history.findings)}
+    card = model_card(predictor, sidecar, digests(contents), figures, history)
+    contents["MODEL_CARD.md"] = card.encode()
+    _write_folder(target, contents)
+    return {"folder": str(target), "files": digests(contents), "checked": checked, "log_findings": list(history.findings)}
 
 
 def describe(predictor: Predictor) -> dict[str, Any]:
@@ -140,16 +140,16 @@ def _safetensors(predictor: Predictor, about: Mapping[str, Any]) -> bytes:
     return save_tensors(stored, {"lazaret": json.dumps(about, sort_keys=True, ensure_ascii=False)})
 
 
-def digests(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
 
 
-def _write_folder(target: Path, files: Mapping[str, bytes]) -> None:
+def _write_folder(target: Path, contents: Mapping[str, bytes]) -> None:
     """Beside the target until it is whole. Readable by this user only: a model remembers what it has seen."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     beside.mkdir(mode=0o700, parents=True)
     try:
-        for name, content in files.items():
+        for name, content in contents.items():
             keystore.write_atomically(beside / name, content, mode=0o600)
         if target.exists():
             raise ConfigError("refusing to write into what exists already", where=str(target))

@@ -112,7 +112,7 @@ class Translator:
         if isinstance(message, Advert):
             yield notes.invited(self.manifest, context)
         elif isinstance(message, messages.Agree):
-            survivors = self._survivors.get(message.kx, ())
-            yield notes.survivors(context, message.survivors, survivors)
+            members = self._survivors.get(message.kx, ())
+            yield notes.survivors(context, message.survivors, members)
         elif isinstance(message, messages.Unmask) and message.kx in self._survivors:
             yield notes.unmasked(context, self._survivors[message.kx])

@@ -77,10 +77,10 @@ class LogFolder:
 
     def segment_files(self) -> list[Path]:
         """All segments in order; a gap in their numbers is an error, since it could hide entries."""
-        files = sorted(self.segments.glob("*.jsonl"))
-        if files != [self.segment(number) for number in range(len(files))]:
+        found = sorted(self.segments.glob("*.jsonl"))
+        if found != [self.segment(number) for number in range(len(found))]:
             raise AuditLogError("segment files are not numbered without gaps", where=str(self.segments))
-        return files
+        return found
 
     def head_sizes(self) -> list[int]:
         """Sizes of the signed heads, smallest first."""

@@ -113,11 +113,11 @@ def key_files(papers: Papers) -> Iterator[Line]:
     keys = papers.identity.folder / "keys"
     if not keys.is_dir():
         raise ConfigError("there are no keys", where=str(keys), hint=f"`{papers.program} init` makes them")
-    files = sorted(path for path in keys.rglob("*") if path.is_file())
-    told = [line for path in files if (line := _open_to_others(path)) is not None]
+    paths = sorted(path for path in keys.rglob("*") if path.is_file())
+    told = [line for path in paths if (line := _open_to_others(path)) is not None]
     yield from told
     if not told:
-        yield ok(f"{len(files)} key files, for this user only")
+        yield ok(f"{len(paths)} key files, for this user only")
     yield from (line for line in _keys_in_use(papers) if line not in told)
 
 
