@@ -18,12 +18,12 @@ import click
 
 from benchmarks import links, times
 from benchmarks.flower import deployment
-from scripts.one_machine.grounds import HOST, Grounds, free_port
-from scripts.one_machine.numbers import number_plan, write_numbers
-from scripts.one_machine.processes import Party, wait_until
-from scripts.one_machine.sums import manifest_at
-from security.ring import BITS, DEFAULT_BITS
-from security.terminal import emit, run_command, say
+from lazaret.terminal import emit, run_command, say
+from scripts.local_federation.known_updates import number_plan, write_numbers
+from scripts.local_federation.processes import Party, wait_until
+from scripts.local_federation.setup import HOST, Grounds, free_port
+from scripts.local_federation.sums import manifest_at
+from security.crypto.ring import BITS, DEFAULT_BITS
 
 LIMITS = {
     "secure_over_plain": 3.0,

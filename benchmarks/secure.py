@@ -17,20 +17,20 @@ from typing import Any
 from benchmarks.times import note
 from coordinator.config import CoordinatorConfig
 from coordinator.effects import Effect as CoordinatorEffect
+from coordinator.run import Shell
+from coordinator.send_queue import Stream
 from coordinator.service import Service, run_until_stopped
-from coordinator.shell import Shell
-from coordinator.streams import Stream
-from scripts.one_machine.numbers import make_number_learner
+from scripts.local_federation.known_updates import make_number_learner
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from security.secagg.effects import Advanced, Certified, Send
+from security.secagg.fields import Wire
 from security.secagg.messages import ChunkPiece, Plan
-from security.secagg.wire import Wire
-from site_agent.agent import Agent
 from site_agent.assembly import assemble
 from site_agent.client import serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect as SiteEffect
+from site_agent.run import Agent
 
 
 class TimedShell(Shell):

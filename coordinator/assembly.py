@@ -11,36 +11,36 @@ from typing import Final
 
 from cryptography.x509 import Certificate
 
-from coordinator import peers
-from coordinator.books import Books
-from coordinator.chain import Chain
+from coordinator import ingress_log
 from coordinator.config import CoordinatorConfig
 from coordinator.effects import Effects
-from coordinator.round_engine import RoundEngine, RunPlan
-from coordinator.shell import Shell
+from coordinator.ingress_log import Books
+from coordinator.results import Chain
+from coordinator.rounds import RoundEngine, RunPlan
+from coordinator.run import Shell
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
+from lazaret import software
+from lazaret.errors import ConfigError, ToolkitError
 from protos.schema import schema_digest
-from security import pki, software
-from security.audit.events import AgentStart
-from security.audit.log import AuditLog
-from security.audit.roster import Roster
-from security.audit.witness import Witness
 from security.clock import Clock
-from security.consortium.enrolment import Identity
-from security.consortium.initial_model import pinned_model
-from security.consortium.manifest import Manifest, unseal
-from security.consortium.views import Standing, aggregation_policy, audit_roster
-from security.errors import ConfigError, ToolkitError
-from security.pki import Purpose, Role, Subject
+from security.identity import pki
+from security.identity.enrolment import Identity
+from security.identity.initial_model import pinned_model
+from security.identity.manifest import Manifest, unseal
+from security.identity.membership import Standing, aggregation_policy, audit_roster
+from security.identity.pki import Purpose, Role, Subject
+from security.log.events import AgentStart
+from security.log.keys import Roster
+from security.log.witness import Witness
+from security.log.writer import AuditLog
 from security.rng import Randomness
 from security.secagg import records
-from security.secagg.blame import BlameBook
-from security.secagg.coordinator_core import CoordinatorCore, Timeouts
+from security.secagg.coordinator.recovery import restore_round
+from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
+from security.secagg.coordinator.spool import FileSpool
+from security.secagg.coordinator.uploads import CoordinatorCore, Timeouts
 from security.secagg.effects import Vector
-from security.secagg.recovery import restore_round
-from security.secagg.rounds import CoordinatorRound, RoundStart
-from security.secagg.spool import FileSpool
 from security.secagg.statements import Signer
 
 log = logging.getLogger("coordinator")
@@ -157,7 +157,7 @@ def _open_log(
 
 
 def _note_peers(log: AuditLog, old: Manifest | None, new: Manifest) -> None:
-    for event in peers.changes(old, new):
+    for event in ingress_log.changes(old, new):
         log.append(event, run=new.run)
 
 

@@ -2,20 +2,140 @@
 
 from __future__ import annotations
 
+import re
+import socket
+import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from coordinator.config import CoordinatorConfig
-from coordinator.log_commands import log_commands
-from coordinator.options import config_option
-from coordinator.renewal import renew
-from coordinator.setup_commands import check, init
+from coordinator.config import HIGHEST_PORT, TEMPLATE, CoordinatorConfig
+from lazaret.checks import report, skip_option
+from lazaret.errors import ConfigError
+from lazaret.terminal import ask, emit, log_option, log_to_stderr, run_command, say
 from security.clock import SystemClock
-from security.consortium import enrolment
-from security.consortium.enrolment import Identity
-from security.terminal import emit, log_option, log_to_stderr, run_command, say
+from security.identity import enrolment
+from security.identity.enrolment import Identity
+from security.identity.membership import audit_roster
+from security.identity.pki import Role, Subject
+from security.log.log_commands import keeper_commands
+from security.log.writer import AuditLog
+from security.rng import SystemRandomness
+
+# ----------------------------------------
+# Options that several commands of `coordinator` take.
+
+DEFAULT_CONFIG = Path("coordinator.toml")
+
+
+def _or_the_groups(context: click.Context, _: click.Parameter, value: Path | None) -> Path:
+    """`--config` may stand before or after the name of a subcommand."""
+    return value or context.obj or DEFAULT_CONFIG
+
+
+config_option = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path),
+    callback=_or_the_groups,
+    help=f"Default: {DEFAULT_CONFIG}.",
+)
+
+
+# ----------------------------------------
+# `coordinator log-export`, `log-note`, `log-erase`: what people do with the privacy log, recorded in it.
+
+def open_for_people(config_path: Path) -> AuditLog:
+    """This coordinator's log, if no coordinator holds it."""
+    from coordinator.assembly import read_manifest
+
+    config, base = CoordinatorConfig.read(config_path)
+    clock, identity = SystemClock(), Identity(folder=base / config.identity)
+    manifest = read_manifest(identity, clock)
+    roster = audit_roster(manifest)
+    keys = identity.folder / "keys" / "epochs"
+    party = roster.by_name[manifest.coordinator.id]
+    return AuditLog.open(
+        base / config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness()
+    )
+
+
+log_commands = keeper_commands(open_for_people, config_option)
+
+
+# ----------------------------------------
+# `coordinator renew`: new keys for the coordinator. What is in force stays so until the consortium answers.
+
+@click.command()
+@config_option
+@click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; if not given, they stay.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
+    """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
+    config, base = CoordinatorConfig.read(config_path)
+    identity = Identity(folder=base / config.identity)
+    request = enrolment.renew(identity, Role.COORDINATOR, hosts=hosts)
+    if as_json:
+        emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
+        return
+    say(f"new keys and their request are in {identity.folder}; the old ones hold until the answer is installed")
+    say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
+    say(f"then `coordinator join {request.member}.json --manifest manifest.json` and restart")
+
+
+# ----------------------------------------
+# `coordinator init` and `check`: from nothing to a coordinator that may start.
+
+LISTEN: Final = "0.0.0.0:7443"
+# The checks by name; a test compares the list with the registry, which takes long to import.
+CHECKS: Final = (
+    "configuration", "certificates", "keys", "manifest", "rounds", "clock", "model", "names", "port", "disk", "memory",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path), default=Path("."))
+@click.option("--federation", help="Name of the federation, as the consortium calls it.")
+@click.option("--name", help="Name of this coordinator in the roster.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; may be repeated.")
+@click.option("--listen", help=f"Address and port to listen on; {LISTEN} if left out.")
+def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[str, ...], listen: str | None) -> None:
+    """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
+    config = folder / "coordinator.toml"
+    if config.exists():
+        raise ConfigError("configuration is here already", where=str(config), hint="choose another folder")
+    subject = Subject(
+        federation=ask(federation, "--federation", "Name of the federation, as the consortium calls it"),
+        role=Role.COORDINATOR,
+        member=ask(name, "--name", "Name of this coordinator in the roster"),
+    )
+    dialled = hosts or _listed(ask(None, "--host", f"Names and addresses that sites dial, such as {socket.getfqdn()}"))
+    address = ask(listen, "--listen", "Address and port to listen on", default=LISTEN)
+    if not re.fullmatch(r"\S+:[0-9]{1,5}", address) or int(address.rpartition(":")[2]) > HIGHEST_PORT:
+        raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
+    folder.mkdir(parents=True, exist_ok=True)
+    identity = Identity(folder=folder / "identity")
+    request = identity.create(subject, hosts=dialled)
+    text = TEMPLATE.format(identity="identity", state="state", listen=address, initial="initial.safetensors")
+    config.write_text(text, "utf-8")
+    say(f"keys and request are in {identity.folder}; configuration in {config}")
+    say(f"give {identity.request_path} to the consortium and read them this fingerprint: {request.fingerprint}")
+
+
+def _listed(answer: str) -> tuple[str, ...]:
+    return tuple(filter(None, re.split(r"[\s,]+", answer)))
+
+
+@click.command()
+@skip_option(CHECKS)
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
+    """Look at everything that a start needs, and say what to do. Starts nothing."""
+    from coordinator.checks import look
+
+    sys.exit(report(look(config_path, skip=skipped), as_json=as_json))
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -63,7 +183,7 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(config_path: Path, as_json: bool) -> None:
     """Rounds so far, from the database of a coordinator that is running or stopped."""
-    from coordinator.overview import overview, standstill
+    from coordinator.status import overview, standstill
 
     told = overview(config_path)
     if as_json:

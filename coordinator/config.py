@@ -8,7 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from security.settings import read_settings
+from lazaret.settings import read_settings
 
 KEPT_MODELS: Final = 10
 HIGHEST_PORT: Final = 65_535

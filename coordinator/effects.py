@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from security.secagg.certificates import CheckCertificate
+from security.secagg.coordinator.rounds import RoundStart
 from security.secagg.effects import Effect as ProtocolEffect
 from security.secagg.effects import Persist
+from security.secagg.fields import Wire
 from security.secagg.messages import Result
-from security.secagg.rounds import RoundStart
-from security.secagg.wire import Wire
 
 
 @dataclass(frozen=True, slots=True)

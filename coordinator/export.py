@@ -16,13 +16,13 @@ from safetensors.numpy import save as save_tensors
 
 from coordinator.assembly import read_manifest
 from coordinator.config import CoordinatorConfig
-from coordinator.overview import read_rows
-from security import keystore, software
+from coordinator.status import read_rows
+from lazaret import files, software
+from lazaret.errors import ConfigError, DataError
 from security.clock import SystemClock
-from security.consortium.enrolment import Identity
-from security.consortium.initial_model import pinned_model
-from security.consortium.manifest import Manifest
-from security.errors import ConfigError, DataError
+from security.identity.enrolment import Identity
+from security.identity.initial_model import pinned_model
+from security.identity.manifest import Manifest
 from security.secagg.effects import Vector
 from security.secagg.state import state_hash, unflatten
 
@@ -37,7 +37,7 @@ def export_model(config_path: Path, target: Path, number: int | None, *, onnx: b
     )
     _refuse(paths, target)
     if onnx:
-        from npr.onnx_file import require_onnx
+        from npr.deployed import require_onnx
 
         require_onnx()
     config, base = CoordinatorConfig.read(config_path)
@@ -53,7 +53,7 @@ def export_model(config_path: Path, target: Path, number: int | None, *, onnx: b
     sidecar = about | {"files": digests, "checked": checked}
     contents["json"] = (json.dumps(sidecar, indent=2, sort_keys=True) + "\n").encode()
     for kind, content in contents.items():
-        keystore.write_atomically(paths[kind], content, replace=False)
+        files.write_atomically(paths[kind], content, replace=False)
     return {"round": place, "state_hash": digest, "files": digests, "checked": checked}
 
 
@@ -115,13 +115,11 @@ def _onnx(
 ) -> tuple[bytes, dict[str, Any]]:
     """The network with the shared state in it: probabilities where the head is shared, features in any case."""
     from npr.data.generated import GeneratedSpec, generate
-    from npr.deployed import Deployed, Features
-    from npr.initial import build_initial, check_code, spec_of
+    from npr.deployed import OPSET, TOLERANCE, Deployed, Features, check_onnx, write_onnx
     from npr.methods import registry
     from npr.model import normalisation
-    from npr.onnx_file import OPSET, TOLERANCE, check_onnx, write_onnx
     from npr.params import ParameterManifest
-    from npr.wire_layout import Recipe, WireModel, personal_tensors
+    from npr.wire_layout import Recipe, WireModel, build_initial, check_code, personal_tensors, spec_of
 
     check_code(manifest.model.code_digest)
     recipe = Recipe.of(manifest.training.method, manifest.training.settings)

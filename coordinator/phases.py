@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
-from security.errors import LocalProtocolError
+from lazaret.errors import LocalProtocolError
 
 
 class Phase(StrEnum):

@@ -15,28 +15,28 @@ from protos import tls  # before grpc: it switches TLS 1.2 off
 import grpc  # isort: skip
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
 
-from coordinator import memory
+from coordinator import malloc
 from coordinator.assembly import prepare
-from coordinator.books import Arrived
 from coordinator.config import CoordinatorConfig
-from coordinator.dashboard.desk import Watch, open_dashboard
-from coordinator.shell import Shell
-from coordinator.streams import Stream, Turns
-from protos.convert import FROM_SITE, Parcel
-from security.audit.events import AgentStop
-from security.audit.second_ledger import SecondLedger
+from coordinator.dashboard.server import Watch, open_dashboard
+from coordinator.ingress_log import Arrived
+from coordinator.run import Shell
+from coordinator.send_queue import Stream, Turns
+from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
+from lazaret.files import naming
+from lazaret.tcp_info import Meter
+from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
-from security.consortium.enrolment import Identity
-from security.consortium.manifest import Manifest
-from security.consortium.rules import check_tls_peer
-from security.disk import naming
-from security.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
-from security.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
-from security.ring import FRAME_BYTES
+from security.crypto.ring import FRAME_BYTES
+from security.identity.enrolment import Identity
+from security.identity.manifest import Manifest
+from security.identity.rules import check_tls_peer
+from security.log.egress import SecondLedger
+from security.log.events import AgentStop
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.wire import Wire
-from security.traffic import Meter
+from security.secagg.fields import Wire
+from security.secagg.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
 
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
@@ -343,9 +343,9 @@ def run_until_stopped(
     config: CoordinatorConfig, base: Path, *, shell_type: type[Shell] = Shell, service_type: type[Service] = Service
 ) -> None:
     """A coordinator from start to end. A burst under way is finished or aborted first, if that can be done soon."""
-    memory.keep_small()
+    malloc.keep_small()
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
-    memory.settle()
+    malloc.settle()
 
     async def serve() -> None:
         service = service_type(ready.shell, ready.identity, ready.manifest)

@@ -19,21 +19,53 @@ from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from coordinator import chronicle
-from coordinator.chain import Link
+from coordinator import round_history
 from coordinator.config import KEPT_MODELS
-from coordinator.disk import database, hint_of
 from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, KeepStrikes, OpenRound
-from security import keystore
-from security.errors import ConfigError, DataError
+from coordinator.results import Link
+from lazaret import files
+from lazaret.errors import ConfigError, DataError, ToolkitError
 from security.secagg import records
-from security.secagg.blame import BlameBook
 from security.secagg.certificates import CheckCertificate
+from security.secagg.coordinator.rounds import BlameBook, RoundStart
 from security.secagg.effects import SaveState, Vector
+from security.secagg.fields import Wire
 from security.secagg.messages import Result
-from security.secagg.rounds import RoundStart
 from security.secagg.state import state_hash
-from security.secagg.wire import Wire
+
+# ----------------------------------------
+# What SQLite refuses, as an operator needs it: which file it was, and what to do.
+
+_DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
+_LOOK_AT_IT: Final = "keep the file, look at the disk, and put no old copy in its place: docs/operators.md, Backup"
+_HINTS: Final[Mapping[str, str]] = {
+    "SQLITE_FULL": "make room on that disk and start again",
+    "SQLITE_IOERR": "that disk fails, or is full: look at `df` and at the system's log before you start again",
+    "SQLITE_READONLY": "this account must be able to write to the file and its folder",
+    "SQLITE_CANTOPEN": "this account must be able to read and write the file and its folder",
+    **dict.fromkeys(_DAMAGED, _LOOK_AT_IT),
+}
+
+
+def hint_of(error: sqlite3.Error) -> str:
+    """What to do about it. SQLite's names have endings, such as SQLITE_IOERR_WRITE."""
+    name = _name(error)
+    return next((hint for known, hint in _HINTS.items() if name.startswith(known)), "docs/operators.md, Disk")
+
+
+def _name(error: sqlite3.Error) -> str:
+    return str(getattr(error, "sqlite_errorname", ""))
+
+
+@contextmanager
+def database(path: Path) -> Iterator[None]:
+    """:raises ToolkitError: in the place of SQLite's own errors; DataError where the file is damaged."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        kind = DataError if _name(error).startswith(_DAMAGED) else ToolkitError
+        raise kind(f"the database failed: {error}", where=str(path), hint=hint_of(error)) from error
+
 
 FORMAT: Final = 2
 _OF_A_RUN: Final = ("models", "spool", "coordinator.sqlite")
@@ -78,7 +110,7 @@ class Storage:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA cache_size = -256")  # KiB; share lists of large cohorts are written once, hardly read
-            db.executescript(_SCHEMA + chronicle.SCHEMA)
+            db.executescript(_SCHEMA + round_history.SCHEMA)
             self._check_format(db, path)
         except sqlite3.Error as error:
             raise ConfigError(f"cannot open the database: {error}", where=str(path), hint=hint_of(error)) from error
@@ -147,7 +179,7 @@ class Storage:
             self._prune_models()
 
     def _write(self, db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
-        chronicle.note(db, effect, now_ms)
+        round_history.note(db, effect, now_ms)
         match effect:
             case Exclude(site, cert, reason):
                 db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", (site, reason, cert))
@@ -177,7 +209,7 @@ class Storage:
     def _save(self, digest: bytes, state: Vector) -> None:
         path = self._state_path(digest)
         if not path.exists():
-            keystore.write_atomically(path, save_tensors({"state": state}), mode=0o600)
+            files.write_atomically(path, save_tensors({"state": state}), mode=0o600)
 
     def note_session(self, site: str, session: int, *, now_ms: int) -> None:
         """Remember how often a site has connected, so that message ids never repeat."""
@@ -192,17 +224,17 @@ class Storage:
     def note_missing(self, site: str) -> None:
         """Keep who fell silent, for people: the protocol's own book has it too."""
         with self._transaction() as db:
-            chronicle.note_missing(db, site)
+            round_history.note_missing(db, site)
 
-    def note_figures(self, number: int, figures: chronicle.Figures) -> None:
+    def note_figures(self, number: int, figures: round_history.Figures) -> None:
         """Keep what a sum says beside the model, for people."""
         with self._transaction() as db:
-            chronicle.note_figures(db, number, figures)
+            round_history.note_figures(db, number, figures)
 
     def note_traffic(self, number: int, bytes_in: int, bytes_out: int) -> None:
         """Keep what a round has moved."""
         with self._transaction() as db:
-            chronicle.note_traffic(db, number, bytes_in, bytes_out)
+            round_history.note_traffic(db, number, bytes_in, bytes_out)
 
     def _prune_models(self) -> None:
         """Old models go: all but the first, and the newest few, which are what a restart and a late site need."""

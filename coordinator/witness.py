@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.books import Books
-from security.audit.events import Cosigned
-from security.audit.kinds import MAX_COUNT
-from security.audit.roster import PEERS_FOR_QUORUM, Roster
-from security.audit.witness import Witness
-from security.errors import HeadConflict, RemoteProtocolError
-from security.relay import Cosignature, Head, HeadSignature, Held, WitnessCall
-from security.secagg.wire import Wire
+from coordinator.ingress_log import Books
+from lazaret.errors import HeadConflict, RemoteProtocolError
+from security.log.events import Cosigned
+from security.log.keys import PEERS_FOR_QUORUM, Roster
+from security.log.schema import MAX_COUNT
+from security.log.witness import Witness
+from security.secagg.fields import Wire
+from security.secagg.relay import Cosignature, Head, HeadSignature, Held, WitnessCall
 
 Letter = tuple[str, Wire]  # to whom, and what
 

@@ -15,8 +15,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lazaret.errors import DataError
 from npr.metrics import Predictions, balanced_auc, pooled
-from security.errors import DataError
 
 # What is averaged: one pool; each site pooled over folds and seeds; or each site, fold and seed by itself.
 Level = Literal["pooled", "site", "cell"]

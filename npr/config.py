@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
 
 Positive = Annotated[float, Field(gt=0.0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]

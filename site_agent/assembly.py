@@ -7,39 +7,39 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from lazaret import software
+from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
-from security import pki, software
-from security.audit.events import AgentStart, DataOpened, Egress, SecaggSurvivors
-from security.audit.log import AuditLog
-from security.audit.note import head_of
-from security.audit.roster import Roster
-from security.audit.store import LogFolder
-from security.audit.witness import Witness
 from security.clock import Clock
-from security.consortium.enrolment import Identity
-from security.consortium.initial_model import InitialModel, pinned_model
-from security.consortium.manifest import Manifest
-from security.consortium.rules import check_tls_peer
-from security.consortium.views import Standing, aggregation_policy, audit_roster
-from security.errors import CertificateNameMismatch, ConfigError
-from security.pki import Role, Subject
+from security.identity import pki
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel, pinned_model
+from security.identity.manifest import Manifest
+from security.identity.membership import Standing, aggregation_policy, audit_roster
+from security.identity.pki import Role, Subject
+from security.identity.rules import check_tls_peer
+from security.log.events import AgentStart, DataOpened, Egress, SecaggSurvivors
+from security.log.keys import Roster
+from security.log.note import head_of
+from security.log.store import LogFolder
+from security.log.witness import Witness
+from security.log.writer import AuditLog
 from security.rng import Randomness
-from security.secagg.attempt import Heads
 from security.secagg.effects import Vector
-from security.secagg.journal import Journal
-from security.secagg.site import SiteMachine
-from security.secagg.site_core import SiteCore
+from security.secagg.site.attempt import Heads, SiteCore
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Signer
-from security.secagg.wal import WriteAheadLog
 from security.secrets import Secret
-from site_agent.agent import Agent, Learner
 from site_agent.budget import Budget, open_budget
 from site_agent.config import SiteConfig
 from site_agent.outbox import Outbox
+from site_agent.ready_slots import slots_of
+from site_agent.run import Agent, Learner
 from site_agent.session import Session
-from site_agent.slots import slots_of
-from site_agent.vault import Vault
-from site_agent.witnessing import Witnessing
+from site_agent.state_dir import Vault
+from site_agent.state_writer import WriteAheadLog
+from site_agent.witness import Witnessing
 
 LearnerFactory = Callable[
     [SiteConfig, Manifest, InitialModel, Vault, Identity, str, Budget | None], tuple[Learner, str | None]

@@ -15,20 +15,19 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from security import codec, labels
-from security.audit.events import DpCommitted, DpReserved
-from security.audit.kinds import decimal
-from security.audit.log import AuditLog
-from security.audit.store import LogFolder
+from lazaret.errors import LedgerError
+from security import labels
 from security.clock import Clock
-from security.consortium.manifest import Manifest
-from security.dp.accountant import ACCOUNTANT
-from security.dp.events import MechanismEvent
-from security.dp.ledger import Ledger, Reservation, commitment
-from security.dp.ledger_entries import Booking, LedgerState
+from security.crypto import encoding
+from security.dp.accountant import ACCOUNTANT, MechanismEvent
+from security.dp.ledger import Booking, Ledger, LedgerState, Reservation, commitment
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
-from security.errors import LedgerError
+from security.identity.manifest import Manifest
+from security.log.events import DpCommitted, DpReserved
+from security.log.schema import decimal
+from security.log.store import LogFolder
+from security.log.writer import AuditLog
 from site_agent.config import SiteConfig
 from site_agent.privacy import LEDGER_HINT, Limits, PrivatePlan, check_terms, ledger_files, validation_line
 
@@ -78,7 +77,7 @@ class Budget:
     def commitment(self) -> bytes:
         """For the advert. The salt can be computed again for an auditor, and by nobody else."""
         head = self.state.head
-        about = labels.DP_LEDGER_SALT + codec.u64(head.seq) + codec.text(head.digest)
+        about = labels.DP_LEDGER_SALT + encoding.u64(head.seq) + encoding.text(head.digest)
         return commitment(head, hmac.digest(self._key, about, hashlib.sha256))
 
     def close(self) -> None:

@@ -9,21 +9,17 @@ from typing import Any
 
 import click
 
+from lazaret.terminal import emit, log_option, log_to_stderr, run_command, say, show_progress
 from security.clock import SystemClock
-from security.consortium import enrolment
-from security.consortium.enrolment import Identity
+from security.identity import enrolment
+from security.identity.enrolment import Identity
 from security.rng import SystemRandomness
-from security.terminal import emit, log_option, log_to_stderr, run_command, say, show_progress
 from site_agent.config import SiteConfig
-from site_agent.ledger_command import ledger
-from site_agent.log_commands import log_commands
-from site_agent.model_commands import evaluate, export, predict
+from site_agent.model_commands import evaluate, export, help_agent, predict, worker
 from site_agent.options import also_config, json_option
 from site_agent.privacy import status_line
-from site_agent.ranks import Place
-from site_agent.renewal import renew
-from site_agent.setup_commands import check, init
-from site_agent.worker import help_agent, worker
+from site_agent.setup_commands import check, init, ledger, log_commands, renew
+from site_agent.trainer.ranks import Place
 
 config_option = click.option(
     "--config",
@@ -55,11 +51,11 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     :param agent_type: the class that carries out effects; `Agent` if not given.
     :param log_format: `text` or `json`; the configuration's if not given.
     """
-    from site_agent.agent import Agent
     from site_agent.assembly import assemble
     from site_agent.client import serve
-    from site_agent.learning import make_trainer
     from site_agent.metrics import open_metrics
+    from site_agent.run import Agent
+    from site_agent.trainer.training import make_trainer
 
     config = SiteConfig.read(config_path)
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
@@ -113,10 +109,10 @@ def join(
 @click.pass_obj
 def status(config_path: Path, own_config: Path | None, as_json: bool, web: bool, listen: str) -> None:
     """What this site has done so far, from its state directory; the agent may be running."""
-    from site_agent.overview import overview
+    from site_agent.status import overview
 
     if web:
-        from site_agent.page.show import show_page
+        from site_agent.page.server import show_page
 
         show_page(SiteConfig.read(own_config or config_path), listen)
         return

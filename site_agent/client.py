@@ -17,21 +17,39 @@ from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Final
+from urllib.parse import urlsplit
 
+from lazaret.tcp_info import Meter, tcp_flows
 from protos import tls  # before grpc: it switches TLS 1.2 off
+from site_agent.config import CoordinatorTable
+from site_agent.trainer.ranks import Place
 
 import grpc  # isort: skip
-
-from security import pki
-from security.audit.events import AgentStop
-from security.audit.log import AuditLog
-from security.audit.second_ledger import SecondLedger
-from security.errors import CertificateError, ToolkitError, coarse
-from site_agent.agent import Agent, Finish, Job, Left
-from site_agent.config import CoordinatorTable
+from lazaret.errors import CertificateError, ToolkitError, coarse
+from security.identity import pki
+from security.log.egress import SecondLedger
+from security.log.events import AgentStop
+from security.log.writer import AuditLog
 from site_agent.effects import Effects
-from site_agent.ranks import Place
-from site_agent.traffic import meter_for
+from site_agent.run import Agent, Finish, Job, Left
+
+# ----------------------------------------
+# Which of this process's connections the kernel's count is about.
+
+HTTP_PORT: Final = 80  # of a proxy that is given without one
+
+
+def meter_for(table: CoordinatorTable, place: Place | None) -> Meter:
+    """Counts what leaves this machine, and what goes to the coordinator wherever that is.
+
+    :param place: among several processes that train as one. On several machines their own traffic, gigabytes of
+        gradients, would hide whatever the count is there to show: then nothing is counted, and the log says nothing.
+    """
+    if place is not None and not place.loopback:
+        return Meter(lambda: None)
+    dialled = urlsplit(table.proxy or f"//{table.address}")
+    return Meter(partial(tcp_flows, {dialled.port or HTTP_PORT}))
+
 
 log = logging.getLogger("site-agent")
 TICK_SECONDS: Final = 0.1

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from security.settings import read_settings
+from lazaret.settings import read_settings
 from site_agent.policy import SitePolicy
 
 Positive = Annotated[int, Field(ge=1)]

@@ -8,7 +8,7 @@ from typing import Literal
 from security.secagg import fixed_point
 from security.secagg.effects import Vector
 from security.secagg.layout import HITS, LOSS, Layout
-from security.secagg.site_core import PendingUpdate
+from security.secagg.site.attempt import PendingUpdate
 
 Weights = Literal["samples", "bucketed", "uniform"]
 

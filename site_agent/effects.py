@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from security.audit.event import Event
-from security.errors import ToolkitError
-from security.relay import Cosignature, Head, Held, WitnessCall
+from lazaret.errors import ToolkitError
+from security.log.schema import Event
 from security.secagg.effects import (
     Advanced,
     Certified,
@@ -23,8 +22,9 @@ from security.secagg.effects import (
     SendUpload,
     Vector,
 )
-from security.secagg.site_core import PendingUpdate
-from security.secagg.wire import Wire
+from security.secagg.fields import Wire
+from security.secagg.relay import Cosignature, Head, Held, WitnessCall
+from security.secagg.site.attempt import PendingUpdate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

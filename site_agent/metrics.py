@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from security import software
-from security.errors import ConfigError, ToolkitError
-from security.web.access import Guard, require_loopback
-from security.web.pages import Pages
-from security.web.prometheus import exposition
-from security.web.server import WebServer
-from site_agent.agent import Agent
+from lazaret import software
+from lazaret.errors import ConfigError, ToolkitError
+from lazaret.web.access import Guard, require_loopback
+from lazaret.web.pages import Pages
+from lazaret.web.prometheus import exposition
+from lazaret.web.server import WebServer
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
+from site_agent.run import Agent
 from site_agent.session import Phase
 
 log = logging.getLogger("site-agent")

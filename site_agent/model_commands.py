@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 
 import click
 
-from security.terminal import emit, progress, say, show_progress
+from lazaret.errors import ConfigError
+from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from site_agent.config import SiteConfig
 from site_agent.options import also_config, json_option
+from site_agent.trainer.ranks import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -33,7 +35,7 @@ def model_option(default: str) -> Callable[[Command], Command]:
 @click.pass_obj
 def evaluate(config_path: Path, own_config: Path | None, model: Any, as_json: bool) -> None:
     """Evaluate this site's model on its own held-out images. Nothing leaves."""
-    from site_agent.evaluation import as_text, evaluate_site
+    from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
     told = evaluate_site(SiteConfig.read(own_config or config_path), model=model)
@@ -58,9 +60,9 @@ def predict(
 
     A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
     """
-    from site_agent.prediction import check_target
-    from site_agent.prediction import predict as run
-    from site_agent.predictor import Predictor
+    from site_agent.trainer.predict import check_target
+    from site_agent.trainer.predict import predict as run
+    from site_agent.trainer.predictor import Predictor
 
     show_progress()
     check_target(output)
@@ -102,8 +104,8 @@ def export(
     as_json: bool,
 ) -> None:
     """Write this site's model, its description and its model card into FOLDER, which must not exist yet."""
-    from site_agent.export import check_target, open_for_export
-    from site_agent.export import export as run
+    from site_agent.trainer.export import check_target, open_for_export
+    from site_agent.trainer.export import export as run
 
     show_progress()
     check_target(folder, onnx=onnx)
@@ -123,3 +125,29 @@ def export(
     if told["log_findings"]:
         say(f"the privacy log has {len(told['log_findings'])} findings, which the card lists")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
+
+
+# ----------------------------------------
+# `site-agent worker`: one of several processes or machines that train together. It has no keys and sends nothing.
+
+@click.command()
+@also_config
+@click.pass_obj
+def worker(config_path: Path, own_config: Path | None) -> None:
+    """Train with the agent on another machine of this hospital (docs/site-agent.md, several processes)."""
+    config, place = SiteConfig.read(own_config or config_path), Place.read()
+    if place is None or place.rank == 0:
+        raise ConfigError(
+            "a worker cannot be the first process: that is the agent",
+            where="RANK",
+            hint="start through torchrun with --node-rank 1 or higher, and `site-agent` itself on the first machine",
+        )
+    log_to_stderr("site-agent", None, json_lines=config.logging.json_lines)
+    help_agent(config, place)
+
+
+def help_agent(config: SiteConfig, place: Place) -> None:
+    """Work for the agent until it is gone."""
+    from site_agent.trainer.workers import work
+
+    work(place, config.data, seconds=float(config.site.worker_wait), threads=config.site.threads)

@@ -10,16 +10,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from protos.convert import FROM_SITE, Parcel
-from security import relay
-from security.audit.egress import Outgoing, OutgoingVector, blocked, pass_door, pass_vector
-from security.audit.log import AuditLog
-from security.errors import LocalProtocolError, PolicyViolation
-from security.parcel_size import Shape, expected_bytes
-from security.relay import FRAMES, SignedHead
-from security.secagg import messages
+from lazaret.errors import LocalProtocolError, PolicyViolation
+from protos.parse import FROM_SITE, Parcel
+from security.log.egress import Outgoing, OutgoingVector, blocked, pass_door, pass_vector
+from security.log.writer import AuditLog
+from security.secagg import messages, relay
+from security.secagg.fields import Wire
 from security.secagg.layout import Layout
-from security.secagg.wire import Wire
+from security.secagg.relay import FRAMES, SignedHead
+from security.secagg.sizes import Shape, expected_bytes
 from site_agent.effects import Post, PostVector
 from site_agent.policy import SitePolicy
 

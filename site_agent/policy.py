@@ -9,8 +9,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from security.consortium.manifest import Manifest
-from security.errors import PolicyViolation
+from lazaret.errors import PolicyViolation
+from security.identity.manifest import Manifest
 
 
 def _check_hours(text: str) -> str:

@@ -10,14 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from security.consortium.manifest import Manifest, Privacy, real
-from security.dp.accountant import rdp_epsilon, spent
-from security.dp.events import MechanismEvent
-from security.dp.ledger_entries import LedgerState, Terms, Unit
+from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
+from security.dp.accountant import MechanismEvent, rdp_epsilon, spent
+from security.dp.ledger import LedgerState, Terms, Unit
 from security.dp.ledger_store import FileStore
-from security.dp.planner import Schedule, least_multiplier, order_for
-from security.dp.settings import PrivateSettings
-from security.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
+from security.dp.planner import PrivateSettings, Schedule, least_multiplier, order_for
+from security.identity.manifest import Manifest, Privacy, real
 from site_agent.config import SiteConfig
 
 LEDGER_HINT = "`site-agent ledger --create` begins one, once for each patient population"

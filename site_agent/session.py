@@ -9,27 +9,30 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import StrEnum
+from typing import Final
 
-from security import relay
-from security.clock import Clock
-from security.consortium.manifest import Manifest
-from security.errors import (
+from lazaret.errors import (
+    CodecError,
     LocalProtocolError,
     PolicyViolation,
     RemoteProtocolError,
+    RollbackDetected,
     ToolkitError,
     VerificationFailed,
 )
-from security.relay import SignedHead
+from security.clock import Clock
+from security.crypto.ring import FRAME_BYTES
+from security.identity.manifest import Manifest
+from security.identity.membership import AggregationPolicy
 from security.secagg import effects as fx
-from security.secagg import messages
+from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.policy import AggregationPolicy
-from security.secagg.site import SiteMachine
-from security.secagg.site_core import PendingUpdate
+from security.secagg.fields import Wire
+from security.secagg.relay import Farewell, Goodbye, ManifestFrame, SignedHead
+from security.secagg.site.attempt import PendingUpdate
+from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import SiteState
-from security.secagg.wire import Wire
-from site_agent import notes
+from site_agent import log_events
 from site_agent.contribution import LocalResult
 from site_agent.effects import (
     Adopt,
@@ -43,11 +46,85 @@ from site_agent.effects import (
     Post,
     Train,
 )
-from site_agent.farewell import parting
-from site_agent.parts import ManifestParts
+from site_agent.log_events import Translator
 from site_agent.policy import SitePolicy
-from site_agent.slots import ReadySlots
-from site_agent.translator import Translator
+from site_agent.ready_slots import ReadySlots
+
+# ----------------------------------------
+# What a site does when the coordinator closes its stream.
+
+_REASONS: Final[dict[Farewell, tuple[type[ToolkitError], str, str, bool]]] = {
+    Farewell.STOPPING: (RemoteProtocolError, "the coordinator is stopping", "this site tries again", True),
+    Farewell.REPLACED: (
+        PolicyViolation,
+        "another process speaks for this site now",
+        "two agents with one identity: stop one of them",
+        False,
+    ),
+    Farewell.OTHER_PROTOCOL: (
+        RemoteProtocolError,
+        "the coordinator speaks another version of the protocol",
+        "install the version of the package that the coordinator runs",
+        False,
+    ),
+    Farewell.NOT_LISTED: (
+        PolicyViolation,
+        "the coordinator's manifest does not list this site",
+        "the consortium must enrol this site and publish; revoked sites stay out",
+        False,
+    ),
+    Farewell.OLD_MANIFEST: (
+        PolicyViolation,
+        "the coordinator's manifest is older than this site's",
+        "the operator must install the newer one; this site tries again",
+        True,
+    ),
+    Farewell.OUT_OF_ORDER: (
+        RollbackDetected,
+        "the coordinator has seen later connections of this site than this state directory remembers",
+        "it was restored from an old copy: stop, keep it, and enrol anew",
+        False,
+    ),
+}
+
+
+def parting(message: Goodbye) -> Leave:
+    kind, what, hint, retry = _REASONS[Farewell(message.code)]
+    return Leave(kind(what, where="coordinator", hint=hint), retry=retry)
+
+
+# ----------------------------------------
+# A manifest that comes in frames, put together again.
+
+class ManifestParts:
+    """Frames of one manifest, in order. Nothing is believed of them: the root's signature decides."""
+
+    def __init__(self) -> None:
+        self._version = 0
+        self._data = b""
+        self._next = 0
+
+    def clear(self) -> None:
+        """Forget what has come so far; a new stream begins anew."""
+        self._version, self._data, self._next = 0, b"", 0
+
+    def take(self, frame: ManifestFrame) -> bytes | None:
+        """The whole manifest, once its last frame is there."""
+        if frame.index == 0:
+            self.clear()
+            self._version = frame.version
+        if frame.index != self._next or frame.version != self._version:
+            raise RemoteProtocolError("frames of the manifest are out of order", where="manifest")
+        self._data += frame.data
+        self._next += 1
+        missing = frame.length - len(self._data)
+        if missing < 0 or (missing > 0 and len(frame.data) != FRAME_BYTES):
+            raise CodecError("manifest has another length than its frames say", where="manifest")
+        if missing:
+            return None
+        whole = self._data
+        self.clear()
+        return whole
 
 
 class Phase(StrEnum):
@@ -165,7 +242,7 @@ class Session:
         if isinstance(message, relay.Ping):
             return (Post(message=relay.Pong(number=message.number)),)
         if isinstance(message, relay.Receipt):
-            return (notes.receipt(message, head, self.site, self.connection),)
+            return (log_events.receipt(message, head, self.site, self.connection),)
         if isinstance(message, messages.TrainOrder):
             return self._order(message)
         if isinstance(message, messages.Plan):
@@ -237,7 +314,7 @@ class Session:
     # Training.
 
     def _order(self, order: messages.TrainOrder) -> Effects:
-        if order.round != notes.loggable(order.round):
+        if order.round != log_events.loggable(order.round):
             raise RemoteProtocolError("round number is out of any window", where="order")
         effects = [*self._end_open_attempt(), *self._protocol(self._machine(order)), *self._reload()]
         if order.round == self.training:
@@ -255,7 +332,7 @@ class Session:
             return (*effects, *self._decline(order.round, str(refusal)))
         self.training, self._answer = order.round, None
         head = self.machine.core.head
-        effects.append(notes.model_received(self.manifest, order.round, head.state_hash, self.destination))
+        effects.append(log_events.model_received(self.manifest, order.round, head.state_hash, self.destination))
         state = self.machine.intake.model
         job = Train(round=order.round, state=state, state_hash=head.state_hash, config_hash=order.config_hash)
         return (*effects, job)
@@ -277,14 +354,14 @@ class Session:
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
 
     def _decline(self, number: int, rule: str) -> Effects:
-        note = notes.declined(self.manifest, rule, number)
+        note = log_events.declined(self.manifest, rule, number)
         return note, self._say(relay.Decline(site=self.site, round=number))
 
     def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
         """The local work of a round is done and encoded."""
         self._rest(update.round)
         self.rounds_done += 1
-        done = notes.train_done(self.manifest, update.round, result)
+        done = log_events.train_done(self.manifest, update.round, result)
         kept = Keep(update=update, memory=result.memory)
         try:
             bound = self.machine.load_update(update)
@@ -299,7 +376,8 @@ class Session:
         """The local work of a round came to nothing. The reason stays here, and when it was known too."""
         self._rest(round_number)
         self._answer = (relay.Decline(site=self.site, round=round_number), self._next_slot(round_number))
-        return notes.declined(self.manifest, f"{error.code}: no update for this round", round_number), Complain(error)
+        reason = f"{error.code}: no update for this round"
+        return log_events.declined(self.manifest, reason, round_number), Complain(error)
 
     def _rest(self, number: int) -> None:
         """A round that was given up may end its training when the next one is already ordered."""
@@ -336,7 +414,7 @@ class Session:
             self.policy.check_cohort(context.n)
             self.policy.check_bytes(self.spent(context.round) + attempt_bytes(self.manifest, context.n))
         except PolicyViolation as refusal:
-            note = notes.declined(self.manifest, str(refusal), context.round, context)
+            note = log_events.declined(self.manifest, str(refusal), context.round, context)
             return *reloaded, note, Post(message=messages.Refusal(site=self.site, ctx=context.ctx()))
         return (*reloaded, *self._protocol(self._machine(plan)))
 

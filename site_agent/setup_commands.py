@@ -2,22 +2,215 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import wraps
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 from pydantic import ValidationError
 
-from security.consortium.enrolment import Identity
-from security.errors import ConfigError
-from security.keystore import write_atomically
-from security.pki import Role, Subject
-from security.preflight.report import report, skip_option
-from security.terminal import ask, emit, say, show_progress
+from lazaret.checks import report, skip_option
+from lazaret.errors import ConfigError
+from lazaret.files import write_atomically
+from lazaret.terminal import ask, emit, say, show_progress
+from security.clock import SystemClock
+from security.dp.ledger import Ledger
+from security.identity import enrolment
+from security.identity.enrolment import Identity
+from security.identity.manifest import Manifest
+from security.identity.membership import audit_roster
+from security.identity.pki import Role, Subject
+from security.log.log_commands import keeper_commands
+from security.log.writer import AuditLog
+from security.rng import SystemRandomness
+from site_agent.assembly import read_membership
 from site_agent.config import LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import also_config, json_option
-from site_agent.template import site_toml
+from site_agent.privacy import PrivatePlan, budget_status, ledger_files, planned_cost, status_line
+
+# ----------------------------------------
+# `site-agent ledger`: begin the privacy ledger of this hospital's patients, once, or look at it.
+
+_NEW = "before any data"
+
+
+@click.command()
+@click.option("--create", is_flag=True, help="Begin one; the budget of a population is never begun twice.")
+@click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
+@also_config
+@json_option
+@click.pass_obj
+def ledger(config_path: Path, own_config: Path | None, create: bool, epsilon: float | None, as_json: bool) -> None:
+    """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
+    config = SiteConfig.read(own_config or config_path)
+    _, manifest = read_membership(Identity(folder=config.identity), SystemClock())
+    plan = PrivatePlan.of(config, manifest)
+    if plan is None:
+        raise ConfigError("this federation trains without differential privacy", where="manifest [privacy]")
+    if create:
+        terms = plan.terms(config)
+        with ledger_files(config) as files:
+            Ledger.create(files, terms, version=_NEW)
+        say(f"ledger {config.ledger} begun: epsilon {terms.cap:g} at delta {terms.delta:g} for each {terms.unit}")
+        say(f"its newest head is kept in {config.ledger_anchor}: back both up, best in two places")
+    if epsilon is not None:
+        _propose(config, manifest, epsilon, as_json=as_json)
+        return
+    told = budget_status(config, manifest) or {}
+    if as_json:
+        emit(told | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
+    else:
+        click.echo(status_line(told))
+
+
+def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json: bool) -> None:
+    cost = planned_cost(config, manifest, epsilon=epsilon)
+    if cost is None:
+        return
+    if as_json:
+        emit({**asdict(cost), "fits": cost.fits, "wanted": epsilon})
+        return
+    click.echo(
+        f"{cost.rounds} rounds at noise {cost.sigma:g} bring epsilon to {cost.epsilon_rdp:.2f} (RDP), "
+        f"{cost.epsilon_pld:.2f} (PLD) at delta {cost.delta:g}"
+    )
+    if cost.proposed_sigma is None:
+        why = "no gradient noise is enough, given the other releases and the ledger's order"
+        click.echo(f"for epsilon {epsilon:g}: {why}")
+    else:
+        click.echo(f"for epsilon {epsilon:g}: noise = {cost.proposed_sigma:g}")
+
+
+# ----------------------------------------
+# `site-agent log-export`, `log-note`, `log-erase`: what people do with the privacy log, recorded in it.
+
+def open_for_people(config_path: Path) -> AuditLog:
+    """This site's log, if no agent holds it. The keys in it are those of the manifest it was last used with."""
+    from site_agent.assembly import read_membership
+
+    config, clock = SiteConfig.read(config_path), SystemClock()
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, clock)
+    roster = audit_roster(manifest)
+    keys = identity.folder / "keys" / "epochs"
+    party = roster.by_name[site]
+    return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
+
+
+def _with_config(command: Callable[..., None]) -> Callable[..., None]:
+    @wraps(command)
+    def run(config_path: Path, own_config: Path | None, **told: Any) -> None:
+        command(config_path=own_config or config_path, **told)
+
+    return click.pass_obj(also_config(run))
+
+
+log_commands = keeper_commands(open_for_people, _with_config)
+
+
+# ----------------------------------------
+# `site-agent renew`: new keys for this site, also in mid-run. What is in force stays so until the answer is there.
+
+@click.command()
+@also_config
+@json_option
+@click.pass_obj
+def renew(config_path: Path, own_config: Path | None, as_json: bool) -> None:
+    """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
+    identity = Identity(folder=SiteConfig.read(own_config or config_path).identity)
+    request = enrolment.renew(identity, Role.SITE)
+    if as_json:
+        emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
+        return
+    say(f"new keys and their request are in {identity.folder}; the old ones hold until the answer is installed")
+    say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
+    say(f"then install its answer: site-agent join {request.member}.json. The agent may run meanwhile")
+
+
+# ----------------------------------------
+# The commented `site.toml` that `site-agent init` writes.
+
+_TEMPLATE = """\
+# This hospital's part in a federation. What all sites share stands in the consortium's signed manifest; here is what
+# only this machine knows, and what this hospital permits. Keys behind a `#` show their defaults. Relative paths start
+# at this file's folder.
+
+[site]
+identity = {identity}                 # keys, certificates and manifest; nobody else may read it
+state = {state}                       # what must survive a restart, and the privacy log
+initial_model = {initial_model}       # (required) the safetensors file of the consortium; checked by its SHA-256
+# threads = 4                         # processor threads for training; default: all
+# ready_slot = 600                    # seconds; an update is announced only at multiples of this after the order, so
+                                      # that the time does not tell how much data is here. Default: 1, 2, 4, ... seconds
+                                      # after it, which tells the time that training takes to a factor of two
+# worker_wait = 120                   # seconds; how long training in several processes waits for one of them
+
+[coordinator]
+address = {address}                   # (required) host:port; this agent only ever dials out
+# proxy = "http://proxy.example:3128" # an HTTP CONNECT proxy, if the hospital's network has one
+# least_wait = 1                      # seconds before the first new try after a lost connection; doubles each time
+# most_wait = 60
+
+[logging]
+# json = false                        # one JSON object a line on stderr; `--log-format` overrides it
+
+[data]
+source = {source}                     # (required) csv:FILE, folders:DIR, dicom:DIR, fed-isic:DIR, npz:PATH or generated
+# site = "graz"                       # which site of the source is ours, where it holds several; default: our own id
+# fold = 0                            # test images: a fold's number, or the name of a split that came with the data
+# folds = 5
+# validation = 0.1                    # share of the training patients held out to choose the best personal model
+# seed = 0                            # of the folds, not of training
+# class_names = ["nevus", "melanoma"] # the federation's classes in its order, for sources that learn them from labels
+# purpose = "model training"          # these two go into the privacy log when the data are opened
+# legal_basis = ""
+
+[privacy]                             # where the manifest asks for differential privacy
+# population = "patients"             # whose budget is spent; one ledger for everything that holds the same patients
+# ledger = "ledger"                   # folder of the ledger; it outlives runs, so back it up
+# anchor = "ledger-anchor"            # folder of its newest head, best on another disk
+# cap = 8.0                           # the most that all runs may cost; default: the manifest's epsilon
+# noise = 1.2                         # over the clip; default: the manifest's floor. `site-agent check` proposes one
+# metrics_noise = 10.0                # book a local validation in every round; default: validation is off
+# micro_batch = 64                    # images at once under differential privacy
+
+[metrics]
+# listen = "127.0.0.1:7481"           # figures for a Prometheus on this machine; no other address is permitted
+
+[policy]                              # what this hospital permits; the coordinator cannot override it
+# methods = ["fednpr-per"]            # default: whatever the manifest names
+# architectures = ["efficientnet_b0"]
+# least_cohort = 3                    # refuse to hide among fewer sites than this
+# most_rounds = 80
+# most_bytes_per_round = 100_000_000
+# hours = "20:00-06:00"               # local time of day in which training may begin
+# require_privacy = false             # refuse federations without differential privacy
+# most_epsilon = 8.0
+# require_covered_audit = false       # refuse federations whose sums are only sampled
+# required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
+# share_metrics = true                # put the training loss and hits into the masked sum; false sends zeros
+
+# [policy.settings]                   # bounds on what the manifest may set
+# learning_rate = {{ most = 0.01 }}
+# local_epochs = {{ most = 5 }}
+"""
+
+
+def site_toml(*, identity: str, state: str, initial_model: str, address: str, source: str) -> str:
+    """The file, with this site's values in it."""
+    told = {
+        "identity": identity,
+        "state": state,
+        "initial_model": initial_model,
+        "address": address,
+        "source": source,
+    }
+    return _TEMPLATE.format(**{name: json.dumps(value, ensure_ascii=False) for name, value in told.items()})
+
 
 INITIAL: Final = "initial.safetensors"
 # The checks by name; a test compares the list with the registry, which takes long to import.
@@ -98,7 +291,7 @@ def _checked_source(source: str) -> str:
 @click.pass_obj
 def check(config_path: Path, own_config: Path | None, skipped: tuple[str, ...], as_json: bool) -> None:
     """Look at everything that a start needs, and say what to do. Only knocks at the coordinator's door."""
-    from site_agent.preflight import look
+    from site_agent.checks.run import look
 
     if not as_json:
         show_progress()

@@ -21,10 +21,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from scripts.one_machine.grounds import HOST, free_port
-from scripts.one_machine.processes import GaveUp, wait_until
+from benchmarks.secagg import flower_python
+from scripts.local_federation.processes import GaveUp, wait_until
+from scripts.local_federation.setup import HOST, free_port
 from security.secagg import thresholds
-from security.secagg.bench import flower_python
 
 APP = Path(__file__).with_name("app")
 ROUND_SECONDS = 300.0

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks.plain.exchange_pb2 import Frame
 from benchmarks.times import note
-from security.consortium.enrolment import Identity
+from security.identity.enrolment import Identity
 
 FRAME_BYTES = 262_144
 METHOD = "Average"

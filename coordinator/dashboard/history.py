@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
 
 PUBLISHED: Final = "published"
 VOID: Final = "void"

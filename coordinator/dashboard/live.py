@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.phases import Phase
-from coordinator.shell import Shell
-from security.audit.note import Note
+from coordinator.run import Shell
+from security.log.note import Note
 
 AWAY: Final = "away"
 EXCLUDED: Final = "excluded"

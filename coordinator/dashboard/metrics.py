@@ -12,10 +12,10 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from coordinator.dashboard.board import Board
 from coordinator.dashboard.live import EXCLUDED, Live
+from coordinator.dashboard.state_json import Board
 from coordinator.phases import Phase
-from security import software
+from lazaret import software
 
 # The reasons that an attempt can end for; any other text counts as "other", so that no text becomes a label.
 REASONS: Final = ("sites missing at S1", "sites missing at S2", "a site aborted", "aborted", "given up")

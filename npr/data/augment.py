@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
 
 
 class Draws(Protocol):

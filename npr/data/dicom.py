@@ -16,14 +16,12 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydicom.pixels import apply_rescale
 
-from npr.data.arrays import Arrays
+from lazaret.errors import ConfigError, DataError
 from npr.data.catalogue import Catalogue
-from npr.data.counts import ICH_CLASSES
-from npr.data.decode import squash
-from npr.data.manifest import load_csv, load_folders
-from npr.data.rows import Decoding, Row, catalogue_of
-from npr.data.store import Storage
-from security.errors import ConfigError, DataError
+from npr.data.columns import Arrays
+from npr.data.generated import ICH_CLASSES
+from npr.data.manifest import Decoding, Row, catalogue_of, load_csv, load_folders
+from npr.data.store import Storage, squash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lazaret.errors import ConfigError, DataError
 from npr.data.augment import Augmentation, PartOfDraws, blur, flip, rotate
 from npr.data.dataset import Samples
 from npr.distributed import ALONE, Group
-from security.errors import ConfigError, DataError
 
 # Draws the rows of one epoch, e.g. class-balanced; it gets the labels and the epoch's own generator.
 Sampler = Callable[[NDArray[np.int64], np.random.Generator], NDArray[np.int64]]

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from npr.data.arrays import Arrays
+from lazaret.errors import DataError
 from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list
-from npr.data.decode import open_image, squash
-from npr.data.store import Storage, digest_of, pool
-from security.errors import DataError
+from npr.data.columns import Arrays
+from npr.data.store import Storage, digest_of, open_image, pool, squash
 
 REQUIRED = ("jpeg", "offsets", "image_id", "label", "site", "class_names")
 # Column of units, most private first, and what it is called.

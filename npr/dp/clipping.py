@@ -7,16 +7,202 @@ the norms of all layers are known, each record gets the weight min(1, C/norm) an
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from npr.dp.grad_norms import Share, shares_of, supports, unsupported
-from security.errors import ConfigError, LocalProtocolError
+from lazaret.errors import ConfigError
+from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+
+from timm.layers import Conv2dSame, Linear as TimmLinear  # isort: skip
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from lazaret.errors import LocalProtocolError
+
+# ----------------------------------------
+# Per-record gradient norms of one layer from its input and its output gradient, without a second backward pass.
+#
+# For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns the squared norm of
+# every record's gradient and what is needed to form the weighted sum of the gradients afterwards
+# (docs/spec/differential-privacy.md, section 3).
+#
+# A linear map over T positions has the gradient G = B A^T. Its norm is either taken from G itself, at the cost of O*I
+# numbers per record, or from the two Gram matrices, |G|^2 = <A^T A, B^T B>, at the cost of 2*T^2 numbers ("ghost",
+# Goodfellow 2015; Li et al. 2022). Work is equal at T = O*I/(O+I), so the smaller one is taken.
+
+@dataclass(slots=True)
+class Share:
+    """One parameter's part: squared norms (N,), and the pieces, records first, from which `combine` sums gradients."""
+
+    parameter: Tensor
+    squared: Tensor
+    pieces: tuple[Tensor, ...]
+    combine: Callable[..., Tensor]
+
+    def weighted_sum(self, weights: Tensor, kept: Tensor | None) -> Tensor:
+        """Sum of the records' gradients times their weights. Records outside `kept` are taken out by index: a NaN
+        times zero would still be a NaN."""
+        if kept is None:
+            return self.combine(weights, *self.pieces).view(self.parameter.shape)
+        pieces = (piece[kept] for piece in self.pieces)
+        return self.combine(weights[kept], *pieces).view(self.parameter.shape)
+
+
+def shares_of(layer: nn.Module, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
+    """The shares of a layer's wanted parameters. Raises ConfigError for a layer nobody wrote a formula for."""
+    if isinstance(layer, nn.Linear):
+        return _linear(layer, a, b, wanted)
+    if isinstance(layer, nn.Conv2d):
+        return _conv(layer, a, b, wanted)
+    if isinstance(layer, nn.GroupNorm):
+        return _normalised(layer, functional.group_norm(a, layer.num_groups, eps=layer.eps), b, wanted)
+    if isinstance(layer, nn.LayerNorm):
+        xhat = functional.layer_norm(a, layer.normalized_shape, eps=layer.eps)
+        return _normalised(layer, xhat.movedim(-1, 1), b.movedim(-1, 1), wanted)
+    raise ConfigError(unsupported(layer))
+
+
+def supports(layer: nn.Module) -> bool:
+    """Exact types only: a subclass may transform its weight first, and its gradient then has another form."""
+    if type(layer) not in (nn.Linear, TimmLinear, nn.Conv2d, Conv2dSame, nn.GroupNorm, nn.LayerNorm):
+        return False
+    if isinstance(layer, nn.LayerNorm):
+        return len(layer.normalized_shape) == 1
+    return not isinstance(layer, nn.Conv2d) or layer.padding_mode == "zeros"
+
+
+def unsupported(layer: nn.Module) -> str:
+    return f"no exact per-record gradient norm for a trainable {type(layer).__name__}"
+
+
+def _share(parameter: Tensor, gradient: Tensor) -> Share:
+    """The gradients themselves, one row per record."""
+    rows = gradient.flatten(1)
+    return Share(parameter, _squares(rows), (rows,), torch.matmul)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    squared: Tensor = torch.linalg.vector_norm(rows, dim=1).square()
+    return squared
+
+
+def _bias(layer: nn.Module, wanted: frozenset[Tensor], rows: Callable[[], Tensor]) -> list[Share]:
+    bias = layer.bias
+    return [_share(bias, rows())] if isinstance(bias, Tensor) and bias in wanted else []
+
+
+def _linear(layer: nn.Linear, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
+    a, b = (x.flatten(1, -2) if x.dim() > 2 else x.unsqueeze(1) for x in (a, b))
+    shares = _bias(layer, wanted, lambda: b.sum(1))
+    return [_matrix(layer.weight, a, b), *shares] if layer.weight in wanted else shares
+
+
+def _matrix(weight: Tensor, a: Tensor, b: Tensor) -> Share:
+    """Gradient sum_t b_t a_t^T of a matrix; a is (N, T, I) and b is (N, T, O)."""
+    positions, inputs, outputs = a.shape[1], a.shape[2], b.shape[2]
+    if positions * (inputs + outputs) >= inputs * outputs:
+        return _share(weight, torch.bmm(b.transpose(1, 2), a))
+    return Share(weight, _ghost(a, b), (a, b), _weighted_matrix)
+
+
+def _ghost(a: Tensor, b: Tensor) -> Tensor:
+    if a.shape[1] == 1:
+        return _squares(a.flatten(1)) * _squares(b.flatten(1))
+    gram_a, gram_b = torch.bmm(a, a.transpose(1, 2)), torch.bmm(b, b.transpose(1, 2))
+    squared = (gram_a * gram_b).flatten(1).sum(1)
+    # Positions that cancel each other leave a small difference of large terms. Their rounding error is added on top, so
+    # that a norm is never taken too small: that would let one record move the sum by more than the clip.
+    lengths = (gram_a.diagonal(dim1=1, dim2=2) * gram_b.diagonal(dim1=1, dim2=2)).sqrt().sum(1)
+    return squared.clamp_min(0) + 16 * torch.finfo(a.dtype).eps * lengths.square()
+
+
+def _weighted_matrix(weights: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    scaled = b * weights.view(-1, 1, 1)
+    return scaled.flatten(0, 1).T @ a.flatten(0, 1)
+
+
+def _conv(layer: nn.Conv2d, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
+    shares = _bias(layer, wanted, lambda: b.sum((2, 3)))
+    if layer.weight not in wanted:
+        return shares
+    a = _padded(a, _padding(layer, a))
+    if layer.groups == 1 and layer.kernel_size == (1, 1):
+        a = a[:, :, :: layer.stride[0], :: layer.stride[1]]
+        return [_matrix(layer.weight, _positions(a), _positions(b)), *shares]
+    if layer.groups == layer.in_channels == layer.out_channels:
+        return [_share(layer.weight, _depthwise(layer, a, b)), *shares]
+    unfolded = functional.unfold(a, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)
+    if layer.groups == 1:
+        return [_matrix(layer.weight, unfolded.transpose(1, 2), _positions(b)), *shares]
+    # Block diagonal: each group is a dense convolution of its own.
+    outputs, inputs = (torch.unflatten(x, 1, (layer.groups, -1)) for x in (b.flatten(2), unfolded))
+    return [_share(layer.weight, outputs @ inputs.transpose(2, 3)), *shares]
+
+
+def _positions(x: Tensor) -> Tensor:
+    """(N, C, H, W) as (N, H*W, C); a view when the memory is channels-last."""
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def _padded(a: Tensor, padding: tuple[int, int, int, int]) -> Tensor:
+    """Zeros around, in row-major memory: what follows needs that layout, so padding and re-ordering are one copy."""
+    if not any(padding):
+        return a
+    left, right, top, bottom = padding
+    records, channels, height, width = a.shape
+    out = a.new_zeros((records, channels, height + top + bottom, width + left + right))
+    out[:, :, top : top + height, left : left + width] = a
+    return out
+
+
+def _padding(layer: nn.Conv2d, a: Tensor) -> tuple[int, int, int, int]:
+    """Left, right, top, bottom."""
+    (kernel_h, kernel_w), (stride_h, stride_w), (step_h, step_w) = layer.kernel_size, layer.stride, layer.dilation
+    if isinstance(layer, Conv2dSame):
+        # TensorFlow's rule: pad to ceil(size / stride) outputs, the odd pixel on the far side.
+        wide = max((-(-a.shape[3] // stride_w) - 1) * stride_w + (kernel_w - 1) * step_w + 1 - a.shape[3], 0)
+        high = max((-(-a.shape[2] // stride_h) - 1) * stride_h + (kernel_h - 1) * step_h + 1 - a.shape[2], 0)
+        return wide // 2, wide - wide // 2, high // 2, high - high // 2
+    if isinstance(layer.padding, str):
+        wide, high = (step_w * (kernel_w - 1), step_h * (kernel_h - 1)) if layer.padding == "same" else (0, 0)
+        return wide // 2, wide - wide // 2, high // 2, high - high // 2
+    high, wide = layer.padding
+    return wide, wide, high, high
+
+
+def _depthwise(layer: nn.Conv2d, a: Tensor, b: Tensor) -> Tensor:
+    """Correlation of each channel's input with its output gradient, for all records and channels in one grouped
+    convolution in which `b` plays the kernel; stride and dilation change places."""
+    records, channels = b.shape[:2]
+    full = functional.conv2d(
+        a.reshape(1, records * channels, a.shape[2], a.shape[3]),
+        b.reshape(records * channels, 1, b.shape[2], b.shape[3]),
+        stride=layer.dilation,
+        dilation=layer.stride,
+        groups=records * channels,
+    )
+    # With a stride the last input rows may have met no kernel tap; they give surplus outputs.
+    kernel_h, kernel_w = layer.kernel_size
+    return full[0, :, :kernel_h, :kernel_w].reshape(records, channels, kernel_h, kernel_w)
+
+
+def _normalised(layer: nn.GroupNorm | nn.LayerNorm, xhat: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
+    """Scale and shift after a normalisation; channels are in dimension 1."""
+    shares = _bias(layer, wanted, lambda: _over_positions(b))
+    if layer.weight in wanted:
+        shares.append(_share(layer.weight, _over_positions(xhat * b)))
+    return shares
+
+
+def _over_positions(x: Tensor) -> Tensor:
+    return x.flatten(2).sum(2) if x.dim() > 2 else x
+
 
 NORM_MARGIN = 1e-3
 """Norms are computed in single precision; a record is clipped as if its norm were larger by this."""
@@ -100,7 +286,7 @@ def _trainable_layers(model: nn.Module) -> list[nn.Module]:
         if not own:
             continue
         if not supports(layer):
-            raise ConfigError(unsupported(layer), where=name, hint="freeze it, or replace it (npr.dp.freeze_norm)")
+            raise ConfigError(unsupported(layer), where=name, hint="freeze it, or replace it (npr.dp.model_rules)")
         for parameter in own:
             if id(parameter) in owners:
                 raise ConfigError(f"{name} shares a parameter with {owners[id(parameter)]}: norms miss the cross term")

@@ -13,18 +13,17 @@ from typing import Any
 
 import torch
 
-from npr.backend import Aggregator, Contribution
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset
 from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation
 from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
+from npr.params import Aggregator, Contribution
 from npr.training import LocalReport
 from security.dp.accountant import Spent
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import Head as LedgerHead
-from security.dp.ledger_entries import Terms, Unit, digest_of
+from security.dp.ledger import Head as LedgerHead
+from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger_store import MemoryStore
 from security.dp.planner import Schedule, order_for, propose_multiplier
 

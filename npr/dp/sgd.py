@@ -17,12 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from lazaret.errors import BudgetExhausted, ConfigError, LocalProtocolError
 from npr.dp.clipping import ClippedGradient
-from security.dp.events import Mechanism
+from security.dp.accountant import Mechanism
 from security.dp.ledger import Reservation
 from security.dp.noise import grid_step
 from security.dp.sampling import PoissonSampler, Units
-from security.errors import BudgetExhausted, ConfigError, LocalProtocolError
 
 Indices = NDArray[np.int64]
 

@@ -17,13 +17,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from npr.data.counts import ISIC_TRAIN
+from lazaret.errors import ConfigError
+from npr.data.generated import ISIC_TRAIN
 from npr.data.sources import open_dataset
 from npr.federation import Federation, RoundReport
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.seeds import generator
 from npr.sinkhorn import balanced_plan
-from security.errors import ConfigError
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ def learning_report(*, repeats: int = 5, scale: float = 0.03) -> Json:
 
 def private_report() -> Json:
     """What a differentially private step costs beside a plain one; memory is measured in processes of their own."""
-    from npr.dp.bench import bench
+    from npr.lab.dp_bench import bench
 
     return {**bench(), "limits": DP_LIMITS}
 

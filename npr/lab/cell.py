@@ -13,23 +13,67 @@ from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lazaret.errors import ToolkitError
 from npr.data.catalogue import Catalogue, assemble
 from npr.data.dataset import FederatedDataset
 from npr.data.sources import open_catalogue
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation, check_sites
-from npr.lab.maps import save_maps
 from npr.lab.plan import Cell, Settings
-from npr.lab.plugins import load_plugins
-from npr.lab.private import privacy_of
-from npr.lab.request import private_plan, train_config
+from npr.lab.request import privacy_of, private_plan, train_config
 from npr.lab.secure import SecureAggregator, require_enough_sites
 from npr.lab.store import Json, read_json, write_atomically, write_json
 from npr.lab.summary import percent
 from npr.methods.base import Kind
+from npr.methods.registry import load_plugins
+from npr.methods.regulariser import cluster
 from npr.metrics import Predictions, save_predictions, summarise
 from npr.model import ModelSpec, build_model
-from security.errors import ToolkitError
+from npr.training import extract
+
+# ----------------------------------------
+# Features and prototypes of every site in two dimensions, for plots. Only the projection is kept.
+
+MOST_POINTS = 600
+
+
+def save_maps(federation: Federation, path: Path) -> None:
+    """For a method with prototypes: each site's unit features and prototypes on the features' two main axes."""
+    if federation.method.regulariser is None:
+        return
+    arrays: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
+    for site in federation.sites:
+        features, labels = extract(site.model, site.reading(site.train))
+        unit = torch.nn.functional.normalize(features, dim=1)
+        prototypes = cluster(site, features, labels, federation.round)
+        centre, axes = unit.mean(0), main_axes(unit)
+        if axes is None:
+            continue
+        step = -(-len(unit) // MOST_POINTS)
+        arrays[f"{site.name}/points"] = ((unit - centre) @ axes)[::step].numpy()
+        arrays[f"{site.name}/labels"] = labels[::step].numpy()
+        arrays[f"{site.name}/prototypes"] = ((prototypes.vectors - centre) @ axes).numpy()
+        arrays[f"{site.name}/owners"] = prototypes.owners.numpy()
+    if arrays:
+        np.savez_compressed(path, allow_pickle=False, **arrays)
+
+
+def main_axes(unit: Tensor) -> Tensor | None:
+    """The plane in which features spread most; None where they are not numbers.
+
+    In double precision: features that have collapsed onto a few directions defeat the solver in single, and a plot must
+    not cost a finished cell.
+    """
+    if not torch.isfinite(unit).all():
+        return None
+    vectors: Tensor = torch.linalg.eigh(torch.cov(unit.T.double()))[1]
+    return vectors[:, -2:].float()
+
 
 # When set, a finished cell keeps its models (every site's and the global one), so that they can be looked at again.
 KEEP_MODELS = "LAZARET_LAB_KEEP_MODELS"

@@ -11,9 +11,9 @@ from typing import Any
 
 import click
 
+from lazaret.terminal import log_option, log_to_stderr, run_command
 from npr.lab.export import model
 from npr.lab.plan import Plan, parse_assignments, parse_folds, parse_grids, parse_integers
-from security.terminal import log_option, log_to_stderr, run_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -30,7 +30,7 @@ def cli(plugins: tuple[Path, ...], log_format: str | None) -> None:
     """The laboratory: methods x seeds x folds on one data set, with tables, plots and benchmarks."""
     log_to_stderr("npr-lab", log_format, json_lines=False)
     if plugins:
-        from npr.lab.plugins import announce, load_plugins
+        from npr.methods.registry import announce, load_plugins
 
         announce(plugins)
         load_plugins()
@@ -133,8 +133,7 @@ def _threads(workers: int) -> int:
 
 def _plan(given: dict[str, Any]) -> Plan:
     """Everything that can be wrong with the request is found here, before anything is loaded or written."""
-    from npr.lab.presets import preset
-    from npr.lab.request import OVERRIDES, make_plan
+    from npr.lab.request import OVERRIDES, make_plan, preset
 
     return make_plan(
         preset(given["preset_name"]),
@@ -152,7 +151,7 @@ def _plan(given: dict[str, Any]) -> Plan:
 
 def _require_reference(reference: str, variants: set[str]) -> None:
     """A method that has not run gives no differences; a name that nobody knows is a mistake."""
-    from npr.lab.names import require_known
+    from npr.lab.request import require_known
     from npr.lab.summary import KINDS
     from npr.methods import registry
 
@@ -224,7 +223,7 @@ def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
 
     Exit code 1 is proof of a mistake: the attacks got more out than the ledger says they can. 0 proves nothing.
     """
-    from npr.lab.attacks import audit_report
+    from npr.dp.audit import audit_report
 
     report = audit_report(canaries=canaries, epsilon=epsilon, delta=delta)
     if as_json:

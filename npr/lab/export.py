@@ -28,9 +28,8 @@ from npr.lab.plan import parse_assignments
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def model(as_json: bool, out: Path, **given: Any) -> None:
     """Write the model that a federation starts from, with the training settings in its metadata."""
-    from npr.initial import export
     from npr.model import ModelSpec
-    from npr.wire_layout import Recipe
+    from npr.wire_layout import Recipe, export
 
     recipe = Recipe(
         config=_config(given["method"], given["train"]),
@@ -51,7 +50,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
         norm=recipe.norm,
     )
     if recipe.privacy is not None:
-        from npr.dp.upstream import check_upstream
+        from npr.dp.model_rules import check_upstream
 
         check_upstream(recipe.config)
     written = export(out, spec, recipe, rounds=given["rounds"])
@@ -65,7 +64,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
 def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
     """What stands for BatchNorm follows from the weights, and whether prototypes are released from the method."""
     from npr.methods import registry
-    from security.dp.settings import PREFIX, PrivateSettings
+    from security.dp.planner import PREFIX, PrivateSettings
 
     if not texts:
         return None
@@ -77,8 +76,7 @@ def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
 
 
 def _config(method: str, texts: tuple[str, ...]) -> Any:
-    from npr.lab.names import require_known
-    from npr.lab.request import SETTINGS
+    from npr.lab.request import SETTINGS, require_known
     from npr.methods import registry
 
     values = parse_assignments(texts, where="--set")

@@ -17,11 +17,10 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from npr.lab.engines import Outcome
+from lazaret.errors import ConfigError
+from npr.lab.engines import Outcome, Reporter
 from npr.lab.plan import Cell, Settings
-from npr.lab.progress import Reporter
 from npr.lab.store import Json, ResultStore, read_json, write_atomically
-from security.errors import ConfigError
 
 # How often a cell is started again when the process or node under it dies. An error of the cell itself is final.
 RETRIES = 3
@@ -70,8 +69,8 @@ def run_ray(
 def _run(
     ray: Any, settings: Settings, cells: Sequence[Cell], store: ResultStore, reporter: Reporter, threads: int
 ) -> Iterator[Outcome]:
-    from npr.initial import code_digest
-    from npr.lab.plugins import VARIABLE
+    from npr.methods.registry import VARIABLE
+    from npr.wire_layout import code_digest
 
     board = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
     task = ray.remote(num_cpus=threads, max_retries=RETRIES)(run_on_node)
@@ -168,9 +167,9 @@ def run_on_node(job: Json, board: Any) -> Json:
     """Runs on a node, in a process of Ray's: what went wrong, or the files that the driver does not see yet."""
     import torch
 
-    from npr.initial import code_digest
     from npr.lab.cell import try_cell
-    from npr.lab.plugins import VARIABLE
+    from npr.methods.registry import VARIABLE
+    from npr.wire_layout import code_digest
 
     os.environ[VARIABLE] = job["plugins"]
     torch.set_num_threads(job["threads"])

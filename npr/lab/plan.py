@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
 
 Scalar = bool | int | float | str | None
 Value = Scalar | tuple[Scalar, ...]

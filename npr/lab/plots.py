@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.lab.plan import format_value
-from security.errors import ConfigError
 
 Json = dict[str, Any]
 Point = tuple[float, list[float]]

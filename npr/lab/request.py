@@ -2,20 +2,178 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
+from lazaret.errors import ConfigError
 from npr.config import TrainConfig
-from npr.dp.federation import PrivatePlan
-from npr.dp.upstream import check_upstream
-from npr.lab import private
-from npr.lab.names import require_known
-from npr.lab.plan import Cell, DataSettings, Grid, ModelSettings, Plan, Settings, Value, make_cells
-from npr.lab.presets import Preset
+from npr.dp.federation import PrivateFederation, PrivatePlan
+from npr.dp.model_rules import check_upstream
+from npr.federation import Federation
+from npr.lab.plan import Cell, DataSettings, Frozen, Grid, ModelSettings, Plan, Settings, Value, make_cells
 from npr.methods import registry
-from security.errors import ConfigError
+from security.dp.planner import PREFIX, PrivateSettings
+
+# ----------------------------------------
+# Names a user types, and what to say when one is unknown.
+
+def require_known(kind: str, name: str, known: Iterable[str], *, where: str | None = None) -> None:
+    """Raises one clear error with the near matches when `name` is not among `known`."""
+    names = sorted(known)
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"known are: {', '.join(names)}"
+    raise ConfigError(f"unknown {kind} {name!r}", where=where, hint=hint)
+
+
+# ----------------------------------------
+# Named starting points for `npr-lab run`. Every value can be overridden by a flag.
+
+PAPER_METHODS = (
+    "local", "fedavg", "fedprox", "moon", "creff", "fedrs", "fedlc", "balancefl", "fedrep", "fedrod", "fedbabu",
+    "fedper", "fednpr", "fednpr-per",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """Defaults of one preset; `data` is None where the user has to say where the images are."""
+
+    summary: str
+    data: str | None
+    image_size: int
+    architecture: str
+    weights: str
+    methods: tuple[str, ...]
+    seeds: tuple[int, ...]
+    folds: tuple[int | str, ...]
+    fold_count: int = 5
+    rounds: int
+    evaluate_every: int
+    train: dict[str, Value] = field(default_factory=dict)
+
+
+# Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation, and the
+# head alone predicts.
+_PAPER: dict[str, Value] = {
+    "learning_rate": 1e-3, "weight_decay": 5e-4, "batch_size": 64, "local_epochs": 1, "milestones": (60, 70),
+    "augmentation": "paper", "predict": "head",
+}
+
+PRESETS = {
+    "quick": Preset(
+        summary="generated lesions, small images, a few minutes: does everything work here?",
+        data="generated:scale=0.03",
+        image_size=48,
+        architecture="tf_efficientnet_lite0",
+        weights="package",
+        methods=("local", "fedavg", "fedper", "fednpr", "fednpr-per"),
+        seeds=(0,),
+        folds=(0,),
+        rounds=5,
+        evaluate_every=1,
+    ),
+    "paper-isic": Preset(
+        summary="the paper's skin lesion settings; needs --data fed-isic:PATH",
+        data=None,
+        image_size=224,
+        architecture="efficientnet_b0",
+        weights="timm",
+        methods=PAPER_METHODS,
+        seeds=(0,),
+        folds=(0, 1, 2, 3, 4),
+        rounds=80,
+        evaluate_every=1,
+        train={**_PAPER, "clusters": 4, "lambda_npr": 0.1},
+    ),
+    "paper-ich": Preset(
+        summary="the paper's intracranial haemorrhage settings; needs --data dicom:PATH",
+        data=None,
+        image_size=128,
+        architecture="efficientnet_b0",
+        weights="timm",
+        methods=PAPER_METHODS,
+        seeds=(0,),
+        folds=(0, 1, 2, 3, 4),
+        rounds=80,
+        evaluate_every=1,
+        train={**_PAPER, "clusters": 2, "lambda_npr": 0.05},
+    ),
+}
+
+
+def preset(name: str) -> Preset:
+    require_known("preset", name, PRESETS, where="--preset")
+    return PRESETS[name]
+
+
+# ----------------------------------------
+# Differential privacy as options of a cell: `dp.epsilon` turns it on, the others say how.
+#
+# They are options like any other, so that `--grid dp.epsilon=null,8,3` draws accuracy against epsilon in one run.
+
+class PrivateOptions(Frozen):
+    """What `dp.KEY` may be. The noise of the gradients follows from epsilon and the rest."""
+
+    epsilon: float | None = Field(default=None, gt=0)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    steps: int = Field(default=10, ge=1)
+    rate: float = Field(default=0.25, gt=0, le=1)
+    clip: float = Field(default=1.0, gt=0)
+    counts_sigma: float = Field(default=5.0, gt=0)
+    prototypes_sigma: float = Field(default=10.0, gt=0)
+    prototypes_every: int = Field(default=5, ge=1)
+    dimensions: int = Field(default=64, ge=1)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> PrivateOptions:
+        """From the options of a cell; those without the prefix are not for us."""
+        told = {key.removeprefix(PREFIX): value for key, value in values.items() if key.startswith(PREFIX)}
+        try:
+            options = cls.model_validate(told)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise ConfigError(f"{PREFIX}{first['loc'][0]}: {first['msg'].lower()}", where="--dp") from error
+        if told and "epsilon" not in told:
+            raise ConfigError("differential privacy with no epsilon", where="--dp", hint="--dp epsilon=8")
+        return options
+
+    def plan(self, *, rounds: int, prototypes: bool) -> PrivatePlan | None:
+        """The schedule with the least noise that keeps the whole run within epsilon; None when privacy is off."""
+        if self.epsilon is None:
+            return None
+        settings = PrivateSettings(
+            steps=self.steps,
+            rate=self.rate,
+            counts_sigma=self.counts_sigma,
+            prototypes_sigma=self.prototypes_sigma if prototypes else None,
+            prototypes_every=self.prototypes_every,
+            dimensions=self.dimensions,
+        )
+        schedule = settings.schedule(rounds=rounds, multiplier=1.0, clip=self.clip)
+        return PrivatePlan.for_epsilon(
+            self.epsilon, delta=self.delta, schedule=schedule, dimensions=self.dimensions
+        )
+
+
+KEYS = frozenset(PREFIX + name for name in PrivateOptions.model_fields)
+
+
+def privacy_of(federation: Federation) -> dict[str, Any] | None:
+    """What each site has spent, for the results; None without privacy."""
+    if not isinstance(federation, PrivateFederation):
+        return None
+    spent = federation.spent()
+    return {
+        "unit": federation.dataset.sites[0].train.unit_kind,
+        "spent": {name: {"rdp": round(each.rdp, 4), "pld": round(each.pld, 4)} for name, each in spent.items()},
+    }
+
 
 OVERRIDES = ("fold_count", "rounds", "evaluate_every", "image_size", "architecture", "weights")
 SETTINGS = TrainConfig.model_fields.keys() - {"method", "method_options"}
@@ -79,7 +237,7 @@ def make_plan(
 
 def private_plan(settings: Settings, cell: Cell) -> PrivatePlan | None:
     """The cell's promise of privacy, or None when it makes none. Settings that would void it are refused here."""
-    options = private.PrivateOptions.of({**settings.train, **dict(cell.options)})
+    options = PrivateOptions.of({**settings.train, **dict(cell.options)})
     plan = options.plan(rounds=settings.rounds, prototypes=registry.get(cell.method).npr)
     if plan is not None:
         check_upstream(train_config(settings, cell))
@@ -91,7 +249,7 @@ def train_config(settings: Settings, cell: Cell) -> TrainConfig:
     values = {**settings.train, **dict(cell.options)}
     own = registry.get(cell.method).method.Options.model_fields
     for key in values:
-        require_known("setting", key, {*SETTINGS, *own, *private.KEYS}, where=cell.method)
+        require_known("setting", key, {*SETTINGS, *own, *KEYS}, where=cell.method)
     fields = {key: value for key, value in values.items() if key in SETTINGS}
     options = {key: value for key, value in values.items() if key in own}
     return TrainConfig.parse({**fields, "method": cell.method, "method_options": options}, where=cell.variant)

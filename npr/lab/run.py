@@ -6,16 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lazaret.errors import ConfigError
 from npr.lab.cell import check_cells
-from npr.lab.engines import Outcome, run_inline, run_workers
+from npr.lab.engines import Outcome, Reporter, reporter, run_inline, run_workers
 from npr.lab.on_ray import run_ray
 from npr.lab.plan import Cell, Plan
-from npr.lab.progress import Reporter, reporter
 from npr.lab.request import train_config
 from npr.lab.store import Json, ResultStore, read_results, write_atomically
 from npr.lab.summary import percent, predictions_loader, summarise_cells
 from npr.lab.tables import summary_table
-from security.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

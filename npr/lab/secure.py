@@ -13,13 +13,12 @@ from typing import Final
 
 import numpy as np
 
-from npr.backend import Contribution, Sum
+from lazaret.errors import DataError, PolicyViolation
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
-from npr.params import ParameterManifest, Vector
+from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.wire_layout import WireModel, all_shares
-from security.consortium.initial_model import blocks_of
-from security.errors import DataError, PolicyViolation
+from security.identity.initial_model import blocks_of
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import HITS, LOSS, Block, Clips, Layout

@@ -20,8 +20,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lazaret.errors import ConfigError
 from npr.lab.plan import Cell, Plan, Settings
-from security.errors import ConfigError
 
 FORMAT = "lazaret-lab-results/1"
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
 from torch.nn import functional
 
-from npr.backend import Contribution, Sum
+from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.data.dataset import Samples
 from npr.data.loader import Batch, Sampler
@@ -24,11 +24,10 @@ from npr.losses import balanced_softmax
 from npr.methods.regulariser import Regulariser, Seen
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model
-from npr.params import ParameterManifest, Vector
+from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.prototypes import Prototypes
 from npr.seeds import derive
 from npr.training import NOTHING, LocalReport, Step, descend, evaluating, extract
-from security.errors import ConfigError
 
 Kind = Literal["global", "local", "personal"]
 Prediction = Literal["head", "prototype", "both"]

@@ -15,12 +15,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from npr.backend import Contribution, Sum
 from npr.methods.base import Kind, Method
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model, feature_width, linear
-from npr.params import ParameterManifest, Vector
+from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.seeds import derive, generator
 from npr.training import extract
 

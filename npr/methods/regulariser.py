@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lazaret.errors import LocalProtocolError
 from npr.losses import npr_loss, regularised
 from npr.methods.site import Site
 from npr.model import SplitModel
 from npr.prototypes import Prototypes, make_prototypes
 from npr.seeds import generator
 from npr.training import extract
-from security.errors import LocalProtocolError
 
 Seen = list[tuple[Tensor, Tensor]]
 

@@ -18,18 +18,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from security.audit.egress import PERMITTED, due_bytes, recorded_shape
-from security.audit.events import Egress, Heartbeat, NetCounter, Receipt
-from security.audit.kinds import decimal
-from security.audit.log import AuditLog
-from security.audit.note import KeyType, Signer, head_of
-from security.audit.roster import Party, Roster
-from security.audit.store import Disk, LogFolder
 from security.audit.verify import Keys, verify
-from security.audit.witness import Witness
 from security.clock import ManualClock, SystemClock
-from security.parcel_size import Shape
+from security.log.egress import PERMITTED, due_bytes, recorded_shape
+from security.log.events import Egress, Heartbeat, NetCounter, Receipt
+from security.log.keys import Party, Roster
+from security.log.note import KeyType, Signer, head_of
+from security.log.schema import decimal
+from security.log.store import Disk, LogFolder
+from security.log.witness import Witness
+from security.log.writer import AuditLog
 from security.rng import SystemRandomness
+from security.secagg.sizes import Shape
 
 HEAD_EVERY: Final = 85  # a head after every batch of messages: what a site's log has
 STEP_MS: Final = 700

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from security.errors import CannotDecide, ConfigError, ToolkitError
+from lazaret.errors import CannotDecide, ConfigError, ToolkitError
 
 if TYPE_CHECKING:
-    from security.audit.cross import Crossed
-    from security.audit.dp_replay import Statement
+    from security.audit.compare import Crossed
+    from security.audit.epsilon import Statement
     from security.audit.findings import Finding
     from security.audit.verify import Verified
 
@@ -58,7 +58,7 @@ def _emit(data: dict[str, Any]) -> None:
 
 
 def _finish(code: int, *, quiet: bool = False) -> None:
-    from security.audit.wording import VERDICTS
+    from security.audit.text import VERDICTS
 
     if not quiet:
         click.echo(f"verdict: {VERDICTS[code]}")
@@ -67,12 +67,12 @@ def _finish(code: int, *, quiet: bool = False) -> None:
 
 def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], Statement | None]:
     """A log's findings with those of its privacy accounting; the accountant is imported only where there is one."""
-    from security.audit.collect import Findings
     from security.audit.facts import read_history
+    from security.audit.findings import Findings
 
     if not log.types.get("dp.reserved") and not log.types.get("dp.committed"):
         return log.findings, None
-    from security.audit.dp_replay import replay
+    from security.audit.epsilon import replay
 
     findings = Findings(log.origin)
     party = log.roster.by_origin.get(log.origin) if log.roster else None
@@ -82,7 +82,7 @@ def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], Statement | None]
 
 
 def _held_file(path: Path) -> Any:
-    from security.audit.witness import Held
+    from security.log.witness import Held
 
     return Held.parse(path.read_bytes())
 
@@ -94,9 +94,9 @@ def _held_file(path: Path) -> Any:
 @as_json
 def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as_json: bool) -> None:
     """Check each log by itself: entries, tree, signatures, epochs, witnesses, lengths, masks, epsilon."""
-    from security.audit import wording
+    from security.audit import text
     from security.audit.findings import exit_code
-    from security.audit.keys import keys_for
+    from security.audit.verify import keys_for
     from security.audit.verify import verify as verify_log
 
     heads = [_held_file(path) for path in held]
@@ -109,19 +109,19 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
             result = verify_log(path, keys_for(path, root_key), mine)
         findings, statement = _with_privacy(result)
         everything.extend(findings)
-        shown.append(wording.log_json(result, findings, statement))
+        shown.append(text.log_json(result, findings, statement))
         if not as_json:
-            for line in wording.log_lines(result, findings, statement):
+            for line in text.log_lines(result, findings, statement):
                 click.echo(line)
     code = exit_code(everything)
     if as_json:
-        _emit({"verdict": wording.VERDICTS[code], "logs": shown})
+        _emit({"verdict": text.VERDICTS[code], "logs": shown})
     _finish(code, quiet=as_json)
 
 
 def _crossed(paths: Sequence[Path], root_key: Path | None, *, second_opinion: bool = False) -> Crossed:
-    from security.audit.cross import cross as cross_logs
-    from security.audit.keys import keys_for
+    from security.audit.compare import cross as cross_logs
+    from security.audit.verify import keys_for
 
     return cross_logs(paths, {path: keys_for(path, root_key) for path in paths}, second_opinion=second_opinion)
 
@@ -133,7 +133,7 @@ def _crossed(paths: Sequence[Path], root_key: Path | None, *, second_opinion: bo
 @as_json
 def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as_json: bool) -> None:
     """Check logs against each other: every message at both ends, one model, one cohort, one history."""
-    from security.audit import wording
+    from security.audit import text
     from security.audit.findings import Severity
 
     result = _crossed(logs, root_key)
@@ -149,26 +149,26 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
     if as_json:
         _emit(
             {
-                "verdict": wording.VERDICTS[result.exit_code],
+                "verdict": text.VERDICTS[result.exit_code],
                 "matched_messages": result.matched,
                 "fitting_receipts": result.receipts,
-                "logs": [wording.log_json(log, log.findings, found) for log, found in by_log.values()],
+                "logs": [text.log_json(log, log.findings, found) for log, found in by_log.values()],
                 "between": [finding.to_json() for finding in result.joint],
             }
         )
         _finish(result.exit_code, quiet=True)
     for log, statement in by_log.values():
         own = tuple(finding for finding in result.joint if finding.log == log.origin)
-        for line in wording.log_lines(log, (*log.findings, *own), statement):
+        for line in text.log_lines(log, (*log.findings, *own), statement):
             click.echo(line)
     between = tuple(finding for finding in result.joint if finding.log not in by_log)
     click.echo("between the logs")
-    if wording.clean(between, wording.MATCHING):
+    if text.clean(between, text.MATCHING):
         click.echo(f"ok    {result.matched:,} messages match at both ends: same bytes, same length, same type")
         click.echo(f"ok    {result.receipts:,} receipts of the coordinator lead to its log as it is here")
-    if wording.clean(between, wording.AGREEMENT):
+    if text.clean(between, text.AGREEMENT):
         click.echo("ok    all saw the same models, cohorts and survivors; no mask was opened twice")
-    for line in wording.finding_lines(sorted(between, key=lambda item: item.severity is Severity.NOTE)):
+    for line in text.finding_lines(sorted(between, key=lambda item: item.severity is Severity.NOTE)):
         click.echo(line)
     _finish(result.exit_code)
 
@@ -180,7 +180,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
 def egress(log: Path, by: str, as_json: bool) -> None:
     """What left, added up by round, data class or message type."""
     from security.audit.facts import read_history
-    from security.audit.wording import quantity
+    from security.audit.text import quantity
 
     history = read_history(log, origin="", name="", role="")
     totals: dict[str, list[int]] = {}
@@ -214,11 +214,10 @@ def egress(log: Path, by: str, as_json: bool) -> None:
 @as_json
 def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
     """What privacy was spent, recomputed from the recorded mechanisms."""
-    from security.audit import wording
-    from security.audit.collect import Findings
-    from security.audit.dp_replay import replay
+    from security.audit import text
+    from security.audit.epsilon import replay
     from security.audit.facts import read_history
-    from security.audit.findings import exit_code
+    from security.audit.findings import Findings, exit_code
 
     findings = Findings(log.name)
     statement = replay(
@@ -227,19 +226,19 @@ def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
     code = exit_code(findings.listed())
     if as_json:
         found = [finding.to_json() for finding in findings.listed()]
-        _emit({"epsilon": wording.statement_json(statement), "findings": found})
+        _emit({"epsilon": text.statement_json(statement), "findings": found})
         _finish(code, quiet=True)
     if statement is None:
         click.echo("no differential privacy is claimed in this log")
     else:
         for item in statement.series:
             click.echo(f"{item.run} round {item.round}: written {item.written:.4f}, recomputed {item.recomputed:.4f}")
-        click.echo(wording.epsilon_line(statement))
+        click.echo(text.epsilon_line(statement))
         click.echo(
             f"second opinions: best order {statement.best_rdp:.3f}"
             + (f", PLD {statement.pld:.3f}" if statement.pld is not None else "")
         )
-    for line in wording.finding_lines(findings.listed()):
+    for line in text.finding_lines(findings.listed()):
         click.echo(line)
     _finish(code)
 
@@ -250,8 +249,8 @@ def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
 @as_json
 def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
     """Who cosigned which head, and when."""
-    from security.audit import wording
-    from security.audit.keys import keys_for
+    from security.audit import text
+    from security.audit.verify import keys_for
     from security.audit.verify import verify as verify_log
 
     result = verify_log(log, keys_for(log, root_key))
@@ -267,11 +266,11 @@ def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
     if as_json:
         _emit({"origin": result.origin, "heads": rows})
         _finish(result.exit_code, quiet=True)
-    click.echo(wording.plain(f"{result.origin}: {wording.witness_names(result)}"))
+    click.echo(text.plain(f"{result.origin}: {text.witness_names(result)}"))
     for row in rows:
-        seen = ", ".join(f"{name} {wording.when(time)}" for name, time in row["cosigners"].items()) or "-"
+        seen = ", ".join(f"{name} {text.when(time)}" for name, time in row["cosigners"].items()) or "-"
         click.echo(f"{row['size']:>10,}  {row['root'][:16]}  epoch {'+'.join(map(str, row['epochs']))}  {seen}")
-    for line in wording.finding_lines(result.findings):
+    for line in text.finding_lines(result.findings):
         click.echo(line)
     _finish(result.exit_code)
 
@@ -296,11 +295,11 @@ def prove(log: Path, seq: int, output: Path) -> None:
 @as_json
 def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_json: bool) -> None:
     """Check a proof of an entry, of a fork or of a wrong sum that somebody was handed, without the log."""
-    from security.audit import wording
-    from security.audit.keys import roster_from
-    from security.audit.note import head_of
+    from security.audit import text
     from security.audit.proof import Proof
-    from security.secagg.evidence import HEADING
+    from security.audit.verify import roster_from
+    from security.log.note import head_of
+    from security.secagg.site.results import HEADING
 
     content = proof.read_bytes()
     if content.startswith(b"{"):
@@ -310,29 +309,29 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
     parsed = Proof.parse(content)
     origin = head_of(parsed.head).origin
     if manifest is None:
-        click.echo(wording.plain(f"????  {origin}: whose key signed this is not known; give --manifest"), err=True)
+        click.echo(text.plain(f"????  {origin}: whose key signed this is not known; give --manifest"), err=True)
         sys.exit(3)
     roster = roster_from(manifest, root_key)
     if origin not in roster.by_origin:
-        raise ConfigError("the manifest knows no log of this name", where=wording.plain(origin))
+        raise ConfigError("the manifest knows no log of this name", where=text.plain(origin))
     entry = parsed.check(roster.by_origin[origin].root)
     witnesses = parsed.witnesses(roster)
     if as_json:
         _emit({"origin": origin, "entry": entry, "witnesses": witnesses, "pinned": root_key is not None})
         return
     click.echo(
-        wording.plain(f"ok    entry {entry['seq']} of {origin}: {entry['type']} at {wording.when(entry['ts'] / 1000)}")
+        text.plain(f"ok    entry {entry['seq']} of {origin}: {entry['type']} at {text.when(entry['ts'] / 1000)}")
     )
-    seen = ", ".join(f"{name} {wording.when(time)}" for name, time in sorted(witnesses.items()))
-    click.echo(wording.plain(f"      head {head_of(parsed.head).size}, cosigned by {seen or 'nobody'}"))
+    seen = ", ".join(f"{name} {text.when(time)}" for name, time in sorted(witnesses.items()))
+    click.echo(text.plain(f"      head {head_of(parsed.head).size}, cosigned by {seen or 'nobody'}"))
     if root_key is None:
         click.echo("note  keys taken from the manifest as given; pin them with --root-key")
 
 
 def _check_fork(content: bytes, manifest: Path | None, root_key: Path | None, as_json: bool) -> NoReturn:
-    from security.audit.keys import roster_from
-    from security.audit.witness import Fork
-    from security.audit.wording import plain
+    from security.audit.text import plain
+    from security.audit.verify import roster_from
+    from security.log.witness import Fork
 
     fork = Fork.parse(content)
     if manifest is None:
@@ -343,9 +342,9 @@ def _check_fork(content: bytes, manifest: Path | None, root_key: Path | None, as
 
 
 def _check_sum(content: bytes, manifest: Path | None, root_key: Path | None, as_json: bool) -> NoReturn:
-    from security.audit.keys import manifest_from
-    from security.consortium.views import aggregation_policy
-    from security.secagg.evidence import WrongSumEvidence
+    from security.audit.verify import manifest_from
+    from security.identity.membership import aggregation_policy
+    from security.secagg.site.results import WrongSumEvidence
 
     evidence = WrongSumEvidence.parse(content)
     if manifest is None:
@@ -359,7 +358,7 @@ def _check_sum(content: bytes, manifest: Path | None, root_key: Path | None, as_
 
 
 def _convict(code: str, what: str, as_json: bool) -> NoReturn:
-    from security.audit.wording import plain
+    from security.audit.text import plain
 
     if as_json:
         _emit({"proves": code, "detail": what})
@@ -374,7 +373,7 @@ def _convict(code: str, what: str, as_json: bool) -> NoReturn:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help=".html or .json")
 def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
     """One self-contained page (or JSON) that says what was checked, what was found, and how to repeat it."""
-    from security.audit import wording
+    from security.audit import text
     from security.audit.report import render, report_json
 
     if output.suffix not in (".html", ".json"):
@@ -384,7 +383,7 @@ def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
         output.write_text(json.dumps(report_json(result), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     else:
         output.write_text(render(result, pinned=root_key is not None), encoding="utf-8")
-    click.echo(f"{output}: {wording.VERDICTS[result.exit_code]}")
+    click.echo(f"{output}: {text.VERDICTS[result.exit_code]}")
     sys.exit(result.exit_code)
 
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from security.audit import canonical
-from security.audit.epochs import EpochChain
-from security.audit.event import read_line
-from security.audit.note import Note, VerifierKey, head_of
-from security.audit.roster import Roster
-from security.audit.store import LogFolder
-from security.errors import CodecError, ConfigError, VerificationFailed
-from security.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
+from lazaret.errors import CodecError, ConfigError, VerificationFailed
+from security.crypto import encoding
+from security.crypto.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
+from security.log.keys import EpochChain, Roster
+from security.log.note import Note, VerifierKey, head_of
+from security.log.schema import read_line
+from security.log.store import LogFolder
 
 HEADER: Final = "c2sp.org/tlog-proof@v1"
 
@@ -32,7 +31,7 @@ class Proof:
     def encode(self) -> bytes:
         """The proof file. The entry and the endorsements travel in `extra`, which nobody has to believe."""
         notes = [note.encode().decode() for note in self.endorsements]
-        extra = canonical.dumps({"endorsements": notes, "entry": self.line.decode()})
+        extra = encoding.dumps({"endorsements": notes, "entry": self.line.decode()})
         lines = [HEADER, f"extra {_b64(extra)}", f"index {self.index}", *map(_b64, self.path), "", ""]
         return "\n".join(lines).encode() + self.head.encode()
 
@@ -42,7 +41,7 @@ class Proof:
         try:
             top, note = data.split(b"\n\n", 1)
             header, extra, index, *path = top.decode("ascii").split("\n")
-            value = canonical.loads(base64.b64decode(extra.removeprefix("extra "), validate=True))
+            value = encoding.loads(base64.b64decode(extra.removeprefix("extra "), validate=True))
             if header != HEADER or not index.startswith("index ") or len(path) > MAX_PATH:
                 raise CodecError("not a proof of an entry")
             return cls(

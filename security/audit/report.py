@@ -3,29 +3,103 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
 
-from security import software
-from security.audit import charts, report_text, wording
-from security.audit.cross import Crossed
-from security.audit.facts import rounds_of
+from lazaret import software
+from security.audit import charts, report_text, text
+from security.audit.charts import Child, Markup, code, table, tag
+from security.audit.compare import Crossed
+from security.audit.facts import RoundFacts, round_json, rounds_of
 from security.audit.findings import Finding, Severity
-from security.audit.html import Child, Markup, code, table, tag
-from security.audit.report_legs import legs, state_of
-from security.audit.report_style import STYLE
-from security.audit.roster import SITE
-from security.audit.rounds import RoundFacts, round_json
+from security.audit.report_text import STYLE
+from security.log.keys import SITE
+
+# ----------------------------------------
+# The six things that "prototypes never left" rests on, each with what these logs show for it.
+
+HOLDS, BROKEN, OPEN = "pass", "fault", "unsure"
+WORDS: Final = {HOLDS: "holds", BROKEN: "BROKEN", OPEN: "not shown"}
+
+
+def state_of(findings: Iterable[Finding], codes: frozenset[str]) -> str:
+    """How a group of checks came out."""
+    found = {finding.severity for finding in findings if finding.code in codes}
+    if Severity.FAIL in found:
+        return BROKEN
+    return OPEN if Severity.UNDECIDED in found else HOLDS
+
+
+def legs(result: Crossed) -> Markup:
+    """A table: what the leg says, what is in the logs for it, and whether it holds."""
+    evidence = (_schema, _door, _sizes, _uniformity, _second_ledger, _matching)
+    rows = []
+    for (name, words), show in zip(report_text.LEGS, evidence, strict=True):
+        state, shown = show(result)
+        rows.append((tag("strong", name), words, shown, tag("span", WORDS[state], cls=f"mark {state}")))
+    return table(("leg", "what it says", "in these logs", ""), rows)
+
+
+def _digests(result: Crossed, field: str) -> tuple[str, Child]:
+    """One digest that all agents ran with, or how many."""
+    found = {record.body[field] for history in result.histories for record in history.of("agent.start")}
+    if len(found) == 1:
+        return HOLDS, ("one for all: ", code(next(iter(found)), 16))
+    return OPEN, f"{len(found)} different ones: compare them with the releases" if found else "no agent.start here"
+
+
+def _schema(result: Crossed) -> tuple[str, Child]:
+    return _digests(result, "proto")
+
+
+def _door(result: Crossed) -> tuple[str, Child]:
+    state, shown = _digests(result, "package")
+    return state, ("package, ", shown)
+
+
+def _sizes(result: Crossed) -> tuple[str, Child]:
+    count = sum(log.ledger.count for log in result.logs)
+    state = state_of(result.findings, frozenset({"SurplusBytes", "LayoutMismatch", "ForbiddenMessage"}))
+    return (state if count else OPEN), f"{count:,} messages recomputed"
+
+
+def _uniformity(result: Crossed) -> tuple[str, Child]:
+    seen = [
+        float(record.body["uniformity"] or 0)
+        for history in result.histories
+        for record in history.of("egress")
+        if record.body["data_class"] == "masked-vector"
+    ]
+    blocked = sum(log.types.get("egress.blocked", 0) for log in result.logs)
+    state = state_of(result.findings, frozenset({"UnmaskedVector"}))
+    shown = f"{len(seen):,} vectors, least p-value {min(seen):.2g}; {blocked} blocked" if seen else "no vector left"
+    return (state if seen else OPEN), shown
+
+
+def _second_ledger(result: Crossed) -> tuple[str, Child]:
+    sites = [log.ledger for log in result.logs if log.role == SITE and log.ledger.count]
+    counted, logged = sum(ledger.counted for ledger in sites), sum(ledger.covered for ledger in sites)
+    total = sum(ledger.total for ledger in sites)
+    if not counted:
+        return OPEN, "no readings"
+    rest = f"; {text.quantity(total - logged)} without a reading" if total > logged else ""
+    shown = f"{text.quantity(counted)} counted for {text.quantity(logged)} logged{rest}"
+    return state_of(result.findings, frozenset({"UnloggedTraffic"})), shown
+
+
+def _matching(result: Crossed) -> tuple[str, Child]:
+    shown = f"{result.matched:,} messages, {result.receipts:,} receipts"
+    return (state_of(result.findings, text.MATCHING) if result.matched else OPEN), shown
 
 
 def report_json(result: Crossed) -> dict[str, Any]:
     """The same facts for machines."""
     return {
-        "verdict": wording.VERDICTS[result.exit_code],
+        "verdict": text.VERDICTS[result.exit_code],
         "matched_messages": result.matched,
         "fitting_receipts": result.receipts,
-        "logs": [wording.log_json(log, log.findings, None) for log in result.logs],
-        "privacy": [wording.statement_json(statement) for statement in result.statements],
+        "logs": [text.log_json(log, log.findings, None) for log in result.logs],
+        "privacy": [text.statement_json(statement) for statement in result.statements],
         "rounds": [round_json(result.histories, key) for key in rounds_of(result.histories)],
         "findings": [finding.to_json() for finding in result.findings],
     }
@@ -107,7 +181,7 @@ def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
         ("Keys", "pinned by the consortium's root certificate" if pinned else "taken from the logs themselves"),
         ("Checked with", f"privacy-audit of lazaret {software.version()}"),
     ]
-    return [*told, ("Time covered", f"{wording.when(min(ends))} to {wording.when(max(ends))}")] if ends else told
+    return [*told, ("Time covered", f"{text.when(min(ends))} to {text.when(max(ends))}")] if ends else told
 
 
 def _checked(result: Crossed, pinned: bool) -> Markup:
@@ -115,19 +189,19 @@ def _checked(result: Crossed, pinned: bool) -> Markup:
     cosigned = sum(len(head.cosigners) for log in result.logs for head in log.heads.heads)
     messages = sum(log.ledger.count for log in result.logs)
     done = [
-        (f"{entries:,} entries read strictly and hashed again, {heads:,} signed heads", wording.RECORD),
-        (f"{cosigned:,} cosignatures, and the heads that each party holds of the others", wording.RECORD),
-        (f"{messages:,} outgoing messages: type, exact length, mask", wording.EGRESS),
+        (f"{entries:,} entries read strictly and hashed again, {heads:,} signed heads", text.RECORD),
+        (f"{cosigned:,} cosignatures, and the heads that each party holds of the others", text.RECORD),
+        (f"{messages:,} outgoing messages: type, exact length, mask", text.EGRESS),
         (
             f"{result.matched:,} of them in the coordinator's log too: identity, digest, length; {result.receipts:,} "
             "receipts lead there",
-            wording.MATCHING,
+            text.MATCHING,
         ),
-        ("one model, one cohort and one survivor set in each round", wording.AGREEMENT),
+        ("one model, one cohort and one survivor set in each round", text.AGREEMENT),
     ]
     if result.statements:
         names = ", ".join(statement.site for statement in result.statements)
-        done.append((f"epsilon of {names}, recomputed from the mechanisms", wording.PRIVACY))
+        done.append((f"epsilon of {names}, recomputed from the mechanisms", text.PRIVACY))
     items = [tag("li", words, cls=state_of(result.findings, codes)) for words, codes in done]
     open_points = [finding for finding in result.findings if finding.severity is Severity.UNDECIDED]
     not_done = [f"{finding.log}: {finding.detail}" for finding in open_points]
@@ -217,8 +291,8 @@ def _rounds(result: Crossed) -> Markup:
                 _one_of(facts.models),
                 tag("span", f"{facts.cohort_size}, ", _one_of(facts.cohorts), cls="whole"),
                 f"{len(facts.summed)}" + (f" (without {', '.join(sorted(facts.dropouts))})" if facts.dropouts else ""),
-                wording.quantity(facts.bytes["masked-vector"]),
-                wording.quantity(control),
+                text.quantity(facts.bytes["masked-vector"]),
+                text.quantity(control),
                 _equation(facts.surplus),
                 "yes" if not facts.unmasked else tag("strong", "NO", cls="alarm"),
                 spent.get(key, "-"),
@@ -257,10 +331,10 @@ def _ledger(result: Crossed) -> Markup:
         if log.role != SITE:
             continue
         row: list[Child] = [tag("strong", history.name)]
-        row += [f"{wording.quantity(log.ledger.bytes[name])} in {log.ledger.messages[name]:,}" for name in classes]
+        row += [f"{text.quantity(log.ledger.bytes[name])} in {log.ledger.messages[name]:,}" for name in classes]
         row += [
-            wording.quantity(log.ledger.total),
-            wording.quantity(log.ledger.counted) if log.ledger.readings else "-",
+            text.quantity(log.ledger.total),
+            text.quantity(log.ledger.counted) if log.ledger.readings else "-",
         ]
         row.append(log.types.get("egress.blocked", 0))
         rows.append(row)
@@ -333,7 +407,7 @@ def _meaning(result: Crossed) -> Markup:
         "That prototypes never left",
         [tag("p", paragraph) for paragraph in report_text.MEANING],
         legs(result),
-        None if wording.clean(result.findings, wording.RECORD) else tag("p", report_text.BROKEN_RECORD, cls="alarm"),
+        None if text.clean(result.findings, text.RECORD) else tag("p", report_text.BROKEN_RECORD, cls="alarm"),
     )
 
 

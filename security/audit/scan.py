@@ -14,17 +14,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from security.audit.collect import Findings
-from security.audit.egress import LEAST_UNIFORMITY, MASKED, PERMITTED, due_bytes
-from security.audit.epochs import EpochChain
-from security.audit.event import MAX_LINE, SCHEMAS, explain
-from security.audit.heads import Heads
-from security.audit.ledger import EgressLedger
-from security.audit.machine import HEARTBEAT_MS, SEGMENT
-from security.audit.roster import SITE
-from security.audit.store import LogFolder
-from security.audit.witness import Held
-from security.merkle import HASH_SIZE, CompactRange
+from security.audit.checkpoints import EgressLedger, Heads
+from security.audit.findings import Findings
+from security.crypto.merkle import HASH_SIZE, CompactRange
+from security.log.egress import LEAST_UNIFORMITY, MASKED, PERMITTED, due_bytes
+from security.log.keys import SITE, EpochChain
+from security.log.machine import HEARTBEAT_MS, SEGMENT
+from security.log.schema import MAX_LINE, SCHEMAS, explain
+from security.log.store import LogFolder
+from security.log.witness import Held
 
 SKEW_MS: Final = 5 * 60 * 1000
 SILENCE_MS: Final = 2 * HEARTBEAT_MS

@@ -6,22 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from security.audit.annex import Annex
-from security.audit.collect import Findings
-from security.audit.epochs import EpochChain
-from security.audit.event import read_line
-from security.audit.findings import Finding, exit_code
-from security.audit.heads import Heads, check_epochs, read_heads
-from security.audit.ledger import EgressLedger
-from security.audit.note import VerifierKey
-from security.audit.roster import SITE, Roster
+from lazaret.errors import AuditLogError, CodecError, ConfigError, ToolkitError, VerificationFailed
+from security.audit.checkpoints import EgressLedger, Heads, check_epochs, read_heads
+from security.audit.findings import Finding, Findings, exit_code
 from security.audit.scan import SKEW_MS, Scan
-from security.audit.store import FORMAT, LogFolder
-from security.audit.witness import Held
-from security.errors import AuditLogError, CodecError, ConfigError, ToolkitError, VerificationFailed
+from security.log.keys import SITE, EpochChain, Roster
+from security.log.note import VerifierKey
+from security.log.schema import read_line
+from security.log.store import FORMAT, Annex, LogFolder
+from security.log.witness import Held
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from security.identity.manifest import Manifest
+
 
 MAX_ROUNDS_UNWITNESSED: Final = 3
 
@@ -280,3 +282,58 @@ def _check_annexes(folder: LogFolder, scan: Scan, findings: Findings) -> None:
             findings.add("AnnexMismatch", f"annex of entry {seq}: {error.message}", seq)
     if missing:
         findings.add("AnnexUnavailable", f"{missing} of {len(scan.commitments)} annexes cannot be opened here")
+
+
+# ----------------------------------------
+# Where an auditor's keys come from: the signed manifest in a log folder, pinned by the consortium's root or not.
+
+def keys_for(path: Path, root_key: Path | None) -> Keys:
+    """The roster of a log folder's own `manifest.json`, checked where the auditor brought the consortium's root."""
+    root = _root(root_key)
+    manifest = LogFolder(path).manifest
+    if not manifest.exists():
+        return Keys(roster=None, pinned=False)
+    try:
+        return Keys(roster=_roster(manifest, root), pinned=root is not None)
+    except ToolkitError as error:
+        return Keys(roster=None, pinned=False, problem=Finding(code="ManifestRejected", log="", detail=error.message))
+
+
+def roster_from(manifest: Path, root_key: Path | None) -> Roster:
+    """The roster of a manifest file that the auditor gave."""
+    return _roster(manifest, _root(root_key))
+
+
+def manifest_from(manifest: Path, root_key: Path | None) -> Manifest:
+    """A manifest file that the auditor gave."""
+    return _manifest(manifest, _root(root_key))
+
+
+def _root(root_key: Path | None) -> Certificate | None:
+    from security.identity.pki import read_certificate
+
+    if root_key is None:
+        return None
+    try:
+        return read_certificate(root_key.read_text(encoding="ascii"), str(root_key))
+    except (OSError, UnicodeDecodeError, ToolkitError) as error:
+        raise ConfigError("the root certificate cannot be read", where=str(root_key)) from error
+
+
+def _roster(manifest_path: Path, root: Certificate | None) -> Roster:
+    from security.identity.membership import audit_roster
+
+    return audit_roster(_manifest(manifest_path, root))
+
+
+def _manifest(path: Path, root: Certificate | None) -> Manifest:
+    """Dates are not checked: a log is audited years after its certificates have ended."""
+    # pydantic and the X.509 code take longer to import than a small log takes to verify.
+    from security.identity.manifest import unseal
+    from security.identity.rules import check_federation, check_signature
+
+    manifest, signature = unseal(path.read_bytes(), str(path))
+    if root is not None:
+        check_signature(manifest, signature, root)
+        check_federation(manifest, root)
+    return manifest

@@ -15,15 +15,17 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from security import keystore, labels, pki
+from lazaret import files
+from lazaret.errors import ConfigError, PolicyViolation, VerificationFailed
+from security import labels
 from security.consortium import plan as planning
-from security.consortium.bundles import Answer, BundleFile, Pem, Request, check_request, read_file
-from security.consortium.initial_model import InitialModel
-from security.consortium.manifest import Count, Manifest, Member, Name, Revocation, seal, unseal
-from security.consortium.rules import accept_newer, open_manifest, sign
-from security.errors import ConfigError, PolicyViolation, VerificationFailed
-from security.pki import Purpose, Role, Subject
-from security.signing import VerifyKey
+from security.crypto.signing import VerifyKey
+from security.identity import keystore, pki
+from security.identity.enrolment import Answer, BundleFile, Pem, Request, check_request, read_file
+from security.identity.initial_model import InitialModel
+from security.identity.manifest import Count, Manifest, Member, Name, Revocation, seal, unseal
+from security.identity.pki import Purpose, Role, Subject
+from security.identity.rules import accept_newer, open_manifest, sign
 
 
 class Issued(BundleFile):
@@ -112,7 +114,7 @@ class Authority:
         root = pki.make_root(key, federation, now_ms=now_ms, days=days)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         keystore.save_private_key(folder / "root.key", key, passphrase=passphrase)
-        keystore.write_atomically(folder / "root.pem", pki.to_pem(root).encode())
+        files.write_atomically(folder / "root.pem", pki.to_pem(root).encode())
         return cls(folder=folder, root=root)
 
     @classmethod
@@ -234,8 +236,8 @@ class Authority:
             tls_certificate=new[0].certificate,
             signing_certificate=new[1].certificate,
         )
-        keystore.write_atomically(self._member_path(record.member), record.to_bytes())
-        keystore.write_atomically(self.answer_path(record.member), answer.to_bytes())
+        files.write_atomically(self._member_path(record.member), record.to_bytes())
+        files.write_atomically(self.answer_path(record.member), answer.to_bytes())
         return record
 
     def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> Enrolled:
@@ -261,7 +263,7 @@ class Authority:
         update = {"revoked_at_ms": now_ms, "reason": reason}
         issued = [entry.model_copy(update=update) if entry.certificate in chosen else entry for entry in record.issued]
         record = record.model_copy(update={"issued": tuple(issued)})
-        keystore.write_atomically(self._member_path(member), record.to_bytes())
+        files.write_atomically(self._member_path(member), record.to_bytes())
         return record
 
     def revocations(self, now_ms: int) -> list[Revocation]:
@@ -307,8 +309,8 @@ class Authority:
         )
         data = seal(manifest, sign(manifest, key))
         accept_newer(previous, open_manifest(data, self.root, now_ms=now_ms, where="new manifest"))
-        keystore.write_atomically(self._history_path(manifest.version), data, replace=False)
-        keystore.write_atomically(self.manifest_path, data)
+        files.write_atomically(self._history_path(manifest.version), data, replace=False)
+        files.write_atomically(self.manifest_path, data)
         return manifest
 
     def _history_path(self, version: int) -> Path:
@@ -321,7 +323,7 @@ class Authority:
             return latest
         data = read_file(path)
         manifest = open_manifest(data, self.root, now_ms=now_ms, where=str(path))
-        keystore.write_atomically(self.manifest_path, data)
+        files.write_atomically(self.manifest_path, data)
         return manifest
 
     def _refuse_old_run(self, run: str, previous: Manifest | None) -> None:

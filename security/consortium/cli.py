@@ -12,16 +12,16 @@ import click
 from cryptography.hazmat.primitives.asymmetric import ec
 from rich.console import Console
 
-from security import keystore, pki
+from lazaret import files
+from lazaret.errors import ConfigError, VerificationFailed
+from lazaret.terminal import can_ask, emit, run_command, say
 from security.clock import SystemClock
 from security.consortium import show as showing
 from security.consortium.authority import Authority
-from security.consortium.bundles import Request, grouped, read_file, same_fingerprint
-from security.consortium.plan import Plan
-from security.consortium.rules import open_manifest
-from security.consortium.template import PLAN
-from security.errors import ConfigError, VerificationFailed
-from security.terminal import can_ask, emit, run_command, say
+from security.consortium.plan import PLAN, Plan
+from security.identity import pki
+from security.identity.enrolment import Request, grouped, read_file, same_fingerprint
+from security.identity.rules import open_manifest
 
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
 PLAIN_WIDTH = 160
@@ -53,7 +53,7 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
     if none:
         return None
     if path:
-        secret = keystore.read_private(path).strip()
+        secret = files.read_private(path).strip()
     elif PASSPHRASE_VARIABLE in os.environ:
         secret = os.environ[PASSPHRASE_VARIABLE].encode()
     elif not can_ask():
@@ -73,7 +73,7 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
 def _unlock(authority: Authority, path: Path | None, none: bool) -> ec.EllipticCurvePrivateKey:
     if none:
         say(DEMO_WARNING)
-    elif b"BEGIN ENCRYPTED" not in keystore.read_private(authority.folder / "root.key"):
+    elif b"BEGIN ENCRYPTED" not in files.read_private(authority.folder / "root.key"):
         say(DEMO_WARNING)
         return authority.unlock(None)
     return authority.unlock(_passphrase(path, none))
@@ -108,7 +108,7 @@ def init(
     secret = _passphrase(passphrase_file, no_passphrase, confirm=True)
     authority = Authority.create(folder, federation, passphrase=secret, now_ms=_now(), days=days)
     if not authority.plan_path.exists():
-        keystore.write_atomically(authority.plan_path, PLAN.encode())
+        files.write_atomically(authority.plan_path, PLAN.encode())
     if secret is None:
         say(DEMO_WARNING)
     fingerprint = pki.fingerprint(authority.root)

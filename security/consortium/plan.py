@@ -11,12 +11,17 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
-from security.consortium.initial_model import InitialModel, blocks_of, initial_state_hash
-from security.consortium.manifest import (
+from lazaret.errors import ConfigError, PolicyViolation
+from lazaret.settings import read_settings
+from security.crypto.ring import DEFAULT_BITS
+from security.dp.accountant import rdp_epsilon
+from security.dp.planner import PrivateSettings, propose_multiplier
+from security.identity.initial_model import InitialModel, blocks_of, initial_state_hash
+from security.identity.manifest import (
     Aggregation,
     Audit,
     Count,
@@ -35,16 +40,10 @@ from security.consortium.manifest import (
     Word,
     decimal_text,
 )
-from security.consortium.rules import TWO_SITES_HINT
-from security.dp.accountant import rdp_epsilon
-from security.dp.planner import propose_multiplier
-from security.dp.settings import PrivateSettings
-from security.errors import ConfigError, PolicyViolation
-from security.ring import DEFAULT_BITS
+from security.identity.membership import COVERED_ROSTER
+from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
-from security.secagg.policy import COVERED_ROSTER
-from security.settings import read_settings
 
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Annotated[int, Field(gt=0)]
 # A cross-entropy of 16 per sample is far worse than guessing among a million classes.
@@ -354,3 +353,62 @@ def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
         wanted = str(error.hint)
     told = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
     return [f"{told}; {wanted}"]
+
+
+# ----------------------------------------
+# The commented `federation.toml` that `consortium init` writes.
+
+PLAN: Final = """\
+# What this federation trains, and under which rules. `consortium publish` signs it into the manifest.
+# Every key is explained in docs/consortium.md. Keys behind a `#` show their defaults.
+
+run = "run-1"                         # (required) a new model or method needs a new run id
+
+[model]
+initial = "initial.safetensors"       # (required) the model everybody starts from; relative to this folder
+# architecture = "efficientnet_b0"    # these three are taken from the file's metadata where it has them
+# code_digest = "<64 hex digits>"
+# classes = 8
+personal = []                         # patterns of tensors that never leave a site, such as "head.*"
+
+[training]
+method = "fednpr-per"                 # taken from the file's metadata where it has it, like the settings below
+rounds = 80                           # (required)
+steps = 50                            # (required) optimiser steps of a site in one round; the clips follow from it
+# config_hashes = []                  # training configurations that sites may be asked to run; metadata may hold them
+# weights = "samples"                 # or "bucketed", "uniform": what a site's size gives away
+# local_statistics = false            # true keeps batch-normalisation statistics at the sites
+
+[training.settings]
+learning_rate = 0.001                 # (required)
+
+[aggregation]
+# colluders = 1                       # sites that may side with the coordinator; default: fewer than a third
+# least_survivors = 3
+# single_history = true               # every round holds more than half of the sites
+# allow_two_sites = false             # only together with [privacy]
+# ring_bits = 24                      # 32 or 64 for very unequal sites: finer, and a third or more longer on the wire
+# weight_cap = 16384                  # the power of two above the largest site's number of samples
+# report_metrics = true               # loss and hits travel inside the masked sum
+# clip_margin = 8
+# clip_exponents = { "blocks.0.*" = 3 }
+
+[audit]
+# mode = "auto"                       # covered up to 20 sites, sampled above; only covered stops a lying coordinator
+# chunks_per_site = 1
+# strict = false                      # true: do not even train on a model whose sum has not been checked
+# max_rounds_unwitnessed = 3
+
+[timing]                              # seconds
+# train = 3600
+# message = 30
+# upload = 60
+# secret_ttl = 86400
+
+# [privacy]                           # differential privacy at every site; a site may be stricter, never laxer
+# epsilon = 8
+# delta = 0.00001
+# clip = 1
+# noise_floor = 0.8
+# unit = "patient"
+"""

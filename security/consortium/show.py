@@ -7,12 +7,12 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from security import pki
 from security.consortium.authority import Authority, Enrolled
-from security.consortium.bundles import grouped
-from security.consortium.manifest import Manifest
 from security.consortium.plan import warnings
-from security.pki import Purpose
+from security.identity import pki
+from security.identity.enrolment import grouped
+from security.identity.manifest import Manifest
+from security.identity.pki import Purpose
 from security.secagg import thresholds
 
 EXPIRY_WARNING_DAYS: Final = 30

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from security.dp.accountant import ORDERS, conversion, rdp_curve
-from security.dp.events import MechanismEvent
-from security.errors import BudgetExhausted, ConfigError
+from lazaret.errors import BudgetExhausted, ConfigError
+from security.dp.accountant import ORDERS, MechanismEvent, conversion, rdp_curve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,250 @@ the permission is gone, whatever had been done with it.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Any, Final, Protocol
 
-from security import codec, labels
+import rfc8785
+
+from lazaret.errors import BudgetExhausted, LedgerError, LocalProtocolError, PolicyViolation, ToolkitError
+from security import labels
 from security.clock import Clock, SystemClock
-from security.dp import ledger_entries as entries
-from security.dp.accountant import Spent, spent
-from security.dp.events import Mechanism, MechanismEvent
-from security.dp.ledger_entries import Head, LedgerState, Terms
+from security.crypto import encoding
+from security.dp.accountant import Mechanism, MechanismEvent, Spent, spent
+from security.dp.filter import RenyiFilter
 from security.dp.noise import NoiseSource
-from security.errors import BudgetExhausted, LedgerError, LocalProtocolError, PolicyViolation
+
+# ----------------------------------------
+# The ledger's bytes and what they add up to; pure (docs/spec/differential-privacy.md, section 5).
+#
+# One canonical JSON object (RFC 8785) per line. Each line carries its number and the hash of the line before, so that
+# a line cannot be changed, left out or moved without breaking the chain. Cost is always recomputed from the events;
+# the epsilon written beside them is for the reader, and must agree.
+
+FORMAT: Final = 1
+_FIELDS: Final = {
+    "open": {"at", "cap", "delta", "format", "kind", "order", "population", "unit", "version"},
+    "version": {"at", "kind", "version"},
+    "reserve": {"at", "after", "before", "events", "kind", "round", "run"},
+    "commit": {"at", "kind", "reserve"},
+}
+
+
+class Unit(StrEnum):
+    """Whom epsilon protects. Two images of one patient under `IMAGE` are two units."""
+
+    PATIENT = "patient"
+    LESION = "lesion"
+    STUDY = "study"
+    IMAGE = "image"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A point of the chain: line number and hash. Enough to recognise a shortened or exchanged ledger."""
+
+    seq: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a ledger promises for one population; fixed when it is opened."""
+
+    population: str
+    unit: Unit
+    delta: float
+    cap: float
+    order: float
+
+    def filter(self) -> RenyiFilter:
+        return RenyiFilter(order=self.order, delta=self.delta, cap=self.cap)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Booking:
+    """One reservation as it stands in the ledger. It counts whether or not it was committed."""
+
+    seq: int
+    run: str
+    round: int
+    events: tuple[MechanismEvent, ...]
+    committed: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerState:
+    """Everything a ledger's lines add up to."""
+
+    terms: Terms
+    version: str
+    divergence: float = 0.0
+    bookings: tuple[Booking, ...] = ()
+    digests: tuple[str, ...] = ()
+
+    @property
+    def head(self) -> Head:
+        return Head(seq=len(self.digests) - 1, digest=self.digests[-1])
+
+    @property
+    def history(self) -> tuple[MechanismEvent, ...]:
+        return tuple(event for booking in self.bookings for event in booking.events)
+
+    @property
+    def epsilon(self) -> float:
+        return self.terms.filter().epsilon(self.divergence)
+
+    def contains(self, head: Head) -> bool:
+        return 0 <= head.seq < len(self.digests) and self.digests[head.seq] == head.digest
+
+
+def open_entry(terms: Terms, version: str, at: int) -> dict[str, Any]:
+    terms.filter()
+    return {
+        "kind": "open",
+        "format": FORMAT,
+        "population": terms.population,
+        "unit": terms.unit.value,
+        "delta": repr(float(terms.delta)),
+        "cap": repr(float(terms.cap)),
+        "order": repr(float(terms.order)),
+        "version": version,
+        "at": at,
+    }
+
+
+def reserve_entry(
+    state: LedgerState, run: str, round_number: int, events: tuple[MechanismEvent, ...], at: int
+) -> dict[str, Any]:
+    """Raises BudgetExhausted instead of returning an entry that passes the cap."""
+    rule = state.terms.filter()
+    after = rule.admit(state.divergence, events)
+    return {
+        "kind": "reserve",
+        "run": run,
+        "round": round_number,
+        "events": [event.to_json() for event in events],
+        "before": _shown(state.epsilon),
+        "after": _shown(rule.epsilon(after)),
+        "at": at,
+    }
+
+
+def commit_entry(booking: int, at: int) -> dict[str, Any]:
+    return {"kind": "commit", "reserve": booking, "at": at}
+
+
+def version_entry(version: str, at: int) -> dict[str, Any]:
+    return {"kind": "version", "version": version, "at": at}
+
+
+def encode_line(entry: dict[str, Any], seq: int, previous: str) -> bytes:
+    return rfc8785.dumps({"seq": seq, "prev": previous, "entry": entry})
+
+
+def digest_of(line: bytes) -> str:
+    return hashlib.sha256(labels.DP_LEDGER + line).hexdigest()
+
+
+def extended(state: LedgerState | None, entry: dict[str, Any]) -> tuple[LedgerState, bytes]:
+    """The state after one more entry, and the line to write for it."""
+    seq = 0 if state is None else len(state.digests)
+    line = encode_line(entry, seq, "" if state is None else state.head.digest)
+    return _apply(state, entry, digest_of(line)), line
+
+
+def read(lines: list[bytes]) -> LedgerState:
+    """Check the whole chain. Raises LedgerError that names the first bad line."""
+    state: LedgerState | None = None
+    for seq, line in enumerate(lines):
+        try:
+            value = json.loads(line)
+            entry = value["entry"]
+            following, again = extended(state, entry)
+            # One comparison covers number, previous hash, unknown fields of the frame and spelling.
+            if again != line:
+                raise ValueError("the chain is broken or the line is not canonical")
+        except (ValueError, KeyError, TypeError, RecursionError, ToolkitError) as error:
+            raise LedgerError(
+                f"line {seq + 1} does not belong here: {error}",
+                hint="restore the newest copy; if there is none, this population's budget counts as spent",
+            ) from error
+        state = following
+    if state is None:
+        raise LedgerError("the ledger is empty", hint="restore the newest copy")
+    return state
+
+
+def _apply(state: LedgerState | None, entry: dict[str, Any], digest: str) -> LedgerState:
+    kind = entry["kind"]
+    if set(entry) != _FIELDS.get(kind) or type(entry["at"]) is not int:
+        raise ValueError("unknown entry or unexpected fields")
+    if (state is None) != (kind == "open"):
+        raise ValueError("a ledger is opened once, in its first line")
+    if state is None:
+        return _opened(entry, digest)
+    digests = (*state.digests, digest)
+    match kind:
+        case "version":
+            return replace(state, version=_text(entry["version"]), digests=digests)
+        case "reserve":
+            return replace(_reserved(state, entry), digests=digests)
+        case _:
+            return replace(state, bookings=_committed(state.bookings, entry["reserve"]), digests=digests)
+
+
+def _opened(entry: dict[str, Any], digest: str) -> LedgerState:
+    if entry["format"] != FORMAT:
+        raise ValueError(f"format {entry['format']} is not {FORMAT}")
+    terms = Terms(
+        population=_text(entry["population"]),
+        unit=Unit(entry["unit"]),
+        delta=_real(entry["delta"]),
+        cap=_real(entry["cap"]),
+        order=_real(entry["order"]),
+    )
+    terms.filter()
+    return LedgerState(terms=terms, version=_text(entry["version"]), digests=(digest,))
+
+
+def _reserved(state: LedgerState, entry: dict[str, Any]) -> LedgerState:
+    events = tuple(MechanismEvent.from_json(event) for event in entry["events"])
+    if not events or type(entry["round"]) is not int:
+        raise ValueError("a reservation names a round and at least one event")
+    rule = state.terms.filter()
+    after = rule.admit(state.divergence, events)
+    for name, epsilon in (("before", state.epsilon), ("after", rule.epsilon(after))):
+        # Two machines may differ in the last bits of a logarithm, not in the fourth decimal.
+        if not math.isclose(float(entry[name]), epsilon, rel_tol=1e-4, abs_tol=1e-4):
+            raise ValueError(f"epsilon {name} is written as {entry[name]} but its events give {epsilon:.6f}")
+    booking = Booking(seq=len(state.digests), run=_text(entry["run"]), round=entry["round"], events=events)
+    return replace(state, divergence=after, bookings=(*state.bookings, booking))
+
+
+def _committed(bookings: tuple[Booking, ...], seq: object) -> tuple[Booking, ...]:
+    if not any(booking.seq == seq and not booking.committed for booking in bookings):
+        raise ValueError("a commit names no open reservation")
+    return tuple(replace(booking, committed=True) if booking.seq == seq else booking for booking in bookings)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= 200:
+        raise ValueError("a name is missing or too long")
+    return value
+
+
+def _real(value: object) -> float:
+    if not isinstance(value, str) or repr(float(value)) != value:
+        raise ValueError("a number is not in its one spelling")
+    return float(value)
+
+
+def _shown(epsilon: float) -> str:
+    return f"{epsilon:.6f}"
 
 
 class LedgerStore(Protocol):
@@ -62,7 +295,7 @@ def commitment(head: Head, salt: bytes) -> bytes:
     if len(salt) != 32:
         raise LocalProtocolError("the salt of a ledger commitment has 32 bytes")
     return hashlib.sha256(
-        labels.DP_LEDGER_COMMITMENT + codec.tlv(salt) + codec.u64(head.seq) + codec.text(head.digest)
+        labels.DP_LEDGER_COMMITMENT + encoding.tlv(salt) + encoding.u64(head.seq) + encoding.text(head.digest)
     ).digest()
 
 
@@ -79,7 +312,7 @@ class Ledger:
     def create(cls, store: LedgerStore, terms: Terms, *, version: str, clock: Clock | None = None) -> Ledger:
         """An act of the operator, once per population. `version` names the data set as it is now."""
         clock = clock or SystemClock()
-        state, line = entries.extended(None, entries.open_entry(terms, version, clock.now_ms()))
+        state, line = extended(None, open_entry(terms, version, clock.now_ms()))
         store.create(line, state.head)
         return cls(store, state, clock)
 
@@ -92,7 +325,7 @@ class Ledger:
         :param witnessed: heads remembered outside this machine's ledger: the privacy log, an operator's note.
         """
         lines, kept = store.load()
-        state = entries.read(lines)
+        state = read(lines)
         for head in (kept, *witnessed):
             if not state.contains(head):
                 raise LedgerError(
@@ -121,23 +354,23 @@ class Ledger:
                 where="privacy ledger",
                 hint="run without a noise seed; seeded runs are for experiments and are marked not private",
             )
-        entry = entries.reserve_entry(self._state, run, round_number, tuple(events), self._clock.now_ms())
+        entry = reserve_entry(self._state, run, round_number, tuple(events), self._clock.now_ms())
         self._append(entry)
         return Reservation(seq=self._state.head.seq, events=events, noise=noise)
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the round was trained. Changes no cost: an uncommitted reservation counts the same."""
-        self._append(entries.commit_entry(reservation.seq, self._clock.now_ms()))
+        self._append(commit_entry(reservation.seq, self._clock.now_ms()))
 
     def new_version(self, version: str) -> None:
         """The data set changed. Its earlier patients have paid all there is, so the ledger goes on as it is."""
         if version != self._state.version:
-            self._append(entries.version_entry(version, self._clock.now_ms()))
+            self._append(version_entry(version, self._clock.now_ms()))
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._failed:
             raise LedgerError("an earlier write failed", hint="check the disk, then restart")
-        state, line = entries.extended(self._state, entry)
+        state, line = extended(self._state, entry)
         try:
             self._store.append(line, state.head)
         except BaseException:

@@ -13,8 +13,8 @@ import os
 from pathlib import Path
 from typing import Final, Self
 
-from security.dp.ledger_entries import Head, LedgerState, read
-from security.errors import LedgerError
+from lazaret.errors import LedgerError
+from security.dp.ledger import Head, LedgerState, read
 
 _RESTORE: Final = "restore it from the newest copy; without it this population's budget counts as spent"
 

@@ -11,9 +11,9 @@ from collections.abc import Hashable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from security.dp.events import RATE_ONE
+from lazaret.errors import DataError
+from security.dp.accountant import RATE_ONE
 from security.dp.noise import NoiseSource
-from security.errors import DataError
 
 
 class Units:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Sequence
 
-from security import key_agreement, merkle, shamir
-from security.codec import text, u64
-from security.errors import VerificationFailed
+from lazaret.errors import VerificationFailed
+from security.crypto import key_agreement, merkle, shamir
+from security.crypto.encoding import text, u64
+from security.identity.membership import AggregationPolicy, AuditMode
 from security.secagg import context as hashes
 from security.secagg import statements
 from security.secagg.certificates import (
@@ -21,7 +22,6 @@ from security.secagg.certificates import (
     Signed,
 )
 from security.secagg.context import RoundContext
-from security.secagg.policy import AggregationPolicy, AuditMode
 from security.secagg.thresholds import Thresholds
 from security.secrets import Secret
 

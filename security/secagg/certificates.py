@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
-from security.secagg.wire import (
+from security.secagg.fields import (
     DIGEST,
     Bounded,
     Count,

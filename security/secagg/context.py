@@ -15,11 +15,12 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Annotated
 
-from security import codec, labels
-from security.errors import CodecError
-from security.secagg import wire
+from lazaret.errors import CodecError
+from security import labels
+from security.crypto import encoding
+from security.secagg import fields
+from security.secagg.fields import Count, Digest, Many, Nested, SiteId, Wire
 from security.secagg.thresholds import Thresholds
-from security.secagg.wire import Count, Digest, Many, Nested, SiteId, Wire
 
 PROTOCOL_VERSION = 1
 
@@ -113,22 +114,22 @@ class RoundContext(Wire):
 
 def key_transcript(ctx: bytes, advert_bodies: Iterable[bytes]) -> bytes:
     """KX: all fresh keys of the attempt, in the order of the members."""
-    return digest(labels.KEYS, ctx, codec.array(codec.tlv(body) for body in advert_bodies))
+    return digest(labels.KEYS, ctx, encoding.array(encoding.tlv(body) for body in advert_bodies))
 
 
 def commitment(ctx: bytes, site: str, seed: bytes) -> bytes:
     """com_i: fixes a site's self-mask seed before any share of it is dealt."""
-    return digest(labels.SELF_MASK_COMMITMENT, ctx, codec.text(site), codec.tlv(seed))
+    return digest(labels.SELF_MASK_COMMITMENT, ctx, encoding.text(site), encoding.tlv(seed))
 
 
 def share_leaf(kx: bytes, *, dealer: str, holder: str, b_hash: bytes, s_hash: bytes, box: bytes) -> bytes:
     """One line of a dealer's signed list: the two share hashes and the sealed box for one holder."""
-    ends = codec.text(dealer) + codec.text(holder)
+    ends = encoding.text(dealer) + encoding.text(holder)
     return digest(labels.SHARE_LEAF, kx, ends, b_hash, s_hash, hashlib.sha256(box).digest())
 
 
 def _named(pairs: Sequence[tuple[str, bytes]]) -> bytes:
-    return codec.array(codec.text(site) + codec.tlv(root) for site, root in pairs)
+    return encoding.array(encoding.text(site) + encoding.tlv(root) for site, root in pairs)
 
 
 def deals_digest(kx: bytes, roots: Sequence[tuple[str, bytes]]) -> bytes:
@@ -159,8 +160,8 @@ def result_digest(
     state_hash: bytes,
 ) -> bytes:
     """R: the sum, the secrets that were opened for it, and the model that follows; links the next round to this one."""
-    opened = codec.array(codec.tlv(seed) for seed in seeds) + codec.array(codec.tlv(key) for key in keys)
-    return digest(labels.RESULT, kx, survivors, codec.u64(verdict), sum_root, opened, state_hash)
+    opened = encoding.array(encoding.tlv(seed) for seed in seeds) + encoding.array(encoding.tlv(key) for key in keys)
+    return digest(labels.RESULT, kx, survivors, encoding.u64(verdict), sum_root, opened, state_hash)
 
 
-ZERO_DIGEST = bytes(wire.DIGEST.length)
+ZERO_DIGEST = bytes(fields.DIGEST.length)

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from security.errors import ToolkitError
-from security.prg import Words
-from security.ring import Packed, frames_of
+from lazaret.errors import ToolkitError
+from security.crypto.prg import Words
+from security.crypto.ring import Packed, frames_of
 from security.secagg.context import Verdict
+from security.secagg.fields import Wire
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, SumFrame, UploadFrame
-from security.secagg.wire import Wire
 
 Vector = npt.NDArray[np.float32]
 

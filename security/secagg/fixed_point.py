@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from security.errors import DataError, LocalProtocolError
-from security.prg import Words
+from lazaret.errors import DataError, LocalProtocolError
+from security.crypto.prg import Words
 from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout, Run, power_of_two_above
 
 CHUNK_WORDS = 65_536

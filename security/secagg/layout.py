@@ -18,10 +18,11 @@ from typing import Any, Final, Literal, cast, get_args
 import numpy as np
 import numpy.typing as npt
 
-from security import codec, labels
-from security.errors import ConfigError
-from security.prg import BLOCK_BYTES
-from security.ring import BITS, DEFAULT_BITS, FRAME_BYTES, Ring
+from lazaret.errors import ConfigError
+from security import labels
+from security.crypto import encoding
+from security.crypto.prg import BLOCK_BYTES
+from security.crypto.ring import BITS, DEFAULT_BITS, FRAME_BYTES, Ring
 
 Kind = Literal["mean", "statistic", "sum", "count"]
 STATE_KINDS: Final = ("mean", "statistic")
@@ -91,14 +92,14 @@ class Block:
     def encode(self) -> bytes:
         return b"".join(
             (
-                codec.text(self.name),
-                codec.array(codec.u64(extent) for extent in self.shape),
-                codec.text(self.kind),
+                encoding.text(self.name),
+                encoding.array(encoding.u64(extent) for extent in self.shape),
+                encoding.text(self.kind),
                 _signed(self.clip_exponent),
                 _signed(self.movement_exponent),
-                codec.tlv(_units_bytes(self.units)),
-                codec.u64(int(self.nonnegative)),
-                codec.u64(self.maximum),
+                encoding.tlv(_units_bytes(self.units)),
+                encoding.u64(int(self.nonnegative)),
+                encoding.u64(self.maximum),
             )
         )
 
@@ -315,11 +316,11 @@ class Layout:
     def encode(self) -> bytes:
         return b"".join(
             (
-                codec.u64(self.ring_bits),
-                codec.u64(self.roster_size),
-                codec.u64(self.quantum),
-                codec.u64(self.weight_cap),
-                codec.array(codec.tlv(block.encode()) for block in self.blocks),
+                encoding.u64(self.ring_bits),
+                encoding.u64(self.roster_size),
+                encoding.u64(self.quantum),
+                encoding.u64(self.weight_cap),
+                encoding.array(encoding.tlv(block.encode()) for block in self.blocks),
             )
         )
 
@@ -356,7 +357,7 @@ def _scaling(block: Block) -> tuple[Kind, int | None]:
 
 def _signed(value: int) -> bytes:
     """A small signed number as u64: biased, so that there is one encoding."""
-    return codec.u64(value + 2**31)
+    return encoding.u64(value + 2**31)
 
 
 def _units_bytes(units: Sequence[int]) -> bytes:

@@ -11,17 +11,21 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
-from security.errors import ToolkitError
-from security.prg import Words
+from security.crypto.prg import Words
+from security.crypto.signing import SigningKey
+from security.identity.membership import AggregationPolicy, AuditMode, RosterEntry
 from security.rng import Randomness, SystemRandomness
 from security.secagg import messages
 from security.secagg import state as states
-from security.secagg.blame import BlameBook
 from security.secagg.certificates import CheckCertificate
 from security.secagg.context import Verdict
-from security.secagg.coordinator import CoordinatorAttempt
-from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.publication import Publication
+from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundLost, RoundStart
+from security.secagg.coordinator.spool import MemorySpool, Spool
+from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import (
     Compact,
     Discard,
@@ -37,20 +41,15 @@ from security.secagg.effects import (
     SendUpload,
     Vector,
 )
-from security.secagg.journal import Journal
+from security.secagg.fields import Wire
 from security.secagg.layout import Layout
-from security.secagg.policy import AggregationPolicy, AuditMode, RosterEntry
-from security.secagg.publication import Publication
-from security.secagg.rounds import CoordinatorRound, RoundLost, RoundStart
-from security.secagg.site import SiteMachine
-from security.secagg.site_core import PendingUpdate, SiteCore
-from security.secagg.spool import MemorySpool, Spool
+from security.secagg.site.attempt import PendingUpdate, SiteCore
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Signer
 from security.secagg.thresholds import LEAST_SURVIVORS, default_colluders
 from security.secagg.transitions import CoordinatorState
-from security.secagg.wire import Wire
 from security.secrets import Secret
-from security.signing import SigningKey
 
 COORDINATOR = "coordinator"
 _OPEN = (

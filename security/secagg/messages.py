@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Final
 
-from security import codec
-from security.codec import Reader
-from security.errors import CodecError
-from security.ring import FRAME_BYTES
+from lazaret.errors import CodecError
+from security.crypto import encoding
+from security.crypto.encoding import Reader
+from security.crypto.ring import FRAME_BYTES
 from security.secagg.certificates import (
     BOX_BYTES,
     SHARE_BYTES,
@@ -27,7 +27,7 @@ from security.secagg.certificates import (
     SignedList,
 )
 from security.secagg.context import RoundContext
-from security.secagg.wire import (
+from security.secagg.fields import (
     DIGEST,
     Bounded,
     Count,
@@ -381,7 +381,7 @@ def encode(message: Wire, *, log_head: bytes = b"") -> bytes:
     """The bytes of a message on the wire."""
     if len(log_head) > MAX_LOG_HEAD:
         raise CodecError(f"log head exceeds {MAX_LOG_HEAD} bytes", where=type(message).__name__)
-    return codec.u32(_NUMBERS[type(message)]) + codec.tlv(log_head) + message.to_bytes()
+    return encoding.u32(_NUMBERS[type(message)]) + encoding.tlv(log_head) + message.to_bytes()
 
 
 def decode(data: bytes) -> tuple[Wire, bytes]:

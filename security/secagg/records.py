@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final
 
-from security import codec
-from security.codec import Reader
-from security.errors import CodecError
+from lazaret.errors import CodecError
+from security.crypto import encoding
+from security.crypto.encoding import Reader
 from security.secagg import messages
 from security.secagg.certificates import AbortCode, Ack, Advert
 from security.secagg.context import RoundContext
-from security.secagg.wire import DIGEST, MAX_NAME, Bounded, Count, Digest, Many, Nested, Number, SiteId, SiteIds, Wire
+from security.secagg.fields import DIGEST, MAX_NAME, Bounded, Count, Digest, Many, Nested, Number, SiteId, SiteIds, Wire
 
 MAX_SEALED: Final = 16 * 1024
 Context = Annotated[RoundContext, Nested(RoundContext)]
@@ -148,7 +148,7 @@ class Remembered(Wire):
     sequence: Count
     round: Count
     attempt: Count
-    released: Annotated[tuple[bytes, ...], Many(Bounded(32), limit=codec.U32_MAX)]
+    released: Annotated[tuple[bytes, ...], Many(Bounded(32), limit=encoding.U32_MAX)]
     peers: Annotated[tuple[Advert, ...], Many(Nested(Advert))]
     state_hash: Digest
     updates: Annotated[tuple[bytes, ...], Many(DIGEST, limit=4096)]
@@ -259,7 +259,7 @@ _NUMBERS: Final = {cls: number for number, cls in KINDS.items()}
 
 
 def encode(record: Wire) -> bytes:
-    return codec.u32(_NUMBERS[type(record)]) + record.to_bytes()
+    return encoding.u32(_NUMBERS[type(record)]) + record.to_bytes()
 
 
 def decode(data: bytes) -> Wire:

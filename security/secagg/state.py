@@ -16,9 +16,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from lazaret.errors import DataError, LocalProtocolError
 from security import labels
-from security.errors import DataError, LocalProtocolError
-from security.prg import Words
+from security.crypto.prg import Words
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import CHUNK_WORDS, step_size
 from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from security import codec, labels
+from security import labels
+from security.crypto import encoding
+from security.crypto.signing import SigningKey
+from security.identity.membership import AggregationPolicy, RosterEntry
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
-from security.secagg.policy import AggregationPolicy, RosterEntry
-from security.signing import SigningKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def accuse(kx: bytes, dealer: str) -> Statement:
 
 
 def upload(kx: bytes, deals: bytes, length: int, root: bytes) -> Statement:
-    return Statement(labels.SIGN_UPLOAD, (kx, deals, codec.u64(length), root))
+    return Statement(labels.SIGN_UPLOAD, (kx, deals, encoding.u64(length), root))
 
 
 def agree(kx: bytes, survivors: bytes) -> Statement:
@@ -67,12 +68,12 @@ def agree(kx: bytes, survivors: bytes) -> Statement:
 
 
 def unmask(kx: bytes, survivors: bytes, shares: Sequence[bytes]) -> Statement:
-    return Statement(labels.SIGN_UNMASK, (kx, survivors, codec.array(codec.tlv(share) for share in shares)))
+    return Statement(labels.SIGN_UNMASK, (kx, survivors, encoding.array(encoding.tlv(share) for share in shares)))
 
 
 def abort(ctx: bytes, code: int) -> Statement:
     """Binds CTX, not KX: it may come before KX is known and must end every KX that two adverts of one site can make."""
-    return Statement(labels.SIGN_ABORT, (ctx, codec.u64(code)))
+    return Statement(labels.SIGN_ABORT, (ctx, encoding.u64(code)))
 
 
 def abort_request(ctx: bytes) -> Statement:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from security.errors import PolicyViolation
+from lazaret.errors import PolicyViolation
 
 LEAST_SURVIVORS = 3
 

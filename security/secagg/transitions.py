@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import TypeVar
 
-from security.errors import RemoteProtocolError
+from lazaret.errors import RemoteProtocolError
 
 
 class SiteState(StrEnum):

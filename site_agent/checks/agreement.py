@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
-from security.preflight import papers
-from security.preflight.lines import Line, ok, problem, tried, warning
+from lazaret import checks
+from lazaret.checks import Line, Unchecked, ok, problem, tried, warning
+from security.identity import credentials
+from security.identity.credentials import clock_by_papers
+from security.identity.rules import CLOCK_SKEW_MS
 from site_agent.assembly import config_hash_of
 from site_agent.checks.context import Context
 from site_agent.privacy import LEDGER_HINT, planned_cost
-from site_agent.vault import STATE_HINT, run_of
+from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 
 
 def certificates(context: Context) -> Iterator[Line]:
-    yield from papers.certificates(context.papers)
+    yield from credentials.certificates(context.papers)
 
 
 def keys(context: Context) -> Iterator[Line]:
-    yield from papers.key_files(context.papers)
-    yield papers.audit_root(context.papers, context.config.state / "log")
+    yield from credentials.key_files(context.papers)
+    yield credentials.audit_root(context.papers, context.config.state / "log")
 
 
 def manifest(context: Context) -> Iterator[Line]:
-    yield from papers.manifest(context.papers)
+    yield from credentials.manifest(context.papers)
 
 
 def policy(context: Context) -> Iterator[Line]:
@@ -49,7 +53,7 @@ def model(context: Context) -> Iterator[Line]:
 
 
 def code(context: Context) -> Iterator[Line]:
-    from npr.initial import check_code
+    from npr.wire_layout import check_code
 
     told = context.manifest
     yield tried("the learning code is the manifest's", lambda: check_code(told.model.code_digest))
@@ -98,3 +102,74 @@ def state(context: Context) -> Iterator[Line]:
         yield ok(f"the folder is that of {run}")
     else:
         yield ok(f"{run} begins: at the next start the files of {found} are set aside")
+
+
+# ----------------------------------------
+# The coordinator: can it be reached, is it the right one, does it know us, and do our clocks agree?
+
+SLIGHT_MS: Final = 120_000
+
+
+def coordinator(context: Context) -> Iterator[Line]:
+    """As far as TLS with anybody, then as ourselves."""
+    yield from context.served
+    context.answer  # noqa: B018  # its error is the finding
+    yield ok("the coordinator lets this site in")
+
+
+def clock(context: Context) -> Iterator[Line]:
+    """By the dates of our papers, and by the coordinator's clock."""
+    yield from clock_by_papers(context.papers)
+    theirs = context.answer.time_ms
+    if theirs is None:
+        raise Unchecked("the coordinator does not tell its time")
+    yield compared(context.papers.now_ms, theirs)
+
+
+def compared(ours_ms: int, theirs_ms: int) -> Line:
+    """Signed dates allow for an hour; beyond that certificates and manifests are refused when they are good."""
+    apart = abs(ours_ms - theirs_ms)
+    told = f"{_span(apart)} {'ahead of' if ours_ms > theirs_ms else 'behind'} the coordinator's"
+    if apart >= CLOCK_SKEW_MS:
+        return problem(f"this machine's clock is {told}", "set the clock, and keep it right with NTP")
+    if apart >= SLIGHT_MS:
+        return warning(f"this machine's clock is {told}", "one of the two should be set; keep both right with NTP")
+    return ok("agrees with the coordinator's")
+
+
+def _span(milliseconds: int) -> str:
+    seconds = milliseconds / 1000
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+# ----------------------------------------
+# Room on this machine: the disk for models, memories and the log, and the processor to train on.
+
+# Weights and two moments of Adam; a new memory is written beside the old one before that goes.
+MEMORY_COPIES: Final = 3
+KEPT_MEMORIES: Final = 3
+LOG_BYTES_PER_ROUND: Final = 200_000
+
+
+def disk(context: Context) -> Iterator[Line]:
+    """By the sizes in the layout: models, memories and a sealed update are replaced as rounds go by, the log grows."""
+    layout, folder = context.manifest.aggregation.layout, context.config.state
+    whole_model = context.initial.path.stat().st_size
+    kept = KEPT_STATES * 4 * layout.state_words + KEPT_MEMORIES * MEMORY_COPIES * whole_model
+    kept += 2 * layout.byte_length + 2 * whole_model
+    missing = max(0, kept - checks.used_bytes(folder))
+    least = missing + LOG_BYTES_PER_ROUND
+    whole = missing + context.manifest.training.rounds * LOG_BYTES_PER_ROUND
+    yield checks.disk(folder, free=context.free(folder), least=least, whole=whole)
+
+
+def device(context: Context) -> Iterator[Line]:
+    """What training will run on."""
+    threads, there = context.config.site.threads, checks.processors()
+    if threads is not None and threads > there:
+        yield warning(f"[site] threads = {threads}, and {there} processors", "more threads than processors are slower")
+        return
+    yield ok(f"trains on the processor with {threads or there} of {there} threads; graphics cards are not used")

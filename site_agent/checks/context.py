@@ -2,32 +2,83 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, Final
+
+from protos import tls  # before grpc: it switches TLS 1.2 off
+
+import grpc  # isort: skip
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lazaret import checks
+from lazaret.checks import Line, Unchecked, Verdict, shared
+from lazaret.errors import ToolkitError
 from npr.data.catalogue import assemble
 from npr.data.dataset import FederatedDataset, SiteData
-from npr.data.survey import Survey, survey
-from security import keystore
+from npr.data.sources import Survey, survey
 from security.clock import Clock, SystemClock
-from security.consortium.enrolment import Identity
-from security.consortium.initial_model import InitialModel, pinned_model
-from security.consortium.manifest import Manifest
-from security.errors import ToolkitError
-from security.pki import Role
-from security.preflight import machine
-from security.preflight.dialling import Destination, ask, judge
-from security.preflight.lines import Line, Unchecked, Verdict, shared
-from security.preflight.papers import Papers
-from site_agent.checks.knocking import Answer, knock
-from site_agent.config import SiteConfig
-from site_agent.data import check_class_count, image_size_of, ours
+from security.identity import keystore
+from security.identity.credentials import Papers
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel, pinned_model
+from security.identity.manifest import Manifest
+from security.identity.pki import Role
+from security.identity.tls_probe import Destination, ask, judge
+from site_agent.config import CoordinatorTable, SiteConfig
+from site_agent.trainer.data import check_class_count, image_size_of, ours
 
 if TYPE_CHECKING:
     from npr.wire_layout import Recipe
+
+
+
+# ----------------------------------------
+# One knock at the coordinator's door with this site's own certificate: is it let in, and what time is it there?
+#
+# A stream is opened and closed again without a message, so that nothing is counted, logged as sent or changed.
+
+SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """:param time_ms: the coordinator's clock; None if it does not tell."""
+
+    time_ms: int | None
+
+
+def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> Answer:
+    """:raises ToolkitError: if the coordinator does not let this site in."""
+    credentials = tls.channel_credentials(identity)
+    with grpc.secure_channel(table.address, credentials, options=tls.channel_options(table.proxy)) as channel:
+        call = channel.stream_stream(tls.METHOD)(iter(()), timeout=seconds)
+        try:
+            told = dict(call.initial_metadata())
+            for _ in call:
+                pass  # an empty conversation has no answers
+        except grpc.RpcError as error:
+            raise _turned_away(error, table.address) from error
+    time_ms = str(told.get(tls.TIME_KEY, ""))
+    return Answer(time_ms=int(time_ms) if time_ms.isdecimal() else None)
+
+
+def _turned_away(error: Any, address: str) -> ToolkitError:
+    code = error.code()
+    if code is grpc.StatusCode.PERMISSION_DENIED:
+        return ToolkitError(
+            f"the coordinator turns this site away: {error.details()}",
+            where=address,
+            hint="it may have another manifest than this site: ask its operator to install the newest one",
+        )
+    return ToolkitError(
+        f"the coordinator takes no call from this site ({code.name.lower()})",
+        where=address,
+        hint="most often it refuses this site's certificate: ended, of another root, or this machine's clock is off",
+    )
 
 
 @dataclass(eq=False, kw_only=True)
@@ -40,8 +91,8 @@ class Context:
 
     config: SiteConfig
     clock: Clock = field(default_factory=SystemClock)
-    free: Callable[[Path], int] = machine.free_bytes
-    available: Callable[[], int | None] = machine.available_memory
+    free: Callable[[Path], int] = checks.free_bytes
+    available: Callable[[], int | None] = checks.available_memory
 
     @cached_property
     def papers(self) -> Papers:
@@ -86,7 +137,7 @@ class Context:
 
     @shared("the settings are not those of the manifest")
     def recipe(self) -> Recipe:
-        from site_agent.trainer import recipe_of  # imports torch
+        from site_agent.trainer.training import recipe_of  # imports torch
 
         return recipe_of(self.manifest)
 

@@ -15,22 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lazaret import checks
+from lazaret.checks import Line, Unchecked, ok, problem, warning
+from lazaret.errors import DataError
+from lazaret.terminal import progress
 from npr.data.dataset import Samples
-from npr.initial import build_initial, spec_of
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.model import normalisation
 from npr.training import LocalReport
-from npr.wire_layout import Recipe
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import Terms
+from npr.wire_layout import Recipe, build_initial, spec_of
+from security.dp.ledger import Ledger, Terms
 from security.dp.ledger_store import MemoryStore
-from security.errors import DataError
-from security.preflight import machine
-from security.preflight.lines import Line, Unchecked, ok, problem, warning
 from security.secagg.layout import Layout
-from security.terminal import progress
 from site_agent.checks.context import Context
 from site_agent.privacy import PrivatePlan
 
@@ -102,7 +100,7 @@ def _memory(context: Context, measured: int) -> Line:
     images = context.survey.catalogue.images
     pool = (len(images) - measured) * int(np.prod(images.shape[1:]))
     vectors = VECTORS_IN_MEMORY * context.manifest.aggregation.layout.memory_bytes
-    return machine.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
+    return checks.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
 
 
 def _decoded(context: Context, train: Samples, rows: NDArray[np.int64]) -> Samples:

@@ -3,18 +3,186 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final
 
-from security.audit.machine import HEARTBEAT_MS
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from lazaret.errors import ToolkitError
+from lazaret.web.http import Response
 from security.clock import Clock
-from security.errors import ToolkitError
-from security.web.http import Response
+from security.log.machine import HEARTBEAT_MS
+from security.log.schema import type_of
+from security.log.store import LogFolder
 from site_agent.config import SiteConfig
-from site_agent.overview import overview
-from site_agent.page import learnt
-from site_agent.page.outflow import Outflow, day_of
 from site_agent.privacy import ledger_files
+from site_agent.status import overview
+
+# ----------------------------------------
+# What this site has learnt and what it has learnt from, from the files of its state directory. Nothing here leaves.
+
+VECTORS, OWNERS = "prototypes/vectors", "prototypes/owners"
+MOST_POINTS: Final = 512
+_MEMORY: Final = re.compile(r"([0-9]+)\.safetensors")
+
+
+def curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Figures after each round, without the matrices; the last word on a round counts."""
+    found = {}
+    for row in rows:
+        sides = {side: row[side] for side in ("validation", "test") if row.get(side)}
+        kept = {side: {name: told.get(name) for name in ("bacc", "bauc")} for side, told in sides.items()}
+        found[row["round"]] = {"round": row["round"], "best": bool(row.get("best")), **kept}
+    return [found[number] for number in sorted(found)]
+
+
+def confusion(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The newest matrix: of the test images if there are any, else of those for validation."""
+    for row in reversed(rows):
+        for side in ("test", "validation"):
+            matrix = (row.get(side) or {}).get("confusion")
+            if matrix:
+                return {"round": row["round"], "side": side, "matrix": matrix}
+    return None
+
+
+def classes(path: Path) -> dict[str, Any] | None:
+    """How many images of each class each side holds, as the agent wrote it down when it opened the data."""
+    try:
+        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+    return told
+
+
+def newest_memory(folder: Path) -> Path | None:
+    numbers = [int(match[1]) for path in folder.glob("*.safetensors") if (match := _MEMORY.fullmatch(path.name))]
+    return folder / f"{max(numbers)}.safetensors" if numbers else None
+
+
+def prototypes(path: Path) -> dict[str, Any] | None:
+    """The prototypes of a memory on the plane in which they differ most; None where there are none."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            if VECTORS not in file.keys():  # noqa: SIM118  # not a mapping: it has keys and no `in`
+                return None
+            vectors, owners = file.get_tensor(VECTORS), file.get_tensor(OWNERS)
+    except (FileNotFoundError, SafetensorError):
+        return None  # it was replaced by that of the next round just now
+    if not len(vectors):
+        return None
+    points, shares = on_a_plane(vectors[:MOST_POINTS].astype(np.float64))
+    return {
+        "round": int(path.stem),
+        "points": [[round(float(x), 4), round(float(y), 4)] for x, y in points],
+        "owners": [int(owner) for owner in owners[:MOST_POINTS]],
+        "shares": [round(float(share), 4) for share in shares],
+    }
+
+
+def on_a_plane(vectors: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The first two principal components, and the share of the variance that each holds.
+
+    The sign of a component means nothing; the largest loading is made positive, so that pictures do not flip.
+    """
+    centred = vectors - vectors.mean(axis=0)
+    _, values, axes = np.linalg.svd(centred, full_matrices=False)
+    count = min(2, len(values))
+    axes = axes[:count] * np.sign(axes[np.arange(count), np.abs(axes[:count]).argmax(axis=1)])[:, None]
+    points = np.zeros((len(vectors), 2))
+    points[:, :count] = centred @ axes.T
+    shares = np.zeros(2)
+    shares[:count] = values[:count] ** 2
+    total = (values**2).sum()
+    return points, shares / total if total > 0 else shares
+
+
+# ----------------------------------------
+# What left, read from the site's own privacy log as it grows: each line is looked at once.
+
+DAYS: Final = 14
+ROUNDS: Final = 40
+
+
+def day_of(ms: int) -> str:
+    """The hospital's own calendar day."""
+    return time.strftime("%Y-%m-%d", time.localtime(ms / 1000))
+
+
+class Outflow:
+    """Totals over a log. `catch_up` reads what has been added since it was last called."""
+
+    def __init__(self, log: Path) -> None:
+        self._folder = LogFolder(log)
+        self._segment = 0
+        self._offset = 0
+        self.entries = 0
+        self.newest_ms = 0
+        self._blocked: Counter[str] = Counter()
+        self._declined: Counter[str] = Counter()
+        self._rule = ""
+        self._days: dict[str, Counter[str]] = defaultdict(Counter)
+        self._messages: dict[str, Counter[str]] = defaultdict(Counter)
+        self._rounds: Counter[int] = Counter()
+
+    def catch_up(self) -> None:
+        while (path := self._folder.segment(self._segment)).exists():
+            self._read(path)
+            if not self._folder.segment(self._segment + 1).exists():
+                return
+            self._segment, self._offset = self._segment + 1, 0
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]  # the rest is a line that is being written just now
+        self._offset += len(whole)
+        lines = whole.splitlines()
+        for line in lines:
+            self._take(line)
+        self.entries += len(lines)
+        if lines:
+            self.newest_ms = int(json.loads(lines[-1])["ts"])
+
+    def _take(self, line: bytes) -> None:
+        kind = type_of(line.decode(errors="replace"))
+        if kind == "egress":
+            entry = json.loads(line)
+            day, body = day_of(entry["ts"]), entry["body"]
+            self._days[day][body["data_class"]] += body["bytes"]
+            self._messages[day][body["data_class"]] += 1
+            if entry["round"] is not None:
+                self._rounds[entry["round"]] += body["bytes"]
+        elif kind == "egress.blocked":
+            self._blocked[day_of(json.loads(line)["ts"])] += 1
+        elif kind == "round.declined":
+            entry = json.loads(line)
+            self._declined[day_of(entry["ts"])] += 1
+            self._rule = entry["body"]["rule"]
+
+    def to_json(self, now_ms: int) -> dict[str, Any]:
+        today = day_of(now_ms)
+        counted, messages = self._days.get(today, Counter()), self._messages.get(today, Counter())
+        return {
+            "day": today,
+            "today": [[name, messages[name], size] for name, size in counted.most_common()],
+            "days": [[day, self._days[day].total()] for day in sorted(self._days)[-DAYS:]],
+            "rounds": [[number, self._rounds[number]] for number in sorted(self._rounds)[-ROUNDS:]],
+            "total": sum(counter.total() for counter in self._days.values()),
+            "blocked": self._blocked.total(),
+            "blocked_today": self._blocked[today],
+            "declined_today": self._declined[today],
+            "declined_by": self._rule,
+            "entries": self.entries,
+            "newest": self.newest_ms,
+        }
+
 
 SILENT_MS: Final = 2 * HEARTBEAT_MS
 ABOUT: Final = ("site", "federation", "manifest_version", "run", "round", "model", "vouched", "stopped")
@@ -50,7 +218,7 @@ class Content:
 
     def _stamp(self) -> Stamp:
         state, found = self._config.state, []
-        memory = learnt.newest_memory(state / "memory")
+        memory = newest_memory(state / "memory")
         names = [state / name for name in ("wal", "run", "metrics.jsonl", "data.json")]
         for path in (*names, self._config.ledger, *([memory] if memory else [])):
             try:
@@ -63,14 +231,14 @@ class Content:
     def _gather(self) -> dict[str, Any]:
         state = self._config.state
         about, rows = self._about()
-        memory = learnt.newest_memory(state / "memory")
+        memory = newest_memory(state / "memory")
         return {
             "about": about,
             "privacy": spent(self._config),
-            "classes": learnt.classes(state / "data.json"),
-            "curves": learnt.curves(rows),
-            "confusion": learnt.confusion(rows),
-            "prototypes": learnt.prototypes(memory) if memory else None,
+            "classes": classes(state / "data.json"),
+            "curves": curves(rows),
+            "confusion": confusion(rows),
+            "prototypes": prototypes(memory) if memory else None,
         }
 
     def _about(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -10,14 +10,15 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import VerificationFailed
-from security.key_agreement import KeyPair
+from lazaret.errors import VerificationFailed
+from security.crypto.key_agreement import KeyPair
+from security.crypto.signing import SigningKey
 from security.rng import CountedRandomness
-from security.secagg import burst_checks, messages, statements
-from security.secagg.attempt import Heads, OpenAttempt
-from security.secagg.dealing import Dealing
+from security.secagg import messages, statements
+from security.secagg.coordinator.uploads import Dealing
+from security.secagg.site import checks
+from security.secagg.site.attempt import Heads, OpenAttempt
 from security.secagg.statements import Signer
-from security.signing import SigningKey
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 
@@ -73,7 +74,7 @@ def test_playing_every_other_site_is_refused() -> None:
 
 def test_signed_lists_alone_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the signatures on adverts, the ones over KX stop the same attack one step later."""
-    monkeypatch.setattr(burst_checks, "check_advert_signatures", lambda *_: None)
+    monkeypatch.setattr(checks, "check_advert_signatures", lambda *_: None)
     run = evil()
     between(run)
     assert_refused(run, VICTIM, VerificationFailed, "check_deal_roots")

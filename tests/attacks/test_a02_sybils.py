@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import PolicyViolation
-from security.secagg import plan_checks
-from security.secagg.policy import AggregationPolicy, RosterEntry
+from lazaret.errors import PolicyViolation
+from security.identity.membership import AggregationPolicy, RosterEntry
+from security.secagg.site import checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 COHORT = ["site-00", "site-05", "site-06", "site-07"]
@@ -52,7 +52,7 @@ def test_sybils_are_refused(how: str) -> None:
 @pytest.mark.parametrize("how", ["unlisted", "revoked"])
 def test_their_adverts_are_refused_as_well(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Should the plan pass, no key of an unlisted or revoked site is taken."""
-    monkeypatch.setattr(plan_checks, "check_plan_members", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_members", lambda *_: None)
     run = surrounded(how)
     assert_refused(run, VICTIM, PolicyViolation, "check_advert_signatures")
     assert_safe(run)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from security.errors import PolicyViolation
-from security.secagg import plan_checks
+from lazaret.errors import PolicyViolation
+from security.secagg.site import checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 
@@ -24,13 +24,13 @@ def test_the_cohort_is_illegal() -> None:
 
 
 def test_a_cohort_too_small_for_one_history_is_refused_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_thresholds", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_thresholds", lambda *_: None)
     run = alone_among_colluders(single_history=True)
     assert_refused(run, VICTIM, PolicyViolation, "check_plan_single_history")
     assert_safe(run)
 
 
 def test_alone_among_colluders_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_thresholds", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_thresholds", lambda *_: None)
     run = alone_among_colluders(single_history=False)
     assert_recovered(run)

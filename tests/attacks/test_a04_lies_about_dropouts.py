@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import RemoteProtocolError, VerificationFailed
-from security.secagg import burst_checks, messages
-from security.secagg.attempt import OpenAttempt
+from lazaret.errors import RemoteProtocolError, VerificationFailed
+from security.secagg import messages
 from security.secagg.certificates import Signed
+from security.secagg.site import checks
+from security.secagg.site.attempt import OpenAttempt
 from security.secrets import Secret
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
@@ -37,7 +38,7 @@ def test_too_few_survivors_are_refused() -> None:
 
 
 def test_too_few_survivors_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(burst_checks, "check_survivors_count", lambda *_: None)
+    monkeypatch.setattr(checks, "check_survivors_count", lambda *_: None)
     run = all_but_the_victim_dropped()
     agreed = run.said(messages.Agree)
     lines = tuple(Signed(site=agree.site, signature=agree.signature) for agree in agreed)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import pytest
 
-from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.secagg import context as hashes
-from security.secagg import messages, plan_checks, statements
-from security.secagg.attempt import unmask_message
+from security.secagg import messages, statements
 from security.secagg.certificates import Signed
+from security.secagg.site import checks
+from security.secagg.site.attempt import unmask_message
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 HALVES = {"with": ("site-00", "site-01"), "without": ("site-02", "site-03")}
@@ -61,7 +62,7 @@ def test_a_smaller_quorum_in_the_plan_is_refused() -> None:
 
 def test_two_quorums_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """t = 3 of 5 as if nobody colluded: both sets are certified, and the victim's seed and key are both opened."""
-    monkeypatch.setattr(plan_checks, "check_plan_thresholds", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_thresholds", lambda *_: None)
     run = evil(5)
     run.lenient(c=0)
     two_views(run)

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from security.errors import PolicyViolation, RemoteProtocolError
-from security.secagg import messages, plan_checks
+from lazaret.errors import PolicyViolation, RemoteProtocolError
+from security.secagg import messages
 from security.secagg.effects import Persist, Refused
+from security.secagg.site import checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 
@@ -37,7 +38,7 @@ def test_a_plan_that_was_given_up_is_not_joined_again(restart: bool) -> None:
 
 
 def test_a_dead_plan_again_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_high_water", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_high_water", lambda *_: None)
     run = evil(5)
     a_dead_plan_again(run)
     assert_recovered(run)

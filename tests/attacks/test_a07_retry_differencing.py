@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import PolicyViolation, VerificationFailed
-from security.secagg import certificate_checks, messages, plan_checks
+from lazaret.errors import PolicyViolation, VerificationFailed
+from security.secagg import certificate_checks, messages
 from security.secagg import context as hashes
 from security.secagg.certificates import NamedRoot, RepeatCertificate
 from security.secagg.context import RepeatOf
-from security.secagg.site_core import PendingUpdate
+from security.secagg.site import checks
+from security.secagg.site.attempt import PendingUpdate
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 
@@ -38,7 +39,7 @@ def test_no_certificate_no_second_attempt() -> None:
 
 
 def test_no_certificate_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_reuse", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_reuse", lambda *_: None)
     run = evil(5)
     again_without_the_victim(run)
     assert_recovered(run)
@@ -117,7 +118,7 @@ def test_a_repeat_is_of_the_whole_set() -> None:
 
 
 def test_a_repeat_of_a_part_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_repeats_set", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_repeats_set", lambda *_: None)
     run = evil(5)
     repeat_with_a_smaller_cohort(run)
     assert_recovered(run)
@@ -154,7 +155,7 @@ def test_the_same_update_in_the_next_round_is_refused() -> None:
 
 def test_the_same_update_in_the_next_round_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds differ, the vectors do not: the attacker solves for them as if they were one round."""
-    monkeypatch.setattr(plan_checks, "check_fresh_update", lambda *_: None)
+    monkeypatch.setattr(checks, "check_fresh_update", lambda *_: None)
     run = evil(5)
     the_same_update_in_the_next_round(run)
     for context in run.spoils.contexts.values():

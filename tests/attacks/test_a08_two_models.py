@@ -12,18 +12,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security import key_agreement, labels, masking, uniformity
-from security.errors import PolicyViolation, VerificationFailed
-from security.key_agreement import KeyPair
-from security.masking import SiteMasks
-from security.prg import Words
+from lazaret.errors import PolicyViolation, VerificationFailed
+from security import labels
+from security.crypto import key_agreement, masking
+from security.crypto.key_agreement import KeyPair
+from security.crypto.masking import SiteMasks
+from security.crypto.prg import Words
+from security.log import uniformity
 from security.rng import CountedRandomness
 from security.secagg import context as hashes
 from security.secagg import fixed_point, messages, statements
 from security.secagg import state as states
 from security.secagg.context import RoundContext
-from security.secagg.site import SiteMachine
-from security.secagg.site_core import PendingUpdate
+from security.secagg.site.attempt import PendingUpdate
+from security.secagg.site.machine import SiteMachine
 from security.secrets import Secret
 from tests.support.evil import (
     LEAK,

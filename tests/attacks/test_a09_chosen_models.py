@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security.errors import PolicyViolation, ToolkitError, VerificationFailed
-from security.secagg import certificate_checks, messages, result_checks, statements
+from lazaret.errors import PolicyViolation, ToolkitError, VerificationFailed
+from security.identity.membership import AuditMode
+from security.secagg import certificate_checks, messages, statements
 from security.secagg import state as states
 from security.secagg.certificates import CheckCertificate
-from security.secagg.journal import Journal
-from security.secagg.policy import AuditMode
-from security.secagg.site import SiteMachine
+from security.secagg.site import result_checks
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, assert_safe, checks_in, evil
 
 

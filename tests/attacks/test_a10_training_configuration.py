@@ -11,8 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from security.errors import PolicyViolation
-from security.secagg import fixed_point, messages, plan_checks, statements
+from lazaret.errors import PolicyViolation
+from security.secagg import fixed_point, messages, statements
+from security.secagg.site import checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 CHOSEN = b"one image, one step, rate one...".ljust(32, b".")[:32]
@@ -38,7 +39,7 @@ def test_a_configuration_that_is_not_listed() -> None:
 
 
 def test_a_configuration_that_is_not_listed_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_config", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_config", lambda *_: None)
     assert_recovered(one_image_for_all())
 
 

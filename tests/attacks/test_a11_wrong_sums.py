@@ -13,18 +13,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security import masking
-from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
-from security.prg import Words
-from security.ring import DEFAULT_BITS, Ring
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto import masking
+from security.crypto.prg import Words
+from security.crypto.ring import DEFAULT_BITS, Ring
+from security.identity.membership import AuditMode
 from security.rng import CountedRandomness
-from security.secagg import messages, plan_checks, result_checks
+from security.secagg import messages
 from security.secagg import state as states
-from security.secagg.coordinator import CoordinatorAttempt
-from security.secagg.evidence import WrongSumEvidence
-from security.secagg.policy import AuditMode
-from security.secagg.publication import Publication, build_result
-from security.secagg.result import CheckedHeader, assigned_chunks
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.publication import Publication, build_result
+from security.secagg.site import checks, result_checks
+from security.secagg.site.result_checks import CheckedHeader, assigned_chunks
+from security.secagg.site.results import WrongSumEvidence
 from security.secagg.transitions import SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
 
@@ -113,7 +114,7 @@ def test_a_wrong_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_unchecked_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum is wrong and known to be wrong by those who looked; the others go on with it."""
-    monkeypatch.setattr(plan_checks, "check_plan_certificate", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_certificate", lambda *_: None)
     run, _ = wrong_round(one_coordinate)
     assert run.check is None
     next_burst(run)
@@ -160,7 +161,7 @@ def test_a_forked_site_is_in_no_later_sum(left: str, monkeypatch: pytest.MonkeyP
     """Three rules refuse it, each by itself: another history, another model, no acknowledgement of its own."""
     for check in FORK_CHECKS:
         if check != left:
-            monkeypatch.setattr(plan_checks, check, lambda *_: None)
+            monkeypatch.setattr(checks, check, lambda *_: None)
     run = evil()
     fork(run)
     kind = VerificationFailed if left == "check_plan_certificate" else PolicyViolation
@@ -171,7 +172,7 @@ def test_a_forked_site_is_in_no_later_sum(left: str, monkeypatch: pytest.MonkeyP
 def test_a_forked_site_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """With all three off, a site that stands on another model takes part in the next sum."""
     for check in FORK_CHECKS:
-        monkeypatch.setattr(plan_checks, check, lambda *_: None)
+        monkeypatch.setattr(checks, check, lambda *_: None)
     run = evil()
     fork(run)
     assert run.said(messages.UploadHeader, by=VICTIM)[-1].kx == run.said(messages.Agree, by=VICTIM)[-1].kx

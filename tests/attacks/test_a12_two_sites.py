@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import ConfigError, PolicyViolation
-from security.secagg import messages, plan_checks
+from lazaret.errors import ConfigError, PolicyViolation
+from security.secagg import messages
+from security.secagg.site import checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 
@@ -39,7 +40,7 @@ def test_with_both_it_is_a_choice() -> None:
 
 
 def test_two_sites_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_thresholds", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_thresholds", lambda *_: None)
     assert_recovered(only_two())
 
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from security.errors import PolicyViolation
-from security.prg import Words
-from security.secagg import fixed_point, plan_checks
+from lazaret.errors import PolicyViolation
+from security.crypto.prg import Words
+from security.secagg import fixed_point
 from security.secagg.context import Verdict
 from security.secagg.effects import LoneChange
+from security.secagg.site import checks
 from tests.support.evil import VICTIM, WON, EvilCoordinator, assert_refused, evil
 from tests.support.secagg_world import small_layout
 from tests.support.spoils import correlation
@@ -58,6 +59,6 @@ def test_the_fourth_update_on_one_model_is_not_sent() -> None:
 
 
 def test_thirty_rounds_on_one_model_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_updates_on_state", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_updates_on_state", lambda *_: None)
     run, fit = toggled()
     assert run.round == ROUNDS and fit > WON

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from security.errors import ConfigError, DataError
+from lazaret.errors import ConfigError, DataError
 from security.secagg import fixed_point
 from security.secagg.context import Verdict
 from security.secagg.layout import Layout

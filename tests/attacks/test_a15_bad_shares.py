@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from security import shamir
-from security.errors import VerificationFailed
+from lazaret.errors import VerificationFailed
+from security.crypto import shamir
 from security.secagg import certificate_checks, messages, statements
 from security.secagg import context as hashes
 from security.secagg.context import Verdict
-from security.secagg.dealing import Dealing
+from security.secagg.coordinator.uploads import Dealing
 from security.secagg.loopback import COORDINATOR
 from security.secagg.messages import Shares
 from security.secrets import Secret

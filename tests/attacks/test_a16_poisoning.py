@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security.prg import Words
+from security.crypto.prg import Words
 from security.secagg import fixed_point
 from security.secagg import state as states
 from security.secagg.context import Verdict

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from security.audit.facts import History, read_history
-from site_agent.slots import ReadySlots, slots_of
+from site_agent.ready_slots import ReadySlots, slots_of
 from tests.support.federation import NumberFederation
 
 pytestmark = pytest.mark.timeout(120)

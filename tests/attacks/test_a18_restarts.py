@@ -10,8 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
-from security.secagg import burst_checks, messages, records
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.secagg import messages, records
+from security.secagg.site import checks
 from security.secagg.transitions import SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 from tests.support.secagg_world import reference_sum
@@ -64,7 +65,7 @@ def test_the_promise_outlives_the_attempt() -> None:
 
 def test_abort_after_release_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort certificate beside a sum: the updates go into a second one, and the difference is the victim's."""
-    monkeypatch.setattr(burst_checks, "check_may_abort", lambda *_: None)
+    monkeypatch.setattr(checks, "check_may_abort", lambda *_: None)
     run = evil(5)
     asked_after_a_day(run)
     assert_recovered(run)

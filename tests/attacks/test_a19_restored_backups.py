@@ -10,14 +10,15 @@ from dataclasses import replace
 
 import pytest
 
+from lazaret.errors import VerificationFailed
 from security import labels
-from security.errors import VerificationFailed
-from security.secagg import burst_checks, messages, statements
-from security.secagg.attempt import Heads, OpenAttempt
-from security.secagg.burst_checks import SetBack
+from security.secagg import messages, statements
 from security.secagg.effects import Blamed, Halted
-from security.secagg.journal import Journal
-from security.secagg.site import SiteMachine
+from security.secagg.site import checks
+from security.secagg.site.attempt import Heads, OpenAttempt
+from security.secagg.site.checks import SetBack
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Statement
 from security.secagg.transitions import SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
@@ -48,7 +49,7 @@ def test_peers_notice_and_the_restored_site_halts() -> None:
 
 def test_a_restored_backup_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Unnoticed, one restored site costs another one its update."""
-    monkeypatch.setattr(burst_checks, "check_advert_sequences", lambda *_: None)
+    monkeypatch.setattr(checks, "check_advert_sequences", lambda *_: None)
     run = evil(5)
     a_backup_is_restored(run)
     assert_recovered(run)

@@ -11,10 +11,11 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import VerificationFailed
-from security.secagg import burst_checks, messages, statements
-from security.secagg.attempt import BadDealer, deal_root
+from lazaret.errors import VerificationFailed
+from security.secagg import messages, statements
 from security.secagg.messages import Deliver, DeliveredShare
+from security.secagg.site import checks
+from security.secagg.site.attempt import BadDealer, deal_root
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, assert_safe, evil
 
 Boxes = tuple[DeliveredShare, ...]
@@ -71,7 +72,7 @@ def test_a_box_that_is_not_in_the_signed_list_twin(
     change: Callable[[EvilCoordinator, Boxes], Boxes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without the path to the signed root, the victim signs an accusation against an honest dealer."""
-    monkeypatch.setattr(burst_checks, "check_delivered_path", lambda *_: None)
+    monkeypatch.setattr(checks, "check_delivered_path", lambda *_: None)
     run = tampered(change)
     assert [said.dealer for said in run.said(messages.Accusation, by=VICTIM)] == ["site-01"]
 

@@ -9,13 +9,13 @@ from itertools import product
 
 import pytest
 
-from security import codec, shamir, signing
-from security.codec import Reader
-from security.errors import CodecError
+from lazaret.errors import CodecError
+from security.crypto import encoding, shamir, signing
+from security.crypto.encoding import Reader
 from security.rng import CountedRandomness
 from security.secagg import context as hashes
 from security.secagg import messages
-from security.secagg.wire import Wire
+from security.secagg.fields import Wire
 from security.secrets import Secret
 from tests.support.evil import evil
 
@@ -45,7 +45,7 @@ def test_no_two_things_have_the_same_bytes() -> None:
 
 
 def test_fields_without_lengths_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "tlv", lambda value: value)
+    monkeypatch.setattr(encoding, "tlv", lambda value: value)
     found = all_bytes()
     clashes = {name for name, value in found if sum(value == other for _, other in found) > 1}
     assert {"share 1/23", "share 12/3", "fields 12/3", "names 1/23"} <= clashes

@@ -12,14 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from lazaret.errors import BudgetExhausted, LedgerError
 from security.dp import filter as rule
-from security.dp.accountant import pld_epsilon
-from security.dp.events import MechanismEvent, dp_sgd_event, rate_at_least
-from security.dp.ledger import Ledger, Reservation
-from security.dp.ledger_entries import LedgerState, Terms, Unit
+from security.dp.accountant import MechanismEvent, dp_sgd_event, pld_epsilon, rate_at_least
+from security.dp.ledger import Ledger, LedgerState, Reservation, Terms, Unit
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
-from security.errors import BudgetExhausted, LedgerError
 
 TERMS = Terms(population="skin", unit=Unit.PATIENT, delta=1e-5, cap=2.0, order=12.0)
 ROUND = dp_sgd_event(multiplier=2.0, clip=1.0, rate=rate_at_least(0.05), steps=100)
@@ -69,11 +67,11 @@ def test_rounds_past_the_cap_twin(site: Path, monkeypatch: pytest.MonkeyPatch) -
 CRASHING_SITE = """
 import os, signal, sys
 from pathlib import Path
-from security.dp.events import dp_sgd_event, rate_at_least
+from security.dp.accountant import dp_sgd_event, rate_at_least
 from security.dp.ledger import Ledger
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
-from security.errors import BudgetExhausted
+from lazaret.errors import BudgetExhausted
 directory = Path(sys.argv[1])
 files = FileStore(directory / "data" / "ledger.jsonl", directory / "state" / "anchor")
 ledger = Ledger.open(files, population="skin")

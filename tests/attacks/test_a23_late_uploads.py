@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from security import uniformity
+from security.log import uniformity
 from security.secagg import messages
-from security.secagg.attempt import OpenAttempt
+from security.secagg.site.attempt import OpenAttempt
 from security.secrets import Secret
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
 from tests.support.secagg_world import reference_sum

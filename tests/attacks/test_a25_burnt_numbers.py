@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import PolicyViolation
-from security.secagg import messages, plan_checks, statements
+from lazaret.errors import PolicyViolation
+from security.secagg import messages, statements
+from security.secagg.site import checks
 from security.secagg.transitions import SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
 
@@ -35,7 +36,7 @@ def test_a_far_off_number_leaves_no_trace(how: str, place: dict[str, int]) -> No
 
 
 def test_a_far_off_number_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_plan_window", lambda *_: None)
+    monkeypatch.setattr(checks, "check_plan_window", lambda *_: None)
     run = evil(wide=False)
     run.open_round()
     far_off_request(run, round=2**63)

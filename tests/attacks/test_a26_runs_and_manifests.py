@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import PolicyViolation, VerificationFailed
-from security.secagg import burst_checks, plan_checks
-from security.secagg.journal import Journal
-from security.secagg.site import SiteMachine
+from lazaret.errors import PolicyViolation, VerificationFailed
+from security.secagg.site import checks
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
 
@@ -41,7 +41,7 @@ def test_an_older_manifest_is_refused() -> None:
 
 
 def test_an_older_manifest_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_checks, "check_manifest_version", lambda *_: None)
+    monkeypatch.setattr(checks, "check_manifest_version", lambda *_: None)
     assert_recovered(an_older_manifest())
 
 
@@ -51,7 +51,7 @@ def a_second_run(run: EvilCoordinator) -> None:
     run.secretly([name for name in run.sites if name != VICTIM], run="second", attempt=3)
 
 
-RULES = {"check_plan_federation": plan_checks, "check_plan_reuse": plan_checks, "check_advert_signatures": burst_checks}
+RULES = {"check_plan_federation": checks, "check_plan_reuse": checks, "check_advert_signatures": checks}
 
 
 @pytest.mark.parametrize("left", list(RULES))

@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import pytest
 
-from security import merkle
-from security.errors import VerificationFailed
-from security.secagg import burst_checks, certificate_checks, messages, statements
-from security.secagg.attempt import deal_leaves
+from lazaret.errors import VerificationFailed
+from security.crypto import merkle
+from security.secagg import certificate_checks, messages, statements
 from security.secagg.certificates import BOX_BYTES, AbortCertificate, AbortLine, Advert
 from security.secagg.messages import DealtShare, Deliver, DeliveredShare, Shares, SignedRoot
+from security.secagg.site import checks
+from security.secagg.site.attempt import deal_leaves
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, assert_safe, evil
 
 TWO_FACED = "site-04"
@@ -91,7 +92,7 @@ def test_one_abort_certificate_ends_both() -> None:
 
 def test_two_adverts_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the signatures on lists, boxes that nobody made let honest sites accuse each other."""
-    monkeypatch.setattr(burst_checks, "check_deal_roots", lambda *_: None)
+    monkeypatch.setattr(checks, "check_deal_roots", lambda *_: None)
     run = evil(5)
     plan = two_transcripts(run)
     deliver_with_gaps(run, plan)

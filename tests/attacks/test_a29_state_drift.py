@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lazaret.errors import VerificationFailed
 from security.clock import ManualClock
-from security.errors import VerificationFailed
-from security.prg import Words
+from security.crypto.prg import Words
 from security.rng import CountedRandomness
-from security.secagg import fixed_point, result_checks
+from security.secagg import fixed_point
 from security.secagg import state as states
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import step_size
 from security.secagg.layout import WEIGHT, Block, Layout
+from security.secagg.site import result_checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
 from tests.support.secagg_world import CONFIG, names
 

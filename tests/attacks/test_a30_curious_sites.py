@@ -7,9 +7,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from security import masking, uniformity
-from security.audit.egress import LEAST_UNIFORMITY
-from security.prg import Words
+from security.crypto import masking
+from security.crypto.prg import Words
+from security.log import uniformity
+from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import messages, thresholds
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
 

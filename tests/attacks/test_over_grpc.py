@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.one_machine.processes import Party, wait_until
+from scripts.local_federation.processes import Party, wait_until
 from tests.support.federation import WAIT, NumberFederation
 from tests.support.lying_coordinator import LIES, VICTIM
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from scripts.one_machine.browser import chromium, running
+from scripts.local_federation.screenshots import chromium, running
 from tests.support.browser_pages import Watched
 
 

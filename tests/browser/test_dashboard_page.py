@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.effects import CloseRound, Keep
-from scripts.one_machine.grounds import free_port
+from scripts.local_federation.setup import free_port
 from security.secagg import records
 from tests.support.browser_pages import until
 from tests.support.federation import NumberFederation

@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from coordinator.preflight import CHECKS as COORDINATOR_CHECKS
-from coordinator.preflight import Context as CoordinatorContext
-from coordinator.setup_commands import CHECKS as COORDINATOR_NAMES
-from scripts.one_machine.grounds import command, free_port
-from security import pki
+from coordinator.checks import CHECKS as COORDINATOR_CHECKS
+from coordinator.checks import Context as CoordinatorContext
+from coordinator.cli import CHECKS as COORDINATOR_NAMES
+from lazaret.checks import Line, Verdict, ok, run
+from scripts.local_federation.setup import command, free_port
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
-from security.preflight.lines import Line, Verdict, ok, run
+from security.identity import pki
+from site_agent.checks.run import CHECKS
 from site_agent.cli import cli as site_command
-from site_agent.preflight import CHECKS
 from site_agent.setup_commands import CHECKS as NAMES
 from tests.support.check_world import LEARNING, PLAN, SITE, CheckWorld, Hospital, Shifted, problems, write_table
 from tests.support.consortium_world import World

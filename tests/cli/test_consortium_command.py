@@ -16,11 +16,10 @@ from typing import Any
 
 import pytest
 
-from security import pki
 from security.consortium import cli
-from security.consortium.bundles import Answer, Request
-from security.consortium.enrolment import Identity
-from security.pki import Role
+from security.identity import pki
+from security.identity.enrolment import Answer, Identity, Request
+from security.identity.pki import Role
 from tests.support.consortium_world import DAY, PLAN, PRIVACY, subject, write_initial_model
 
 

@@ -15,7 +15,7 @@ from security.clock import SystemClock
 from security.consortium import cli
 from security.consortium.authority import Authority
 from security.consortium.plan import Plan
-from security.pki import Role
+from security.identity.pki import Role
 from tests.support.consortium_world import PLAN, World, write_initial_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "consortium.md"

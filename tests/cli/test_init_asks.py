@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.cli import cli as coordinator
-from security import terminal
-from security.consortium.bundles import Request
-from security.errors import ConfigError
-from security.pki import Purpose, read_request
+from lazaret import terminal
+from lazaret.errors import ConfigError
+from security.identity.enrolment import Request
+from security.identity.pki import Purpose, read_request
 from site_agent.cli import cli as site_agent
 from site_agent.config import SiteConfig, placed
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cli import cli
-from security.consortium.initial_model import InitialModel
 from security.consortium.plan import Plan, warnings
 from security.dp.accountant import rdp_epsilon
-from security.dp.settings import PrivateSettings
-from security.errors import ConfigError, PolicyViolation
+from security.dp.planner import PrivateSettings
+from security.identity.initial_model import InitialModel
 from tests.support.consortium_world import World
 
 WORDS = ["model", "--architecture", "test_efficientnet", "--classes", "5", "--image-size", "32", "--json"]

@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from npr.initial import code_digest
+from lazaret.errors import ConfigError
 from npr.lab.cli import main
+from npr.lab.engines import LineReporter
 from npr.lab.on_ray import run_on_node, run_ray
 from npr.lab.plan import Plan
-from npr.lab.presets import preset
-from npr.lab.progress import LineReporter
-from npr.lab.request import make_plan
+from npr.lab.request import make_plan, preset
 from npr.lab.store import ResultStore
-from security.errors import ConfigError
+from npr.wire_layout import code_digest
 
 pytest.importorskip("ray", reason="the package ray is not installed (extra [ray])")
 pytestmark = [

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from npr.initial import export
+from lazaret.errors import LedgerError
+from npr.wire_layout import export
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.errors import LedgerError
-from security.pki import Role
+from security.identity.pki import Role
 from site_agent.cli import cli
 from tests.support.consortium_world import World
 from tests.support.private_world import PLAN, RECIPE, ROUNDS, SPEC

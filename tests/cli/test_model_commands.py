@@ -26,16 +26,15 @@ from coordinator.cli import main as coordinator
 from coordinator.config import TEMPLATE
 from coordinator.storage import Storage
 from npr.data.sources import open_catalogue
-from security.audit.events import DpCommitted
 from security.clock import SystemClock
-from security.consortium.manifest import Privacy
+from security.identity.manifest import Privacy
+from security.log.events import DpCommitted
 from security.secagg.state import state_hash, unflatten
-from site_agent.card import model_card
 from site_agent.cli import main
 from site_agent.config import SiteConfig
-from site_agent.evaluation import figures_of
-from site_agent.history import read_history
-from site_agent.predictor import Companion, Place, Predictor, load
+from site_agent.trainer.evaluation import figures_of
+from site_agent.trainer.model_card import model_card, read_history
+from site_agent.trainer.predictor import Companion, Place, Predictor, load
 from tests.support.consortium_world import DAY, NOW
 from tests.support.trained_site import SIZE, Trained, train
 

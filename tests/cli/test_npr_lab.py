@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from npr.data import decode
 from npr.data import manifest as manifest_source
+from npr.data import store
 from npr.lab.cli import main
 
 COMMAND = [sys.executable, "-m", "npr.lab.cli"]
@@ -281,8 +281,8 @@ def test_a_cell_with_a_bug_in_it_fails_alone_and_leaves_its_traceback(tmp_path, 
 
 def test_images_are_decoded_once_for_all_cells(lab, manifest, monkeypatch):
     decoded = []
-    original = decode.open_image
-    for module in (decode, manifest_source):
+    original = store.open_image
+    for module in (store, manifest_source):
         if hasattr(module, "open_image"):
             monkeypatch.setattr(module, "open_image", lambda *a, **k: decoded.append(a) or original(*a, **k))
     lab(*manifest(), "--methods", "fedavg,local", "--seeds", "0-1")

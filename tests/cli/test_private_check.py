@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from security.preflight.lines import Line, Verdict, run
+from lazaret.checks import Line, Verdict, run
 from site_agent.checks.context import Context
+from site_agent.checks.run import CHECKS
 from site_agent.config import SiteConfig
-from site_agent.preflight import CHECKS
 from site_agent.privacy import ledger_files
 from tests.support.check_world import problems
 from tests.support.private_world import HOSPITALS, PrivateWorld

@@ -21,7 +21,7 @@ KEYS = {
 
 
 def run(*arguments: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "security.secagg.bench", "--json", *arguments]
+    command = [sys.executable, "-m", "benchmarks.secagg", "--json", *arguments]
     done = subprocess.run(command, capture_output=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr.decode()
     return dict(json.loads(done.stdout))
@@ -39,7 +39,7 @@ def test_a_small_bench(sites: int, dropouts: int) -> None:
 
 
 def test_more_dropouts_than_the_quorum_allows_is_no_result() -> None:
-    command = [sys.executable, "-m", "security.secagg.bench", "--sites", "4", "--dropouts", "2", "--params", "5000"]
+    command = [sys.executable, "-m", "benchmarks.secagg", "--sites", "4", "--dropouts", "2", "--params", "5000"]
     done = subprocess.run([*command, "--json"], capture_output=True, timeout=200, check=False)
     assert done.returncode == 1
     assert json.loads(done.stdout)["exact"] is False

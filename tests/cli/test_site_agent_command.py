@@ -14,19 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from lazaret import terminal
 from npr.config import TrainConfig
-from npr.initial import export
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe
-from security import terminal
+from npr.wire_layout import Recipe, export
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.consortium.bundles import Request
-from security.pki import Role
+from security.identity.enrolment import Request
+from security.identity.pki import Role
 from security.secagg.layout import Block, Layout
-from security.secagg.wal import WriteAheadLog
 from site_agent.cli import main
 from site_agent.setup_commands import CHECKS
+from site_agent.state_writer import WriteAheadLog
 from tests.support.consortium_world import World
 
 SOURCE = "generated:scale=0.005,sites=3"
@@ -119,7 +118,7 @@ def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Pat
 
 
 def test_a_machine_that_is_too_slow_or_too_small_for_a_round() -> None:
-    from security.preflight.machine import memory
+    from lazaret.checks import memory
     from site_agent.checks.trial import _time
 
     assert [_time(seconds, 100, "measured").verdict for seconds in (10, 60, 95)] == ["ok", "warning", "problem"]

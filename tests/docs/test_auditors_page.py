@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from security.audit import events as ev
 from security.audit.cli import main
-from security.audit.epochs import EpochKeys
-from security.audit.kinds import DATA_CLASSES
+from security.log import events as ev
+from security.log.keys import EpochKeys
+from security.log.schema import DATA_CLASSES
 from tests.support.audit_attacks import Tampering, copied
 from tests.support.audit_logs import RUN, Federation
 from tests.support.consortium_world import World

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import security
-from security.errors import ToolkitError
+from lazaret.errors import ToolkitError
 
 PAGE = Path(__file__).parents[2] / "docs" / "errors.md"
 ROW = re.compile(r"^\| `([a-z-]+)` \| ([0-9]) \|", re.MULTILINE)

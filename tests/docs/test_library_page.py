@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from npr.lab import plugins
+from lazaret.errors import ConfigError
 from npr.methods import registry
-from security.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
@@ -34,8 +33,8 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(plugins, "_loaded", set())
-    monkeypatch.delenv(plugins.VARIABLE, raising=False)
+    monkeypatch.setattr(registry, "_loaded", set())
+    monkeypatch.delenv(registry.VARIABLE, raising=False)
 
 
 def blocks(language: str) -> list[str]:
@@ -94,25 +93,25 @@ def test_what_the_page_says_can_be_overridden_is_there() -> None:
 def test_a_method_that_takes_a_taken_name_is_refused(tmp_path: Path) -> None:
     taken = tmp_path / "taken.py"
     taken.write_text(FOREIGN.format(name="fedavg"))
-    plugins.announce((taken,))
+    registry.announce((taken,))
     with pytest.raises(ConfigError, match="'fedavg' is registered already"):
-        plugins.load_plugins()
+        registry.load_plugins()
 
 
 def test_a_plugin_is_loaded_once_and_its_mistakes_are_its_own(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(FOREIGN.format(name="of-a-test"))
     bad.write_text("1 / 0")
-    plugins.announce((good,))
-    plugins.load_plugins()
-    plugins.load_plugins()
+    registry.announce((good,))
+    registry.load_plugins()
+    registry.load_plugins()
     assert registry.get("of-a-test").summary == "a method of a test"
-    plugins.announce((bad,))
+    registry.announce((bad,))
     with pytest.raises(ConfigError, match=r"bad\.py: fails to load: ZeroDivisionError"):
-        plugins.load_plugins()
-    plugins.announce((tmp_path / "none.py",))
+        registry.load_plugins()
+    registry.announce((tmp_path / "none.py",))
     with pytest.raises(ConfigError, match="no such Python file"):
-        plugins.load_plugins()
+        registry.load_plugins()
 
 
 def test_a_federation_on_the_wire_loads_no_plugin() -> None:

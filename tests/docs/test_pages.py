@@ -12,7 +12,7 @@ from coordinator.phases import TURNS
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "deploy").glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
-FOLDERS = "security|npr|protos|coordinator|site_agent|scripts|tests|docs|benchmarks|deploy|examples"
+FOLDERS = "lazaret|security|npr|protos|coordinator|site_agent|scripts|tests|docs|benchmarks|deploy|examples"
 FILE = re.compile(rf"`((?:{FOLDERS})/[\w./-]+)`")
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import cli as coordinator_command
-from scripts.one_machine.grounds import HOST
-from scripts.one_machine.party import cli as party_command
-from scripts.one_machine.processes import ROOT
+from lazaret.terminal import run_command
+from scripts.local_federation.party import cli as party_command
+from scripts.local_federation.processes import ROOT
+from scripts.local_federation.setup import HOST
 from security.audit.facts import read_history
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
-from security.terminal import run_command
 from site_agent.cli import cli as site_command
 from tests.support.federation import NumberFederation
 
@@ -231,8 +231,8 @@ def test_a_database_that_is_none(federation: NumberFederation, typed: Typed, wor
 LIMITED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv.pop(1)),) * 2)
-from scripts.one_machine.party import cli
-from security.terminal import run_command
+from scripts.local_federation.party import cli
+from lazaret.terminal import run_command
 run_command(cli, "party")
 """
 
@@ -255,8 +255,8 @@ def test_a_full_disk(federation: NumberFederation, who: str, limit: int) -> None
 OTHER_PROTOCOL = """
 import security.secagg.context as context
 context.PROTOCOL_VERSION += 1
-from scripts.one_machine.party import cli
-from security.terminal import run_command
+from scripts.local_federation.party import cli
+from lazaret.terminal import run_command
 run_command(cli, "party")
 """
 

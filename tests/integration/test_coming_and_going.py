@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from coordinator.chain import KEPT_SUMS
 from coordinator.cli import cli as coordinator_command
-from scripts.one_machine.grounds import command
-from scripts.one_machine.sums import read_published
+from coordinator.results import KEPT_SUMS
+from scripts.local_federation.setup import command
+from scripts.local_federation.sums import read_published
 from security.consortium.cli import cli as consortium_command
-from security.consortium.enrolment import Identity
-from security.pki import fingerprint
+from security.identity.enrolment import Identity
+from security.identity.pki import fingerprint
 from tests.support.federation import WAIT, NumberFederation
 
 pytestmark = pytest.mark.timeout(300)

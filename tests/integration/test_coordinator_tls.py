@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from protos import tls
-from scripts.one_machine.grounds import HOST, command
+from scripts.local_federation.setup import HOST, command
 from security.consortium.cli import cli as consortium_command
-from security.consortium.enrolment import Identity
-from security.pki import fingerprint
+from security.identity.enrolment import Identity
+from security.identity.pki import fingerprint
 from site_agent.cli import cli as site_command
 from tests.support.federation import NumberFederation
 from tests.support.tls_client import PREFACE, bytes_back, context_of

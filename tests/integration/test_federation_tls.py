@@ -13,12 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from protos.convert import FROM_COORDINATOR, FROM_SITE, Parcel
-from security import keystore, pki, relay
+from lazaret import files
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.clock import SystemClock
-from security.consortium import rules
 from security.consortium.authority import Authority
-from security.pki import Role
+from security.identity import pki, rules
+from security.identity.pki import Role
+from security.secagg import relay
 from tests.support.consortium_world import PLAN, World, write_initial_model
 
 METHOD = "/lazaret.federation.v1.Federation/Converse"
@@ -47,7 +48,7 @@ def credentials(world: World, member: str) -> tuple[bytes, bytes, bytes]:
     identity = world.identity(member)
     return (
         identity.root_path.read_bytes(),
-        keystore.read_private(identity.tls_key_path()),
+        files.read_private(identity.tls_key_path()),
         identity.tls_path.read_bytes(),
     )
 
@@ -127,7 +128,7 @@ def test_a_signing_certificate_opens_no_stream(world: World, server: tuple[str, 
     certificate = identity.signing_path.read_bytes()
     (path,) = (identity.folder / "keys").glob("signing-*.key")
     with pytest.raises((grpc.RpcError, ValueError)):
-        converse(server[0], grpc.ssl_channel_credentials(root, keystore.read_private(path), certificate))
+        converse(server[0], grpc.ssl_channel_credentials(root, files.read_private(path), certificate))
 
 
 def test_a_site_certificate_is_no_server(world: World) -> None:

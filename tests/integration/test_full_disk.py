@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.one_machine.processes import Party
+from scripts.local_federation.processes import Party
 from security.audit.facts import read_history
 from tests.support.federation import WAIT, NumberFederation
 

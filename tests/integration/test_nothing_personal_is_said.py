@@ -21,18 +21,17 @@ import torch
 from click.testing import CliRunner
 from PIL import Image
 
+from lazaret.errors import DataError
 from npr.config import TrainConfig
-from npr.initial import export
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe
+from npr.wire_layout import Recipe, export
 from security.clock import SystemClock
-from security.consortium.enrolment import Identity
-from security.errors import DataError
-from site_agent.agent import Agent
+from security.identity.enrolment import Identity
 from site_agent.cli import cli
 from site_agent.config import DataTable
-from site_agent.data import open_data
-from site_agent.learning import make_trainer
+from site_agent.run import Agent
+from site_agent.trainer.data import open_data
+from site_agent.trainer.training import make_trainer
 from tests.support.consortium_world import SITES
 from tests.support.site_world import SiteWorld
 

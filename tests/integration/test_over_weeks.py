@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 
 from coordinator.cli import cli as coordinator_command
-from scripts.one_machine.grounds import command
-from security.audit.cross import cross
-from security.audit.keys import keys_for
-from security.audit.verify import verify
-from security.consortium.bundles import Answer, Request
-from security.consortium.enrolment import renew
-from security.errors import CertificateNameMismatch, ConfigError
-from security.pki import Role, key_fingerprint
+from lazaret.errors import CertificateNameMismatch, ConfigError
+from scripts.local_federation.setup import command
+from security.audit.compare import cross
+from security.audit.verify import keys_for, verify
+from security.identity.enrolment import Answer, Request, renew
+from security.identity.pki import Role, key_fingerprint
 from security.secagg.certificates import Ack
 from site_agent.cli import cli as site_command
 from tests.support.consortium_world import DAY

@@ -16,16 +16,15 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from lazaret.errors import LedgerError
 from security.audit.cli import main as privacy_audit
-from security.consortium.initial_model import pinned_model
-from security.dp.accountant import rdp_epsilon
-from security.dp.events import Mechanism
+from security.dp.accountant import Mechanism, rdp_epsilon
 from security.dp.ledger import Ledger
 from security.dp.noise import NoiseSource
-from security.errors import LedgerError
-from security.relay import Decline
+from security.identity.initial_model import pinned_model
 from security.secagg import messages
 from security.secagg.certificates import Advert
+from security.secagg.relay import Decline
 from site_agent import budget as budgets
 from site_agent.privacy import Limits, PrivatePlan, budget_status, ledger_files, planned_cost, status_line
 from tests.support.private_world import HOSPITALS, PLAN, ROUNDS, STEPS, PrivateWorld

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
+from lazaret.errors import ToolkitError
 from protos import tls
-from protos.convert import FROM_COORDINATOR, FROM_SITE, Parcel
-from security import relay
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.clock import SystemClock
-from security.errors import ToolkitError
 from security.rng import SystemRandomness
-from site_agent.agent import Agent
+from security.secagg import relay
 from site_agent.assembly import assemble
 from site_agent.client import Client
 from site_agent.config import CoordinatorTable, SiteConfig
+from site_agent.run import Agent
 from tests.integration.test_federation_tls import federation
 from tests.support.consortium_world import World
 from tests.support.site_world import Counting, write_config

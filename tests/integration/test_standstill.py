@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator.overview import overview as coordinator_overview
-from coordinator.overview import standstill
+from coordinator.status import overview as coordinator_overview
+from coordinator.status import standstill
 from security.audit.cli import main as privacy_audit
-from security.masking import Accumulator
-from security.secagg import result_checks
-from security.secagg.result_checks import WrongSum
+from security.crypto.masking import Accumulator
+from security.secagg.site import result_checks
+from security.secagg.site.result_checks import WrongSum
 from site_agent.config import SiteConfig
-from site_agent.overview import overview as site_overview
+from site_agent.status import overview as site_overview
 from tests.support.whole_federation import SITES, WholeFederation
 
 pytestmark = pytest.mark.timeout(240)

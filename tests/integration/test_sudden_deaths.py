@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from coordinator.chain import KEPT_SUMS
-from scripts.one_machine.endings import COORDINATOR_STEPS, SITE_STEPS
-from scripts.one_machine.processes import ROOT
+from coordinator.results import KEPT_SUMS
+from scripts.local_federation.fail_points import COORDINATOR_STEPS, SITE_STEPS
+from scripts.local_federation.processes import ROOT
 from security.audit.facts import read_history
 from tests.support.federation import WAIT, NumberFederation
 

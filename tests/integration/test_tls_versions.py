@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
+from lazaret.errors import CertificateError, LocalProtocolError
 from protos import tls
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.errors import CertificateError, LocalProtocolError
-from security.pki import Role
+from security.identity.pki import Role
 from tests.support.consortium_world import PLAN, World, write_initial_model
 
 import grpc  # isort: skip  # after protos.tls, as everywhere
@@ -143,7 +143,7 @@ def test_twin_without_the_variable_tls_1_2_gets_through(world: World) -> None:
 def test_grpc_imported_first_is_an_error_and_not_a_silent_tls_1_2(world: World) -> None:
     code = "import grpc, sys; from pathlib import Path; from protos import tls; "
     code += (
-        "from security.consortium.enrolment import Identity; tls.server_credentials(Identity(folder=Path(sys.argv[1])))"
+        "from security.identity.enrolment import Identity; tls.server_credentials(Identity(folder=Path(sys.argv[1])))"
     )
     clean = {name: value for name, value in os.environ.items() if name != tls.SUITES}
     folder = str(world.identity("hub").folder)

@@ -10,17 +10,16 @@ import torch
 
 from npr.data.sources import open_dataset
 from npr.federation import Federation
-from npr.initial import spec_of
 from npr.lab.export import model as model_command
 from npr.lab.secure import SecureAggregator
-from npr.wire_layout import WireModel
-from scripts.one_machine.grounds import Grounds, command
-from scripts.one_machine.processes import Party
-from scripts.one_machine.sums import Published, manifest_at, read_published
+from npr.wire_layout import WireModel, spec_of
+from scripts.local_federation.processes import Party
+from scripts.local_federation.setup import Grounds, command
+from scripts.local_federation.sums import Published, manifest_at, read_published
 from security.secagg.fixed_point import step_size
 from security.secagg.layout import Layout
 from security.secagg.state import canonical, state_hash
-from site_agent.trainer import recipe_of
+from site_agent.trainer.training import recipe_of
 
 ROUNDS = 5
 SIZE = 32

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from security.audit import events as ev
 from security.audit.verify import verify
-from security.audit.witness import Held
+from security.log import events as ev
+from security.log.witness import Held
 from tests.support.audit_attacks import Lonely, Tampering, copied, weighty
 
 POSITIONS = st.integers(0, 10_000)

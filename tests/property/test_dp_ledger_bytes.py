@@ -6,13 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lazaret.errors import BudgetExhausted, LedgerError
 from security.clock import ManualClock
-from security.dp.events import counts_event, dp_sgd_event, prototypes_event, rate_at_least
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import LedgerState, Terms, Unit, read
+from security.dp.accountant import counts_event, dp_sgd_event, prototypes_event, rate_at_least
+from security.dp.ledger import Ledger, LedgerState, Terms, Unit, read
 from security.dp.ledger_store import MemoryStore
 from security.dp.noise import NoiseSource
-from security.errors import BudgetExhausted, LedgerError
 
 TERMS = Terms(population="p", unit=Unit.PATIENT, delta=1e-5, cap=4.0, order=8.0)
 EVENTS = (

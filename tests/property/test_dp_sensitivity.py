@@ -17,18 +17,20 @@ from torch.nn import functional
 
 from npr.config import TrainConfig
 from npr.dp.clipping import ClippedGradient
-from npr.dp.counts import PrivateCounts, count_sums, hit_sums
-from npr.dp.local_round import PrivateData, PrivateRounds, Regularisation
-from npr.dp.prototypes import (
+from npr.dp.private_site import PrivateData, PrivateRounds, Regularisation
+from npr.dp.releases import (
+    PrivateCounts,
     PrivatePrototypes,
     class_sums,
+    count_sums,
+    hit_sums,
     prototype_sums,
     public_projection,
     unit_features,
 )
 from npr.losses import ClassPrior
 from npr.prototypes import make_prototypes
-from security.dp.events import LATTICE_ONE, RATE_ONE, counts_event, metrics_event, prototypes_event
+from security.dp.accountant import LATTICE_ONE, RATE_ONE, counts_event, metrics_event, prototypes_event
 from security.dp.planner import Schedule
 from security.dp.sampling import Units
 

@@ -14,14 +14,15 @@ from functools import cache
 
 import pytest
 
-from security.errors import PolicyViolation, ToolkitError
-from security.secagg import burst_checks, certificate_checks, statements, thresholds
+from lazaret.errors import PolicyViolation, ToolkitError
+from security.identity.membership import AggregationPolicy
+from security.secagg import certificate_checks, statements, thresholds
 from security.secagg.certificates import AbortCertificate, AbortLine, Signed
 from security.secagg.context import RoundContext
-from security.secagg.journal import AttemptMemory, Journal
 from security.secagg.messages import Plan, Quorum
-from security.secagg.policy import AggregationPolicy
 from security.secagg.records import Agreed, Outcome
+from security.secagg.site import checks
+from security.secagg.site.journal import AttemptMemory, Journal
 from security.secagg.thresholds import Thresholds
 from tests.support.secagg_world import federation, random_updates
 
@@ -70,7 +71,7 @@ class Attempt:
         return Quorum(kx=bytes(32), survivors=chosen, agreements=lines)
 
     def certified(self, state: State, chosen: bytes) -> bool:
-        return passes(lambda: burst_checks.check_quorum(self.policy, self.context, self.quorum_for(state, chosen)))
+        return passes(lambda: checks.check_quorum(self.policy, self.context, self.quorum_for(state, chosen)))
 
     def summed(self, state: State, chosen: bytes) -> bool:
         released = sum(count for (shown, end), count in state if shown == chosen and end is Outcome.RELEASED)
@@ -87,21 +88,21 @@ class Attempt:
     def moves(self, state: State, site: Site) -> Iterator[Site]:
         """What an honest site can be brought to do next."""
         known = memory(self.context, site)
-        if passes(lambda: burst_checks.check_not_agreed(known)):
+        if passes(lambda: checks.check_not_agreed(known)):
             yield from ((chosen, None) for chosen in SETS)
         for chosen in SETS:
             if site[0] and passes(lambda: self.check_release(state, known, chosen)):  # noqa: B023 - called at once
                 yield site[0], Outcome.RELEASED
         journal = Journal(released={self.context.ctx()} if site[1] is Outcome.RELEASED else set())
-        if passes(lambda: burst_checks.check_may_abort(journal, self.context.ctx())):
+        if passes(lambda: checks.check_may_abort(journal, self.context.ctx())):
             yield site[0], Outcome.ABORTED
 
     def check_release(self, state: State, known: AttemptMemory, chosen: bytes) -> None:
         assert known.agreed is not None
         quorum = self.quorum_for(state, chosen)
-        burst_checks.check_may_release(known)
-        burst_checks.check_quorum_is_ours(known.agreed.survivors, quorum)
-        burst_checks.check_quorum(self.policy, self.context, quorum)
+        checks.check_may_release(known)
+        checks.check_quorum_is_ours(known.agreed.survivors, quorum)
+        checks.check_quorum(self.policy, self.context, quorum)
 
     def explore(self) -> Iterator[State]:
         start: State = ((START, self.honest),)
@@ -179,7 +180,7 @@ def test_a_second_agree_breaks_it_twin(monkeypatch: pytest.MonkeyPatch) -> None:
         if known.outcome is not None:
             raise ToolkitError("over")
 
-    monkeypatch.setattr(burst_checks, "check_not_agreed", forgetful)
+    monkeypatch.setattr(checks, "check_not_agreed", forgetful)
     attempt = Attempt(thresholds.derive(n=4, c=1, m=3))
     ever: set[bytes] = set()
     for state in attempt.explore():

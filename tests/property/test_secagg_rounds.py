@@ -6,15 +6,15 @@ import numpy as np
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from security import uniformity
-from security.audit.egress import LEAST_UNIFORMITY
-from security.errors import PolicyViolation
-from security.ring import BITS
+from lazaret.errors import PolicyViolation
+from security.crypto.ring import BITS
+from security.identity.membership import AuditMode
+from security.log import uniformity
+from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point, messages, thresholds
 from security.secagg.certificates import Advert
 from security.secagg.context import Verdict
 from security.secagg.loopback import Drop, RoundOutcome
-from security.secagg.policy import AuditMode
 from tests.support.secagg_world import RecordedFederation, federation, reference_sum, small_layout
 
 STEPS = (

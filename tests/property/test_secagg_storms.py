@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from security.secagg import messages
 from security.secagg.certificates import Ack
+from security.secagg.fields import Wire
 from security.secagg.loopback import COORDINATOR
 from security.secagg.transitions import CoordinatorState
-from security.secagg.wire import Wire
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, reference_sum
 
 # Frames follow each other on one stream, which loses its end and never its middle.

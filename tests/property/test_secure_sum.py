@@ -11,10 +11,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security import key_agreement, masking, prg, shamir
-from security.key_agreement import KeyPair
-from security.masking import Accumulator, OpenedMasks, SiteMasks
-from security.ring import BITS, Ring
+from security.crypto import key_agreement, masking, prg, shamir
+from security.crypto.key_agreement import KeyPair
+from security.crypto.masking import Accumulator, OpenedMasks, SiteMasks
+from security.crypto.ring import BITS, Ring
 from security.rng import CountedRandomness
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode

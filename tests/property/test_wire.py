@@ -13,14 +13,13 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lazaret.errors import CodecError, LocalProtocolError
 from protos import federation_pb2 as pb
-from protos.convert import FROM_COORDINATOR, FROM_SITE, Direction, Parcel
-from protos.encoding import tag, varint
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel, tag, varint
 from protos.schema import field_name
-from security import relay
-from security.errors import CodecError, LocalProtocolError
-from security.relay import FRAMES, Pong, SignedHead
-from security.secagg.wire import Many, Maybe, Nested, Wire, kinds
+from security.secagg import relay
+from security.secagg.fields import Many, Maybe, Nested, Wire, kinds
+from security.secagg.relay import FRAMES, Pong, SignedHead
 from tests.support.wire_strategies import heads, messages
 
 TYPES = [(direction, cls) for direction in (FROM_SITE, FROM_COORDINATOR) for cls in direction.allowed]
@@ -204,8 +203,8 @@ SMUGGLERS = [with_unknown_field, with_unknown_inner_field, with_two_messages, wi
 @pytest.mark.parametrize("fault", [*SMUGGLERS, in_another_order, with_a_long_number])
 def test_each_fault_is_refused_twin(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the comparison with the one encoding, the library reads all of these, hidden bytes and all."""
-    monkeypatch.setattr("protos.convert.check_same", lambda pieces, data, where: None)
-    monkeypatch.setattr("protos.convert.FRAMES", frozenset())
+    monkeypatch.setattr("protos.parse.check_same", lambda pieces, data, where: None)
+    monkeypatch.setattr("protos.parse.FRAMES", frozenset())
     FROM_SITE.decode(fault())
 
 

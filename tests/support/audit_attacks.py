@@ -11,17 +11,15 @@ from typing import Any
 
 import pytest
 
-from security.audit.collect import Findings
-from security.audit.epochs import EpochKeys
-from security.audit.findings import Finding, Severity
-from security.audit.log import AuditLog
-from security.audit.note import Checkpoint, Note, Signer
-from security.audit.roster import SITE, Roster
-from security.audit.store import LogFolder
+from security.audit.findings import Finding, Findings, Severity
 from security.audit.verify import Keys, verify
-from security.audit.witness import Held, Witness
 from security.clock import ManualClock
-from security.merkle import Tree, leaf_hash
+from security.crypto.merkle import Tree, leaf_hash
+from security.log.keys import SITE, EpochKeys, Roster
+from security.log.note import Checkpoint, Note, Signer
+from security.log.store import LogFolder
+from security.log.witness import Held, Witness
+from security.log.writer import AuditLog
 from security.rng import CountedRandomness
 from tests.support.audit_logs import NOW, Member, QuickDisk, new_member
 

@@ -11,24 +11,23 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
-from security.audit import events as ev
-from security.audit.egress import Outgoing, due_bytes, pass_door, recorded_shape
-from security.audit.kinds import decimal
-from security.audit.log import AuditLog
-from security.audit.note import KeyType, Signer, head_of
-from security.audit.roster import COORDINATOR, SITE, Party, Roster
-from security.audit.store import Disk
 from security.audit.verify import Keys
-from security.audit.witness import Witness
 from security.clock import ManualClock
-from security.consortium.views import audit_roster
-from security.dp.accountant import ACCOUNTANT
-from security.dp.events import dp_sgd_event, rate_at_least
+from security.crypto.ring import FRAME_BYTES
+from security.dp.accountant import ACCOUNTANT, dp_sgd_event, rate_at_least
 from security.dp.filter import RenyiFilter
-from security.parcel_size import Shape
-from security.pki import Role
-from security.ring import FRAME_BYTES
+from security.identity.membership import audit_roster
+from security.identity.pki import Role
+from security.log import events as ev
+from security.log.egress import Outgoing, due_bytes, pass_door, recorded_shape
+from security.log.keys import COORDINATOR, SITE, Party, Roster
+from security.log.note import KeyType, Signer, head_of
+from security.log.schema import decimal
+from security.log.store import Disk
+from security.log.witness import Witness
+from security.log.writer import AuditLog
 from security.rng import CountedRandomness
+from security.secagg.sizes import Shape
 from tests.support.consortium_world import World, subject
 
 SITES = ("graz", "linz", "vienna")

@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from scripts.one_machine.grounds import Grounds
-from scripts.one_machine.numbers import write_numbers
-from scripts.one_machine.processes import Party
-from security import pki
+from lazaret.checks import Line, Verdict, run
+from scripts.local_federation.known_updates import write_numbers
+from scripts.local_federation.processes import Party
+from scripts.local_federation.setup import Grounds
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.consortium.enrolment import Identity
-from security.pki import Purpose
-from security.preflight.lines import Line, Verdict, run
+from security.identity import pki
+from security.identity.enrolment import Identity
+from security.identity.pki import Purpose
 from site_agent.checks.context import Context
+from site_agent.checks.run import CHECKS
 from site_agent.config import SiteConfig
-from site_agent.preflight import CHECKS
 
 SITE = "graz"
 CLASSES = ("bcc", "melanoma", "nevus")

@@ -15,12 +15,11 @@ from safetensors.numpy import save_file
 
 from security.clock import Clock, ManualClock
 from security.consortium.authority import Authority
-from security.consortium.bundles import Answer, Request
-from security.consortium.enrolment import Identity
-from security.consortium.manifest import Manifest, seal
 from security.consortium.plan import Plan
-from security.consortium.rules import sign
-from security.pki import Role, Subject, fingerprint
+from security.identity.enrolment import Answer, Identity, Request
+from security.identity.manifest import Manifest, seal
+from security.identity.pki import Role, Subject, fingerprint
+from security.identity.rules import sign
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

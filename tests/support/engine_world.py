@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.chain import Chain
 from coordinator.effects import (
     CloseRound,
     Effects,
@@ -24,28 +23,29 @@ from coordinator.effects import (
     ReplaySum,
     SendState,
 )
-from coordinator.round_engine import RoundEngine, RunPlan
+from coordinator.results import Chain
+from coordinator.rounds import RoundEngine, RunPlan
 from coordinator.storage import Storage
+from lazaret.errors import ToolkitError
 from security.clock import ManualClock
-from security.errors import ToolkitError
-from security.relay import KINDS, Decline, Ping, Pong
-from security.ring import frames_of
+from security.crypto.ring import frames_of
 from security.rng import CountedRandomness
 from security.secagg import messages
-from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.coordinator.publication import read_sum
+from security.secagg.coordinator.recovery import restore_round
+from security.secagg.coordinator.spool import FileSpool
+from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import Compact, Discard, Persist, SaveState, Send, SendPieces, SendSum, SendUpload
+from security.secagg.fields import Wire
 from security.secagg.fixed_point import encode
-from security.secagg.journal import Journal
 from security.secagg.layout import Clips, Layout
 from security.secagg.loopback import COORDINATOR, LoopbackFederation
-from security.secagg.publication import read_sum
-from security.secagg.recovery import restore_round
-from security.secagg.site import SiteMachine
-from security.secagg.site_core import PendingUpdate
-from security.secagg.spool import FileSpool
+from security.secagg.relay import KINDS, Decline, Ping, Pong
+from security.secagg.site.attempt import PendingUpdate
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from security.secagg.state import canonical, state_hash
 from security.secagg.statements import Signer
-from security.secagg.wire import Wire
 
 WORDS = 40
 CONFIG = bytes(32)

@@ -14,22 +14,22 @@ from typing import Any
 
 import numpy as np
 
+from lazaret.errors import ToolkitError
 from security.clock import ManualClock
-from security.errors import ToolkitError
-from security.prg import Words
+from security.crypto.prg import Words
 from security.rng import CountedRandomness
 from security.secagg import messages, statements
 from security.secagg import state as states
 from security.secagg.certificates import AbortCertificate, AbortLine, RepeatCertificate
 from security.secagg.context import RepeatOf
-from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.rounds import CoordinatorRound
 from security.secagg.effects import Effect, Effects, Ended
+from security.secagg.fields import Wire
 from security.secagg.layout import Layout
 from security.secagg.loopback import COORDINATOR
-from security.secagg.rounds import CoordinatorRound
-from security.secagg.site import SiteMachine
+from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Signer
-from security.secagg.wire import Wire
 from tests.support.secagg_world import CONFIG, RecordedFederation, names, random_updates, small_layout
 from tests.support.spoils import Spoils, correlation
 

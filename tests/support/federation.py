@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from coordinator.overview import overview
-from scripts.one_machine.grounds import Grounds
-from scripts.one_machine.numbers import number_plan, words_of, write_numbers
-from scripts.one_machine.processes import Party, wait_until
-from scripts.one_machine.sums import follows, is_exact, manifest_at, read_published
-from security.consortium.initial_model import pinned_model
-from security.errors import ConfigError
+from coordinator.status import overview
+from lazaret.errors import ConfigError
+from scripts.local_federation.known_updates import number_plan, words_of, write_numbers
+from scripts.local_federation.processes import Party, wait_until
+from scripts.local_federation.setup import Grounds
+from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
+from security.identity.initial_model import pinned_model
 
 WORDS = 70_000  # two frames
 WAIT = 60.0

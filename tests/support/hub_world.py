@@ -9,20 +9,19 @@ from pathlib import Path
 
 from coordinator.assembly import Assembled, assemble
 from coordinator.config import CoordinatorConfig
-from coordinator.dashboard.board import Board
-from coordinator.dashboard.desk import pages
 from coordinator.dashboard.history import History
 from coordinator.dashboard.live import Live
-from coordinator.dashboard.logs import LogHeads
 from coordinator.dashboard.metrics import PhaseClock
+from coordinator.dashboard.server import pages
+from coordinator.dashboard.state_json import Board, LogHeads
 from coordinator.effects import CloseRound, Keep, KeepCertificate, KeepLink, OpenRound
 from coordinator.storage import Storage
-from security.consortium.views import audit_roster
+from lazaret.web.access import Address, Guard
+from lazaret.web.server import WebServer
+from security.identity.membership import audit_roster
 from security.rng import CountedRandomness
 from security.secagg import records
-from security.secagg.rounds import RoundStart
-from security.web.access import Address, Guard
-from security.web.server import WebServer
+from security.secagg.coordinator.rounds import RoundStart
 from tests.support.consortium_world import World
 from tests.support.engine_world import EngineWorld
 

@@ -15,14 +15,15 @@ from typing import Any, Final
 import click
 
 from coordinator.config import CoordinatorConfig
+from coordinator.send_queue import Stream
 from coordinator.service import Service, run_until_stopped
-from coordinator.streams import Stream
-from scripts.one_machine.party import cli, log_to_stderr
-from security.secagg import messages, result_checks, statements
+from lazaret.terminal import run_command
+from scripts.local_federation.party import cli, log_to_stderr
+from security.secagg import messages, statements
 from security.secagg.context import RoundContext
+from security.secagg.fields import Wire
+from security.secagg.site import result_checks
 from security.secagg.statements import Signer
-from security.secagg.wire import Wire
-from security.terminal import run_command
 
 VICTIM: Final = "site0"
 CHOSEN: Final = bytes([9]) * 32

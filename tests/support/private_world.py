@@ -7,21 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from npr.config import TrainConfig
-from npr.data.counts import ISIC_SITES
-from npr.initial import export
+from npr.data.generated import ISIC_SITES
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe
-from security.consortium.enrolment import Identity
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import LedgerState
-from security.dp.settings import PrivateSettings
+from npr.wire_layout import Recipe, export
+from security.dp.ledger import Ledger, LedgerState
+from security.dp.planner import PrivateSettings
+from security.identity.enrolment import Identity
 from security.secagg import messages
 from site_agent.assembly import LearnerFactory
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
-from site_agent.learning import make_trainer
 from site_agent.privacy import PrivatePlan, ledger_files
-from site_agent.private_trainer import PrivateTrainer
+from site_agent.trainer.training import PrivateTrainer, make_trainer
 from tests.support.site_world import Dies, SiteWorld
 
 ROUNDS, STEPS, SIZE = 3, 2, 32

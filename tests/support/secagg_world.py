@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from security.clock import ManualClock
-from security.prg import Words
-from security.ring import DEFAULT_BITS
+from security.crypto.prg import Words
+from security.crypto.ring import DEFAULT_BITS
 from security.rng import CountedRandomness
 from security.secagg import fixed_point, messages, records
 from security.secagg import state as states
 from security.secagg.effects import Effects, Persist
+from security.secagg.fields import Wire
 from security.secagg.layout import Block, Layout
 from security.secagg.loopback import LoopbackFederation
-from security.secagg.wire import Wire
 
 CONFIG = bytes(range(32))
 

@@ -14,9 +14,9 @@ from coordinator.config import CoordinatorConfig
 from coordinator.effects import Keep
 from coordinator.service import run_until_stopped
 from coordinator.storage import Storage, Stored
-from scripts.one_machine.endings import MortalService, MortalShell
-from scripts.one_machine.party import log_to_stderr
-from security.terminal import run_command
+from lazaret.terminal import run_command
+from scripts.local_federation.fail_points import MortalService, MortalShell
+from scripts.local_federation.party import log_to_stderr
 
 
 def refuse(order: Path) -> None:

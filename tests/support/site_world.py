@@ -13,32 +13,30 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from protos.convert import FROM_COORDINATOR, FROM_SITE, Parcel
-from security import relay
+from lazaret.errors import RemoteProtocolError
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.clock import ManualClock
-from security.consortium.initial_model import pinned_model
-from security.consortium.manifest import Manifest
-from security.consortium.views import aggregation_policy
-from security.errors import RemoteProtocolError
-from security.relay import FRAMES, HeadSignature, SignedHead
+from security.identity.initial_model import pinned_model
+from security.identity.manifest import Manifest
+from security.identity.membership import aggregation_policy
 from security.rng import CountedRandomness
-from security.secagg import messages
+from security.secagg import messages, relay
 from security.secagg import state as states
-from security.secagg.blame import BlameBook
 from security.secagg.certificates import CheckCertificate
-from security.secagg.coordinator import CoordinatorAttempt
-from security.secagg.coordinator_core import CoordinatorCore
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
+from security.secagg.coordinator.spool import MemorySpool
+from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import Effects, Send, SendPieces, SendSum, Vector
-from security.secagg.rounds import CoordinatorRound, RoundStart
-from security.secagg.spool import MemorySpool
+from security.secagg.fields import Wire
+from security.secagg.relay import FRAMES, HeadSignature, SignedHead
 from security.secagg.statements import Signer
 from security.secagg.transitions import CoordinatorState
-from security.secagg.wire import Wire
-from site_agent.agent import Agent, Job, Left
 from site_agent.assembly import LearnerFactory, assemble
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
-from site_agent.template import site_toml
+from site_agent.run import Agent, Job, Left
+from site_agent.setup_commands import site_toml
 from tests.support.consortium_world import PLAN, SITES, World
 
 HUB = "hub"

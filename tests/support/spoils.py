@@ -7,16 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from security import aead, key_agreement, prg, shamir
-from security.key_agreement import KeyPair
-from security.prg import Words
+from security.crypto import aead, key_agreement, prg, shamir
+from security.crypto.key_agreement import KeyPair
+from security.crypto.prg import Words
 from security.secagg import context as hashes
 from security.secagg import messages
-from security.secagg.attempt import SHARE_BYTES
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
+from security.secagg.fields import Wire
 from security.secagg.layout import Layout
-from security.secagg.wire import Wire
+from security.secagg.site.attempt import SHARE_BYTES
 from security.secrets import Secret
 
 

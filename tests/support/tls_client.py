@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 
-from security.consortium.enrolment import Identity
+from security.identity.enrolment import Identity
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes.fromhex("000000040000000000")
 

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from npr.config import TrainConfig
-from npr.initial import export
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe
+from npr.wire_layout import Recipe, export
 from security.clock import SystemClock
-from site_agent.agent import Agent
 from site_agent.assembly import assemble
 from site_agent.config import SiteConfig
-from site_agent.learning import make_trainer
+from site_agent.run import Agent
+from site_agent.trainer.training import make_trainer
 from tests.support import site_world
 from tests.support.consortium_world import NOW
 from tests.support.site_world import SiteWorld

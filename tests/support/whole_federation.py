@@ -12,22 +12,22 @@ from pathlib import Path
 
 from coordinator.assembly import assemble as assemble_coordinator
 from coordinator.config import CoordinatorConfig, Rounds
+from coordinator.run import Shell
+from coordinator.send_queue import Stream
 from coordinator.service import Service
-from coordinator.shell import Shell
-from coordinator.streams import Stream
-from protos.convert import FROM_SITE
+from lazaret.errors import ToolkitError
+from protos.parse import FROM_SITE
 from security.clock import ManualClock
-from security.consortium.manifest import Manifest
-from security.consortium.rules import check_tls_peer
-from security.errors import ToolkitError
-from security.pki import key_fingerprint
-from security.relay import Goodbye, Open, Welcome
+from security.identity.manifest import Manifest
+from security.identity.pki import key_fingerprint
+from security.identity.rules import check_tls_peer
 from security.rng import CountedRandomness
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.wire import Wire
-from site_agent.agent import Agent, Job, Left
+from security.secagg.fields import Wire
+from security.secagg.relay import Goodbye, Open, Welcome
 from site_agent.assembly import assemble as assemble_site
 from site_agent.config import SiteConfig
+from site_agent.run import Agent, Job, Left
 from tests.support.consortium_world import PLAN, World
 from tests.support.site_world import Counting, write_config, write_wide_model
 

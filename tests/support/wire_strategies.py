@@ -6,11 +6,11 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from security import relay
-from security.relay import HeadSignature, SignedHead
+from security.secagg import relay
 from security.secagg.context import Member, RoundContext
+from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
 from security.secagg.messages import DealtShare
-from security.secagg.wire import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
+from security.secagg.relay import HeadSignature, SignedHead
 
 SOME = 3  # how many elements lists and how many bytes free fields have at most: bounds are tested elsewhere
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True)

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-TOP = ("coordinator", "npr", "protos", "security", "site_agent")
+TOP = ("coordinator", "lazaret", "npr", "protos", "security", "site_agent")
 
 # Written in pieces, so that this file is not its own finding.
 FORBIDDEN = ("../" + "shared", "/wo" + "rk/", "/ro" + "ot/", "/ho" + "me/", "pypi" + ".org", "python" + "hosted")

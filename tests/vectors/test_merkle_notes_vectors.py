@@ -10,9 +10,9 @@ import pymerkle
 import pytest
 from reference import merkle_notes_generate, merkle_notes_trees
 
-from security import merkle
-from security.audit.note import Note, VerifierKey, head_of
-from security.errors import ToolkitError
+from lazaret.errors import ToolkitError
+from security.crypto import merkle
+from security.log.note import Note, VerifierKey, head_of
 
 HERE = Path(__file__).parent
 Case = dict[str, Any]

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 from test_vectors import Case, Replay, refuses, secret, topic, unhex
 
-from security import aead, key_agreement, masking, merkle, shamir, uniformity
-from security.key_agreement import KeyPair
-from security.masking import Accumulator, OpenedMasks, SiteMasks
-from security.ring import Ring
+from security.crypto import aead, key_agreement, masking, merkle, shamir
+from security.crypto.key_agreement import KeyPair
+from security.crypto.masking import Accumulator, OpenedMasks, SiteMasks
+from security.crypto.ring import Ring
+from security.log import uniformity
 from security.secagg import context as contexts
 from security.secagg import fixed_point
 from security.secagg.certificates import Advert

@@ -12,15 +12,16 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from test_reference import published
 
-from security import aead, key_agreement, labels, prg, shamir
-from security.errors import ToolkitError
-from security.key_agreement import KeyPair
+from lazaret.errors import ToolkitError
+from security import labels
+from security.crypto import aead, key_agreement, prg, shamir
+from security.crypto.key_agreement import KeyPair
+from security.crypto.signing import SigningKey, VerifyKey, statement
 from security.secagg import fixed_point
 from security.secagg.context import Verdict
 from security.secagg.layout import Layout
 from security.secagg.state import next_state, state_hash
 from security.secrets import Secret
-from security.signing import SigningKey, VerifyKey, statement
 
 HERE = Path(__file__).parent
 unhex = bytes.fromhex

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from security.audit import events as ev
+from security.log import events as ev
 from tests.support.audit_attacks import Lonely
 from tests.support.audit_logs import Federation, small_federation
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from security.audit import events as ev
-from security.audit.cross import Crossed, cross
-from security.audit.event import Event
-from security.audit.log import AuditLog
+from security.audit.compare import Crossed, cross
+from security.log import events as ev
+from security.log.schema import Event
+from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, weighty, without
 from tests.support.audit_logs import Federation, digest
 
@@ -138,7 +138,7 @@ def test_killed_site_explains_its_bytes(tmp_path: Path) -> None:
 
 
 def _egress(log: AuditLog) -> list[ev.Egress]:
-    from security.audit.event import event_from, read_line
+    from security.log.schema import event_from, read_line
 
     lines = Tampering(log._writer.path).lines
     entries = [read_line(line) for line in lines if b'"type":"egress"' in line]

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from security.audit import events as ev
-from security.audit.log import AuditLog
-from security.audit.machine import LogMachine, State
-from security.audit.note import VerifierKey
-from security.audit.store import Disk
+from lazaret.errors import AuditLogError, ToolkitError
 from security.audit.verify import verify
-from security.audit.witness import Held
-from security.errors import AuditLogError, ToolkitError
+from security.log import events as ev
+from security.log.machine import LogMachine, State
+from security.log.note import VerifierKey
+from security.log.store import Disk
+from security.log.witness import Held
+from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, without
 from tests.support.audit_logs import Federation, QuickDisk
 

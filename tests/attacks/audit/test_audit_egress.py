@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from security.audit import egress as door
-from security.audit import events as ev
-from security.audit.egress import Outgoing, blocked, due_bytes, pass_door, recorded_shape
+from lazaret.errors import PolicyViolation
 from security.audit.verify import Keys, verify
-from security.errors import PolicyViolation
-from security.parcel_size import Shape
+from security.log import egress as door
+from security.log import events as ev
+from security.log.egress import Outgoing, blocked, due_bytes, pass_door, recorded_shape
 from security.rng import CountedRandomness
+from security.secagg.sizes import Shape
 from tests.support.audit_attacks import Lonely, weighty, without
 
 

@@ -8,23 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from security import traffic
-from security.audit import events as ev
-from security.audit.egress import PERMITTED, due_bytes, recorded_shape
-from security.audit.keys import keys_for
-from security.audit.ledger import UNSEEN_PER_CONNECTION
-from security.audit.second_ledger import SecondLedger
-from security.audit.verify import verify
+from lazaret import tcp_info
+from lazaret.tcp_info import Flow, Flows, Meter, tcp_flows
+from security.audit.checkpoints import UNSEEN_PER_CONNECTION
+from security.audit.verify import keys_for, verify
 from security.clock import SystemClock
-from security.parcel_size import Shape
+from security.log import events as ev
+from security.log.egress import PERMITTED, SecondLedger, due_bytes, recorded_shape
 from security.rng import SystemRandomness
-from security.traffic import Flow, Flows, Meter, tcp_flows
-from site_agent.agent import Agent
+from security.secagg.sizes import Shape
 from site_agent.assembly import assemble
-from site_agent.client import serve
+from site_agent.client import meter_for, serve
 from site_agent.config import SiteConfig
-from site_agent.ranks import Place
-from site_agent.traffic import meter_for
+from site_agent.run import Agent
+from site_agent.trainer.ranks import Place
 from tests.integration.test_federation_tls import federation as tls_federation
 from tests.integration.test_site_client import Coordinator, greet, table
 from tests.support.audit_attacks import Lonely, without
@@ -210,7 +207,7 @@ def test_what_stays_on_the_machine_does_not_count_unless_it_goes_to_the_coordina
     ],
 )
 def test_which_connections_stay(here: str, there: str, stays: bool) -> None:
-    assert traffic._stays((here, 1), (there, 2)) is stays
+    assert tcp_info._stays((here, 1), (there, 2)) is stays
 
 
 @pytest.mark.parametrize(("place", "counts"), [(None, True), ("127.0.0.1", True), ("10.0.0.9", False)])
@@ -269,7 +266,7 @@ async def _talk(world: World, agent: Agent, smuggled: int) -> None:
     away = stranger.sockets[0].getsockname()[1]
     stop: list[asyncio.Event] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traffic, "_stays", lambda here, there: there[1] != away)
+        patch.setattr(tcp_info, "_stays", lambda here, there: there[1] != away)
         running = asyncio.create_task(serve(agent, table(port), until=stop.append))
         await asyncio.wait_for(coordinator.done.wait(), 30)
         if smuggled:

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from security.audit import events as ev
-from security.audit.cross import cross
-from security.audit.epochs import EpochKeys
-from security.audit.log import AuditLog
-from security.audit.note import head_of
+from lazaret.errors import ForkDetected, HeadConflict, RollbackDetected, VerificationFailed
+from security.audit.compare import cross
 from security.audit.verify import verify
-from security.audit.witness import Fork, Submission, Witness
-from security.errors import ForkDetected, HeadConflict, RollbackDetected, VerificationFailed
+from security.log import events as ev
+from security.log.keys import EpochKeys
+from security.log.note import head_of
+from security.log.witness import Fork, Submission, Witness
+from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
 from tests.support.audit_logs import Federation
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from coordinator.chronicle import Figures
+from coordinator.round_history import Figures
 from security.secagg import messages
 from security.secagg.fixed_point import decode, encode
 from security.secagg.layout import Clips, Layout

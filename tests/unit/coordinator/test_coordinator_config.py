@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from coordinator.cli import cli
 from coordinator.config import CoordinatorConfig
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
 
 TEXT = 'identity = "i"\nstate = "s"\nlisten = "{listen}"\ninitial_model = "m"\n[dashboard]\nlisten = "{page}"\n'
 

@@ -20,18 +20,18 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from coordinator.chronicle import Figures
-from coordinator.dashboard import health
-from coordinator.dashboard.desk import admission, open_dashboard, pages
+from coordinator.checks import look
+from coordinator.dashboard import state_json
 from coordinator.dashboard.history import COLUMNS
 from coordinator.dashboard.live import Burst
+from coordinator.dashboard.server import admission, open_dashboard, pages
 from coordinator.effects import CloseRound, Keep
 from coordinator.phases import Phase
-from coordinator.preflight import look
-from security.errors import ConfigError
+from coordinator.round_history import Figures
+from lazaret.errors import ConfigError
+from lazaret.web.access import Address, Guard
+from lazaret.web.server import WebServer
 from security.secagg import records
-from security.web.access import Address, Guard
-from security.web.server import WebServer
 from tests.support.hub_world import Hub, Sample
 
 SITES = tuple(f"site{number}" for number in range(4))
@@ -123,17 +123,17 @@ def test_sentences_for_every_phase(hub: Hub) -> None:
     live, told = hub.board.live, hub.board.told()
     there = tuple(replace(site, state="ready", heard=1) for site in live.sites)
     calm = replace(live, sites=there)
-    assert health.judge(calm, told).level == "good"
-    assert health.judge(calm, told).sentence == "Round 1: training, 4 of 4 connected sites are ready"
+    assert state_json.judge(calm, told).level == "good"
+    assert state_json.judge(calm, told).sentence == "Round 1: training, 4 of 4 connected sites are ready"
     burst = replace(calm, phase=Phase.BURST, burst=Burst(attempt=2, step="uploading", members=4, threshold=3))
-    assert health.judge(burst, told).sentence == "Round 1: summing over 4 sites, uploading"
-    assert "asking 4 sites" in health.judge(replace(calm, phase=Phase.PINGING), told).sentence
-    done = health.judge(replace(live, phase=Phase.DONE), told)
+    assert state_json.judge(burst, told).sentence == "Round 1: summing over 4 sites, uploading"
+    assert "asking 4 sites" in state_json.judge(replace(calm, phase=Phase.PINGING), told).sentence
+    done = state_json.judge(replace(live, phase=Phase.DONE), told)
     assert (done.level, done.sentence) == ("look", "All 5 rounds are published")  # the sites have gone home
     one_away = replace(calm, sites=(replace(there[0], state="away", heard=0), *there[1:]))
-    assert health.judge(one_away, told).remarks == (("look", "not connected: site0"),)
+    assert state_json.judge(one_away, told).remarks == (("look", "not connected: site0"),)
     lied = replace(told, excluded={"site1": "two answers"})
-    assert health.judge(calm, lied).remarks == (("bad", "site1 is excluded: two answers"),)
+    assert state_json.judge(calm, lied).remarks == (("bad", "site1 is excluded: two answers"),)
 
 
 def test_the_page_never_writes(hub: Hub) -> None:

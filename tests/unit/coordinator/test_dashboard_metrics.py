@@ -12,14 +12,14 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from coordinator.chronicle import Figures
 from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
 from coordinator.effects import Keep
 from coordinator.phases import Phase
-from security.consortium.views import audit_roster
-from security.relay import FROM_COORDINATOR, FROM_SITE
+from coordinator.round_history import Figures
+from lazaret.web.prometheus import exposition
+from security.identity.membership import audit_roster
 from security.secagg import records
-from security.web.prometheus import exposition
+from security.secagg.relay import FROM_COORDINATOR, FROM_SITE
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector
 from site_agent.session import Phase as AgentPhase

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coordinator.books import Arrived
-from coordinator.streams import Stream
-from security.errors import PolicyViolation, RemoteProtocolError
-from security.relay import FROM_SITE, Cosignature, Head, HeadSignature, Held, Pong, SignedHead
-from security.secagg.wire import Wire
+from coordinator.ingress_log import Arrived
+from coordinator.send_queue import Stream
+from lazaret.errors import PolicyViolation, RemoteProtocolError
+from security.secagg.fields import Wire
+from security.secagg.relay import FROM_SITE, Cosignature, Head, HeadSignature, Held, Pong, SignedHead
 from tests.support.hub_world import Hub
 from tests.support.whole_federation import WholeFederation
 from tests.support.wire_strategies import messages

@@ -11,10 +11,10 @@ import pytest
 from coordinator.effects import Exclude, KeepCertificate
 from coordinator.phases import TURNS, Phase, Turn, follow
 from coordinator.storage import Storage
-from security.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
-from security.relay import Decline
+from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
-from security.secagg.rounds import CoordinatorRound
+from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.relay import Decline
 from security.secagg.state import state_hash
 from security.secagg.transitions import CoordinatorState
 from tests.support.engine_world import WORDS, EngineWorld

@@ -16,11 +16,11 @@ import pytest
 from coordinator import service as module
 from coordinator.phases import Phase
 from coordinator.service import Service, Stopping
-from protos.convert import FROM_COORDINATOR, FROM_SITE, Parcel
-from security.errors import AuditLogError, CodecError, ConfigError, ToolkitError
-from security.relay import Farewell, Goodbye, Open, Ping, Pong, SignedHead
+from lazaret.errors import AuditLogError, CodecError, ConfigError, ToolkitError
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.wire import Wire
+from security.secagg.fields import Wire
+from security.secagg.relay import Farewell, Goodbye, Open, Ping, Pong, SignedHead
 from tests.support.hub_world import Hub
 
 import grpc  # isort: skip  # after protos.tls, as everywhere

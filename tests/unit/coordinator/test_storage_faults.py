@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from coordinator.effects import OpenRound
-from coordinator.overview import read_rows
+from coordinator.status import read_rows
 from coordinator.storage import Storage
-from security import keystore
-from security.errors import ConfigError, DataError, ToolkitError
-from security.secagg.rounds import RoundStart
-from security.secagg.spool import FileSpool
+from lazaret.errors import ConfigError, DataError, ToolkitError
+from lazaret import files
+from security.secagg.coordinator.rounds import RoundStart
+from security.secagg.coordinator.spool import FileSpool
 from tests.support.engine_world import EngineWorld
 
 START = RoundStart(round=1, state_hash=bytes(32), config_hash=bytes(32), prev_result=bytes(32))
@@ -106,7 +106,7 @@ def test_a_disk_that_refuses_says_where(storage: Storage, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match=os.strerror(code)) as raised:
         FileSpool(storage.spool).write(bytes(32), 0, b"frame")
     assert raised.value.filename == str(storage.spool)
-    monkeypatch.setattr(keystore.os, "fsync", refuses)
+    monkeypatch.setattr(files.os, "fsync", refuses)
     with pytest.raises(OSError, match=os.strerror(code)) as raised:
         storage.save_state(np.zeros(3, dtype="<f4"))
     assert str(raised.value.filename).startswith(str(storage.models))

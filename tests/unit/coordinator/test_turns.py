@@ -8,10 +8,10 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from coordinator import streams
-from coordinator.streams import Stream, Turns
-from security.relay import Ping
-from security.secagg.wire import Wire
+from coordinator import send_queue
+from coordinator.send_queue import Stream, Turns
+from security.secagg.fields import Wire
+from security.secagg.relay import Ping
 
 COUNT = 3
 SITES = 20
@@ -101,7 +101,7 @@ def test_a_vector_that_waits_is_not_made() -> None:
 
 
 def test_a_slow_link_gives_its_turn_away_and_does_not_get_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 0.02)
+    monkeypatch.setattr(send_queue, "PATIENCE_SECONDS", 0.02)
 
     async def run() -> None:
         turns = Turns(COUNT)
@@ -114,7 +114,7 @@ def test_a_slow_link_gives_its_turn_away_and_does_not_get_it_back(monkeypatch: p
 
 
 def test_a_link_that_is_slow_but_steady_gives_its_turn_away_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "LONGEST_SECONDS", 0.1)
+    monkeypatch.setattr(send_queue, "LONGEST_SECONDS", 0.1)
 
     async def run() -> None:
         turns = Turns(1)
@@ -135,7 +135,7 @@ def test_a_link_that_is_slow_but_steady_gives_its_turn_away_too(monkeypatch: pyt
 
 
 def test_without_patience_for_it_a_slow_link_holds_up_the_others_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(send_queue, "PATIENCE_SECONDS", 60)
 
     async def run() -> None:
         turns = Turns(COUNT)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lazaret.errors import DataError
 from npr import metrics
 from npr.bootstrap import bootstrap_auc, bootstrap_interval, paired_difference
 from npr.metrics import Predictions
-from security.errors import DataError
 
 CLASSES = 3
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npr.calibration import COLDEST, HOTTEST, LEAST_IMAGES, fit_temperature, with_temperature
-from npr.metrics import expected_calibration_error
+from npr.metrics import COLDEST, HOTTEST, LEAST_IMAGES, expected_calibration_error, fit_temperature, with_temperature
 
 
 def drawn(rows: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:

@@ -10,15 +10,14 @@ import onnx
 import pytest
 import torch
 
-from npr.calibration import with_temperature
+from lazaret.errors import LocalProtocolError, VerificationFailed
 from npr.config import TrainConfig
 from npr.data.sources import open_dataset
-from npr.deployed import Deployed
+from npr.deployed import TOLERANCE, Deployed, check_onnx, read_about, relative_difference, write_onnx
 from npr.federation import Federation
 from npr.methods.regulariser import Regulariser
+from npr.metrics import with_temperature
 from npr.model import ModelSpec, normalisation
-from npr.onnx_file import TOLERANCE, check_onnx, read_about, relative_difference, write_onnx
-from security.errors import LocalProtocolError, VerificationFailed
 
 Toy = Callable[..., Federation]
 

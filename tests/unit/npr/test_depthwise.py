@@ -9,9 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from npr import depthwise
-from npr.depthwise import depthwise_conv2d, speed_up_depthwise
-from npr.model import ModelSpec, build_model
+from npr import model as depthwise
+from npr.model import ModelSpec, build_model, depthwise_conv2d, speed_up_depthwise
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (4, 4), (3, 2), (2, 9)])

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import FileStore
 
+from lazaret.errors import ConfigError
 from npr.data.augment import Augmentation
 from npr.data.loader import Batches
 from npr.distributed import Group
 from npr.methods.site import Site
 from npr.training import LocalReport
-from security.errors import ConfigError
 from tests.support.two_processes import CASES, COUNTS, ROUNDS, everything, make_site
 from tests.unit.npr.conftest import make_samples
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from lazaret.errors import ConfigError, LocalProtocolError
 from npr.config import TrainConfig
 from npr.federation import Federation
 from npr.methods import registry
@@ -23,7 +24,6 @@ from npr.methods.registry import register
 from npr.methods.regulariser import Regulariser
 from npr.params import ParameterManifest
 from npr.training import extract
-from security.errors import ConfigError, LocalProtocolError
 
 Toy = Callable[..., Federation]
 Same = Callable[[Federation, Federation], bool]

@@ -11,13 +11,12 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from npr.backend import Contribution, PlainAggregator
+from lazaret.errors import ConfigError, LocalProtocolError
 from npr.config import TrainConfig
 from npr.federation import Federation
 from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
-from npr.params import ParameterManifest
-from security.errors import ConfigError, LocalProtocolError
+from npr.params import Contribution, ParameterManifest, PlainAggregator
 from security.secagg.fixed_point import decode, encode, step_size
 from security.secagg.layout import Clips, Layout
 

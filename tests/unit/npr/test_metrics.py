@@ -10,10 +10,10 @@ import pytest
 from sklearn.metrics import balanced_accuracy_score, roc_auc_score
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 
+from lazaret.errors import DataError
 from npr import metrics
 from npr.data.dataset import Samples
 from npr.metrics import Predictions
-from security.errors import DataError
 
 
 def make(rng, rows=300, classes=5, absent=(), levels=None):

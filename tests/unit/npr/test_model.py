@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_image
 
+from lazaret.errors import ConfigError, LocalProtocolError
 from npr.config import TrainConfig
-from npr.model import ModelSpec, build_model, normalisation
+from npr.model import ModelSpec, build_model, normalisation, package_tensors
 from npr.params import ParameterManifest
-from npr.pretrained import package_tensors
 from npr.seeds import derive
-from security.errors import ConfigError, LocalProtocolError
 
 TINY = ModelSpec(num_classes=4, architecture="test_efficientnet", image_size=32)
 

@@ -13,9 +13,9 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from protos import federation_pb2 as pb
 from protos.schema import CLASSES, schema, schema_digest
-from security import relay
-from security.audit.egress import PERMITTED
-from security.secagg.wire import kinds
+from security.log.egress import PERMITTED
+from security.secagg import relay
+from security.secagg.fields import kinds
 
 ROOT = Path(__file__).parents[3]
 FIELD = re.compile(r"^  (repeated )?(\w+) (\w+) = (\d+);  // ([\w-]+|see \w+); (.+)$")

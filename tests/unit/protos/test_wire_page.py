@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from protos.convert import FROM_SITE, Parcel
-from security import relay
+from protos.parse import FROM_SITE, Parcel
+from security.secagg import relay
 
 PAGE = (Path(__file__).parents[3] / "docs" / "spec" / "wire.md").read_text()
 

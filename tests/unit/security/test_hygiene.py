@@ -46,7 +46,7 @@ def test_the_operating_system_is_asked_for_randomness_in_one_place() -> None:
 
 
 def test_counted_randomness_stays_in_tests() -> None:
-    for package in ("security", "npr", "site_agent", "coordinator"):
+    for package in ("lazaret", "security", "npr", "site_agent", "coordinator"):
         for path in (PROJECT / package).rglob("*.py"):
             assert path.name == "rng.py" or "CountedRandomness" not in path.read_text(), path
 

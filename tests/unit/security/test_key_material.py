@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from security import aead, key_agreement, labels, signing
-from security.errors import VerificationFailed
-from security.key_agreement import KeyPair
+from lazaret.errors import VerificationFailed
+from security import labels
+from security.crypto import aead, key_agreement, signing
+from security.crypto.key_agreement import KeyPair
+from security.crypto.signing import SigningKey, VerifyKey
 from security.rng import CountedRandomness, SystemRandomness
 from security.secrets import Secret
-from security.signing import SigningKey, VerifyKey
 
 KX = b"\x11" * 32
 RANDOM = SystemRandomness()

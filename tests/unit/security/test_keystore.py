@@ -12,9 +12,10 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from security import keystore, pki
-from security.errors import ConfigError
-from security.signing import SigningKey
+from lazaret import files
+from lazaret.errors import ConfigError
+from security.crypto.signing import SigningKey
+from security.identity import keystore, pki
 
 
 def test_a_key_comes_back_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_a_key_open_to_others_is_refused(tmp_path: Path, mode: int) -> None:
 
 
 def test_a_key_open_to_others_is_refused_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keystore, "refuse_shared_mode", lambda path, mode: None)
+    monkeypatch.setattr(files, "refuse_shared_mode", lambda path, mode: None)
     path = tmp_path / "tls.key"
     keystore.save_private_key(path, pki.new_tls_key())
     path.chmod(0o644)
@@ -93,9 +94,9 @@ def test_the_two_kinds_of_key_are_not_confused(tmp_path: Path) -> None:
 
 def test_what_is_not_a_key_of_ours_is_refused(tmp_path: Path) -> None:
     garbage, foreign = tmp_path / "garbage.key", tmp_path / "rsa.key"
-    keystore.write_atomically(garbage, b"not a key", mode=0o600)
+    files.write_atomically(garbage, b"not a key", mode=0o600)
     pem = rsa.generate_private_key(65537, 2048).private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-    keystore.write_atomically(foreign, pem, mode=0o600)
+    files.write_atomically(foreign, pem, mode=0o600)
     with pytest.raises(ConfigError, match="does not open"):
         keystore.load_private_key(garbage)
     with pytest.raises(ConfigError, match="kind this toolkit does not use"):
@@ -112,7 +113,7 @@ def test_secrets_keep_their_length(tmp_path: Path) -> None:
     assert keystore.load_secret(tmp_path / "seal.key") == bytes(range(32))
     with pytest.raises(ConfigError, match="expected 16"):
         keystore.load_secret(tmp_path / "seal.key", length=16)
-    keystore.write_atomically(tmp_path / "bad.key", b"***", mode=0o600)
+    files.write_atomically(tmp_path / "bad.key", b"***", mode=0o600)
     with pytest.raises(ConfigError, match="not base64"):
         keystore.load_secret(tmp_path / "bad.key")
 
@@ -122,21 +123,21 @@ def test_erase_overwrites_before_it_unlinks(tmp_path: Path) -> None:
     keystore.save_secret(path, b"x" * 32)
     held = tmp_path / "held"
     os.link(path, held)
-    keystore.erase(path)
+    files.erase(path)
     assert not path.exists()
     assert set(held.read_bytes()) == {0}
-    keystore.erase(path)
+    files.erase(path)
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "manifest.json"
-    keystore.write_atomically(path, b"old")
+    files.write_atomically(path, b"old")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        keystore.write_atomically(path, b"new")
+        files.write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["manifest.json"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from security import masking, merkle, prg
-from security.errors import LocalProtocolError
-from security.masking import Accumulator, OpenedMasks, SiteMasks
-from security.ring import BITS, FRAME_BYTES, Ring, frames_of
+from lazaret.errors import LocalProtocolError
+from security.crypto import masking, merkle, prg
+from security.crypto.masking import Accumulator, OpenedMasks, SiteMasks
+from security.crypto.ring import BITS, FRAME_BYTES, Ring, frames_of
 from security.secrets import Secret
 
 KEYS = [Secret(bytes([number] * 32)) for number in range(1, 6)]

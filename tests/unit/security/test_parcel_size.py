@@ -8,15 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from protos.convert import FROM_SITE, Parcel
-from security import relay
-from security.errors import LocalProtocolError
-from security.parcel_size import Shape, expected_bytes
-from security.relay import FRAMES, EpochKey, HeadSignature, SignedHead
-from security.ring import FRAME_BYTES
-from security.secagg import certificates, messages
+from lazaret.errors import LocalProtocolError
+from protos.parse import FROM_SITE, Parcel
+from security.crypto.ring import FRAME_BYTES
+from security.secagg import certificates, messages, relay
+from security.secagg.fields import Wire
 from security.secagg.messages import DealtShare
-from security.secagg.wire import Wire
+from security.secagg.relay import FRAMES, EpochKey, HeadSignature, SignedHead
+from security.secagg.sizes import Shape, expected_bytes
 
 D, S, K = bytes(32), bytes(64), bytes(32)
 

@@ -11,8 +11,9 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from security import errors, pki
-from security.pki import Purpose, Role, Subject
+from lazaret import errors
+from security.identity import pki
+from security.identity.pki import Purpose, Role, Subject
 
 NOW = 1_800_000_000_000
 DAY = 86_400_000

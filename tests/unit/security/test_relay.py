@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from security import relay
-from security.audit.epochs import Endorsement, endorse
-from security.audit.note import Checkpoint, KeyType, Note, Signer
-from security.audit.witness import Held, Submission
-from security.errors import CodecError
-from security.relay import EpochKey, Head, HeadSignature, SignedHead, message_id
+from lazaret.errors import CodecError
+from security.log.keys import Endorsement, endorse
+from security.log.note import Checkpoint, KeyType, Note, Signer
+from security.log.witness import Held, Submission
+from security.secagg import relay
+from security.secagg.relay import EpochKey, Head, HeadSignature, SignedHead, message_id
 
 ORIGIN = "graz.lesions/audit"
 ROOT = Signer.from_seed(ORIGIN, bytes([1]) * 32)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.errors import LocalProtocolError
-from security.ring import BITS, FRAME_BYTES, Ring, frames_of
+from lazaret.errors import LocalProtocolError
+from security.crypto.ring import BITS, FRAME_BYTES, Ring, frames_of
 
 RINGS = [Ring(bits) for bits in BITS]
 

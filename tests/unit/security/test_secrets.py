@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from security.key_agreement import KeyPair
+from security.crypto.key_agreement import KeyPair
+from security.crypto.signing import SigningKey
 from security.secrets import Secret
-from security.signing import SigningKey
 
 RAW = bytes(range(32))
 

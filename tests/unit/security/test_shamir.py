@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from security import shamir
-from security.errors import LocalProtocolError
+from lazaret.errors import LocalProtocolError
+from security.crypto import shamir
 from security.rng import CountedRandomness, SystemRandomness
 from security.secrets import Secret
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from security import terminal
-from security.errors import ConfigError
-from security.terminal import ask, log_to_stderr, progress, run_command
+from lazaret import terminal
+from lazaret.errors import ConfigError
+from lazaret.terminal import ask, log_to_stderr, progress, run_command
 
 
 @pytest.fixture(autouse=True)

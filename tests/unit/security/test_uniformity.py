@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from security import prg, uniformity
-from security.audit.egress import LEAST_UNIFORMITY
+from security.crypto import prg
+from security.log import uniformity
+from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point
 from security.secagg.layout import Clips, Layout
 from security.secrets import Secret

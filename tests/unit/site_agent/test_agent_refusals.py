@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from security import relay
-from security.audit.witness import Held
-from security.errors import (
+from lazaret.errors import (
     CertificateExpired,
     CertificateNotYetValid,
     CertificateRevoked,
@@ -17,11 +15,12 @@ from security.errors import (
     PolicyViolation,
     RollbackDetected,
 )
-from security.ring import FRAME_BYTES
-from security.secagg import messages
+from security.crypto.ring import FRAME_BYTES
+from security.log.witness import Held
+from security.secagg import messages, relay
 from security.secagg.certificates import Advert
 from security.secagg.transitions import CoordinatorState
-from site_agent.agent import Left
+from site_agent.run import Left
 from tests.support.consortium_world import DAY, SITES
 from tests.support.site_world import SLOT_SECONDS, SiteWorld, policy_table
 
@@ -177,7 +176,7 @@ def test_witnesses_sign_what_grows_and_answer_what_does_not(world: SiteWorld) ->
 
 
 def world_event():  # type: ignore[no-untyped-def]
-    from security.audit.events import OperatorAction
+    from security.log.events import OperatorAction
 
     return OperatorAction(command="test", role="tester")
 

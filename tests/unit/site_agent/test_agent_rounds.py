@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from security.audit.verify import Keys, verify
-from security.consortium.views import audit_roster
+from security.identity.membership import audit_roster
 from security.secagg import messages
 from security.secagg import state as states
 from security.secagg.certificates import Advert
 from security.secagg.fixed_point import decode
 from security.secagg.transitions import CoordinatorState, SiteState
-from site_agent.agent import Agent
 from site_agent.effects import Effect, Evaluate, Post
-from site_agent.slots import ReadySlots
+from site_agent.ready_slots import ReadySlots
+from site_agent.run import Agent
 from tests.support.consortium_world import SITES
 from tests.support.site_world import MORE, PLAN, SLOT_SECONDS, Dies, SiteWorld, policy_table
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import BudgetExhausted
+from lazaret.errors import BudgetExhausted
 from site_agent import client as clients
 from site_agent.client import Client, serve
 from site_agent.config import CoordinatorTable

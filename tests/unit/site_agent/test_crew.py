@@ -16,21 +16,21 @@ import numpy as np
 import pytest
 import torch
 
+from lazaret.errors import ConfigError, WorkerLost
 from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.sources import open_dataset
-from npr.initial import export
 from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.training import LocalReport
-from security.consortium.initial_model import pinned_model
-from security.consortium.manifest import Manifest
-from security.errors import ConfigError, WorkerLost
+from npr.wire_layout import export
+from security.identity.initial_model import pinned_model
+from security.identity.manifest import Manifest
 from security.rng import CountedRandomness
 from site_agent.config import SiteConfig
-from site_agent.crew import Crew, terms_of
-from site_agent.ranks import Place
-from site_agent.trainer import Trainer
-from site_agent.vault import Vault
+from site_agent.state_dir import Vault
+from site_agent.trainer.ranks import Place
+from site_agent.trainer.training import Trainer
+from site_agent.trainer.workers import Crew, terms_of
 from tests.support.consortium_world import World
 from tests.unit.site_agent.test_trainer import RECIPE, SPEC
 

@@ -10,19 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from protos.convert import FROM_SITE
-from security import relay
-from security.audit import egress
-from security.audit.store import LogFolder
-from security.errors import AuditLogError, LocalProtocolError, PolicyViolation
-from security.masking import vector_root
+from lazaret.errors import AuditLogError, LocalProtocolError, PolicyViolation
+from protos.parse import FROM_SITE
+from security.crypto.masking import vector_root
+from security.log import egress
+from security.log.store import LogFolder
 from security.rng import CountedRandomness
-from security.secagg import messages
+from security.secagg import messages, relay
 from security.secagg.effects import SendUpload
 from site_agent import outbox as outboxes
-from site_agent.agent import Agent
 from site_agent.assembly import logged_bytes
 from site_agent.effects import Post, PostVector
+from site_agent.run import Agent
 from tests.support.consortium_world import SITES
 from tests.support.site_world import SiteWorld, policy_table
 

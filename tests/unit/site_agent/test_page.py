@@ -16,20 +16,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from lazaret.errors import ConfigError
+from lazaret.web.prometheus import exposition
 from security.audit.facts import read_history
-from security.dp.events import dp_sgd_event, rate_at_least
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import Terms, Unit
+from security.dp.accountant import dp_sgd_event, rate_at_least
+from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.noise import NoiseSource
-from security.errors import ConfigError
 from security.rng import SystemRandomness
-from security.web.prometheus import exposition
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector, open_metrics
-from site_agent.page import learnt
-from site_agent.page.content import SILENT_MS, Content, judge
-from site_agent.page.outflow import Outflow
-from site_agent.page.show import open_page
+from site_agent.page import content as learnt
+from site_agent.page.content import SILENT_MS, Content, Outflow, judge
+from site_agent.page.server import open_page
 from site_agent.privacy import ledger_files
 from tests.support.site_world import SiteWorld
 

@@ -6,8 +6,8 @@ import datetime as dt
 
 import pytest
 
-from security.consortium.manifest import Manifest
-from security.errors import PolicyViolation
+from lazaret.errors import PolicyViolation
+from security.identity.manifest import Manifest
 from site_agent.contribution import weight_of
 from site_agent.policy import Range, SitePolicy
 from tests.support.consortium_world import PLAN, PRIVACY, World

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from security.consortium.manifest import Privacy
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import LedgerState
+from lazaret.errors import BudgetExhausted, ConfigError, LedgerError
+from security.dp.ledger import Ledger, LedgerState
 from security.dp.noise import NoiseSource
-from security.errors import BudgetExhausted, ConfigError, LedgerError
+from security.identity.manifest import Privacy
 from site_agent import privacy
 from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable
 from site_agent.privacy import Limits, PrivatePlan, check_terms, ledger_files, planned_cost

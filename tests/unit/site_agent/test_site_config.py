@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
+from site_agent.client import meter_for
 from site_agent.config import CoordinatorTable, DataTable, SiteConfig, SiteTable
 from site_agent.policy import SitePolicy
-from site_agent.template import site_toml
-from site_agent.traffic import meter_for
+from site_agent.setup_commands import site_toml
 
 VALUES = {
     "identity": "identity",

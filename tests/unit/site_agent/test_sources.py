@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from PIL import Image
 from pydicom.data import get_testdata_file
 
-from npr.data.manifest import image_decoding
-from npr.data.rows import Decoding
+from lazaret.errors import ConfigError, DataError
+from npr.data.manifest import Decoding, image_decoding
 from npr.data.sources import open_catalogue
-from security.errors import ConfigError, DataError
-from site_agent.sources import Found, decoding_for, find, pieces
+from site_agent.trainer.predict import Found, decoding_for, find, pieces
 
 SLICE = Path(get_testdata_file("CT_small.dcm"))
 

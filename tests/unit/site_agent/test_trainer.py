@@ -10,26 +10,36 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lazaret.errors import ConfigError, DataError, VerificationFailed
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.sources import open_dataset
 from npr.federation import Federation
-from npr.initial import build_initial, check_code, export, spec_of
 from npr.lab.secure import SecureAggregator
 from npr.methods import registry
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe, WireModel, check_config_hash, ever_shared, groups_to_load, personal_tensors
-from security.consortium.initial_model import InitialModel, pinned_model
-from security.consortium.manifest import Manifest
-from security.errors import ConfigError, DataError, VerificationFailed
+from npr.wire_layout import (
+    Recipe,
+    WireModel,
+    build_initial,
+    check_code,
+    check_config_hash,
+    ever_shared,
+    export,
+    groups_to_load,
+    personal_tensors,
+    spec_of,
+)
+from security.identity.initial_model import InitialModel, pinned_model
+from security.identity.manifest import Manifest
 from security.rng import CountedRandomness
 from security.secagg.effects import Vector
 from security.secagg.state import canonical, next_state
 from site_agent.config import DataTable
 from site_agent.contribution import LocalResult, encode
-from site_agent.data import fingerprint, open_data
-from site_agent.trainer import Trainer, recipe_of
-from site_agent.vault import Vault
+from site_agent.state_dir import Vault
+from site_agent.trainer.data import fingerprint, open_data
+from site_agent.trainer.training import Trainer, recipe_of
 from tests.support.consortium_world import World
 
 ROUNDS = 3

@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load as load_tensors
 
-from security.errors import ConfigError, DataError, LocalProtocolError
+from lazaret.errors import ConfigError, DataError, LocalProtocolError
 from security.rng import CountedRandomness
 from security.secagg import state as states
 from security.secagg.effects import Vector
 from security.secagg.layout import Layout
-from security.secagg.site_core import PendingUpdate
-from security.secagg.wal import WriteAheadLog
-from site_agent.vault import Vault
+from security.secagg.site.attempt import PendingUpdate
+from site_agent.state_dir import Vault
+from site_agent.state_writer import WriteAheadLog
 from tests.support.secagg_world import small_layout
 
 KEY = bytes(range(32))
@@ -176,7 +176,7 @@ def test_a_sync_that_failed_early_is_not_forgotten(vault: Vault, monkeypatch: py
             failed.set()
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr("site_agent.draft.os.fdatasync", fdatasync)
+    monkeypatch.setattr("site_agent.state_writer.os.fdatasync", fdatasync)
     state = some_state(layout)
 
     def draft() -> None:

@@ -8,8 +8,8 @@ import torch
 from PIL import Image
 from scipy.ndimage import correlate1d
 
+from lazaret.errors import ConfigError
 from npr.data.augment import Augmentation, Blur, blur, blur_matrix, flip, rotate
-from security.errors import ConfigError
 
 
 def batch(rows=6, size=16, seed=0):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from npr.data.colour import normal_brightness, shades_of_gray, shorter_side
+from npr.data.fed_isic import normal_brightness, shades_of_gray, shorter_side
 
 
 def test_sanity_26_shades_of_gray_leaves_a_grey_image_alone():

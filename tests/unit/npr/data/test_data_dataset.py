@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from lazaret.errors import DataError
 from npr.data.dataset import FederatedDataset, ImageRows, SiteData
-from security.errors import DataError
 
 
 def test_counts_and_subset(make_samples):

@@ -9,11 +9,10 @@ import pydicom
 import pytest
 from pydicom.data import get_testdata_file
 
-from npr.data.counts import ICH_CLASSES
+from lazaret.errors import ConfigError, DataError
 from npr.data.dicom import Window, hounsfield
-from npr.data.sources import open_catalogue, open_dataset
-from npr.data.survey import survey
-from security.errors import ConfigError, DataError
+from npr.data.generated import ICH_CLASSES
+from npr.data.sources import open_catalogue, open_dataset, survey
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ def test_the_table_on_the_page_is_read_as_it_says(tmp_path, paint):
 
 
 def test_the_error_on_the_page_is_the_one_that_is_raised(write_manifest):
-    from security.errors import DataError
+    from lazaret.errors import DataError
 
     rows = [["a.png", "x", "p1", "train"], ["b.png", "x", "p2", "train"], ["c.png", "x", "p3", "test"]]
     with pytest.raises(DataError) as caught:

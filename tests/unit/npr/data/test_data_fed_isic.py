@@ -7,12 +7,11 @@ import gzip
 import numpy as np
 import pytest
 
-from npr.data.colour import shades_of_gray
-from npr.data.counts import ISIC_CLASSES, ISIC_SITES
-from npr.data.fed_isic import load_fed_isic
+from lazaret.errors import DataError
+from npr.data.fed_isic import load_fed_isic, shades_of_gray
+from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import Storage
-from security.errors import DataError
 
 HEADER = "image,MEL,target,center,fold,fold2\n"
 LINES = [

@@ -11,14 +11,13 @@ from sklearn.decomposition import PCA
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
+from lazaret.errors import ConfigError
 from npr.data.augment import Augmentation
-from npr.data.counts import ISIC_SITES, ISIC_TEST, ISIC_TRAIN
 from npr.data.dataset import Samples
-from npr.data.generated import GeneratedSpec, generate
+from npr.data.generated import ISIC_SITES, ISIC_TEST, ISIC_TRAIN, GeneratedSpec, generate
 from npr.data.loader import Batches
 from npr.data.sources import open_catalogue, open_dataset
 from npr.metrics import balanced_accuracy
-from security.errors import ConfigError
 
 
 def by_benchmark_order(dataset, side):

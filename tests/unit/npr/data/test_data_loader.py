@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from lazaret.errors import ConfigError, DataError
 from npr.data.augment import Augmentation
 from npr.data.loader import Batches
-from security.errors import ConfigError, DataError
 
 HALF = (0.5, 0.5, 0.5)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lazaret.errors import ConfigError, DataError
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import Storage
-from security.errors import ConfigError, DataError
 
 GOOD = [
     ["img/a.png", "nevus", "p1", "train"],
@@ -300,7 +300,7 @@ def test_whatever_a_decoder_raises_is_one_error_with_the_row(write_manifest, mon
     def fail(*_, **__):
         raise error("damaged")
 
-    monkeypatch.setattr("npr.data.decode.Image.open", fail)
+    monkeypatch.setattr("npr.data.store.Image.open", fail)
     with pytest.raises(DataError, match=rf"image cannot be read \({error.__name__}\)") as caught:
         open_dataset(f"csv:{write_manifest(GOOD)}", fold="split", image_size=16)
     assert caught.value.where == "manifest.csv row 2"
@@ -316,7 +316,7 @@ def test_grey_images_become_rgb(tmp_path):
 
 
 def test_an_image_too_large_to_be_meant_is_refused(write_manifest, monkeypatch):
-    monkeypatch.setattr("npr.data.decode.MAX_PIXELS", 100)
+    monkeypatch.setattr("npr.data.store.MAX_PIXELS", 100)
     with pytest.raises(DataError, match="24 x 18 pixels is too large") as caught:
         open_catalogue(f"csv:{write_manifest(GOOD)}", image_size=16)
     assert caught.value.where == "manifest.csv row 2"

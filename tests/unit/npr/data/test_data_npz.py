@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lazaret.errors import DataError
 from npr.data.npz import load_npz
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import Storage
-from security.errors import DataError
 
 
 def jpeg(colour) -> bytes:

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npr.data.catalogue import Catalogue
-from npr.data.counts import ICH_ALPHA, ICH_MISSING
-from npr.data.partition import PartitionSpec, dirichlet_shares, drop_classes, natural_shares, partition
+from lazaret.errors import ConfigError
+from npr.data.catalogue import Catalogue, PartitionSpec, dirichlet_shares, drop_classes, natural_shares, partition
+from npr.data.generated import ICH_ALPHA, ICH_MISSING
 from npr.data.sources import open_dataset
-from security.errors import ConfigError
 
 
 def catalogue(rows=600, classes=5, sites=4, seed=0, per_unit=3) -> Catalogue:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from npr.data.catalogue import sides_of
-from npr.data.counts import ICH_CLASSES, ICH_TEST, ICH_TRAIN, ISIC_CLASSES, ISIC_SITES, ISIC_TEST, ISIC_TRAIN
 from npr.data.dicom import read_rsna_split
 from npr.data.fed_isic import read_split
+from npr.data.generated import ICH_CLASSES, ICH_TEST, ICH_TRAIN, ISIC_CLASSES, ISIC_SITES, ISIC_TEST, ISIC_TRAIN
 from npr.data.sources import open_catalogue, open_dataset
 
 ROOT = Path(os.environ.get("LAZARET_DATA", "/nonexistent"))

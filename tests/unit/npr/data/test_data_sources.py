@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from lazaret.errors import ConfigError, DataError
 from npr.data.augment import Augmentation
 from npr.data.loader import Batches
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import Storage
-from security.errors import ConfigError, DataError
 
 
 @pytest.mark.parametrize("source", ["", "nothing", "csv", "csv:", "ham1000", "tar:/x"])

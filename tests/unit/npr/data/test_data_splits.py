@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from npr.data.splits import check_grouped, grouped_folds, grouped_holdout
-from security.errors import DataError
+from lazaret.errors import DataError
+from npr.data.catalogue import check_grouped, grouped_folds, grouped_holdout
 
 
 def table(seed=0, units=400):

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lazaret.errors import DataError
 from npr.data.store import Storage, digest_of, pool, user_cache_dir
-from security.errors import DataError
 
 SHAPE = (4, 4, 3)
 

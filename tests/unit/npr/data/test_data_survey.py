@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npr.data.faults import Kind
-from npr.data.sources import open_catalogue
-from npr.data.survey import look, survey
-from security.errors import DataError
+from lazaret.errors import DataError
+from npr.data.sources import inspect_images, open_catalogue, survey
+from npr.data.store import Kind
 
 
 def table(folder, rows, columns="image,label,patient,split"):
@@ -52,7 +51,7 @@ def test_every_fault_is_listed_and_the_rest_is_usable(folder, paint):
         (Kind.TWO_SIDES, "table.csv row 5"),
     ]
     assert len(told.catalogue) == 6 and told.catalogue.splits["split"].sides[:3] == ("train", "train", "train")
-    seen = look(told)
+    seen = inspect_images(told)
     assert [fault.error.where for fault in seen.unreadable] == ["table.csv row 10"]
     assert [(told.name(a), told.name(b)) for a, b in seen.same] == [("table.csv row 11", "table.csv row 2")]
 
@@ -60,7 +59,7 @@ def test_every_fault_is_listed_and_the_rest_is_usable(folder, paint):
 def test_no_pixel_is_kept_or_cached(folder, monkeypatch, tmp_path):
     monkeypatch.setenv("LAZARET_CACHE", str(tmp_path / "cache"))
     told = survey(table(folder, ["0.png,a,p0,train", "1.png,b,p1,test"]), image_size=16)
-    look(told)
+    inspect_images(told)
     assert told.catalogue.images.strides == (0, 0, 0, 0) and not (tmp_path / "cache").exists()
 
 
@@ -73,7 +72,7 @@ def test_it_decodes_what_training_would(folder):
 
 def test_generated_images_can_be_surveyed_too():
     told = survey("generated:balanced=2,sites=3", image_size=16)
-    seen = look(told)
+    seen = inspect_images(told)
     assert told.faults == () and seen.unreadable == () and seen.same == ()
     assert np.array_equal(told.decode(3), told.catalogue.images[3])
 

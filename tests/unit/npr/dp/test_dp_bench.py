@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from npr.dp.bench import bench
+from npr.lab.dp_bench import bench
 
 
 def test_a_small_run_has_every_figure() -> None:

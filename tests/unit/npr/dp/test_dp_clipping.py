@@ -12,9 +12,9 @@ from opacus import GradSampleModule
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lazaret.errors import ConfigError, LocalProtocolError
 from npr.dp.clipping import ClippedGradient
-from npr.dp.freeze_norm import without_batch_norm
-from security.errors import ConfigError, LocalProtocolError
+from npr.dp.model_rules import without_batch_norm
 
 
 def per_record(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], Tensor]:

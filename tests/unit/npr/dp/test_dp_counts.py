@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npr.dp.counts import PrivateCounts, count_sums, hit_sums, release_counts, release_hits
-from security.dp.events import LATTICE_ONE, counts_event, metrics_event
+from lazaret.errors import BudgetExhausted
+from npr.dp.releases import PrivateCounts, count_sums, hit_sums, release_counts, release_hits
+from security.dp.accountant import LATTICE_ONE, counts_event, metrics_event
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource
 from security.dp.sampling import Units
-from security.errors import BudgetExhausted
 
 
 def paid(*events: object) -> Reservation:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from lazaret.errors import BudgetExhausted, ConfigError
 from npr.dp.federation import PrivateFederation, PrivatePlan
 from npr.federation import Federation
-from security.dp.events import rate_at_least
+from security.dp.accountant import rate_at_least
 from security.dp.planner import Schedule
-from security.errors import BudgetExhausted, ConfigError
 
 SCHEDULE = Schedule(
     rounds=2, steps=2, rate=rate_at_least(0.5), multiplier=1.0, clip=1.0, prototypes_sigma=8.0, prototypes_every=1

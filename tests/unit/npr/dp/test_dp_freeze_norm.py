@@ -10,10 +10,10 @@ import torch
 from opacus.validators import ModuleValidator
 from torch import nn
 
-from npr.dp.freeze_norm import without_batch_norm
+from lazaret.errors import ConfigError
+from npr.dp.model_rules import without_batch_norm
 from npr.model import ModelSpec, build_model
 from npr.params import ParameterManifest
-from security.errors import ConfigError
 
 
 def with_statistics(name: str) -> nn.Module:

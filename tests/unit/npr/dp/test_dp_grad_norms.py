@@ -7,9 +7,8 @@ import torch
 from timm.layers import Conv2dSame
 from torch import Tensor, nn
 
-from npr.dp.clipping import ClippedGradient
-from npr.dp.grad_norms import shares_of
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
+from npr.dp.clipping import ClippedGradient, shares_of
 
 torch.set_default_dtype(torch.float32)
 

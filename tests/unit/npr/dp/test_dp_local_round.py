@@ -7,17 +7,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lazaret.errors import BudgetExhausted, PolicyViolation
 from npr.config import TrainConfig
-from npr.dp.local_round import PrivateData, PrivateRounds, Regularisation
-from npr.dp.upstream import SUPPORTED_METHODS, check_upstream, violations
-from security.dp.events import rate_at_least
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import Terms, Unit
+from npr.dp.model_rules import SUPPORTED_METHODS, check_upstream, violations
+from npr.dp.private_site import PrivateData, PrivateRounds, Regularisation
+from security.dp.accountant import rate_at_least
+from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import MemoryStore
 from security.dp.noise import NoiseSource
 from security.dp.planner import Schedule, order_for
 from security.dp.sampling import Units
-from security.errors import BudgetExhausted, PolicyViolation
 
 PLAN = Schedule(
     rounds=3,

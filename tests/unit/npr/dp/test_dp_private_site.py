@@ -7,18 +7,17 @@ import pytest
 import torch
 from torch import nn
 
+from lazaret.errors import BudgetExhausted, LocalProtocolError, PolicyViolation
 from npr.config import TrainConfig
 from npr.data.dataset import Samples
 from npr.dp.private_site import PrivateTraining
 from npr.methods import registry
 from npr.methods.site import Site
 from npr.model import SplitModel
-from security.dp.events import rate_at_least
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import Terms, Unit
+from security.dp.accountant import rate_at_least
+from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import MemoryStore
 from security.dp.planner import Schedule, order_for
-from security.errors import BudgetExhausted, LocalProtocolError, PolicyViolation
 
 PLAN = Schedule(
     rounds=3, steps=4, rate=rate_at_least(0.3), multiplier=1.0, clip=1.0, prototypes_sigma=5.0, prototypes_every=2

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from npr.dp.losses import npr_per_record
-from npr.dp.prototypes import (
+from npr.dp.private_site import npr_per_record
+from npr.dp.releases import (
     PrivatePrototypes,
     cells_for,
     first_prototypes,
@@ -17,7 +17,7 @@ from npr.dp.prototypes import (
     similarity,
     unit_features,
 )
-from security.dp.events import LATTICE_ONE, prototypes_event
+from security.dp.accountant import LATTICE_ONE, prototypes_event
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource
 from security.dp.sampling import Units

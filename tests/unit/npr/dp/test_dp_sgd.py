@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from lazaret.errors import BudgetExhausted, ConfigError, LocalProtocolError
 from npr.dp.sgd import DpSgd
-from security.dp.events import RATE_ONE, dp_sgd_event, rate_at_least
+from security.dp.accountant import RATE_ONE, dp_sgd_event, rate_at_least
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource, grid_step
 from security.dp.sampling import Units
-from security.errors import BudgetExhausted, ConfigError, LocalProtocolError
 
 
 class Silent(NoiseSource):

@@ -7,7 +7,7 @@ import click
 import pytest
 
 from npr.lab.cli import cli
-from npr.lab.presets import PRESETS
+from npr.lab.request import PRESETS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "lab.md").read_text()
 OWN = {name: command for name, command in cli.commands.items() if name != "model"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from npr.lab.maps import main_axes
+from npr.lab.cell import main_axes
 
 GENERATOR = torch.Generator().manual_seed(1)
 

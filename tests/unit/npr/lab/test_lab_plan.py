@@ -1,7 +1,7 @@
 import pytest
 
+from lazaret.errors import ConfigError
 from npr.lab.plan import Cell, make_cells, parse_folds, parse_grids, parse_integers, parse_value
-from security.errors import ConfigError
 
 
 def test_methods_are_innermost_so_that_a_stopped_run_has_compared_them():

@@ -2,11 +2,10 @@
 
 import pytest
 
+from lazaret.errors import ConfigError
 from npr.lab.plan import Settings
-from npr.lab.presets import PRESETS, preset
-from npr.lab.request import make_plan, train_config
+from npr.lab.request import PRESETS, make_plan, preset, train_config
 from npr.methods import registry
-from security.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cell import build_federation
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.lab.secure import SecureAggregator
 from npr.wire_layout import WireModel, ever_shared
-from security.errors import ConfigError, PolicyViolation
 from security.secagg.fixed_point import step_size
 from security.secagg.loopback import LoopbackFederation
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from lazaret.errors import ConfigError
 from npr.lab.plan import Plan
 from npr.lab.store import ResultStore, read_results, write_atomically, write_json
-from security.errors import ConfigError
 
 
 def plan(*methods, rounds=1):

@@ -11,14 +11,31 @@ import rfc8785
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from security.audit import canonical, events, kinds
-from security.audit.event import SCHEMAS, Event, event_from, event_type, explain, match_line, read_line, type_of
-from security.audit.kinds import COUNT, DECIMAL, DIGEST, INTEGER, TEXT, TOKEN, VKEY, decimal
-from security.audit.machine import LogMachine, Moment, Scope
-from security.errors import CodecError, LocalProtocolError
+from lazaret.errors import CodecError, LocalProtocolError
+from security.crypto import encoding
+from security.log import events, schema
+from security.log.machine import LogMachine, Moment, Scope
+from security.log.schema import (
+    COUNT,
+    DECIMAL,
+    DIGEST,
+    INTEGER,
+    SCHEMAS,
+    TEXT,
+    TOKEN,
+    VKEY,
+    Event,
+    decimal,
+    event_from,
+    event_type,
+    explain,
+    match_line,
+    read_line,
+    type_of,
+)
 
 KEYS = st.text(string.ascii_letters + string.digits + '._- /\\"', max_size=8)
-LEAVES = st.none() | st.booleans() | st.integers(-canonical.MAX_INT, canonical.MAX_INT) | st.text(max_size=20)
+LEAVES = st.none() | st.booleans() | st.integers(-encoding.MAX_INT, encoding.MAX_INT) | st.text(max_size=20)
 VALUES = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=4), max_leaves=12
 )
@@ -26,8 +43,8 @@ VALUES = st.recursive(
 
 @given(VALUES)
 def test_same_bytes_as_rfc8785(value: object) -> None:
-    assert canonical.dumps(value) == rfc8785.dumps(value)  # type: ignore[arg-type]  # any JSON value
-    assert canonical.loads(canonical.dumps(value)) == value
+    assert encoding.dumps(value) == rfc8785.dumps(value)  # type: ignore[arg-type]  # any JSON value
+    assert encoding.loads(encoding.dumps(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -35,7 +52,7 @@ def test_same_bytes_as_rfc8785(value: object) -> None:
 )
 def test_refuses_what_is_not_in_the_subset(value: object) -> None:
     with pytest.raises(CodecError):
-        canonical.dumps(value)
+        encoding.dumps(value)
 
 
 @pytest.mark.parametrize(
@@ -43,19 +60,19 @@ def test_refuses_what_is_not_in_the_subset(value: object) -> None:
 )
 def test_refuses_other_spellings(data: bytes) -> None:
     with pytest.raises(CodecError):
-        canonical.loads(data)
+        encoding.loads(data)
 
 
 def test_depth_is_bounded() -> None:
     with pytest.raises(CodecError):
-        canonical.loads(b"[" * 100 + b"]" * 100)
+        encoding.loads(b"[" * 100 + b"]" * 100)
     with pytest.raises(CodecError):
-        canonical.parse(b"[" * 100_000 + b"]" * 100_000)
+        encoding.parse(b"[" * 100_000 + b"]" * 100_000)
 
 
 # One value of each kind, good and bad
 
-GOOD: dict[kinds.Kind, list[Any]] = {
+GOOD: dict[schema.Kind, list[Any]] = {
     TEXT: ["", "plain", 'with "quotes" and \\', "Zürich", "結果", "x" * 500],
     TOKEN: ["a", "site-a.example/audit", "9", "a:b"],
     DIGEST: ["ab" * 32],
@@ -64,7 +81,7 @@ GOOD: dict[kinds.Kind, list[Any]] = {
     INTEGER: [-5, 0, 7],
     VKEY: ["a.b/c+01234567+" + "A" * 44],
 }
-BAD: dict[kinds.Kind, list[Any]] = {
+BAD: dict[schema.Kind, list[Any]] = {
     TEXT: ["a\nb", "\u202e", "\x7f", "\ud800", "x" * 501, 1, None, ["a"], "\ufeff", "\u00ad"],
     TOKEN: ["", " ", "-a", "a b", "a+b", "ü", "a" * 129, 1],
     DIGEST: ["ab" * 31, "AB" * 32, 1, None],
@@ -76,7 +93,7 @@ BAD: dict[kinds.Kind, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", GOOD, ids=lambda kind: kind.name)
-def test_kinds(kind: kinds.Kind) -> None:
+def test_kinds(kind: schema.Kind) -> None:
     for value in GOOD[kind]:
         assert kind.accepts(value), value
     for value in BAD[kind]:
@@ -96,12 +113,12 @@ BASE: dict[str, st.SearchStrategy[Any]] = {
     TEXT.name: st.text('ab "\\\\/<>&üß結', max_size=12),
     TOKEN.name: st.sampled_from(["a", "run-1", "site-a.example/audit", "Z:9"]),
     DIGEST.name: st.binary(min_size=32, max_size=32).map(bytes.hex),
-    kinds.IDENT.name: st.binary(min_size=16, max_size=16).map(bytes.hex),
+    schema.IDENT.name: st.binary(min_size=16, max_size=16).map(bytes.hex),
     DECIMAL.name: st.floats(allow_nan=False, allow_infinity=False).map(decimal),
     VKEY.name: st.just("a.b/c+01234567+" + "A+/" * 14 + "Az"),
-    COUNT.name: st.integers(0, kinds.MAX_COUNT),
-    INTEGER.name: st.integers(-kinds.MAX_COUNT, kinds.MAX_COUNT),
-    kinds.FLAG.name: st.booleans(),
+    COUNT.name: st.integers(0, schema.MAX_COUNT),
+    INTEGER.name: st.integers(-schema.MAX_COUNT, schema.MAX_COUNT),
+    schema.FLAG.name: st.booleans(),
     "a local artefact": st.just({"disposition": "local-only", "elements": 3, "hmac": "0" * 64, "kind": "prototypes"}),
     "the numbers of the size equation": st.fixed_dictionaries(
         {

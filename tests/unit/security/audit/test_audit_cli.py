@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from security.audit.cli import main
-from security.audit.epochs import EpochKeys
+from security.log.keys import EpochKeys
 from tests.support.audit_attacks import Tampering, copied
 from tests.support.audit_logs import Federation
 from tests.support.consortium_world import World

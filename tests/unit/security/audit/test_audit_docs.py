@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 import pytest
 
-import security.audit.events
+import security.log.events
 from security.audit.cli import main
-from security.audit.event import SCHEMAS
 from security.audit.findings import CODES
+from security.log.schema import SCHEMAS
 
 DOCS = Path(__file__).parents[4] / "docs"
 SPEC, GUIDE = DOCS / "spec" / "audit-log.md", DOCS / "auditors.md"
@@ -19,7 +19,7 @@ SPEC, GUIDE = DOCS / "spec" / "audit-log.md", DOCS / "auditors.md"
 @pytest.mark.parametrize("name", sorted(SCHEMAS))
 def test_event_types_are_in_the_specification(name: str) -> None:
     assert f"`{name}`" in SPEC.read_text()
-    assert security.audit.events.__doc__
+    assert security.log.events.__doc__
 
 
 def test_findings_are_in_the_guide() -> None:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from security import merkle
-from security.audit import events as ev
-from security.audit.cross import cross
-from security.audit.epochs import EpochKeys
-from security.audit.log import AuditLog
-from security.audit.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, head_of
+from lazaret.errors import AuditLogError, CodecError, ConfigError, LocalProtocolError, VerificationFailed
+from security.audit.compare import cross
 from security.audit.proof import Proof, prove
 from security.audit.verify import Keys, verify
-from security.audit.witness import Fork, Held
-from security.errors import AuditLogError, CodecError, ConfigError, LocalProtocolError, VerificationFailed
+from security.crypto import merkle
+from security.log import events as ev
+from security.log.keys import EpochKeys
+from security.log.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, head_of
+from security.log.witness import Fork, Held
+from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, encode, weighty
 from tests.support.audit_logs import Federation, QuickDisk
 

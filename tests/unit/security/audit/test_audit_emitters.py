@@ -10,13 +10,13 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from coordinator.peers import changes
-from security.audit import events as ev
-from security.audit.event import SCHEMAS
-from security.audit.keeper import keeper_commands
+from coordinator.ingress_log import changes
+from lazaret.errors import AuditLogError, ConfigError
 from security.audit.verify import verify
-from security.consortium.manifest import Revocation
-from security.errors import AuditLogError, ConfigError
+from security.identity.manifest import Revocation
+from security.log import events as ev
+from security.log.log_commands import keeper_commands
+from security.log.schema import SCHEMAS
 from tests.support.audit_attacks import Lonely, weighty, without
 from tests.support.consortium_world import World
 from tests.support.site_world import SiteWorld
@@ -25,39 +25,39 @@ ROOT = Path(__file__).parents[4]
 BOTH, SITE, HUB = "both", "site", "coordinator"
 # Which module makes each event, and in whose log it can be. Modules of security/audit work for both.
 EMITTERS = {
-    "log.genesis": (BOTH, "security/audit/log.py"),
-    "manifest.adopted": (BOTH, "security/audit/log.py"),
+    "log.genesis": (BOTH, "security/log/writer.py"),
+    "manifest.adopted": (BOTH, "security/log/writer.py"),
     "agent.start": (BOTH, "site_agent/assembly.py", "coordinator/assembly.py"),
     "agent.stop": (BOTH, "site_agent/client.py", "coordinator/service.py"),
-    "config.changed": (BOTH, "security/audit/log.py"),
-    "policy.changed": (SITE, "security/audit/log.py"),
-    "peer.enrolled": (HUB, "coordinator/peers.py"),
-    "peer.revoked": (HUB, "coordinator/peers.py"),
+    "config.changed": (BOTH, "security/log/writer.py"),
+    "policy.changed": (SITE, "security/log/writer.py"),
+    "peer.enrolled": (HUB, "coordinator/ingress_log.py"),
+    "peer.revoked": (HUB, "coordinator/ingress_log.py"),
     "data.opened": (SITE, "site_agent/assembly.py"),
-    "round.invited": (SITE, "site_agent/notes.py"),
-    "round.declined": (SITE, "site_agent/notes.py"),
-    "model.received": (SITE, "site_agent/notes.py"),
-    "train.done": (SITE, "site_agent/notes.py"),
+    "round.invited": (SITE, "site_agent/log_events.py"),
+    "round.declined": (SITE, "site_agent/log_events.py"),
+    "model.received": (SITE, "site_agent/log_events.py"),
+    "train.done": (SITE, "site_agent/log_events.py"),
     "dp.reserved": (SITE, "site_agent/budget.py"),
     "dp.committed": (SITE, "site_agent/budget.py"),
-    "egress": (SITE, "security/audit/egress.py"),
-    "egress.blocked": (SITE, "security/audit/egress.py"),
-    "receipt": (SITE, "site_agent/notes.py"),
-    "ingress": (HUB, "coordinator/books.py"),
-    "secagg.survivors": (BOTH, "site_agent/notes.py", "coordinator/books.py"),
-    "secagg.unmasked": (BOTH, "site_agent/notes.py", "coordinator/books.py"),
-    "aggregate.published": (HUB, "coordinator/books.py"),
-    "checkpoint.seen": (BOTH, "site_agent/witnessing.py", "coordinator/books.py"),
-    "cosigned": (BOTH, "site_agent/witnessing.py", "coordinator/witness.py", "security/audit/log.py"),
-    "heartbeat": (BOTH, "security/audit/machine.py"),
-    "net.counter": (BOTH, "security/audit/second_ledger.py"),
-    "clock.adjusted": (BOTH, "security/audit/machine.py"),
-    "key.rotated": (BOTH, "security/audit/log.py"),
-    "log.recovered": (BOTH, "security/audit/log.py"),
-    "segment.sealed": (BOTH, "security/audit/machine.py"),
-    "annex.erased": (BOTH, "security/audit/log.py"),
-    "operator.action": (BOTH, "security/audit/keeper.py"),
-    "access.exported": (BOTH, "security/audit/keeper.py"),
+    "egress": (SITE, "security/log/egress.py"),
+    "egress.blocked": (SITE, "security/log/egress.py"),
+    "receipt": (SITE, "site_agent/log_events.py"),
+    "ingress": (HUB, "coordinator/ingress_log.py"),
+    "secagg.survivors": (BOTH, "site_agent/log_events.py", "coordinator/ingress_log.py"),
+    "secagg.unmasked": (BOTH, "site_agent/log_events.py", "coordinator/ingress_log.py"),
+    "aggregate.published": (HUB, "coordinator/ingress_log.py"),
+    "checkpoint.seen": (BOTH, "site_agent/witness.py", "coordinator/ingress_log.py"),
+    "cosigned": (BOTH, "site_agent/witness.py", "coordinator/witness.py", "security/log/writer.py"),
+    "heartbeat": (BOTH, "security/log/machine.py"),
+    "net.counter": (BOTH, "security/log/egress.py"),
+    "clock.adjusted": (BOTH, "security/log/machine.py"),
+    "key.rotated": (BOTH, "security/log/writer.py"),
+    "log.recovered": (BOTH, "security/log/writer.py"),
+    "segment.sealed": (BOTH, "security/log/machine.py"),
+    "annex.erased": (BOTH, "security/log/writer.py"),
+    "operator.action": (BOTH, "security/log/log_commands.py"),
+    "access.exported": (BOTH, "security/log/log_commands.py"),
 }
 
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from security.audit import events as ev
-from security.audit import machine as module
-from security.audit.epochs import Endorsement, EpochChain, EpochKeys, endorse
-from security.audit.machine import TRANSITIONS, LogMachine, Moment, Scope, State, Step
-from security.audit.note import KeyType, Note, Signer, head_of
+from lazaret.errors import CodecError, LocalProtocolError, VerificationFailed
 from security.audit.verify import verify
-from security.errors import CodecError, LocalProtocolError, VerificationFailed
+from security.log import events as ev
+from security.log import machine as module
+from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
+from security.log.machine import TRANSITIONS, LogMachine, Moment, Scope, State, Step
+from security.log.note import KeyType, Note, Signer, head_of
 from security.rng import CountedRandomness
 from tests.support.audit_attacks import Lonely, Tampering
 

@@ -7,24 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from security.audit import events as ev
-from security.audit.annex import Annex
-from security.audit.collect import Findings
-from security.audit.findings import CODES, Finding, exit_code
-from security.audit.html import Markup, code, table, tag
-from security.audit.note import KeyType, Note, Signature, Signer, head_of
-from security.audit.roster import COORDINATOR, SITE, Party, Roster
-from security.audit.store import LogFolder
-from security.audit.witness import Submission
-from security.audit.wording import plain, quantity
-from security.errors import (
-    AuditLogError,
-    CodecError,
-    ConfigError,
-    HeadConflict,
-    LocalProtocolError,
-    VerificationFailed,
-)
+from lazaret.errors import AuditLogError, CodecError, ConfigError, HeadConflict, LocalProtocolError, VerificationFailed
+from security.audit.charts import Markup, code, table, tag
+from security.audit.findings import CODES, Finding, Findings, exit_code
+from security.audit.text import plain, quantity
+from security.log import events as ev
+from security.log.keys import COORDINATOR, SITE, Party, Roster
+from security.log.note import KeyType, Note, Signature, Signer, head_of
+from security.log.store import Annex, LogFolder
+from security.log.witness import Submission
 from tests.support.audit_attacks import Lonely
 from tests.support.audit_logs import Federation
 

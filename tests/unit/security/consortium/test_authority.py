@@ -6,14 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from security import errors, pki
-from security.consortium import rules, views
+from lazaret import errors
+from lazaret.errors import ConfigError, PolicyViolation
 from security.consortium.authority import Authority
-from security.consortium.bundles import Request
-from security.consortium.enrolment import Identity, renew
-from security.errors import ConfigError, PolicyViolation
-from security.pki import Purpose, Role
-from security.secagg.policy import AuditMode
+from security.identity import membership, pki, rules
+from security.identity.enrolment import Identity, Request, renew
+from security.identity.membership import AuditMode
+from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, PLAN, World, subject
 
 
@@ -170,13 +169,13 @@ def test_a_coordinator_is_needed(world: World) -> None:
 def test_the_aggregation_policy_is_the_manifests(world: World) -> None:
     world.enroll("salzburg", days=10)
     manifest = world.publish()
-    policy = views.aggregation_policy(manifest, now_ms=NOW)
+    policy = membership.aggregation_policy(manifest, now_ms=NOW)
     assert policy.manifest_hash == manifest.digest
     assert [entry.site for entry in policy.roster] == ["graz", "linz", "salzburg", "vienna"]
     assert (policy.c, policy.m, policy.audit, policy.least_cohort) == (1, 3, AuditMode.COVERED, 3)
     assert policy.entry("salzburg").key.raw == manifest.site("salzburg").signing_key
     assert policy.layout.layout_hash == manifest.aggregation.layout.layout_hash
-    lapsed = views.aggregation_policy(manifest, now_ms=NOW + 11 * DAY)
+    lapsed = membership.aggregation_policy(manifest, now_ms=NOW + 11 * DAY)
     assert lapsed.lists("graz") and not lapsed.lists("salzburg")
     with pytest.raises(PolicyViolation, match="revoked"):
         lapsed.entry("salzburg")
@@ -184,7 +183,7 @@ def test_the_aggregation_policy_is_the_manifests(world: World) -> None:
 
 def test_the_audit_roster_is_the_manifests(world: World) -> None:
     manifest = world.publish()
-    roster = views.audit_roster(manifest)
+    roster = membership.audit_roster(manifest)
     assert [party.name for party in roster.sites] == ["graz", "linz", "vienna"]
     signer = world.identity("graz").audit_root(subject("graz"))
     assert roster.by_name["graz"].root == signer.key

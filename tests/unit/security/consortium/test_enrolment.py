@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from security import errors, labels, pki
-from security.audit.note import KeyType, Signer
+from lazaret import errors
+from lazaret.errors import ConfigError, ManifestRejected, VerificationFailed
+from security import labels
 from security.consortium import authority as authorities
-from security.consortium import bundles, enrolment, rules
-from security.consortium.bundles import Answer, Request
-from security.consortium.enrolment import Identity
-from security.errors import ConfigError, ManifestRejected, VerificationFailed
-from security.pki import Purpose, Role
+from security.identity import enrolment, pki, rules
+from security.identity.enrolment import Answer, Identity, Request
+from security.identity.pki import Purpose, Role
+from security.log.note import KeyType, Signer
 from tests.support.consortium_world import DAY, NOW, World, subject
 
 
@@ -48,11 +48,11 @@ def test_a_request_survives_the_journey(request_: Request, tmp_path: Path) -> No
     assert read == request_
     assert read.fingerprint == request_.fingerprint
     assert len(request_.fingerprint.split()) == 16
-    bundles.check_request(read)
+    enrolment.check_request(read)
 
 
 def swap_log_key(request: Request) -> Request:
-    theirs = Signer(bundles.origin(request.subject), pki.new_signing_key())
+    theirs = Signer(enrolment.origin(request.subject), pki.new_signing_key())
     return request.model_copy(update={"audit_root": str(theirs.key)})
 
 
@@ -64,15 +64,15 @@ def swap_tls_key(request: Request) -> Request:
 def test_a_request_changed_on_its_way_is_refused(request_: Request, swap: Any) -> None:
     assert swap(request_).fingerprint != request_.fingerprint
     with pytest.raises(VerificationFailed):
-        bundles.check_request(swap(request_))
+        enrolment.check_request(swap(request_))
 
 
 @pytest.mark.parametrize("swap", [swap_log_key, swap_tls_key])
 def test_a_request_changed_on_its_way_is_refused_twin(
     request_: Request, swap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundles, "check_request_signature", lambda *args: None)
-    bundles.check_request(swap(request_))
+    monkeypatch.setattr(enrolment, "check_request_signature", lambda *args: None)
+    enrolment.check_request(swap(request_))
 
 
 def test_requests_that_do_not_hang_together_are_refused(
@@ -85,12 +85,12 @@ def test_requests_that_do_not_hang_together_are_refused(
         ({"signature": None}, VerificationFailed, "not signed"),
     ]:
         with pytest.raises(error, match=match):
-            bundles.check_request(request_.model_copy(update=update))
+            enrolment.check_request(request_.model_copy(update=update))
     other = world.identity("graz").cosigner(subject("graz"))
     renamed = request_.model_copy(update={"cosigner": str(other.key)})
-    monkeypatch.setattr(bundles, "check_request_signature", lambda *args: None)
+    monkeypatch.setattr(enrolment, "check_request_signature", lambda *args: None)
     with pytest.raises(errors.CertificateNameMismatch, match="not named after this member"):
-        bundles.check_request(renamed)
+        enrolment.check_request(renamed)
 
 
 def test_a_file_that_is_no_request_is_refused(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_a_file_that_is_no_request_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             Request.read(tmp_path / name)
         assert name in str(caught.value)
-    (tmp_path / "huge").write_bytes(b" " * (bundles.MAX_DOCUMENT + 1))
+    (tmp_path / "huge").write_bytes(b" " * (enrolment.MAX_DOCUMENT + 1))
     with pytest.raises(ConfigError, match="larger than"):
         Request.read(tmp_path / "huge")
     with pytest.raises(ConfigError, match="not found"):
@@ -125,7 +125,7 @@ def test_the_root_must_be_the_announced_one(world: World, tmp_path: Path) -> Non
     with pytest.raises(errors.CertificateUntrusted, match="announced"):
         identity.install(answer, root_fingerprint="00" * 32, now_ms=NOW)
     assert not identity.root_path.exists()
-    identity.install(answer, root_fingerprint=bundles.grouped(world.root_fingerprint).upper(), now_ms=NOW)
+    identity.install(answer, root_fingerprint=enrolment.grouped(world.root_fingerprint).upper(), now_ms=NOW)
     identity.install(answer, root_fingerprint=None, now_ms=NOW)
 
 

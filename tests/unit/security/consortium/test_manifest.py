@@ -11,9 +11,9 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.consortium import manifest as documents
-from security.consortium.manifest import Manifest, decimal_text, real, seal, unseal
-from security.errors import ManifestRejected
+from lazaret.errors import ManifestRejected
+from security.identity import manifest as documents
+from security.identity.manifest import Manifest, decimal_text, real, seal, unseal
 from tests.support.consortium_world import PLAN, PRIVACY, World
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from security.consortium.initial_model import InitialModel
+from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
+from security.consortium.plan import PLAN as TEMPLATE
 from security.consortium.plan import Plan, refuse_two_sites, warnings
-from security.consortium.template import PLAN as TEMPLATE
-from security.errors import ConfigError, PolicyViolation, ToolkitError
+from security.identity.initial_model import InitialModel
 from security.secagg.layout import Clips
 from security.secagg.state import canonical, flatten, state_hash
 from tests.support.consortium_world import PLAN, PRIVACY, World, write_initial_model

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from security import errors, pki
-from security.consortium import rules
-from security.consortium.manifest import Manifest, Privacy, Revocation, seal
-from security.errors import CertificateError, ManifestRejected, PolicyViolation, ToolkitError
-from security.pki import Purpose, Role
+from lazaret import errors
+from lazaret.errors import CertificateError, ManifestRejected, PolicyViolation, ToolkitError
+from security.identity import pki, rules
+from security.identity.manifest import Manifest, Privacy, Revocation, seal
+from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, World, subject
 
 Forge = Callable[[World, Manifest], bytes]

@@ -9,8 +9,19 @@ import pytest
 from dp_accounting import rdp
 from opacus.accountants import PRVAccountant, RDPAccountant
 
-from security.dp.accountant import ORDERS, conversion, merged, pld_epsilon, rdp_epsilon, spent
-from security.dp.events import MechanismEvent, counts_event, dp_sgd_event, prototypes_event, rate_at_least
+from security.dp.accountant import (
+    ORDERS,
+    MechanismEvent,
+    conversion,
+    counts_event,
+    dp_sgd_event,
+    merged,
+    pld_epsilon,
+    prototypes_event,
+    rate_at_least,
+    rdp_epsilon,
+    spent,
+)
 
 DELTA = 1e-5
 

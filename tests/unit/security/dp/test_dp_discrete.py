@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from security.dp.discrete import _discrete_laplace, _exp_minus, discrete_gaussian
-from security.dp.noise import NoiseSource
+from security.dp.noise import NoiseSource, _discrete_laplace, _exp_minus, discrete_gaussian
 
 
 @pytest.mark.parametrize("sigma", [1, 2, 5])

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from security.dp.events import (
+from lazaret.errors import ConfigError
+from security.dp.accountant import (
     RATE_ONE,
     Mechanism,
     MechanismEvent,
@@ -15,7 +16,6 @@ from security.dp.events import (
     metrics_event,
     prototypes_event,
 )
-from security.errors import ConfigError
 
 GOOD = {"kind": Mechanism.DP_SGD, "sigma": 1.0, "sensitivity": 1.0, "rate": 100, "steps": 3}
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from security.dp.accountant import conversion, rdp_epsilon
-from security.dp.events import counts_event, dp_sgd_event, prototypes_event, rate_at_least
+from lazaret.errors import BudgetExhausted, ConfigError
+from security.dp.accountant import conversion, counts_event, dp_sgd_event, prototypes_event, rate_at_least, rdp_epsilon
 from security.dp.filter import RenyiFilter, choose_order
-from security.errors import BudgetExhausted, ConfigError
 
 DELTA = 1e-5
 ROUND = (dp_sgd_event(multiplier=1.2, clip=1.0, rate=rate_at_least(0.02), steps=50),)

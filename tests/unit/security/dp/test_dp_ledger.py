@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, LocalProtocolError, PolicyViolation
 from security.clock import ManualClock
-from security.dp import ledger_entries
-from security.dp.events import Mechanism, counts_event, dp_sgd_event, prototypes_event, rate_at_least
-from security.dp.ledger import Ledger, commitment
-from security.dp.ledger_entries import Head, Terms, Unit
+from security.dp import ledger as ledger_entries
+from security.dp.accountant import Mechanism, counts_event, dp_sgd_event, prototypes_event, rate_at_least
+from security.dp.ledger import Head, Ledger, Terms, Unit, commitment
 from security.dp.ledger_store import FileStore, MemoryStore
 from security.dp.noise import NoiseSource
-from security.errors import BudgetExhausted, ConfigError, LedgerError, LocalProtocolError, PolicyViolation
 from security.rng import CountedRandomness
 
 TERMS = Terms(population="skin-2024", unit=Unit.PATIENT, delta=1e-5, cap=3.0, order=8.0)
@@ -272,7 +271,7 @@ from pathlib import Path
 from security.dp.ledger import Ledger
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
-from security.dp.events import dp_sgd_event, rate_at_least
+from security.dp.accountant import dp_sgd_event, rate_at_least
 directory = Path(sys.argv[1])
 ledger = Ledger.open(FileStore(directory / "data" / "ledger.jsonl", directory / "state" / "ledger.anchor"),
                      population="skin-2024")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lazaret.errors import LocalProtocolError
 from security.dp.noise import NoiseSource, _circle, grid_step
-from security.errors import LocalProtocolError
 from security.rng import CountedRandomness
 
 

@@ -6,14 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from security.dp.accountant import rdp_epsilon
-from security.dp.events import Mechanism, rate_at_least
-from security.dp.ledger import Ledger
-from security.dp.ledger_entries import Terms, Unit
+from lazaret.errors import BudgetExhausted, ConfigError
+from security.dp.accountant import Mechanism, rate_at_least, rdp_epsilon
+from security.dp.ledger import Ledger, Terms, Unit
 from security.dp.ledger_store import MemoryStore
 from security.dp.noise import NoiseSource
 from security.dp.planner import Schedule, cost, order_for, propose_multiplier, rounds_affordable
-from security.errors import BudgetExhausted, ConfigError
 
 DELTA = 1e-5
 PLAN = Schedule(rounds=20, steps=42, rate=rate_at_least(64 / 2700), multiplier=1.0, clip=1.0)

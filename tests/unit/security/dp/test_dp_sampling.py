@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from security.dp.events import RATE_ONE, dp_sgd_event, rate_at_least
+from lazaret.errors import ConfigError, DataError
+from security.dp.accountant import RATE_ONE, dp_sgd_event, rate_at_least
 from security.dp.noise import NoiseSource
 from security.dp.sampling import PoissonSampler, Units
-from security.errors import ConfigError, DataError
 
 
 def test_inclusion_matches_the_ledgers_rate() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from security.dp.events import Mechanism, rate_at_least
-from security.dp.settings import PrivateSettings
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
+from security.dp.accountant import Mechanism, rate_at_least
+from security.dp.planner import PrivateSettings
 
 WHOLE = PrivateSettings(steps=4, rate=0.25, counts_sigma=8.0, prototypes_sigma=4.0, prototypes_every=2, norm="frozen")
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
+from lazaret.errors import RemoteProtocolError, VerificationFailed
 from security.clock import ManualClock
-from security.errors import RemoteProtocolError, VerificationFailed
-from security.secagg import burst_checks, certificate_checks, messages, records, statements
-from security.secagg.attempt import deal_root
-from security.secagg.blame import BlameBook
+from security.secagg import certificate_checks, messages, records, statements
 from security.secagg.certificates import AbortCertificate, Ack, Advert, Opened
 from security.secagg.context import RepeatOf
-from security.secagg.coordinator import CoordinatorAttempt
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.recovery import restore_round
+from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound
 from security.secagg.effects import Blamed, Ended, Send
-from security.secagg.journal import Journal
+from security.secagg.fields import Wire
 from security.secagg.records import Outcome
-from security.secagg.recovery import restore_round
-from security.secagg.rounds import CoordinatorRound
+from security.secagg.site import checks
+from security.secagg.site.attempt import deal_root
+from security.secagg.site.journal import Journal
 from security.secagg.transitions import CoordinatorState, SiteState
-from security.secagg.wire import Wire
 from security.secrets import Secret
 from tests.support.secagg_world import RecordedFederation, federation, random_updates
 
@@ -305,18 +305,18 @@ def test_rules_that_no_honest_path_meets() -> None:
     machine = run.sites["site-00"].machine
     memory = machine.core.journal.attempts[attempt.ctx]
     with pytest.raises(RemoteProtocolError, match="already decided"):
-        burst_checks.check_not_agreed(memory)
+        checks.check_not_agreed(memory)
     with pytest.raises(RemoteProtocolError, match="has aborted"):
-        burst_checks.check_may_release(replace(memory, outcome=Outcome.ABORTED))
+        checks.check_may_release(replace(memory, outcome=Outcome.ABORTED))
     with pytest.raises(RemoteProtocolError, match="has released"):
-        burst_checks.check_may_abort(Journal(released={attempt.ctx}), attempt.ctx)
+        checks.check_may_abort(Journal(released={attempt.ctx}), attempt.ctx)
     with pytest.raises(VerificationFailed, match="own upload was changed"):
-        burst_checks.check_own_upload("site-00", bytes(32), attempt.survivors.uploads if attempt.survivors else ())
+        checks.check_own_upload("site-00", bytes(32), attempt.survivors.uploads if attempt.survivors else ())
     with pytest.raises(VerificationFailed, match="own advert was changed"):
-        burst_checks.check_own_advert(attempt.dealing.adverts["site-00"], ())
+        checks.check_own_advert(attempt.dealing.adverts["site-00"], ())
     repeated = replace(attempt.context, repeats=(RepeatOf(ctx=attempt.ctx, survivors=attempt.survivors_hash()),))
     with pytest.raises(VerificationFailed, match="needs every member"):
-        burst_checks.check_survivors_members(repeated, attempt.context.sites[:-1])
+        checks.check_survivors_members(repeated, attempt.context.sites[:-1])
     with pytest.raises(VerificationFailed, match="fewer than the abort quorum"):
         certificate_checks.check_abort_certificate(
             run.policy, attempt.context.sites, attempt.context.thresholds, AbortCertificate(ctx=attempt.ctx, lines=())

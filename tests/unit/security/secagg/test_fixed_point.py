@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from security.errors import DataError, LocalProtocolError
+from lazaret.errors import DataError, LocalProtocolError
 from security.secagg import fixed_point
 from security.secagg.fixed_point import CHUNK_WORDS, decode, encode
 from security.secagg.layout import Block, Layout

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from security import codec
-from security.errors import CodecError
-from security.secagg import certificates, messages, records, wire
+from lazaret.errors import CodecError
+from security.crypto import encoding
+from security.secagg import certificates, fields, messages, records
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
+from security.secagg.fields import Wire
 from security.secagg.loopback import COORDINATOR, Drop, LoopbackFederation
-from security.secagg.wire import Wire
 from tests.support.secagg_world import federation, random_updates
 
 
@@ -52,19 +52,19 @@ def test_a_round_uses_most_messages() -> None:
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Any value that a kind of field can hold."""
     match kind:
-        case wire.Number():
+        case fields.Number():
             return st.integers(kind.least, kind.limit)
-        case wire.Fixed():
+        case fields.Fixed():
             return st.binary(min_size=kind.length, max_size=kind.length)
-        case wire.Bounded():
+        case fields.Bounded():
             return st.sampled_from([b"", bytes(min(kind.limit, certificates.BOX_BYTES))])
-        case wire.Name():
+        case fields.Name():
             return st.sampled_from(["a", "1", "12", "site-07", "north.example"])
-        case wire.Nested():
+        case fields.Nested():
             return instances(kind.type)
-        case wire.Many():
+        case fields.Many():
             return st.lists(values(kind.item), max_size=min(2, kind.limit)).map(tuple)
-        case wire.Maybe():
+        case fields.Maybe():
             return st.none() | values(kind.item)
     raise AssertionError(kind)
 
@@ -74,7 +74,7 @@ def instances(cls: type[Wire]) -> st.SearchStrategy[Any]:
         plan = examples()[messages.Plan][0]
         assert isinstance(plan, messages.Plan)
         return st.integers(0, 2**64 - 1).map(lambda number: replace(plan.context, round=number))
-    return st.fixed_dictionaries({name: values(kind) for name, kind in wire.kinds(cls)}).map(lambda told: cls(**told))
+    return st.fixed_dictionaries({name: values(kind) for name, kind in fields.kinds(cls)}).map(lambda told: cls(**told))
 
 
 @pytest.mark.parametrize("cls", [*messages.KINDS.values(), *records.KINDS.values()], ids=lambda cls: cls.__name__)
@@ -110,11 +110,11 @@ def test_garbage_is_refused_or_means_exactly_itself(data: st.DataObject) -> None
 
 def test_unknown_kinds_and_long_heads() -> None:
     with pytest.raises(CodecError, match="unknown message kind 999"):
-        messages.decode(codec.u32(999) + codec.tlv(b""))
+        messages.decode(encoding.u32(999) + encoding.tlv(b""))
     with pytest.raises(CodecError, match="log head"):
         messages.encode(messages.Ready(site="a", round=1), log_head=bytes(messages.MAX_LOG_HEAD + 1))
     with pytest.raises(CodecError, match="unknown record kind"):
-        records.decode(codec.u32(999))
+        records.decode(encoding.u32(999))
 
 
 @pytest.mark.parametrize(

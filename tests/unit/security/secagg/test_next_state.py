@@ -7,9 +7,9 @@ import hashlib
 import numpy as np
 import pytest
 
+from lazaret.errors import DataError, LocalProtocolError
 from security import labels
-from security.errors import DataError, LocalProtocolError
-from security.ring import BITS
+from security.crypto.ring import BITS
 from security.secagg import state as states
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 
 from security.clock import ManualClock
-from security.prg import Words
+from security.crypto.prg import Words
 from security.rng import CountedRandomness
 from security.secagg import messages, records
 from security.secagg import state as states
-from security.secagg.blame import BlameBook
+from security.secagg.coordinator.recovery import restore_round, resume
+from security.secagg.coordinator.rounds import BlameBook, RoundLost
 from security.secagg.effects import Effect, Effects, SaveState, Vector
 from security.secagg.loopback import COORDINATOR, RoundOutcome
-from security.secagg.recovery import restore_round, resume
-from security.secagg.rounds import RoundLost
 from tests.support.secagg_world import CONFIG, RecordedFederation, names, random_updates, reference_sum, small_layout
 
 SITES = 4

@@ -10,21 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from security.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
-from security.ring import FRAME_BYTES
-from security.secagg import certificate_checks, messages, records, result_checks, statements
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto.ring import FRAME_BYTES
+from security.identity.membership import AuditMode
+from security.secagg import certificate_checks, messages, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.context import Verdict
 from security.secagg.effects import Advanced, DraftState, Effect, LoneChange, SaveState
-from security.secagg.journal import Journal
+from security.secagg.fields import Wire
 from security.secagg.layout import WEIGHT, Layout
 from security.secagg.loopback import Drop
-from security.secagg.policy import AuditMode
-from security.secagg.result import assigned_chunks
-from security.secagg.site import SiteMachine
+from security.secagg.site import result_checks
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
+from security.secagg.site.result_checks import assigned_chunks
 from security.secagg.transitions import CoordinatorState, SiteState
-from security.secagg.wire import Wire
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, small_layout
 
 CHUNKS = 5

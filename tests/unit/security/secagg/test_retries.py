@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from security import shamir
-from security.errors import PolicyViolation, VerificationFailed
-from security.secagg import certificate_checks, messages, plan_checks, statements
-from security.secagg.attempt import deal_root
-from security.secagg.blame import BlameBook
+from lazaret.errors import PolicyViolation, VerificationFailed
+from security.crypto import shamir
+from security.secagg import certificate_checks, messages, statements
 from security.secagg.certificates import Advert
+from security.secagg.coordinator.rounds import BlameBook
+from security.secagg.fields import Wire
 from security.secagg.loopback import COORDINATOR, Drop
+from security.secagg.site import checks
+from security.secagg.site.attempt import deal_root
 from security.secagg.transitions import CoordinatorState, SiteState
-from security.secagg.wire import Wire
 from security.secrets import Secret
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, reference_sum
 
@@ -195,7 +196,7 @@ def test_a_repeat_that_is_not_exact_is_refused(change: str) -> None:
     else:
         plan = replace(plan, repeats=(replace(certificate, roots=certificate.roots[:4]),))
     with pytest.raises((PolicyViolation, VerificationFailed)):
-        plan_checks.check_plan_reuse(run.policy, site.core.journal.of_round(1), plan)
+        checks.check_plan_reuse(run.policy, site.core.journal.of_round(1), plan)
 
 
 def test_a_false_accusation_costs_two_sites_one_attempt() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import rfc8785
 
-from security.errors import ConfigError
+from lazaret.errors import ConfigError
 from security.secagg import layout as layouts
 from security.secagg.layout import Block, Clips, Layout, power_of_two_above
 

@@ -9,17 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError, VerificationFailed
 from security.clock import ManualClock
-from security.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError, VerificationFailed
-from security.secagg import messages, plan_checks, records, statements
+from security.secagg import messages, records, statements
 from security.secagg.certificates import AbortCode, Advert
 from security.secagg.context import RoundContext
 from security.secagg.effects import Compact, Ended, Halted, Persist, Refused, Send, SendUpload
-from security.secagg.journal import Journal
+from security.secagg.fields import Wire
 from security.secagg.messages import Plan
-from security.secagg.site import SiteMachine
+from security.secagg.site import checks
+from security.secagg.site.journal import Journal
+from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import SiteState
-from security.secagg.wire import Wire
 from tests.support.secagg_world import RecordedFederation, federation, names, random_updates
 
 
@@ -386,7 +387,7 @@ def test_the_manifest_holds_for_a_whole_round() -> None:
     earlier = machine.core.journal.of_round(1)
     context = replace(earlier[0].context, manifest_hash=bytes(32))
     with pytest.raises(PolicyViolation, match="changed inside a round"):
-        plan_checks.check_plan_manifest_of_round(earlier, context)
+        checks.check_plan_manifest_of_round(earlier, context)
 
 
 def test_garbage_ends_the_open_attempt_before_agree_only() -> None:

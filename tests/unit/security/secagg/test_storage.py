@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from security import masking
-from security.errors import ConfigError, DataError, LocalProtocolError, RemoteProtocolError, VerificationFailed
-from security.ring import FRAME_BYTES
+from lazaret.errors import ConfigError, DataError, LocalProtocolError, RemoteProtocolError, VerificationFailed
+from security.crypto import masking
+from security.crypto.ring import FRAME_BYTES
 from security.secagg import messages, records
-from security.secagg.journal import Journal
+from security.secagg.coordinator.spool import FileSpool, Gone, MemorySpool, Spool
+from security.secagg.coordinator.uploads import Uploads
+from security.secagg.fields import Wire
 from security.secagg.loopback import Drop
-from security.secagg.spool import FileSpool, Gone, MemorySpool, Spool
-from security.secagg.uploads import Uploads
-from security.secagg.wal import MAGIC, WriteAheadLog
-from security.secagg.wire import Wire
+from security.secagg.site.journal import Journal
+from site_agent.state_writer import MAGIC, WriteAheadLog
 from tests.support.secagg_world import federation, random_updates, small_layout
 
 RECORDS: list[Wire] = [records.ResultVouched(result=bytes([number]) * 32) for number in range(5)]

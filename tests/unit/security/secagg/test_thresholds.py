@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from security.errors import ConfigError, PolicyViolation
+from lazaret.errors import ConfigError, PolicyViolation
 from security.secagg import thresholds
 from security.secagg.loopback import LoopbackFederation
 from tests.support.secagg_world import federation, random_updates, reference_sum

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import security
-from security.errors import RemoteProtocolError
+from lazaret.errors import RemoteProtocolError
 from security.secagg import messages
+from security.secagg.fields import Wire
 from security.secagg.loopback import COORDINATOR as COORDINATOR_NAME
-from security.secagg.site import SiteMachine
+from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import (
     COORDINATOR,
     SITE,
@@ -24,7 +25,6 @@ from security.secagg.transitions import (
     diagram,
     step,
 )
-from security.secagg.wire import Wire
 from tests.support.secagg_world import RecordedFederation, federation, random_updates
 
 SPEC = Path(security.__file__).parent.parent / "docs" / "spec" / "secure-aggregation.md"

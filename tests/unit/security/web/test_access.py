@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from security.errors import ConfigError
-from security.web.access import Address, Guard, read_token, require_loopback
-from security.web.http import Request, Response
-from security.web.pages import Pages
+from lazaret.errors import ConfigError
+from lazaret.web.access import Address, Guard, read_token, require_loopback
+from lazaret.web.http import Request, Response
+from lazaret.web.pages import Pages
 
 TOKEN = "s3cret-token-of-sufficient-length"
 SECRET = Response.of(b"what is shown", "text/plain")

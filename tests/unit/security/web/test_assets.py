@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from security.web.pages import assets
+from lazaret.web.pages import assets
 
 ROOT = Path(__file__).parents[4]
 FOLDERS = [path for top in ("coordinator", "security", "site_agent") for path in (ROOT / top).rglob("assets")]
@@ -38,7 +38,7 @@ class Seen(HTMLParser):
 
 
 def test_there_are_two_pages_and_what_they_share() -> None:
-    names = {"coordinator/dashboard", "security/web", "site_agent/page"}
+    names = {"coordinator/dashboard", "lazaret/web", "site_agent/page"}
     assert {str(folder.parent.relative_to(ROOT)) for folder in FOLDERS} == names
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     assert project["tool"]["setuptools"]["package-data"]["*"] == ["assets/*"]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.web.http import HEADERS, MAX_HEAD, BadRequest, Request, Response
+from lazaret.web.http import HEADERS, MAX_HEAD, BadRequest, Request, Response
 
 
 def head(line: str = "GET / HTTP/1.1", *fields: str) -> bytes:

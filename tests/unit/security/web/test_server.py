@@ -10,11 +10,11 @@ from threading import current_thread
 
 import pytest
 
-from security.errors import ConfigError, DataError
-from security.web.access import Address, Guard
-from security.web.http import MAX_HEAD, Response
-from security.web.pages import Pages, assets
-from security.web.server import MOST_CONNECTIONS, WebServer
+from lazaret.errors import ConfigError, DataError
+from lazaret.web.access import Address, Guard
+from lazaret.web.http import MAX_HEAD, Response
+from lazaret.web.pages import Pages, assets
+from lazaret.web.server import MOST_CONNECTIONS, WebServer
 
 HERE = Address(host="127.0.0.1", port=0)
 
@@ -29,7 +29,7 @@ def server() -> Iterator[WebServer]:
         "/thread": lambda: Response.of(current_thread().name.encode(), "text/plain"),
         "/broken": broken,
         "/wrong": lambda: {}["a secret key"],
-        **assets("security.web", "kit.js", "base.css"),
+        **assets("lazaret.web", "kit.js", "base.css"),
     }
     running = WebServer(Pages(routes, Guard()).answer, HERE)
     running.start()

@@ -1,0 +1,207 @@
+"""`coordinator check`: everything that can be known before the start. Starts nothing, listens for a blink only."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from coordinator.config import CoordinatorConfig
+from coordinator.dashboard.server import admission
+from lazaret import checks
+from lazaret.checks import Check, Line, Unchecked, ok, problem, run, shared, warning
+from lazaret.errors import ToolkitError
+from lazaret.web.access import Address
+from security.clock import Clock, SystemClock
+from security.identity import credentials, pki
+from security.identity.credentials import Papers
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel, pinned_model
+from security.identity.manifest import Manifest
+from security.identity.pki import Role
+from security.identity.tls_probe import Destination, ask, names_of
+from security.secagg import thresholds
+
+# Beside the sum there are its parts, one site's frames and what is read back for the check.
+VECTORS_IN_MEMORY: Final = 6
+LOG_BYTES_PER_SITE: Final = 100_000
+
+
+@dataclass(eq=False, kw_only=True)
+class Context:
+    """One coordinator's set-up.
+
+    :param free: bytes that can still be written to a folder.
+    :param available: bytes of memory that can still be taken; None where the system does not tell.
+    """
+
+    path: Path
+    config: CoordinatorConfig
+    base: Path
+    clock: Clock = field(default_factory=SystemClock)
+    free: Callable[[Path], int] = checks.free_bytes
+    available: Callable[[], int | None] = checks.available_memory
+
+    @classmethod
+    def read(cls, path: Path) -> Context:
+        config, base = CoordinatorConfig.read(path)
+        return cls(path=path, config=config, base=base)
+
+    @cached_property
+    def papers(self) -> Papers:
+        identity = Identity(folder=self.base / self.config.identity)
+        return Papers(identity, Role.COORDINATOR, self.clock, program="coordinator")
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.papers.manifest
+
+    @property
+    def state(self) -> Path:
+        return self.base / self.config.state
+
+    @shared("the initial model cannot be used")
+    def initial(self) -> InitialModel:
+        return pinned_model(self.base / self.config.initial_model, self.manifest)[0]
+
+
+def configuration(context: Context) -> Iterator[Line]:
+    yield ok(f"{context.path} is whole")
+
+
+def certificates(context: Context) -> Iterator[Line]:
+    yield from credentials.certificates(context.papers)
+
+
+def keys(context: Context) -> Iterator[Line]:
+    yield from credentials.key_files(context.papers)
+    yield credentials.audit_root(context.papers, context.state / "log")
+
+
+def manifest(context: Context) -> Iterator[Line]:
+    yield from credentials.manifest(context.papers)
+
+
+def clock(context: Context) -> Iterator[Line]:
+    """Nobody is there to compare with: sites compare theirs with this one."""
+    yield from credentials.clock_by_papers(context.papers)
+
+
+def rounds(context: Context) -> Iterator[Line]:
+    """Can a round come about at all, with the sites whose certificates are good today?"""
+    told, now = context.manifest, context.papers.now_ms
+    numbers = told.aggregation
+    single = len(told.roster) if numbers.single_history else None
+    least = thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=single)
+    least = max(least, context.config.rounds.least_cohort or 0)
+    able = [member.id for member in told.roster if pki.days_left(member.certificate, now) >= 0]
+    if len(able) < least:
+        yield problem(
+            f"a round needs {least} sites, and {len(able)} of {len(told.roster)} could take part",
+            "lower [rounds] least_cohort, or ask the consortium to enrol or renew sites",
+        )
+        return
+    yield ok(f"a round needs {least} of {len(told.roster)} sites; {told.training.rounds} rounds are planned")
+    ended = sorted({member.id for member in told.roster} - set(able))
+    if ended:
+        yield warning(f"certificates have ended: {', '.join(ended)}", "these sites are left out until they are renewed")
+
+
+def model(context: Context) -> Iterator[Line]:
+    context.initial  # noqa: B018  # its error is the finding
+    yield ok("the initial model is the one that the manifest pins")
+
+
+def names(context: Context) -> Iterator[Line]:
+    """What sites may dial; another name needs another certificate."""
+    held = names_of(context.papers.identity.tls_certificate())
+    if held:
+        yield ok(f"sites may dial {', '.join(held)}")
+    else:
+        yield problem("the certificate is for no host", "enrol anew, with --host for every name that sites dial")
+
+
+def port(context: Context) -> Iterator[Line]:
+    """Free, or ours already."""
+    listen, page = context.config.listen, context.config.dashboard.listen
+    taken = _taken(listen)
+    if taken is None:
+        yield ok(f"{listen} is free")
+    elif _runs_here(context):
+        yield ok(f"this coordinator is running on {listen}")
+        return
+    else:
+        yield problem(f"{listen}: {taken}", "end what listens there, or choose another address and port")
+    if page is None:
+        return
+    address = Address.parse(page, where="coordinator.toml: dashboard.listen")
+    admission(context.config.dashboard, context.base, address, context.papers.identity)  # its error is the finding
+    if (taken := _taken(page)) is not None:
+        yield warning(f"{page} for the page: {taken}", "choose another [dashboard] listen, or do without the page")
+
+
+def _taken(listen: str) -> str | None:
+    """Why nobody can listen there; None if one can."""
+    host, _, number = listen.rpartition(":")
+    try:
+        with socket.create_server((host.strip("[]") or "0.0.0.0", int(number)), reuse_port=False):
+            return None
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+
+
+def _runs_here(context: Context) -> bool:
+    """Whoever has the port shows our own certificate."""
+    there = Destination.parse(context.config.listen)
+    nearby = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(there.host, there.host)
+    try:
+        served = ask(replace(there, host=nearby), seconds=2.0)
+        return served.certificate == context.papers.identity.tls_certificate()
+    except ToolkitError:
+        return False
+
+
+def disk(context: Context) -> Iterator[Line]:
+    """A round fills the spool with one vector of each site; the newest models are kept; the log only grows."""
+    layout, sites = context.manifest.aggregation.layout, len(context.manifest.roster)
+    log = sites * LOG_BYTES_PER_SITE
+    least = sites * layout.byte_length + 3 * 4 * layout.state_words + log
+    kept = context.config.storage.keep_models * 4 * layout.state_words
+    used = checks.used_bytes(context.state)
+    whole = least + max(0, kept - used) + context.manifest.training.rounds * log
+    yield checks.disk(context.state, free=context.free(context.state), least=least, whole=whole)
+
+
+def memory(context: Context) -> Iterator[Line]:
+    available = context.available()
+    if available is None:
+        raise Unchecked("this system does not tell how much memory there is")
+    needed = VECTORS_IN_MEMORY * 2 * context.manifest.aggregation.layout.memory_bytes
+    yield checks.memory(available=available, needed=needed, what="a round")
+
+
+# In this order: what others depend on first.
+CHECKS: Final[Mapping[str, Check[Context]]] = {
+    "configuration": configuration,
+    "certificates": certificates,
+    "keys": keys,
+    "manifest": manifest,
+    "rounds": rounds,
+    "clock": clock,
+    "model": model,
+    "names": names,
+    "port": port,
+    "disk": disk,
+    "memory": memory,
+}
+
+
+def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:
+    """Every check, whatever the others say.
+
+    :raises ConfigError: if the configuration itself cannot be read.
+    """
+    return run(CHECKS, Context.read(config_path), skip=skip)

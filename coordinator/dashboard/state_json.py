@@ -1,0 +1,262 @@
+"""The operator's page as one JSON value: what is on disk and what is under way, made anew when either has changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from coordinator.dashboard.history import COLUMNS, PUBLISHED, History, Told
+from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
+from coordinator.phases import Phase
+from lazaret import software
+from lazaret.errors import CodecError, LocalProtocolError
+from lazaret.web.http import Response
+from security.identity.manifest import Manifest
+from security.log.keys import Roster
+from security.log.note import Checkpoint, Note, head_of
+from security.log.store import LogFolder
+from security.log.witness import Held
+
+# ----------------------------------------
+# One sentence that tells an operator whether all is well, and what to look at if it is not.
+
+GOOD, LOOK, BAD = "good", "look", "bad"
+_ORDER: Final = (GOOD, LOOK, BAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Health:
+    """`level` is the worst of the remarks."""
+
+    level: str
+    sentence: str
+    remarks: tuple[tuple[str, str], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        remarks = [{"level": level, "text": text} for level, text in self.remarks]
+        return {"level": self.level, "sentence": self.sentence, "remarks": remarks}
+
+
+def judge(live: Live, told: Told) -> Health:
+    """Pure: the same picture gives the same words."""
+    remarks = [*_of_sites(live, told), *_of_rounds(live, told)]
+    level = max((level for level, _ in remarks), key=_ORDER.index, default=GOOD)
+    return Health(level=level, sentence=_sentence(live), remarks=tuple(remarks))
+
+
+def _sentence(live: Live) -> str:
+    connected = [site for site in live.sites if site.state not in (AWAY, EXCLUDED)]
+    ready = sum(site.state == "ready" for site in live.sites)
+    match live.phase:
+        case Phase.DONE:
+            return f"All {live.planned} rounds are published"
+        case Phase.BURST if live.burst is not None:
+            return f"Round {live.round}: summing over {live.burst.members} sites, {live.burst.step}"
+        case Phase.PINGING:
+            return f"Round {live.round}: asking {ready} sites whether they are there"
+        case _:
+            return f"Round {live.round}: training, {ready} of {len(connected)} connected sites are ready"
+
+
+def _of_sites(live: Live, told: Told) -> list[tuple[str, str]]:
+    remarks = [(BAD, f"{name} is excluded: {reason}") for name, reason in sorted(told.excluded.items())]
+    there = sum(site.state not in (AWAY, EXCLUDED) for site in live.sites)
+    away = [site.name for site in live.sites if site.state == AWAY]
+    if there < live.least and live.phase is not Phase.DONE:
+        remarks.append((BAD, f"{there} sites are connected; a round needs {live.least}"))
+    elif away:
+        remarks.append((LOOK, f"not connected: {', '.join(away)}"))
+    paused = [f"{site.name} ({site.pause})" for site in live.sites if site.pause]
+    if paused:
+        remarks.append((LOOK, f"sitting out after a silence, for so many cohorts: {', '.join(paused)}"))
+    declined = [site.name for site in live.sites if site.state == "declined"]
+    if declined:
+        remarks.append((LOOK, f"declined this round: {', '.join(declined)}"))
+    return remarks
+
+
+def _of_rounds(live: Live, told: Told) -> list[tuple[str, str]]:
+    remarks = []
+    ended = [row for row in told.rounds if row[3] is not None]
+    if ended and ended[-1][3] != PUBLISHED:
+        two = len(ended) > 1 and ended[-2][3] != PUBLISHED
+        remarks.append((BAD if two else LOOK, f"round {ended[-1][0]} gave no model: {ended[-1][3]}"))
+    failed = [abort for abort in told.aborts if abort["attempt"] is not None and abort["round"] >= live.round - 1]
+    if failed:
+        names = f" ({', '.join(failed[0]['missing'])})" if failed[0]["missing"] else ""
+        remarks.append((LOOK, f"an attempt of round {failed[0]['round']} failed: {failed[0]['reason']}{names}"))
+    return remarks
+
+
+# ----------------------------------------
+# Heads of all privacy logs as far as this coordinator holds them, and who has witnessed them.
+
+Stamp = tuple[tuple[str, int, int], ...]
+
+
+class LogHeads:
+    """Reads a file again only when it has changed."""
+
+    def __init__(self, folder: Path, roster: Roster, name: str) -> None:
+        self._folder = LogFolder(folder)
+        self._roster = roster
+        self._name = name
+
+    def stamp(self) -> Stamp:
+        """Another value whenever a head has been kept."""
+        found = []
+        for path in (self._folder.cosigned, *self._paths()):
+            try:
+                told = path.stat()
+            except FileNotFoundError:
+                continue
+            found.append((path.name, told.st_mtime_ns, told.st_size))
+        return tuple(found)
+
+    def _paths(self) -> list[Path]:
+        return [self._folder.witness_path(party.origin) for party in self._roster.sites]
+
+    def read(self, own: Note, size: int, known: Mapping[tuple[str, str], int]) -> list[dict[str, Any]]:
+        """This coordinator's log first, then what is held of each site's.
+
+        :param known: what other sites have said that they hold of whose log.
+        """
+        peers: dict[str, list[dict[str, Any]]] = {}
+        for (name, origin), held in sorted(known.items()):
+            peers.setdefault(origin, []).append({"name": name, "size": held})
+        sites = [self._held(party.name, party.origin, peers.get(party.origin, [])) for party in self._roster.sites]
+        return [self._own(own, size), *sites]
+
+    def _own(self, newest: Note, size: int) -> dict[str, Any]:
+        witnessed = self._witnessed()
+        witnesses = self._witnesses(witnessed) if witnessed else []
+        return _head(self._name, head_of(newest)) | {"entries": size, "witnesses": witnesses}
+
+    def _witnessed(self) -> Note | None:
+        try:
+            return Note.parse(self._folder.cosigned.read_bytes())
+        except (FileNotFoundError, CodecError):
+            return None
+
+    def _held(self, name: str, origin: str, peers: list[dict[str, Any]]) -> dict[str, Any]:
+        """A site's head was checked and cosigned here before it was kept, so that we are one of its witnesses."""
+        try:
+            held = Held.parse(self._folder.witness_path(origin).read_bytes())
+        except (FileNotFoundError, CodecError):
+            return {"log": name, "size": 0, "root": None, "witnesses": []}
+        return _head(name, held.checkpoint) | {"witnesses": [*self._witnesses(held.head), *peers]}
+
+    def _witnesses(self, note: Note) -> list[dict[str, Any]]:
+        """The cosignatures of parties that the roster knows, with their times (C2SP tlog-cosignature)."""
+        known = {(party.cosigner.name, party.cosigner.id): party.name for party in self._roster.parties}
+        size = head_of(note).size
+        return [
+            {"name": known[line.name, line.key_id], "size": size, "at": 1000 * int.from_bytes(line.value[:8], "big")}
+            for line in note.signatures
+            if (line.name, line.key_id) in known
+        ]
+
+
+def _head(name: str, head: Checkpoint) -> dict[str, Any]:
+    return {"log": name, "size": head.size, "root": head.root.hex()}
+
+
+class Board:
+    """`look` is called by the engine's loop, everything else by the page's thread."""
+
+    def __init__(self, manifest: Manifest, history: History, heads: LogHeads) -> None:
+        self.history = history
+        self._heads = heads
+        self._live: Live | None = None
+        self._history: tuple[int, Told] | None = None
+        self._shown: tuple[object, Response] | None = None
+        self._about = {
+            "federation": manifest.federation,
+            "run": manifest.run,
+            "manifest": manifest.version,
+            "method": manifest.training.method,
+            "architecture": manifest.model.architecture,
+            "weights": manifest.training.weights,
+            "privacy": manifest.privacy is not None,
+            "coordinator": manifest.coordinator.id,
+            "version": software.version(),
+        }
+
+    def look(self, live: Live) -> None:
+        """Take a new picture of the run. One assignment: the page's thread sees the old one or this one."""
+        self._live = live
+
+    @property
+    def live(self) -> Live:
+        if self._live is None:
+            raise LocalProtocolError("the run has not begun", where="dashboard")
+        return self._live
+
+    def told(self) -> Told:
+        """What the database says; read again only when somebody has written to it."""
+        return self._newest()[1]
+
+    def _newest(self) -> tuple[int, Told]:
+        version = self.history.version()
+        if self._history is None or self._history[0] != version:
+            self._history = (version, self.history.read())
+        return self._history
+
+    def state(self) -> Response:
+        """The whole page's content."""
+        live, (version, told), stamp = self.live, self._newest(), self._heads.stamp()
+        key = (live, version, stamp)
+        if self._shown is None or self._shown[0] != key:
+            self._shown = (key, Response.of(self._content(live, told), "application/json"))
+        return self._shown[1]
+
+    def _content(self, live: Live, told: Told) -> bytes:
+        """One JSON object. Its rounds, nearly all of it in a long run, come written already."""
+        rest = {
+            "about": self._about,
+            "health": judge(live, told).to_json(),
+            "now": _now(live),
+            "sites": [_site(site, told) for site in live.sites],
+            "columns": COLUMNS,
+            "members": told.members,
+            "aborts": told.aborts,
+            "logs": self._heads.read(live.head, live.log_size, live.witnessed),
+            "traffic": {"in": _by_size(live.received), "out": _by_size(live.sent)},
+        }
+        text = json.dumps(rest, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return f'{text[:-1]},"rounds":[{told.written}]}}'.encode()
+
+
+def _now(live: Live) -> dict[str, Any]:
+    burst = live.burst
+    return {
+        "phase": str(live.phase),
+        "round": live.round,
+        "completed": live.completed,
+        "planned": live.planned,
+        "least": live.least,
+        "deadline": live.deadline and 1000 * live.deadline,
+        "checking": live.checking,
+        "attempt": burst
+        and {"number": burst.attempt, "step": burst.step, "members": burst.members, "threshold": burst.threshold},
+    }
+
+
+def _site(site: SiteNow, told: Told) -> dict[str, Any]:
+    return {
+        "name": site.name,
+        "state": site.state,
+        "connected": site.connected,
+        "seen": 1000 * site.heard or told.sessions.get(site.name),
+        "in": site.bytes_in,
+        "out": site.bytes_out,
+        "pause": site.pause,
+        "excluded": told.excluded.get(site.name),
+    }
+
+
+def _by_size(counted: Mapping[str, int]) -> list[tuple[str, int]]:
+    return sorted(counted.items(), key=lambda item: -item[1])

@@ -1,0 +1,232 @@
+"""What the coordinator writes into its privacy log, and the receipts it gives for it.
+
+Every message of a site is logged with the bytes that came, before anything is done with it. Receipts are given in
+batches: one signed head covers many entries, and the inclusion path shows a site where its own message stands.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from hashlib import sha256
+
+from lazaret.errors import CodecError
+from security.identity.manifest import Manifest, Member
+from security.log.events import (
+    AggregatePublished,
+    CheckpointSeen,
+    Ingress,
+    PeerEnrolled,
+    PeerRevoked,
+    SecaggSurvivors,
+    SecaggUnmasked,
+)
+from security.log.schema import COUNT, MAX_COUNT, TOKEN, Event
+from security.log.writer import AuditLog
+from security.secagg import relay
+from security.secagg.certificates import Advert
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.fields import Wire
+from security.secagg.messages import (
+    Accusation,
+    Agree,
+    Ready,
+    Shares,
+    Unmask,
+    UploadFrame,
+    UploadHeader,
+)
+from security.secagg.relay import Receipt, SignedHead
+
+_OF_ATTEMPT = (Advert, Shares, Accusation, UploadHeader, UploadFrame, Agree, Unmask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """One message as it came: its place on its stream, its bytes and their digest."""
+
+    site: str
+    session: int
+    sequence: int
+    message: Wire
+    size: int
+    digest: str
+
+    @classmethod
+    def of(cls, site: str, session: int, sequence: int, message: Wire, data: bytes) -> Arrived:
+        # An upload is logged as a whole, by its root.
+        digest = "" if isinstance(message, UploadFrame) else sha256(data).hexdigest()
+        return cls(site=site, session=session, sequence=sequence, message=message, size=len(data), digest=digest)
+
+
+@dataclass
+class _Upload:
+    """Frames of one upload on one stream: logged as a whole, by the root that the site signed."""
+
+    sequence: int
+    size: int = 0
+
+
+class Books:
+    """The coordinator's own log, from its side of the door."""
+
+    def __init__(self, log: AuditLog, run: str) -> None:
+        self.log = log
+        self._run = run
+        self._seen: dict[str, int] = {}
+        self._uploads: dict[str, _Upload] = {}
+        self._owed: dict[str, list[tuple[int, int]]] = defaultdict(list)
+
+    @property
+    def head(self) -> SignedHead:
+        """What every message carries."""
+        return SignedHead.of(self.log.head)
+
+    def write(self, event: Event, *, round_number: int | None = None) -> int:
+        return self.log.append(event, run=self._run, round=round_number)
+
+    def arrived(self, item: Arrived, *, round_number: int | None) -> None:
+        """Log a message, before it is acted upon. Frames are counted, and logged by `upload_complete`."""
+        if isinstance(item.message, UploadFrame):
+            upload = self._uploads.setdefault(item.site, _Upload(item.sequence))
+            upload.size += item.size
+            return
+        self._ingress(item, round_number=round_number)
+
+    def upload_complete(self, site: str, session: int, root: bytes, *, round_number: int) -> None:
+        """The last frame of an upload has come."""
+        upload = self._uploads.pop(site, None)
+        if upload is None:
+            return
+        item = Arrived(
+            site=site,
+            session=session,
+            sequence=upload.sequence,
+            message=UploadFrame(kx=bytes(32), index=0, data=b""),
+            size=upload.size,
+            digest=root.hex(),
+        )
+        self._ingress(item, round_number=round_number)
+
+    def forget_stream(self, site: str) -> None:
+        """A stream has ended: what was under way is lost, and receipts for it come with nothing."""
+        self._uploads.pop(site, None)
+        self._owed.pop(site, None)
+
+    def _ingress(self, item: Arrived, *, round_number: int | None) -> None:
+        number = round_number if isinstance(item.message, _OF_ATTEMPT) else None
+        if isinstance(item.message, Ready | relay.Decline):
+            number = min(item.message.round, MAX_COUNT)  # a site's lie about it must not end the log
+        entry = self.write(
+            Ingress(
+                msg_id=relay.message_id(item.site, item.session, item.sequence, from_site=True),
+                sender=item.site,
+                message=type(item.message).__name__,
+                bytes=item.size,
+                sha256=item.digest,
+            ),
+            round_number=number,
+        )
+        self._owed[item.site].append((item.sequence, entry))
+
+    def saw_head(self, head: SignedHead) -> None:
+        """Note the newest head of a site, when it has grown."""
+        if self._seen.get(head.origin, -1) < head.size:
+            if not (TOKEN.accepts(head.origin) and COUNT.accepts(head.size)):
+                raise CodecError("a head that no log can have", where="log head")  # a site's lie must not end ours
+            self._seen[head.origin] = head.size
+            self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
+
+    def receipts(self) -> dict[str, Iterator[Receipt]]:
+        """Sign a head over everything so far, and give the receipts that are owed."""
+        if not any(self._owed.values()):
+            return {}
+        self.log.checkpoint()
+        owed, self._owed = self._owed, defaultdict(list)
+        return {site: self._shown(entries) for site, entries in owed.items()}
+
+    def _shown(self, owed: list[tuple[int, int]]) -> Iterator[Receipt]:
+        """Each is made when its turn comes to be sent: its path must lead to the head that travels with it."""
+        for sequence, entry in owed:
+            yield Receipt(sequence=sequence, entry=entry, path=self.log.inclusion_path(entry, self.head.size))
+
+    # What happened in a round.
+
+    def survivors(self, attempt: CoordinatorAttempt) -> None:
+        shown = {line.site for line in attempt.survivors.uploads} if attempt.survivors else set()
+        self.write(
+            SecaggSurvivors(
+                attempt=attempt.context.attempt,
+                context=attempt.ctx.hex(),
+                survivors=attempt.survivors_hash().hex(),
+                count=len(shown),
+                threshold=attempt.context.t,
+                dropouts=tuple(site for site in attempt.context.sites if site not in shown),
+            ),
+            round_number=attempt.context.round,
+        )
+
+    def published(self, attempt: CoordinatorAttempt) -> None:
+        if attempt.publication is None:
+            return
+        result, number = attempt.publication.result, attempt.context.round
+        alive = attempt.publication.survivors
+        self.write(
+            SecaggUnmasked(
+                attempt=attempt.context.attempt,
+                context=attempt.ctx.hex(),
+                self_mask=alive,
+                mask_key=tuple(site for site in attempt.context.sites if site not in alive),
+            ),
+            round_number=number,
+        )
+        self.write(
+            AggregatePublished(
+                inputs=len(alive),
+                sum=result.sum_root.hex(),
+                model=result.state_hash.hex(),
+                previous=attempt.context.state_hash.hex(),
+            ),
+            round_number=number,
+        )
+
+
+# ----------------------------------------
+# Who may take part, as the coordinator's log tells it: what one manifest says and the one before did not.
+
+def changes(old: Manifest | None, new: Manifest) -> Iterator[Event]:
+    """An entry for each site that came, left, or has other keys. With no manifest before, everybody came."""
+    before = {member.id: member for member in old.roster} if old else {}
+    after = {member.id: member for member in new.roster}
+    reasons = {revocation.member: revocation.reason for revocation in new.revocations}
+    for name, member in before.items():
+        if name not in after:
+            reason = reasons.get(name, "no longer in the roster")
+            yield PeerRevoked(site=name, spki=member.tls_keys[-1], reason=reason)
+    for name, member in after.items():
+        if name not in before or _keys(before[name]) != _keys(member):
+            yield PeerEnrolled(site=name, spki=member.tls_keys[-1], vkey=str(member.audit_root))
+
+
+def _keys(member: Member) -> tuple[str, str]:
+    return member.tls_keys[-1], str(member.audit_root)
+
+
+# ----------------------------------------
+# Bytes that came and went, by type of message, since this start.
+
+class Traffic:
+    """Counts what passes the network's edge."""
+
+    def __init__(self) -> None:
+        self.received: Counter[str] = Counter()
+        self.sent: Counter[str] = Counter()
+        self._marked = (0, 0)
+
+    def since_last(self) -> tuple[int, int]:
+        """Bytes in and out since this was last asked."""
+        now = (self.received.total(), self.sent.total())
+        passed = (now[0] - self._marked[0], now[1] - self._marked[1])
+        self._marked = now
+        return passed

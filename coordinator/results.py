@@ -1,0 +1,280 @@
+"""The chain of published results, and how a site that was away is brought to its end.
+
+Each result names the one before it. Sums are kept for the last few rounds only; a site that is further behind gets one
+covered state in their place (docs/spec/secure-aggregation.md, section 11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from coordinator.effects import Effect, Effects, ReplaySum, SendState, of_round
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.identity.membership import AggregationPolicy
+from security.secagg import certificate_checks, messages
+from security.secagg.certificates import Ack, CheckCertificate
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.publication import Publication
+from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.coordinator.uploads import CoordinatorCore
+from security.secagg.effects import Certified, Send
+from security.secagg.fields import Wire
+from security.secagg.messages import Jump, Result, Vouched
+
+KEPT_SUMS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """One result of the chain; what it says is read from storage when it is needed."""
+
+    round: int
+    result_hash: bytes
+    prev_result: bytes
+    state_hash: bytes
+    sum_root: bytes
+
+
+class Chain:
+    """All results, oldest first.
+
+    :param policy: of the manifest in force. A site reads results by it: sums of an older manifest cannot be replayed,
+        and a state of another layout cannot be taken.
+    """
+
+    def __init__(
+        self,
+        links: list[Link],
+        load_result: Callable[[bytes], Result],
+        load_check: Callable[[bytes], CheckCertificate | None],
+        policy: AggregationPolicy,
+    ) -> None:
+        self.links = links
+        self._policy = policy
+        self._load_result = load_result
+        self._load_check = load_check
+        self._head_check = load_check(links[-1].result_hash) if links else None
+
+    @property
+    def head(self) -> Link | None:
+        return self.links[-1] if self.links else None
+
+    def head_check(self) -> CheckCertificate | None:
+        """The certificate of the newest result, if there is one. Asked at every tick, hence in memory."""
+        return self._head_check
+
+    def cover(self, result_hash: bytes, check: CheckCertificate) -> None:
+        """A result has its certificate."""
+        if self.links and self.links[-1].result_hash == result_hash:
+            self._head_check = check
+
+    def add(self, link: Link) -> None:
+        """Append a result."""
+        self.links.append(link)
+        self._head_check = None
+
+    def kept_sums(self) -> set[bytes]:
+        """The roots of the sums that sites may still ask for."""
+        return {link.sum_root for link in self.links[-KEPT_SUMS:]}
+
+    def bring(self, site: str, *, round_number: int, result_hash: bytes) -> Effects:
+        """What a site that stands at `result_hash` needs to come to the end of the chain."""
+        place = self._place(site, round_number, result_hash)
+        effects: list[Effect] = []
+        if len(self.links) - place > KEPT_SUMS or not self._replayable(place):
+            place = self._jump(site, max(0, place), effects)
+        elif place and place == len(self.links) and self.head_check() is None:
+            # It may have restarted in the middle of the check of this very sum, and needs it once more.
+            place -= 1
+        for number in range(place, len(self.links)):
+            self._vouch(site, number - 1, effects)
+            link = self.links[number]
+            effects += [Send(self._load_result(link.result_hash), to=site)]
+            effects += [ReplaySum(site, link.result_hash, link.sum_root)]
+        self._vouch(site, len(self.links) - 1, effects)
+        return tuple(effects)
+
+    def _place(self, site: str, round_number: int, result_hash: bytes) -> int:
+        """How many links the site has already."""
+        for number, link in enumerate(self.links):
+            if link.result_hash == result_hash:
+                return number + 1
+        if round_number != 0:
+            raise RemoteProtocolError("site stands on a result that is not in this chain", where=f"site {site}")
+        # At the very start. A site enrolled later starts from a newer manifest than the first round did: no sum of the
+        # old ones leads on from there, only a covered state does.
+        fresh = not self.links or self.links[0].prev_result == result_hash
+        return 0 if fresh else -len(self.links) - KEPT_SUMS
+
+    def _replayable(self, place: int) -> bool:
+        """Whether a site can go on from a place result by result: all were made under the manifest in force, and the
+        certificate of what it stands on still counts, though sites have left or have other keys since.
+        """
+        rest = [self._load_result(link.result_hash) for link in self.links[max(0, place) :]]
+        if any(result.context.manifest_hash != self._policy.manifest_hash for result in rest):
+            return False
+        return not rest or place <= 0 or self._counts(place - 1)
+
+    def _counts(self, number: int) -> bool:
+        link = self.links[number]
+        quorum = self._load_result(link.result_hash).context.t
+        try:
+            certificate_checks.check_certificate(
+                self._policy, self._check(number), result=link.result_hash, state_hash=link.state_hash, quorum=quorum
+            )
+        except (PolicyViolation, VerificationFailed):
+            return False
+        return True
+
+    def _check(self, number: int) -> CheckCertificate | None:
+        """The certificate of a link; the newest one may not be in storage yet."""
+        last = number == len(self.links) - 1
+        return self._head_check if last else self._load_check(self.links[number].result_hash)
+
+    def _jump(self, site: str, place: int, effects: list[Effect]) -> int:
+        """Send the newest covered state beyond its place; returns how many links the site then has."""
+        for number in range(len(self.links) - 1, place - 1, -1):
+            link, check = self.links[number], self._check(number)
+            if check is None:
+                continue
+            result = self._load_result(link.result_hash)
+            if result.context.layout_hash != self._policy.layout.layout_hash or not self._counts(number):
+                break
+            effects += [Send(Jump(result=result, check=check), to=site), SendState(site, link.state_hash)]
+            return number + 1 if self._replayable(number + 1) else len(self.links)
+        # There is nothing yet that this site could believe. It is fetched when the next result is covered.
+        return len(self.links)
+
+    def _vouch(self, site: str, number: int, effects: list[Effect]) -> None:
+        if number >= 0 and (check := self._check(number)) is not None:
+            effects.append(Send(Vouched(result=self.links[number].result_hash, check=check), to=site))
+
+
+# ----------------------------------------
+# Where each site stands in the chain of results, and what it was sent to come to its end.
+
+class Standings:
+    """What sites are known to have accepted, and up to which result each was last brought."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._chain = chain
+        self._at: dict[str, tuple[int, bytes]] = {}
+        self._brought: dict[str, bytes] = {}
+
+    def accepted(self, site: str, round_number: int, result_hash: bytes) -> None:
+        self._at[site] = (round_number, result_hash)
+
+    def accepted_head(self, site: str) -> None:
+        """A site that is ready has trained on the newest result."""
+        if self._chain.head is not None:
+            self.accepted(site, self._chain.head.round, self._chain.head.result_hash)
+
+    def greet(self, site: str, round_number: int, result_hash: bytes) -> Effects:
+        """A site has connected and says where it stands: what it needs from there on."""
+        needed = self._chain.bring(site, round_number=round_number, result_hash=result_hash)
+        self.accepted(site, round_number, result_hash)
+        covered = self._covered_head()
+        if covered is not None:
+            self._brought[site] = covered
+        return needed
+
+    def fetch(self, site: str) -> Effects | None:
+        """For a site that declined because it lacks the model: a newcomer, or one that was left out. Once for each
+        result, when it is covered: before that there is nothing that the site could believe.
+
+        :returns: None if it has the model and its own reasons, or nothing can be done now.
+        """
+        number, result = self._at.get(site, (0, b""))
+        covered = self._covered_head()
+        # One that has not said where it stands has nothing to be brought on from.
+        if not result or covered is None or covered in (result, self._brought.get(site)):
+            return None
+        self._brought[site] = covered
+        return self._chain.bring(site, round_number=number, result_hash=result)
+
+    def _covered_head(self) -> bytes | None:
+        head = self._chain.head
+        return head.result_hash if head is not None and self._chain.head_check() is not None else None
+
+
+# ----------------------------------------
+# The check of the newest published sum, while the next round trains (docs/spec/secure-aggregation.md, section 10).
+#
+# Sites ask for chunks of all uploads, add them up and sign. Who is to look at which chunk follows from the cohort;
+# what absent sites owe is handed to others, so that no single site can hold the certificate up.
+
+QUESTIONS = (messages.ChunkRequest, Ack)
+
+
+class SumCheck:
+    """One published sum and the acknowledgements it still lacks.
+
+    :ivar round: the round whose sum is, or was last, under check.
+    :ivar open: whether it lacks its certificate.
+    """
+
+    def __init__(self, core: CoordinatorCore, patience_ms: int) -> None:
+        self._core = core
+        self._patience_ms = patience_ms
+        self.round: CoordinatorRound | None = None
+        self.open = False
+        self.deadline = 0
+        self._named: set[str] | None = None  # whom the last order called absent, if nothing came since
+
+    def watch(self, published: CoordinatorRound | None) -> None:
+        """Begin with the sum of a round. After a restart it may turn out to be covered already."""
+        self.round, self._named = published, None
+        self.open = self.certificate() is None
+        self._wait()
+
+    def _wait(self) -> None:
+        self.deadline = self._core.clock.mono_ms() + self._patience_ms
+
+    @property
+    def _attempt(self) -> CoordinatorAttempt | None:
+        return self.round.current if self.round is not None and self.open else None
+
+    def receive(self, site: str, message: Wire) -> Effects:
+        """A request for a chunk, or an acknowledgement. One for a sum that is covered already is late, and dropped."""
+        attempt = self._attempt
+        if attempt is None or getattr(message, "result", b"") != publication_of(attempt).result_hash:
+            return ()
+        self._wait()
+        self._named = None
+        effects: list[Effect] = list(of_round(attempt.context.round, attempt.receive(site, message)))
+        if any(isinstance(effect, Certified) for effect in effects):
+            self.open = False
+        return tuple(effects)
+
+    def certificate(self) -> tuple[bytes, CheckCertificate] | None:
+        """The result that was checked and its certificate, once it is covered."""
+        attempt = self.round.current if self.round is not None else None
+        if attempt is None or attempt.publication is None:
+            return None
+        check = attempt.publication.certificate()
+        return (attempt.publication.result_hash, check) if check is not None else None
+
+    def press(self, online: Collection[str]) -> Effects:
+        """Nothing came for a while: hand the chunks of members that are not there to the next in line.
+
+        A member that has left the federation is not there either. If that was said before and helped nothing, those
+        who are connected but silent are called absent too.
+        """
+        attempt = self._attempt
+        if attempt is None or self._core.clock.mono_ms() < self.deadline:
+            return ()
+        self._wait()
+        published, policy = publication_of(attempt), self._core.policy
+        owing = {site for site in attempt.context.sites if site not in published.acks or not policy.lists(site)}
+        gone = {site for site in owing if site not in online or not policy.lists(site)}
+        self._named = owing if gone == self._named else gone
+        order = messages.AuditOrder(result=published.result_hash, absent=tuple(sorted(self._named)))
+        return tuple(Send(order, to=site) for site in sorted(online))
+
+
+def publication_of(attempt: CoordinatorAttempt) -> Publication:
+    """The result of an attempt that has one."""
+    if attempt.publication is None:
+        raise RemoteProtocolError("there is no result to check", where="audit")
+    return attempt.publication

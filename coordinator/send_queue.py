@@ -1,0 +1,145 @@
+"""The streams of connected sites: what is to be sent to each, in order, made only when its turn comes.
+
+A queue holds iterators, not messages: a sum of sixteen megabytes for fifty sites is then in memory once, and the
+network's own back-pressure decides when the next frame is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Final, NamedTuple
+
+from coordinator.ingress_log import Books
+from protos.parse import FROM_COORDINATOR, Parcel
+from security.secagg.fields import Wire
+from security.secagg.relay import FRAMES
+
+# A dozen links of 100 Mbit/s fill more than a gigabit. A turn lapses when no frame has passed for a while, and when the
+# vector takes long as a whole: however many slow links there are, each gets under way in time for its deadline.
+VECTORS_AT_ONCE: Final = 12
+PATIENCE_SECONDS: Final = 1.0
+LONGEST_SECONDS: Final = 4.0
+
+
+class Turns:
+    """So many vectors on their way at once, whoever they are for; other messages need no turn.
+
+    A frame is in memory several times while it is under way, and there is one for every stream that moves a vector:
+    with turns, memory does not grow with the number of sites.
+    """
+
+    def __init__(self, count: int = VECTORS_AT_ONCE) -> None:
+        self._free = asyncio.Semaphore(count)
+
+    @contextmanager
+    def of_stream(self) -> Iterator[Turn]:
+        turn = Turn(self._free)
+        try:
+            yield turn
+        finally:
+            turn.end()
+
+
+class Turn:
+    """One stream's turn. It lasts while frames pass, but not for ever; then the next in line gets it, and the stream
+    goes on without: a slow link holds up nobody else.
+    """
+
+    def __init__(self, free: asyncio.Semaphore) -> None:
+        self._free = free
+        self._end: float | None = None
+        self._lapse: asyncio.TimerHandle | None = None
+
+    async def frame(self) -> None:
+        """Before every frame: wait for the turn, if the vector has none yet."""
+        loop = asyncio.get_running_loop()
+        if self._end is None:
+            await self._free.acquire()
+            self._end = loop.time() + LONGEST_SECONDS
+        elif self._lapse is None:
+            return  # given away for the rest of this vector
+        else:
+            self._lapse.cancel()
+        self._lapse = loop.call_at(min(loop.time() + PATIENCE_SECONDS, self._end), self._give_away)
+
+    def _give_away(self) -> None:
+        self._lapse = None
+        self._free.release()
+
+    def end(self) -> None:
+        """The vector is through, or will not be."""
+        if self._lapse is not None:
+            self._lapse.cancel()
+            self._give_away()
+        self._end = None
+
+
+class _Queued(NamedTuple):
+    messages: Iterator[Wire]
+    vector: bool
+
+
+class Stream:
+    """One connection of one site."""
+
+    def __init__(self, site: str, session: int, spki: str) -> None:
+        self.site = site
+        self.session = session
+        self.spki = spki
+        self.received = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.heard_ms = 0
+        self._sent = 0
+        self._queue: deque[_Queued] = deque()
+        self._wake = asyncio.Event()
+        self._closing = False
+
+    def put(self, messages: Iterable[Wire], *, vector: bool = False) -> None:
+        """Queue messages behind everything that is already to be sent. A vector waits for its turn, unmade."""
+        self._queue.append(_Queued(iter(messages), vector))
+        self._wake.set()
+
+    def close(self, *last: Wire) -> None:
+        """End the stream once `last` is sent; what is queued before it is dropped."""
+        self._queue = deque([_Queued(iter(last), vector=False)])
+        self._closing = True
+        self._wake.set()
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to send."""
+        return not self._queue
+
+    async def next(self, turn: Turn) -> Wire | None:
+        """The next message, when there is one and it has its turn; None at the end of the stream."""
+        while True:
+            while not self.idle:
+                if self._queue[0].vector:
+                    await turn.frame()
+                message = self.take()
+                if message is not None:
+                    return message
+                turn.end()
+            if self._closing:
+                return None
+            self._wake.clear()
+            await self._wake.wait()
+
+    def take(self) -> Wire | None:
+        """The next message of what is first in line; None if that is all of it."""
+        message = next(self._queue[0].messages, None)
+        if message is None:
+            self._queue.popleft()
+        return message
+
+    def encode(self, message: Wire, books: Books) -> bytes:
+        """The bytes of the next message of this stream, with the newest head of our log."""
+        self._sent += 1
+        head = None if type(message) in FRAMES else books.head
+        data = FROM_COORDINATOR.encode(Parcel(message=message, sequence=self._sent, log_head=head))
+        self.bytes_out += len(data)
+        return data

@@ -1,0 +1,279 @@
+"""What `check` says: lines with a verdict and what to do. A check is a function from a context to lines.
+
+Checks do not stop each other. One that cannot run raises `Unchecked`, which is shown and never counts as good; an error
+that a check meets is its finding.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final, Generic, Self, TypeVar, overload
+
+import click
+
+from lazaret.errors import ToolkitError
+from lazaret.terminal import emit, say
+
+Context = TypeVar("Context")
+Value = TypeVar("Value")
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+    UNCHECKED = "unchecked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """One finding.
+
+    :param check: the name of the check that it comes from; `run` fills it in.
+    """
+
+    verdict: Verdict
+    what: str
+    hint: str = ""
+    check: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Unchecked(Exception):
+    """A check that cannot be made here and now; the text says why."""
+
+
+class Shared(Generic[Value]):
+    """A property that several checks need, made once.
+
+    Who asks first gets the error if it cannot be made: that is the finding. Who asks later is told `why` instead, so
+    that one fault is one line.
+    """
+
+    def __init__(self, why: str, make: Callable[[Any], Value]) -> None:
+        self._why = why
+        self._make = make
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = f"_shared_{name}"
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Value: ...
+    def __get__(self, instance: object | None, owner: type) -> Value | Self:
+        if instance is None:
+            return self
+        held = vars(instance)
+        if self._name not in held:
+            held[self._name] = None
+            held[self._name] = (self._make(instance),)
+        if held[self._name] is None:
+            raise Unchecked(self._why)
+        made: Value = held[self._name][0]
+        return made
+
+
+def shared(why: str) -> Callable[[Callable[[Any], Value]], Shared[Value]]:
+    """Make a method such a property."""
+    return lambda make: Shared(why, make)
+
+
+def ok(what: str) -> Line:
+    return Line(verdict=Verdict.OK, what=what)
+
+
+def warning(what: str, hint: str) -> Line:
+    return Line(verdict=Verdict.WARNING, what=what, hint=hint)
+
+
+def problem(what: str, hint: str) -> Line:
+    return Line(verdict=Verdict.PROBLEM, what=what, hint=hint)
+
+
+def unchecked(why: str) -> Line:
+    return Line(verdict=Verdict.UNCHECKED, what=f"not checked: {why}")
+
+
+def found(error: ToolkitError) -> Line:
+    """An error as a line. Every problem says what to do, so there is a last resort."""
+    return problem(str(error), error.hint or "correct what the line names, and check again")
+
+
+def tried(what: str, attempt: Callable[[], object]) -> Line:
+    """`what` is so, unless trying it raises."""
+    try:
+        attempt()
+    except ToolkitError as error:
+        return found(error)
+    return ok(what)
+
+
+Check = Callable[[Context], Iterator[Line]]
+
+
+def run(checks: Mapping[str, Check[Context]], context: Context, *, skip: Collection[str] = ()) -> Iterator[Line]:
+    """All lines of all checks, in order, as they come."""
+    for name, check in checks.items():
+        made = _of(name, check, context) if name not in skip else iter([unchecked("skipped as asked")])
+        yield from (replace(line, check=name) for line in made)
+
+
+def _of(name: str, check: Check[Context], context: Context) -> Iterator[Line]:
+    try:
+        yield from check(context)
+    except Unchecked as why:
+        yield unchecked(str(why))
+    except ToolkitError as error:
+        yield found(error)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        yield problem(
+            f"{where}{(error.strerror or str(error)).lower()}", "is the path right, and may this user read it?"
+        )
+    except Exception as error:
+        # Its text is not ours and might name anything, a patient's file for instance.
+        yield problem(
+            f"ended with {type(error).__name__}",
+            f"too little memory, or a bug: report it; --skip {name} leaves this out",
+        )
+
+
+def counts(lines: Iterable[Line]) -> dict[str, int]:
+    """How many lines of each verdict there are; all four, in the order of the enum."""
+    told = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    for line in lines:
+        told[line.verdict.value] += 1
+    return told
+
+
+# ----------------------------------------
+# Room on this machine: disk and memory, as numbers and as lines. What is needed comes from the caller.
+
+def free_bytes(folder: Path) -> int:
+    """What this user may still write where `folder` is or will be."""
+    there = folder
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def used_bytes(folder: Path) -> int:
+    """What lies in a folder already."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
+
+
+def available_memory(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Bytes that a process could still take: of the machine, or of its control group if that allows less."""
+    bounds = []
+    try:
+        told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        bounds.append(int(told["MemAvailable"].split()[0]) * 1024)
+    except (OSError, KeyError, ValueError, IndexError):
+        pass
+    try:
+        limit = int((cgroup / "memory.max").read_text())
+        bounds.append(max(0, limit - int((cgroup / "memory.current").read_text())))
+    except (OSError, ValueError):
+        pass  # no control group of its own, or "max"
+    return min(bounds, default=None)
+
+
+def processors() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def size(number: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def disk(folder: Path, *, free: int, least: int, whole: int) -> Line:
+    """Room for one round is a must, for the whole run a wish.
+
+    :param least: bytes that the next round may add to what is there.
+    :param whole: bytes that the rest of the run may add.
+    """
+    room = f"{size(free)} free for {folder}"
+    if free < least:
+        return problem(
+            f"{room}, and one round needs {size(least)}", "make room, or put the state folder on a larger disk"
+        )
+    if free < whole:
+        return warning(f"{room}, and the whole run may need {size(whole)}", "make room before it is needed")
+    return ok(f"{room}; one round needs {size(least)}, the whole run {size(whole)}")
+
+
+def memory(*, available: int, needed: int, what: str) -> Line:
+    told = f"{what} takes about {size(needed)}, {size(available)} are available"
+    if needed > available:
+        return problem(told, "use a machine with more memory, or end other programs")
+    if needed > 0.8 * available:
+        return warning(told, "that is close; other programs should leave room")
+    return ok(told)
+
+
+# ----------------------------------------
+# Lines on a terminal or as one JSON object, for the `check` of both commands.
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_COLOURS: Final = {
+    Verdict.OK: "green",
+    Verdict.WARNING: "yellow",
+    Verdict.PROBLEM: "red",
+    Verdict.UNCHECKED: "bright_black",
+}
+_WIDTH: Final = max(len(verdict) for verdict in Verdict)
+
+
+def skip_option(names: Iterable[str]) -> Callable[[Command], Command]:
+    """`--skip NAME`, for the checks of one command."""
+    return click.option(
+        "--skip", "skipped", multiple=True, type=click.Choice(list(names)), help="Leave a check out; may be repeated."
+    )
+
+
+def report(lines: Iterable[Line], *, as_json: bool) -> int:
+    """Print every line as it comes and a summary; the exit code is 1 if there is a problem."""
+    shown = []
+    for line in lines:
+        shown.append(line)
+        if not as_json:
+            click.echo(_text(line))
+    told = counts(shown)
+    if as_json:
+        emit({"checks": [line.to_json() for line in shown], "summary": told, "good": told["problem"] == 0})
+    else:
+        say(summary(told))
+    return 1 if told["problem"] else 0
+
+
+def _text(line: Line) -> str:
+    verdict = click.style(f"{line.verdict:<{_WIDTH}}", fg=_COLOURS[line.verdict])
+    return f"{verdict}  {line.check}: {line.what}" + (f"\n{' ' * _WIDTH}  -> {line.hint}" if line.hint else "")
+
+
+def summary(told: dict[str, int]) -> str:
+    """In one line; what was not looked at is not called good."""
+    several = {"warning": "warnings", "problem": "problems"}
+    parts = [f"{number} {several.get(name, name) if number > 1 else name}" for name, number in told.items() if number]
+    if told["problem"]:
+        ending = "not ready"
+    elif told["unchecked"]:
+        ending = "nothing wrong found in what was checked"
+    else:
+        ending = "ready"
+    return f"{', '.join(parts)}: {ending}"

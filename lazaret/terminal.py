@@ -1,0 +1,189 @@
+"""How our commands speak: results on stdout, the rest on stderr, errors as one line and a hint, fixed exit codes.
+
+0 good, 1 a finding or a failed run, 2 bad usage or configuration, 3 cannot decide. Logs, progress and questions are
+here too, so that all commands are alike: text for people, JSON lines on request, bars on a terminal only.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any, Final, NoReturn, TypeVar
+
+import click
+
+from lazaret.errors import ConfigError, ToolkitError
+from lazaret.files import DISK_HINTS
+
+INTERRUPTED = 130
+SECONDS_BETWEEN_LINES: Final = 10.0
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def run_command(command: click.Command, program: str, *, interrupted: str = "interrupted") -> NoReturn:
+    """Run a click command as a console script, and exit."""
+    try:
+        command.main(prog_name=program, standalone_mode=False)
+    except ToolkitError as error:
+        _complain(program, str(error), error.hint, code=error.code)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        _complain(program, interrupted, None)
+        sys.exit(INTERRUPTED)
+    except OSError as error:
+        # A full disk, a read-only folder: the user's to mend, so no traceback.
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(program, f"{where}{(error.strerror or str(error)).lower()}", DISK_HINTS.get(error.errno or 0))
+        sys.exit(1)
+    sys.exit(0)
+
+
+def _complain(program: str, message: str, hint: str | None, *, code: str = "") -> None:
+    if _json_lines:
+        say(_json_line(time.time(), "error", program, message, code=code, hint=hint or ""))
+        return
+    click.echo(f"{program}: error: {message}", err=True)
+    if hint:
+        click.echo(f"hint: {hint}", err=True)
+
+
+def say(message: str) -> None:
+    """A remark for people, on stderr."""
+    click.echo(message, err=True)
+
+
+def emit(value: dict[str, Any]) -> None:
+    """The one JSON object of `--json`, on stdout."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False))
+
+
+# Logs of services.
+
+_json_lines = False
+
+
+def _json_line(seconds: float, level: str, program: str, message: str, **more: str) -> str:
+    when = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+    told = {"time": when, "level": level, "program": program, "message": message, **more}
+    return json.dumps(told, ensure_ascii=False)
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: time (UTC), level, program, message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return _json_line(record.created, record.levelname.lower(), record.name, record.getMessage())
+
+
+def log_option(command: Command) -> Command:
+    """`--log-format`, before a sub-command; left out, the configuration decides."""
+    told = "Of lines on stderr; the configuration's if left out."
+    return click.option("--log-format", type=click.Choice(["text", "json"]), help=told)(command)
+
+
+def log_to_stderr(program: str, log_format: str | None, *, json_lines: bool) -> None:
+    """From here on the program's own log goes to stderr, and nothing of the libraries' does; errors are alike.
+
+    :param log_format: what `--log-format` says.
+    :param json_lines: what the configuration says, where the flag is left out.
+    """
+    global _json_lines
+    _json_lines = json_lines = json_lines if log_format is None else log_format == "json"
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if json_lines else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger(program)
+    logger.setLevel(logging.INFO)
+    logger.handlers = [handler]
+
+
+def remark(program: str, message: str) -> None:
+    """A line in the form that was asked for, of a program that keeps no log."""
+    say(_json_line(time.time(), "info", program, message) if _json_lines else message)
+
+
+def bars_fit() -> bool:
+    """On a terminal, unless every line is to be JSON."""
+    return sys.stderr.isatty() and not _json_lines
+
+
+# Long work.
+
+Tell = Callable[[int, int], None]
+_progress_shown = False
+
+
+def show_progress() -> None:
+    """Commands that people watch call this, so that code deep down may tell how far it is; libraries stay silent."""
+    global _progress_shown
+    _progress_shown = True
+
+
+@contextmanager
+def progress(what: str, *, quiet: bool | None = None) -> Iterator[Tell]:
+    """Yields a function of (done, of how many): a bar on a terminal, a line now and then elsewhere, all on stderr.
+
+    :param quiet: if left out, nothing is shown unless the command has asked for it by `show_progress`.
+    """
+    if quiet or (quiet is None and not _progress_shown):
+        yield lambda *_: None
+    elif bars_fit():
+        with _bar(what) as tell:
+            yield tell
+    else:
+        yield _lines(what)
+
+
+@contextmanager
+def _bar(what: str) -> Iterator[Tell]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _lines(what: str) -> Tell:
+    """Nothing for work that is short."""
+    due = time.monotonic() + SECONDS_BETWEEN_LINES
+
+    def tell(done: int, total: int) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + SECONDS_BETWEEN_LINES
+            remark("progress", f"{what}: {done} of {total}")
+
+    return tell
+
+
+# Questions.
+
+
+def can_ask() -> bool:
+    """Only a person at a terminal is asked; a script gets an error instead of waiting for ever."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(value: str | None, flag: str, question: str, *, default: str | None = None) -> str:
+    """What a flag says; without it, what the user answers.
+
+    :param default: what Enter means, and what a script gets that leaves the flag out; None where there is none.
+    :raises ConfigError: where nobody can be asked and there is no default.
+    """
+    if value is not None:
+        return value
+    if can_ask():
+        answer = click.prompt(question, default=default, err=True, type=str)
+        return str(answer).strip()
+    if default is not None:
+        return default
+    raise ConfigError(f"{flag} is missing", hint=f"{question}? Give {flag}, or run this on a terminal to be asked")

@@ -1,0 +1,243 @@
+"""`scripts/demo`: a whole federation on this machine, with sudden deaths, and a look at everything afterwards."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import click
+
+from coordinator.status import overview
+from lazaret.errors import ConfigError, ToolkitError
+from lazaret.terminal import emit, run_command
+from npr.data.sources import open_dataset
+from npr.lab.export import model as model_command
+from scripts.local_federation import demo_report
+from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
+from scripts.local_federation.setup import Grounds, command
+
+IMAGE_SIZE = 32
+BATCH = 32
+# Five of Fed-ISIC2019's hospitals with a twelfth of their images each: the skew of sites and classes is the real one.
+DATA = "generated:scale=0.0834"
+PATIENCE = 240.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wishes:
+    """What the command line asks for."""
+
+    out: Path
+    model: str
+    rounds: int
+    sites: int
+    data: str
+
+
+@dataclass(slots=True)
+class Told:
+    """Prints what happens, with the time since the start."""
+
+    quiet: bool = False
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def __call__(self, text: str) -> None:
+        click.echo(f"[{self.seconds:5.0f} s] {text}", err=True)
+
+
+def hospitals(wishes: Wishes) -> tuple[dict[str, str], int, int]:
+    """Site ids with the names of their data, number of classes, and the most images that a site trains on."""
+    fold = "fold" if wishes.data.startswith("generated") else 0
+    dataset = open_dataset(wishes.data, fold=fold, image_size=8 if fold else IMAGE_SIZE)
+    largest = sorted(dataset.sites, key=lambda site: -len(site.train))[: wishes.sites]
+    if len(largest) < 4:
+        raise ConfigError(
+            f"{len(largest)} sites are too few for a demo in which some die", where="--sites", hint="4 or more"
+        )
+    names = {site.name.replace("_", "-").lower(): site.name for site in largest}
+    return names, len(dataset.class_names), max(len(site.train) for site in largest)
+
+
+def lay_out(wishes: Wishes, tell: Told) -> Grounds:
+    """Initial model, consortium, members, manifest, configurations."""
+    names, classes, largest = hospitals(wishes)
+    architecture, _, weights = wishes.model.partition(":")
+    wishes.out.mkdir(parents=True, exist_ok=True)
+    initial = wishes.out / "initial.safetensors"
+    tell(f"initial model: {architecture}, {weights or 'random'} weights, {classes} classes")
+    command(
+        model_command, "--architecture", architecture, "--weights", weights or "none", "--classes", classes,
+        "--method", "fednpr-per", "--rounds", wishes.rounds, "--image-size", IMAGE_SIZE,
+        # Small sites start their own head from one that has seen every class.
+        "--set", f"personal_after={max(1, wishes.rounds - 2)}", "--set", f"batch_size={BATCH}", "-o", initial,
+    )  # fmt: skip
+    fold = '"fold"' if wishes.data.startswith("generated") else "0"
+    grounds = Grounds(
+        folder=wishes.out,
+        plan=PLAN.format(rounds=wishes.rounds, steps=-(-largest // BATCH), cap=1 << largest.bit_length()),
+        sources=dict.fromkeys(names, wishes.data),
+        initial=initial,
+        coordinator_settings={"grace": 6.0, "ping": 3.0, "audit": 5.0},
+        site_settings={
+            "site": "threads = 1\nready_slot = 2.0",
+            "coordinator": "least_wait = 0.5\nmost_wait = 2",
+            "data": f'site = "{{data}}"\nfold = {fold}',
+        },
+        data_names=names,
+    )
+    tell(f"consortium, coordinator and {len(names)} hospitals: keys, certificates, signed manifest")
+    grounds.prepare()
+    return grounds
+
+
+PLAN = """
+run = "demo"
+[model]
+initial = "initial.safetensors"
+[training]
+rounds = {rounds}
+steps = {steps}
+[aggregation]
+weight_cap = {cap}
+[timing]
+train = 120
+message = 10
+upload = 30
+"""
+
+
+class Story:
+    """The run itself: everybody starts, three die, all come back."""
+
+    def __init__(self, grounds: Grounds, rounds: int, tell: Told) -> None:
+        self.grounds = grounds
+        self.rounds = rounds
+        self.tell = tell
+        self.coordinator, self.sites = grounds.parties()
+        self.survived: list[str] = []
+        self._shown = 0
+
+    @property
+    def parties(self) -> list[Party]:
+        return [*self.sites.values(), self.coordinator]
+
+    def play(self) -> None:
+        """All rounds, with a death in mid-training, one in mid-burst, and one of the coordinator."""
+        names = list(self.sites)
+        trainer, uploader = self.sites[names[1]], self.sites[names[2]]
+        first, second, third = (min(number, self.rounds) for number in (2, 3, 4))
+        for party in self.parties:
+            party.start()
+        self.tell(f"{len(self.sites)} hospitals and a coordinator are starting")
+        self._until(lambda: trainer.says(f"round {first}: training"), f"training of round {first}")
+        time.sleep(0.5)
+        trainer.kill()
+        self._revive(trainer, f"{trainer.name} was killed while it trained round {first}")
+        self._until(lambda: self.coordinator.says(f"round {second}: training"), f"round {second}")
+        uploader.ordain("amid-S3")
+        self._until(lambda: uploader.code is not None, f"upload of round {second}")
+        self._revive(uploader, f"{uploader.name} was killed in the middle of its upload in round {second}")
+        self._until(lambda: self.coordinator.says(f"round {third}: training"), f"round {third}")
+        self.coordinator.ordain("after-C3")
+        self._until(lambda: self.coordinator.code is not None, f"survivors of round {third}")
+        self._revive(self.coordinator, f"the coordinator was killed in the middle of the burst of round {third}")
+        self._until(self._over, "the last round")
+        self.survived = [party.name for party in (trainer, uploader, self.coordinator) if party.code is None]
+
+    def _revive(self, party: Party, what: str) -> None:
+        self.tell(what)
+        time.sleep(1.0)
+        party.start()
+        self.tell(f"{party.name} is started again, with nothing but its state folder")
+
+    def _until(self, true: Any, what: str) -> None:
+        def look() -> bool:
+            self._narrate()
+            for party in self.parties:
+                if party.code is not None and party.code != -9:
+                    raise GaveUp(f"{party.name} ended with {party.code}\n{party.text()[-2000:]}")
+            return bool(true())
+
+        wait_until(look, what, seconds=PATIENCE, output=self.coordinator.output)
+
+    def _narrate(self) -> None:
+        lines = self.coordinator.text().splitlines()
+        for line in lines[self._shown :]:
+            self.tell(f"coordinator: {line.partition(' ')[2]}")
+        self._shown = len(lines)
+
+    def _over(self) -> bool:
+        """All rounds published, the last sum checked, and every site has looked at its last model."""
+        with suppress(ConfigError):
+            told = overview(self.grounds.coordinator / "coordinator.toml")
+            last = max((row["number"] for row in told["rounds"] if row["outcome"] == "published"), default=0)
+            checked = self.coordinator.says(f"the sum of round {last} is checked")
+            return told["completed"] >= self.rounds and checked and all(map(self._looked(last), self.sites))
+        return False
+
+    def _looked(self, last: int) -> Any:
+        def looked(name: str) -> bool:
+            path = self.grounds.site(name) / "state" / "metrics.jsonl"
+            return path.exists() and any(json.loads(line)["round"] == last for line in path.read_text().splitlines())
+
+        return looked
+
+    def end(self) -> None:
+        for party in self.parties:
+            party.stop()
+
+
+def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
+    """The whole demo; returns the summary."""
+    grounds = lay_out(wishes, tell)
+    story = Story(grounds, wishes.rounds, tell)
+    try:
+        story.play()
+    finally:
+        story.end()
+    tell(f"{wishes.rounds} rounds are done; now each hospital alone, with the same number of steps")
+    alone = demo_report.train_alone(grounds, wishes.rounds)
+    tell("looking at the sums, the logs and the figures")
+    told = demo_report.summary(grounds, story.survived, alone)
+    return told | {"seconds": round(tell.seconds, 1)}
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where everything goes. [runs/demo]")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
+@click.option("--model", default="tf_efficientnet_lite0:package", show_default=True, help="ARCHITECTURE[:WEIGHTS].")
+@click.option("--rounds", type=click.IntRange(3, 80), default=5, show_default=True)
+@click.option("--sites", type=click.IntRange(4, 50), default=5, show_default=True)
+@click.option("--data", default=DATA, show_default=True, help="A data source; docs/data.md lists them.")
+def main(out: Path | None, as_json: bool, **given: Any) -> None:
+    """Hospitals on this machine train together over mTLS; three are killed on the way; then all is checked."""
+    tell = Told()
+    target = (out or _unused(ROOT / "runs")).resolve()
+    if (target / "consortium").exists():
+        raise ConfigError("a federation is here already", where=str(target), hint="choose another --out")
+    try:
+        told = run(Wishes(out=target, **given), tell)
+    except GaveUp as error:
+        raise ToolkitError(str(error), where=str(target / "output")) from error
+    (target / "summary.json").write_text(json.dumps(told, indent=2) + "\n")
+    emit(told) if as_json else demo_report.show(told, target)
+    if not (told["exact_sums"] and told["kills_survived"] == 3):
+        sys.exit(1)
+
+
+def _unused(folder: Path) -> Path:
+    names = ["demo", *(f"demo-{number}" for number in range(2, 1000))]
+    return next(folder / name for name in names if not (folder / name / "consortium").exists())
+
+
+if __name__ == "__main__":
+    run_command(main, "demo")

@@ -1,0 +1,137 @@
+"""After the demo's run: every hospital alone, the sums against what went in, the logs, and a table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from coordinator.status import overview
+from lazaret.errors import DataError
+from scripts.local_federation import alone, sums
+from scripts.local_federation.processes import ROOT
+from scripts.local_federation.setup import Grounds
+from security.audit.facts import History, read_history
+from security.identity.initial_model import pinned_model
+
+DUMPS = "plaintext-for-the-demo-only"
+
+
+def train_alone(grounds: Grounds, rounds: int) -> dict[str, dict[str, Any]]:
+    """All sites without a federation, in as many processes as there are processors: each loads torch once."""
+    names = list(grounds.sources)
+    paths = [grounds.site(name) / "site.toml" for name in names]
+    with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as workers:
+        figures = workers.map(alone.train_alone, paths, names, [rounds] * len(names))
+        return dict(zip(names, figures, strict=True))
+
+
+def check_sums(grounds: Grounds) -> tuple[bool, int]:
+    """Open what the sites put aside, dump it, and compare; whether all sums are exact, and how many were checked."""
+    manifest = sums.manifest_at(grounds.coordinator / "identity")
+    layout = manifest.aggregation.layout
+    _, state = pinned_model(grounds.initial, manifest)
+    exact, checked = True, 0
+    for result in sums.read_published(grounds.coordinator):
+        words = {site: sums.open_kept(grounds.site(site), result.round, layout) for site in result.survivors}
+        for site, vector in words.items():
+            target = grounds.folder / DUMPS / site / f"round-{result.round}.npy"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            np.save(target, vector, allow_pickle=False)
+        exact &= sums.is_exact(result, words, layout)
+        checked += result.checked
+        state = sums.follows(result, state, layout)
+    return exact, checked
+
+
+def summary(grounds: Grounds, survived: list[str], alone: dict[str, Any]) -> dict[str, Any]:
+    """The one object that `--json` prints and summary.json holds."""
+    rounds = overview(grounds.coordinator / "coordinator.toml")["rounds"]
+    histories = {
+        name: read_history(path, origin="", name=name, role="")
+        for name, path in zip(["coordinator", *sorted(grounds.sources)], grounds.logs, strict=True)
+    }
+    exact, checked = check_sums(grounds)
+    return {
+        "rounds_completed": sum(row["outcome"] == "published" for row in rounds),
+        "rounds_aborted": sum(row["outcome"] not in ("published", None) for row in rounds),
+        "sums_checked_by_sites": checked,
+        "kills_survived": len(survived),
+        "exact_sums": exact,
+        "clip_refusals": sum(_clip_refusals(histories[name]) for name in grounds.sources),
+        "seconds": 0.0,
+        "sites": [_site(grounds, name, histories[name], alone[name]) for name in sorted(grounds.sources)],
+        "logs": [str(path) for path in grounds.logs],
+        "report": report(grounds),
+    }
+
+
+def _clip_refusals(history: History) -> int:
+    return sum(DataError.code in record.body["rule"] for record in history.of("round.declined"))
+
+
+def _site(grounds: Grounds, name: str, history: History, alone: dict[str, Any]) -> dict[str, Any]:
+    lines = (grounds.site(name) / "state" / "metrics.jsonl").read_text().splitlines()
+    newest = json.loads(lines[-1])["test"]
+    out: dict[str, int] = {}
+    for record in history.of("egress"):
+        out[record.body["message"]] = out.get(record.body["message"], 0) + record.body["bytes"]
+    return {
+        "id": name,
+        "images": alone["images"],
+        "federated": {key: newest[key] for key in ("bacc", "bauc")},
+        "local_only": {key: alone[key] for key in ("bacc", "bauc")},
+        "bytes_out": dict(sorted(out.items())),
+    }
+
+
+def report(grounds: Grounds) -> str | None:
+    """The auditor's report over all logs; None if it could not be made."""
+    target = grounds.folder / "report.html"
+    words = ["report", *map(str, grounds.logs), "--root-key", str(grounds.consortium / "root.pem"), "-o", str(target)]
+    code = "import sys; from security.audit.cli import main; main()"
+    subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, check=False)
+    return str(target.resolve()) if target.exists() else None
+
+
+def show(told: dict[str, Any], folder: Path) -> None:
+    """For people: a table, where everything lies, what to look at next."""
+    table = Table(title="balanced accuracy and AUC on each hospital's own test images")
+    for title in ("hospital", "images", "together", "alone", "AUC together", "AUC alone", "sent"):
+        table.add_column(title, justify="left" if title == "hospital" else "right", no_wrap=title == "hospital")
+    for site in told["sites"]:
+        fed, own = site["federated"], site["local_only"]
+        figures = (fed["bacc"], own["bacc"], fed["bauc"], own["bauc"])
+        sent = sum(site["bytes_out"].values()) / 1e6
+        table.add_row(site["id"], str(site["images"]), *(f"{value:.3f}" for value in figures), f"{sent:.1f} MB")
+    means = [
+        sum(site[kind][key] for site in told["sites"]) / len(told["sites"])
+        for key in ("bacc", "bauc") for kind in ("federated", "local_only")
+    ]  # fmt: skip
+    table.add_section()
+    table.add_row("mean", "", *(f"{value:.3f}" for value in means), "")
+    Console(highlight=False).print(table)
+    verdict = "equal to the integer" if told["exact_sums"] else "NOT EQUAL"
+    lost, deaths, checked = told["rounds_aborted"], told["kills_survived"], told["sums_checked_by_sites"]
+    click.echo(f"{told['rounds_completed']} rounds, {lost} lost, {deaths} sudden deaths survived")
+    click.echo(f"published sums against what the hospitals put in: {verdict}; {checked} checked by them")
+    click.echo(f"\neverything is in   {folder}")
+    click.echo(f"summary            {folder / 'summary.json'}")
+    click.echo(f"privacy logs       {told['logs'][0]} and sites/*/state/log")
+    if told["report"]:
+        click.echo(f"auditor's report   {told['report']}")
+    click.echo("\nlook next at")
+    click.echo(f"  privacy-audit verify {told['logs'][0]} --root-key {folder / 'consortium' / 'root.pem'}")
+    click.echo(f"  consortium show {folder / 'consortium' / 'manifest.json'} --dir {folder / 'consortium'}")
+    click.echo(f"  coordinator status --config {folder / 'coordinator' / 'coordinator.toml'}")
+    click.echo(f"delete {folder / DUMPS}: a real hospital's update never lies in the open like this")

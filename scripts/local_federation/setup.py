@@ -1,0 +1,159 @@
+"""Everything a federation needs on disk before it can start, made by the commands that its people would type."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import re
+import shutil
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from coordinator.cli import cli as coordinator_command
+from scripts.local_federation.processes import Party
+from security.consortium.cli import cli as consortium_command
+from site_agent.cli import cli as site_command
+
+HOST = "127.0.0.1"
+
+
+def free_port() -> int:
+    """A port below the range that the system hands out to clients, so that it stays free over restarts."""
+    for _ in range(200):
+        port = random.randrange(15_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind((HOST, port))
+            return port
+    raise OSError("no free port on the loopback interface")
+
+
+def command(which: click.Command, *words: object) -> str:
+    """Run one of our commands in this process; what it says to people is not shown. Returns its standard output."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
+        which.main([str(word) for word in words], standalone_mode=False)
+    return said.getvalue()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounds:
+    """The folders of one federation on this machine.
+
+    :param plan: federation.toml, without the place of the initial model.
+    :param sources: each site and the data source that its site.toml names.
+    :param coordinator_settings: keys of [rounds] in coordinator.toml.
+    :param site_settings: lines for tables of every site.toml; `{data}` stands for the name of the site's data.
+    :param data_names: where that is another than the site's own.
+    """
+
+    folder: Path
+    plan: str
+    sources: Mapping[str, str]
+    initial: Path
+    federation: str = "demo"
+    coordinator_settings: Mapping[str, float | int] = field(default_factory=dict)
+    site_settings: Mapping[str, str] = field(default_factory=dict)
+    data_names: Mapping[str, str] = field(default_factory=dict)
+    port: int = field(default_factory=free_port)
+    host: str = HOST
+
+    @property
+    def consortium(self) -> Path:
+        return self.folder / "consortium"
+
+    @property
+    def coordinator(self) -> Path:
+        return self.folder / "coordinator"
+
+    def site(self, name: str) -> Path:
+        return self.folder / "sites" / name
+
+    @property
+    def manifest(self) -> Path:
+        return self.consortium / "manifest.json"
+
+    @property
+    def logs(self) -> list[Path]:
+        """The log folders, the coordinator's first."""
+        homes = [self.coordinator, *(self.site(name) for name in sorted(self.sources))]
+        return [(home / "state" / "log").resolve() for home in homes]
+
+    def prepare(self) -> None:
+        """Root key, members, manifest, configurations."""
+        told = json.loads(
+            command(consortium_command, "init", self.federation, "--dir", self.consortium, "--no-passphrase", "--json")
+        )
+        self.make_coordinator()
+        for name in self.sources:
+            self.make_site(name)
+        self.enroll(self.coordinator)
+        for name in self.sources:
+            self.enroll(self.site(name))
+        self.publish()
+        for name, home in self.homes().items():
+            self.join(name, home, told["root_fingerprint"])
+
+    def homes(self) -> dict[str, Path]:
+        return {"coordinator": self.coordinator} | {name: self.site(name) for name in self.sources}
+
+    def make_coordinator(self) -> None:
+        command(
+            coordinator_command, "init", self.coordinator, "--federation", self.federation, "--name", "coordinator",
+            "--host", self.host, "--listen", f"{self.host}:{self.port}",
+        )  # fmt: skip
+        config = self.coordinator / "coordinator.toml"
+        lines = "".join(f"{key} = {value}\n" for key, value in self.coordinator_settings.items())
+        config.write_text(config.read_text().replace("[rounds]\n", f"[rounds]\n{lines}"))
+        shutil.copyfile(self.initial, self.coordinator / "initial.safetensors")
+
+    def make_site(self, name: str) -> None:
+        home = self.site(name)
+        command(
+            site_command, "init", home, "--federation", self.federation, "--name", name,
+            "--address", f"{self.host}:{self.port}", "--data", self.sources[name],
+        )  # fmt: skip
+        config = home / "site.toml"
+        text = config.read_text()
+        for table, lines in self.site_settings.items():
+            more = lines.replace("{data}", self.data_names.get(name, name))
+            text = re.sub(rf"^\[{table}\].*$", lambda found, more=more: f"{found[0]}\n{more}", text, flags=re.M)
+        config.write_text(text)
+        shutil.copyfile(self.initial, home / "initial.safetensors")
+
+    def enroll(self, home: Path) -> None:
+        request = home / "identity" / "request.json"
+        command(consortium_command, "enroll", request, "--yes", "--dir", self.consortium, "--no-passphrase")
+
+    def publish(self) -> None:
+        """Sign the next manifest for everybody who is enrolled."""
+        shutil.copyfile(self.initial, self.consortium / "initial.safetensors")
+        (self.consortium / "federation.toml").write_text(self.plan)
+        command(consortium_command, "publish", "--dir", self.consortium, "--no-passphrase")
+
+    def join(self, name: str, home: Path, root: str) -> None:
+        words = ["join", self.consortium / "answers" / f"{name}.json", "--root-fingerprint", root]
+        words += ["--manifest", self.manifest]
+        if home == self.coordinator:
+            command(coordinator_command, *words, "--config", home / "coordinator.toml")
+        else:
+            command(site_command, "--config", home / "site.toml", *words)
+
+    def parties(self, *site_words: str) -> tuple[Party, dict[str, Party]]:
+        """The processes, not yet started: the coordinator, and the sites by name."""
+        output = self.folder / "output"
+
+        def party(name: str, home: Path, *words: object) -> Party:
+            return Party(name, ["scripts.local_federation.party", *words], output / f"{name}.log", home)
+
+        first = party("coordinator", self.coordinator, "coordinator", "--config", self.coordinator / "coordinator.toml")
+        sites = {
+            name: party(name, self.site(name), "site", *site_words, "--config", self.site(name) / "site.toml")
+            for name in self.sources
+        }
+        return first, sites

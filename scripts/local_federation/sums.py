@@ -1,0 +1,130 @@
+"""Published sums against what the sites put in: possible only here, where one person holds the keys of all sites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coordinator.config import CoordinatorConfig
+from coordinator.storage import Storage
+from lazaret.errors import ConfigError
+from security.clock import SystemClock
+from security.crypto import masking
+from security.identity.enrolment import Identity
+from security.identity.manifest import Manifest
+from security.rng import SystemRandomness
+from security.secagg import state as states
+from security.secagg.context import Verdict
+from security.secagg.coordinator.publication import read_sum
+from security.secagg.coordinator.spool import FileSpool, Gone
+from security.secagg.layout import Layout
+from security.secagg.messages import Result
+from site_agent.config import SiteConfig
+from site_agent.state_dir import Vault
+
+Words = np.ndarray[Any, Any]
+
+
+def kept_folder(state: Path, round_number: int) -> Path:
+    """Where the demo's sites put the sealed update of a round aside: a vault that holds nothing else."""
+    return state / "kept-for-the-demo" / str(round_number)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """One result as the coordinator keeps it; `total` is None when the sum has left its spool, or is of another layout
+    than the manifest in force has.
+    """
+
+    round: int
+    survivors: tuple[str, ...]
+    total: Words | None
+    before: bytes
+    after: bytes
+    good: bool
+    checked: bool
+
+
+def manifest_at(identity: Path) -> Manifest:
+    found = Identity(folder=identity).manifest(now_ms=SystemClock().now_ms())
+    if found is None:
+        raise ConfigError("there is no manifest", where=str(identity))
+    return found
+
+
+def read_published(coordinator: Path) -> list[Published]:
+    """Every result in the state folder of a coordinator that has stopped."""
+    config, base = CoordinatorConfig.read(coordinator / "coordinator.toml")
+    layout = manifest_at(base / config.identity).aggregation.layout
+    storage = Storage(base / config.state)
+    try:
+        found = []
+        for link in storage.links():
+            result = storage.result(link.result_hash)
+            checked = storage.certificate(link.result_hash) is not None
+            same = result.context.layout_hash == layout.layout_hash
+            total = _total(storage, link.sum_root, layout) if same else None
+            found.append(_published(result, total, checked=checked))
+        return found
+    finally:
+        storage.close()
+
+
+def _total(storage: Storage, root: bytes, layout: Layout) -> Words | None:
+    try:
+        total = read_sum(FileSpool(storage.spool), root, layout)
+    except Gone:
+        return None
+    if masking.words_root(total, layout.ring) != root:
+        raise ConfigError("a sum in the spool does not have the root that was signed", where=str(storage.spool))
+    return total
+
+
+def _published(result: Result, total: Words | None, *, checked: bool) -> Published:
+    return Published(
+        round=result.context.round,
+        survivors=tuple(line.site for line in result.uploads),
+        total=total,
+        before=result.context.state_hash,
+        after=result.state_hash,
+        good=result.verdict == Verdict.GOOD,
+        checked=checked,
+    )
+
+
+def open_kept(site: Path, round_number: int, layout: Layout) -> Words:
+    """The words that a site masked in a round, from the copy that the demo's agent put aside."""
+    config = SiteConfig.read(site / "site.toml")
+    identity = Identity(folder=config.identity)
+    folder = kept_folder(config.state, round_number)
+    vault = Vault(folder, site=site.name, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    update = vault.unseal(layout)
+    if update is None:
+        raise ConfigError("no update was put aside", where=str(folder))
+    return update.words
+
+
+def is_exact(result: Published, words: Mapping[str, Words], layout: Layout) -> bool:
+    """Whether the published sum is the sum of these words over its survivors, and nothing else."""
+    expected = np.zeros(layout.words, dtype=layout.dtype)
+    for site in result.survivors:
+        expected += words[site]
+    layout.ring.wrap(expected)
+    return result.total is not None and bool(np.array_equal(result.total, expected))
+
+
+def follows(result: Published, state: states.State, layout: Layout) -> states.State:
+    """The model after a result, recomputed as every site does.
+
+    :raises ConfigError: if it is not the one that the result names.
+    """
+    if result.total is None or states.state_hash(state) != result.before:
+        raise ConfigError(f"the sum of round {result.round} cannot be applied", where="sums")
+    outcome = states.next_state(layout, state, result.total, survivors=len(result.survivors))
+    if outcome.state_hash != result.after:
+        raise ConfigError(f"round {result.round} names another model than its sum gives", where="sums")
+    return outcome.state

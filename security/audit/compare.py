@@ -1,0 +1,383 @@
+"""Many logs side by side: did both ends record the same bytes, and did all sites see one model and one cohort?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from lazaret.errors import ToolkitError
+from security.audit import epsilon
+from security.audit.epsilon import Statement
+from security.audit.facts import History, Record, read_history
+from security.audit.findings import Finding, Findings, exit_code
+from security.audit.scan import SKEW_MS
+from security.audit.verify import Keys, Verified, verify
+from security.crypto.merkle import Tree, leaf_hash
+from security.log.keys import COORDINATOR, SITE, Roster
+from security.log.note import head_of
+from security.log.store import LogFolder
+from security.log.witness import Fork, Held
+
+# ----------------------------------------
+# What a party was shown of another's log, against that log: heads that came with messages, and receipts.
+
+def tree_of(path: Path) -> Tree:
+    """The tree over a log's lines, whatever they say."""
+    tree = Tree()
+    for file in sorted(LogFolder(path).segments.glob("*.jsonl")):
+        with file.open("rb") as lines:
+            tree.extend(leaf_hash(raw.removesuffix(b"\n")) for raw in lines)
+    return tree
+
+
+def join_seen(histories: Iterable[History], trees: Mapping[str, Tree], joint: Findings) -> None:
+    """Every message carries its sender's newest head, and the receiver wrote it down.
+
+    Only the heads that witnesses hold are proof against somebody; this is one party's word. But it costs nothing to
+    ask, and whoever shows a head to one party only contradicts itself here.
+    """
+    for history in histories:
+        for record in history.of("checkpoint.seen"):
+            origin, size, root = (record.body[name] for name in ("origin", "size", "root"))
+            tree = trees.get(origin)
+            if tree is not None and (size > tree.size or tree.root(size).hex() != root):
+                detail = f"{history.name} entry {record.seq}: a head of {size} entries of {origin}"
+                joint.add("HeadContradicted", detail, record.seq)
+
+
+def join_receipts(sites: Iterable[History], hub: History, tree: Tree, joint: Findings) -> int:
+    """Check every receipt that the sites kept; returns how many fit.
+
+    A receipt binds the coordinator to one history of its own log: a head that it showed to one site only, or an entry
+    that it moved or dropped later, does not lead to the same root.
+    """
+    arrived = {record.seq: record for record in hub.of("ingress")}
+    roots: dict[int, str] = {}
+    fitting = 0
+    for site in sites:
+        for receipt in site.of("receipt"):
+            fault = _fault(site.name, receipt, arrived.get(receipt.body["ingress"]), tree, roots)
+            if fault is None:
+                fitting += 1
+            else:
+                joint.add("ReceiptInvalid", f"{site.name} entry {receipt.seq}: {fault}", receipt.seq)
+    return fitting
+
+
+def _fault(name: str, receipt: Record, entry: Record | None, tree: Tree, roots: dict[int, str]) -> str | None:
+    body = receipt.body
+    if entry is None or (entry.body["sender"], entry.body["msg_id"]) != (name, body["msg_id"]):
+        return f"the coordinator's entry {body['ingress']} is not that message"
+    size = body["head_size"]
+    if not entry.seq < size <= tree.size:
+        return f"the head shown has {size} entries, which does not cover entry {entry.seq}"
+    if body["head_root"] != roots.setdefault(size, tree.root(size).hex()):
+        return f"the head of {size} entries that was shown is not one of this log"
+    path = tree.inclusion_path(entry.seq, size)
+    if body["proof"] != (sha256(b"".join(path)).hexdigest() if path else None):
+        return "the proof that was shown is another one"
+    return None
+
+
+RECONNECT = "Open"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crossed:
+    """Everything that a set of logs tells together."""
+
+    logs: tuple[Verified, ...]
+    histories: tuple[History, ...]
+    statements: tuple[Statement, ...]
+    joint: tuple[Finding, ...]
+    matched: int = 0
+    receipts: int = 0
+    forks: tuple[Fork, ...] = ()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Findings of each log, then those between them."""
+        return (*(finding for log in self.logs for finding in log.findings), *self.joint)
+
+    @property
+    def exit_code(self) -> int:
+        """0, 1 or 3 over everything."""
+        return exit_code(self.findings)
+
+
+def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False) -> Crossed:
+    """Verify each log against the heads that the others hold of it, then compare what they say."""
+    roster = next((found.roster for found in keys.values() if found.roster is not None), None)
+    held = held_heads(paths, roster)
+    logs = tuple(_verify(path, keys[path], held, roster) for path in paths)
+    histories = tuple(_history(log, roster) for log in logs)
+    joint = Findings("between the logs")
+    matched = _join_messages(histories, roster, joint)
+    trees = {log.origin: tree_of(log.folder) for log in logs}
+    receipts = _join_receipts(trees, histories, joint)
+    join_seen(histories, trees, joint)
+    _join_models(histories, joint)
+    _join_cohorts(histories, joint)
+    _join_unmasking(histories, joint)
+    _join_held(held, logs, joint)
+    _join_payments(histories, joint)
+    statements, privacy = [], list[Finding]()
+    for history in histories:
+        findings = Findings(history.origin)
+        statement = epsilon.replay(history, findings, second_opinion=second_opinion)
+        privacy.extend(findings.listed())
+        if statement is not None:
+            statements.append(statement)
+    forks = tuple(fork for log in logs for fork in _forks(log, held.get(log.origin, ())))
+    return Crossed(
+        logs=logs,
+        histories=histories,
+        statements=tuple(statements),
+        joint=(*joint.listed(), *privacy),
+        matched=matched,
+        receipts=receipts,
+        forks=forks,
+    )
+
+
+def held_heads(paths: Iterable[Path], roster: Roster | None) -> dict[str, list[Held]]:
+    """For each log, the genuine heads of it that the given folders hold."""
+    found: dict[str, list[Held]] = {}
+    for path in paths:
+        for file in sorted(LogFolder(path).witness.glob("*.json")):
+            try:
+                kept = Held.parse(file.read_bytes())
+                origin = kept.checkpoint.origin
+                if roster is not None:
+                    kept.verify(roster.by_origin[origin].root, origin)
+            except (ToolkitError, KeyError):
+                continue  # verify() of the folder that holds it says so
+            found.setdefault(origin, []).append(kept)
+    return found
+
+
+def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[Held]], roster: Roster | None) -> Verified:
+    first = verify(path, keys)
+    others = held.get(first.origin, ()) if roster is not None else ()
+    return verify(path, keys, others) if others else first
+
+
+def _history(log: Verified, roster: Roster | None) -> History:
+    party = roster.by_origin.get(log.origin) if roster else None
+    name = party.name if party else log.origin.split(".", 1)[0]
+    return read_history(log.folder, origin=log.origin, name=name, role=log.role)
+
+
+# Messages: each that left has one that arrived
+
+
+def _join_messages(histories: Sequence[History], roster: Roster | None, joint: Findings) -> int:
+    hub = next((history for history in histories if history.role == COORDINATOR), None)
+    sites = [history for history in histories if history.role == SITE]
+    known = {party.name for party in roster.sites} if roster else set()
+    missing = sorted(known - {history.name for history in sites})
+    if missing:
+        joint.add("LogMissing", f"no log of {', '.join(missing)}")
+    if hub is None:
+        joint.add("LogMissing", "no log of the coordinator: nothing that left could be matched")
+        return 0
+    arrived: dict[tuple[str, str], list[Record]] = {}
+    for record in hub.of("ingress"):
+        arrived.setdefault((record.body["sender"], record.body["msg_id"]), []).append(record)
+    matched = 0
+    for site in sites:
+        matched += _match_site(site, hub, arrived, joint)
+    given = {site.name for site in sites}
+    for (sender, _), records in arrived.items():
+        if sender in given or sender not in known:
+            for record in records:
+                joint.add("IngressUnexplained", f"{sender}: {record.body['message']} at {hub.name}", record.seq)
+    return matched
+
+
+def _match_site(site: History, hub: History, arrived: dict[tuple[str, str], list[Record]], joint: Findings) -> int:
+    """Take each message's counterpart out of `arrived`; what is left there had none."""
+    matched, waiting = 0, list[Record]()
+    digests: dict[str, str] = {}
+    last_boot = ""
+    for record in site.of("egress"):
+        body = record.body
+        if record.boot != last_boot or body["message"] == RECONNECT:
+            # The end of a boot or of a connection: what was under way then may have been lost on the way.
+            _let_go(waiting, site, joint)
+        last_boot = record.boot
+        if digests.setdefault(body["msg_id"], body["sha256"]) != body["sha256"]:
+            joint.add("DuplicateMessage", f"{site.name} used {body['msg_id']} for two messages", record.seq)
+        queue = arrived.get((site.name, body["msg_id"]))
+        if not queue:
+            waiting.append(record)
+            continue
+        for lost in waiting:
+            joint.add("EgressUnacknowledged", f"{site.name}: {lost.body['message']}, entry {lost.seq}", lost.seq)
+        waiting.clear()
+        other = queue.pop(0)
+        _compare(site, record, hub, other, joint)
+        matched += 1
+        if not queue:
+            del arrived[site.name, body["msg_id"]]
+    receipts = {record.body["msg_id"] for record in site.of("receipt")}
+    for record in [record for record in waiting if record.body["msg_id"] in receipts]:
+        joint.add("EgressUnacknowledged", f"{site.name}: entry {record.seq} has a receipt but no ingress", record.seq)
+        waiting.remove(record)
+    _let_go(waiting, site, joint)
+    return matched
+
+
+def _let_go(waiting: list[Record], site: History, joint: Findings) -> None:
+    for record in waiting:
+        joint.add("InFlight", f"{site.name}: {record.body['message']}, entry {record.seq}", record.seq)
+    waiting.clear()
+
+
+def _compare(site: History, sent: Record, hub: History, got: Record, joint: Findings) -> None:
+    differing = [name for name in ("message", "bytes", "sha256") if sent.body[name] != got.body[name]]
+    # A message of no round, such as the greeting in which a site learns that a new run has begun, is of no run either.
+    if sent.key != got.key and (sent.round, got.round) != (None, None):
+        differing.append("round")
+    if differing:
+        joint.add(
+            "DigestMismatch",
+            f"{site.name} entry {sent.seq} and {hub.name} entry {got.seq} differ in {', '.join(differing)}",
+            sent.seq,
+            got.seq,
+        )
+    if abs(sent.ts - got.ts) > SKEW_MS:
+        joint.add(
+            "ClockSkew",
+            f"{site.name} entry {sent.seq} and {hub.name} entry {got.seq} are {abs(sent.ts - got.ts) // 1000} s apart",
+            sent.seq,
+            got.seq,
+        )
+
+
+def _join_receipts(trees: Mapping[str, Tree], histories: Sequence[History], joint: Findings) -> int:
+    sites = [history for history in histories if history.role == SITE]
+    hubs = [history for history in histories if history.role == COORDINATOR]
+    return sum(join_receipts(sites, hub, trees[hub.origin], joint) for hub in hubs)
+
+
+# One model, one cohort, one kind of share
+
+
+def _join_models(histories: Sequence[History], joint: Findings) -> None:
+    seen: dict[tuple[str | None, int | None], tuple[str, str, int]] = {}
+    for history in histories:
+        for record in history.of("model.received"):
+            model, name, seq = seen.setdefault(record.key, (record.body["model"], history.name, record.seq))
+            if record.body["model"] != model:
+                joint.add(
+                    "ModelInconsistency",
+                    f"round {record.round}: {name} had {model[:8]}, {history.name} had {record.body['model'][:8]}",
+                    seq,
+                    record.seq,
+                )
+    for history in histories:
+        last: Record | None = None
+        for record in history.of("aggregate.published"):
+            model = seen.get(record.key, (record.body["previous"], "", 0))[0]
+            if record.body["previous"] != model:
+                joint.add(
+                    "ModelInconsistency",
+                    f"round {record.round}: sites had {model[:8]}, the sum is on {record.body['previous'][:8]}",
+                    record.seq,
+                )
+            if last is not None and last.run == record.run and last.body["model"] != record.body["previous"]:
+                joint.add("ModelInconsistency", f"round {record.round} does not go on from the last one", record.seq)
+            last = record
+
+
+def _join_cohorts(histories: Sequence[History], joint: Findings) -> None:
+    for kind, fields in (
+        ("round.invited", ("context", "cohort", "cohort_size")),
+        ("secagg.survivors", ("context", "survivors", "count", "threshold")),
+    ):
+        seen: dict[tuple[object, ...], tuple[tuple[object, ...], str, int]] = {}
+        for history in histories:
+            for record in history.of(kind):
+                view = tuple(record.body[name] for name in fields)
+                first, name, seq = seen.setdefault(
+                    (*record.key, record.body["attempt"]), (view, history.name, record.seq)
+                )
+                if view != first:
+                    what = next(name for name, a, b in zip(fields, first, view, strict=True) if a != b)
+                    joint.add(
+                        "SplitCohort",
+                        f"round {record.round}: {name} and {history.name} saw another {what}",
+                        seq,
+                        record.seq,
+                    )
+
+
+def _join_unmasking(histories: Sequence[History], joint: Findings) -> None:
+    """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
+    opened: dict[str, dict[str, dict[str, int]]] = {}
+    for history in histories:
+        for record in history.of("secagg.unmasked"):
+            kinds = opened.setdefault(record.body["context"], {"self_mask": {}, "mask_key": {}})
+            for kind, names in kinds.items():
+                for name in record.body[kind]:
+                    names.setdefault(name, record.seq)
+    for kinds in opened.values():
+        for name in sorted(kinds["self_mask"].keys() & kinds["mask_key"].keys()):
+            joint.add(
+                "MaskExposure",
+                f"both kinds of share were opened for {name}",
+                kinds["self_mask"][name],
+                kinds["mask_key"][name],
+            )
+
+
+def _join_payments(histories: Sequence[History], joint: Findings) -> None:
+    """The coordinator's list of who uploaded, against the payments of sites that have a budget."""
+    by_name = {history.name: history for history in histories if history.role == SITE}
+    for hub in (history for history in histories if history.role == COORDINATOR):
+        seen = set[tuple[object, ...]]()
+        for record in hub.of("ingress"):
+            site = by_name.get(record.body["sender"])
+            key = (record.body["sender"], *record.key)
+            if record.body["message"] != "UploadFrame" or site is None or key in seen:
+                continue
+            seen.add(key)
+            paid = {entry.key for entry in site.of("dp.committed")}
+            if (paid or site.by_type.get("dp.reserved")) and record.key not in paid:
+                joint.add("UnaccountedRound", f"{site.name} took part in round {record.round} unpaid", record.seq)
+
+
+# Heads that others hold
+
+
+def _join_held(held: Mapping[str, Sequence[Held]], logs: Sequence[Verified], joint: Findings) -> None:
+    """Heads of a log that is not here can still contradict each other."""
+    here = {log.origin for log in logs}
+    for origin, heads in held.items():
+        roots: dict[int, bytes] = {}
+        for other in heads if origin not in here else ():
+            size, root = other.checkpoint.size, other.checkpoint.root
+            if roots.setdefault(size, root) != root:
+                joint.add("Fork", f"two heads of {origin} of size {size} differ", size - 1)
+
+
+def _forks(log: Verified, held: Sequence[Held]) -> Iterable[Fork]:
+    """Two signed heads that contradict each other, with the proof that the shown one has another beginning."""
+    newest = log.heads.newest
+    if newest is None or not any(finding.code == "Fork" for finding in log.findings):
+        return
+    tree = tree_of(log.folder)
+    for other in held:
+        head = head_of(other.head)
+        if head.size <= newest.checkpoint.size <= tree.size and tree.root(head.size) != head.root:
+            yield Fork(
+                origin=log.origin,
+                held=other.head,
+                shown=newest.note,
+                endorsements=tuple(LogFolder(log.folder).endorsements()),
+                other_root=tree.root(head.size),
+                path=tree.consistency_path(head.size, newest.checkpoint.size),
+            )

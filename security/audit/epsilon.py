@@ -1,0 +1,152 @@
+"""Epsilon again, from the recorded mechanisms alone. What was reserved counts as spent, committed or not.
+
+Imports the accountant, and with it dp-accounting, only when asked to compute.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from security.audit.facts import History, Record
+from security.audit.findings import Findings
+
+if TYPE_CHECKING:
+    from security.dp.accountant import MechanismEvent
+
+TOLERANCE: Final = 1e-3
+_TERMS: Final = ("delta", "unit", "relation", "order", "cap")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spending:
+    """Epsilon after one reservation: as written and as recomputed."""
+
+    seq: int
+    ts: int
+    run: str | None
+    round: int | None
+    written: float
+    recomputed: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """A site's differential-privacy claim with everything it depends on."""
+
+    site: str
+    unit: str
+    relation: str
+    delta: str
+    order: str
+    cap: str
+    accountant: str
+    series: tuple[Spending, ...]
+    best_rdp: float
+    pld: float | None
+
+    @property
+    def epsilon(self) -> float:
+        """What counts: the enforced bound after the last reservation."""
+        return self.series[-1].recomputed
+
+
+def replay(history: History, findings: Findings, *, second_opinion: bool = False) -> Statement | None:
+    """Recompute a site's epsilon and compare; None where the log claims no differential privacy."""
+    reserved = list(history.of("dp.reserved"))
+    committed = list(history.of("dp.committed"))
+    if not reserved and not committed:
+        return None
+    _check_commits(reserved, committed, findings)
+    _check_paid(history, {record.key for record in committed}, findings)
+    if not reserved:
+        return None
+    terms = {name: reserved[0].body[name] for name in _TERMS}
+    for record in (*reserved, *committed):
+        changed = [name for name in _TERMS if record.body[name] != terms[name]]
+        if changed:
+            findings.add("DpTermsChanged", f"entry {record.seq} has another {', '.join(changed)}", record.seq)
+    series, spent = _recompute(reserved, committed, terms, findings)
+    best, pld = _opinions(spent, float(terms["delta"]), second_opinion)
+    return Statement(
+        site=history.name,
+        unit=terms["unit"],
+        relation=terms["relation"],
+        delta=terms["delta"],
+        order=terms["order"],
+        cap=terms["cap"],
+        accountant=reserved[-1].body["accountant"],
+        series=tuple(series),
+        best_rdp=best,
+        pld=pld,
+    )
+
+
+def _recompute(
+    reserved: Sequence[Record], committed: Sequence[Record], terms: dict[str, Any], findings: Findings
+) -> tuple[list[Spending], list[MechanismEvent]]:
+    from security.dp.accountant import MechanismEvent
+    from security.dp.filter import RenyiFilter
+
+    rule = RenyiFilter(order=float(terms["order"]), delta=float(terms["delta"]), cap=float(terms["cap"]))
+    used = {record.body["reservation"]: record for record in committed}
+    series, events, divergence = [], list[MechanismEvent](), 0.0
+    for record in reserved:
+        new = [MechanismEvent.from_json(item) for item in record.body["mechanisms"]]
+        events += new
+        before, divergence = rule.epsilon(divergence), divergence + rule.divergence(new)
+        epsilon = rule.epsilon(divergence)
+        for entry in filter(None, (record, used.get(record.body["reservation"]))):
+            if not _close(entry.body["epsilon_total"], epsilon) or not _close(
+                entry.body["epsilon_round"], epsilon - before
+            ):
+                findings.add(
+                    "EpsilonMismatch",
+                    f"entry {entry.seq} says {entry.body['epsilon_total']}, its inputs give {epsilon:.4f}",
+                    entry.seq,
+                )
+        if epsilon > rule.cap * (1 + TOLERANCE):
+            findings.add("BudgetExceeded", f"epsilon {epsilon:.3f} is above the cap of {rule.cap:g}", record.seq)
+        series.append(
+            Spending(
+                seq=record.seq,
+                ts=record.ts,
+                run=record.run,
+                round=record.round,
+                written=float(record.body["epsilon_total"]),
+                recomputed=epsilon,
+            )
+        )
+    return series, events
+
+
+def _close(written: str, computed: float) -> bool:
+    return math.isclose(float(written), computed, rel_tol=TOLERANCE, abs_tol=TOLERANCE)
+
+
+def _check_commits(reserved: Sequence[Record], committed: Sequence[Record], findings: Findings) -> None:
+    paid = {record.body["reservation"]: record for record in reserved}
+    for record in committed:
+        source = paid.get(record.body["reservation"])
+        if source is None or source.body["mechanisms"] != record.body["mechanisms"]:
+            findings.add("EpsilonMismatch", f"entry {record.seq} commits what was not reserved", record.seq)
+
+
+def _check_paid(history: History, paid: set[tuple[str | None, int | None]], findings: Findings) -> None:
+    """Under a budget, no masked vector leaves in a round that was not paid for."""
+    for record in history.of("egress"):
+        if record.body["data_class"] == "masked-vector" and record.key not in paid:
+            findings.add(
+                "UnaccountedRound",
+                f"round {record.round}: a vector left at entry {record.seq} without dp.committed",
+                record.seq,
+            )
+            paid.add(record.key)
+
+
+def _opinions(events: list[MechanismEvent], delta: float, second: bool) -> tuple[float, float | None]:
+    from security.dp.accountant import pld_epsilon, rdp_epsilon
+
+    return rdp_epsilon(events, delta)[0], pld_epsilon(events, delta) if second else None

@@ -1,0 +1,151 @@
+"""How results are said: in lines for a terminal. Whatever comes from a log is made printable first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from security.audit.epsilon import Statement
+from security.audit.findings import CODES, Finding, Severity
+from security.audit.verify import Verified
+
+EGRESS: Final = frozenset(
+    {"SurplusBytes", "LayoutMismatch", "ForbiddenMessage", "UnmaskedVector", "UnloggedTraffic", "DuplicateMessage"}
+)
+PRIVACY: Final = frozenset({"EpsilonMismatch", "UnaccountedRound", "BudgetExceeded", "DpTermsChanged"})
+MATCHING: Final = frozenset(
+    {
+        "EgressUnacknowledged",
+        "IngressUnexplained",
+        "DigestMismatch",
+        "DuplicateMessage",
+        "ReceiptInvalid",
+        "ClockSkew",
+        "LogMissing",
+    }
+)
+AGREEMENT: Final = frozenset({"ModelInconsistency", "SplitCohort", "MaskExposure", "Fork", "LogMissing"})
+RECORD: Final = frozenset(CODES) - EGRESS - PRIVACY - MATCHING - AGREEMENT | {"Fork"}
+
+VERDICTS: Final = {0: "clean", 1: "findings", 3: "cannot decide"}
+MARKS: Final = {Severity.FAIL: "FAIL", Severity.UNDECIDED: "????", Severity.NOTE: "note"}
+
+
+def plain(text: str) -> str:
+    """Without anything a terminal would obey."""
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def when(seconds: float) -> str:
+    """A time in UTC, to the minute."""
+    return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%MZ")
+
+
+def quantity(count: int) -> str:
+    """Bytes for people."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def clean(findings: Iterable[Finding], codes: frozenset[str]) -> bool:
+    """Whether none of these codes was found, notes aside."""
+    return not any(finding.code in codes and finding.severity is not Severity.NOTE for finding in findings)
+
+
+def witness_names(log: Verified) -> str:
+    """Who saw the newest witnessed head."""
+    witnessed = log.heads.witnessed
+    if witnessed is None:
+        return "not witnessed"
+    parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
+    names = ", ".join(sorted(parties.get(key, key.name) for key in witnessed.cosigners))
+    return f"witnessed up to {witnessed.checkpoint.size} by {names} ({when(max(witnessed.cosigners.values()))})"
+
+
+def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
+    """One line for what was found and, unless it is a note, one for what to do."""
+    for finding in findings:
+        at = f" [entry {', '.join(map(str, finding.entries[:5]))}]" if finding.entries else ""
+        yield plain(f"{MARKS[finding.severity]}  {finding.code}  {finding.detail}{at}")
+        if finding.severity is not Severity.NOTE:
+            yield plain(f"      {finding.meaning} -> {finding.ask}")
+
+
+def log_lines(log: Verified, findings: Iterable[Finding], statement: Statement | None) -> Iterator[str]:
+    """What one log turned out to be."""
+    found = tuple(findings)
+    newest = log.heads.newest
+    yield plain(
+        f"{log.origin}   {log.size:,} entries   head {newest.checkpoint.size if newest else '-'}   {witness_names(log)}"
+    )
+    if clean(found, RECORD):
+        yield f"ok    tree re-derived from entries equals {len(log.heads.heads)} signed heads, {log.epochs} epoch(s)"
+    if log.ledger.count and clean(found, EGRESS):
+        yield (
+            f"ok    {log.ledger.count:,} messages left, {quantity(log.ledger.total)}: "
+            "0 surplus bytes, all types permitted, all vectors masked"
+        )
+    if log.ledger.readings and log.ledger.bounded and clean(found, frozenset({"UnloggedTraffic"})):
+        unread = log.ledger.total - log.ledger.covered
+        rest = f"; {quantity(unread)} have no reading (a kill, or a copy in between)" if unread else ""
+        yield f"ok    the kernel counted {quantity(log.ledger.counted)} out, within the stated overhead{rest}"
+    if statement is not None and clean(found, PRIVACY):
+        yield "ok    " + epsilon_line(statement)
+    yield from finding_lines(found)
+
+
+def epsilon_line(statement: Statement) -> str:
+    """One site's epsilon in a line."""
+    return plain(
+        f"{statement.site}: epsilon {statement.epsilon:.2f} of {float(statement.cap):.2f} "
+        f"(delta {statement.delta}, unit: {statement.unit}), recomputed from {len(statement.series)} rounds"
+    )
+
+
+def log_json(log: Verified, findings: Iterable[Finding], statement: Statement | None) -> dict[str, Any]:
+    """The same for machines."""
+    newest, witnessed = log.heads.newest, log.heads.witnessed
+    return {
+        "origin": log.origin,
+        "role": log.role,
+        "entries": log.size,
+        "epochs": log.epochs,
+        "heads": len(log.heads.heads),
+        "head": newest.checkpoint.size if newest else None,
+        "witnessed": witnessed.checkpoint.size if witnessed else None,
+        "witnesses": sorted(key.name for key in witnessed.cosigners) if witnessed else [],
+        "egress": {
+            name: {"messages": log.ledger.messages[name], "bytes": log.ledger.bytes[name]}
+            for name in sorted(log.ledger.messages)
+        },
+        "network_bytes_out": log.ledger.counted if log.ledger.readings else None,
+        "epsilon": statement_json(statement),
+        "findings": [finding.to_json() for finding in findings],
+    }
+
+
+def statement_json(statement: Statement | None) -> dict[str, Any] | None:
+    """A site's privacy statement."""
+    if statement is None:
+        return None
+    return {
+        "site": statement.site,
+        "epsilon": round(statement.epsilon, 6),
+        "cap": float(statement.cap),
+        "delta": float(statement.delta),
+        "unit": statement.unit,
+        "relation": statement.relation,
+        "order": float(statement.order),
+        "accountant": statement.accountant,
+        "best_rdp": round(statement.best_rdp, 6),
+        "pld": None if statement.pld is None else round(statement.pld, 6),
+        "rounds": [
+            {"run": item.run, "round": item.round, "written": item.written, "recomputed": round(item.recomputed, 6)}
+            for item in statement.series
+        ],
+    }

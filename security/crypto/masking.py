@@ -1,0 +1,129 @@
+"""Masks on vectors: what a site puts on, what the coordinator takes off (docs/spec/secure-aggregation.md, "Masks").
+
+With positions i in the order of site ids, ``y_i = z_i + PRG(q_i) + sum_{j>i} PRG(k_ij) - sum_{j<i} PRG(k_ij)`` in the
+ring. In the sum over the survivors the pairwise masks of two survivors cancel; the self masks are
+opened, and for a site that dropped out the pairwise masks it shared with survivors are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from lazaret.errors import LocalProtocolError
+from security.crypto import merkle, prg
+from security.crypto.prg import Words
+from security.crypto.ring import FRAME_BYTES, Buffer, Packed, Ring
+from security.secrets import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SiteMasks:
+    """The keys of all masks on one upload, by the sign with which they go on."""
+
+    self_key: Secret
+    add: tuple[Secret, ...]
+    subtract: tuple[Secret, ...]
+
+    @classmethod
+    def of(cls, site: str, self_key: Secret, pair_keys: Mapping[str, Secret]) -> SiteMasks:
+        """Sort pair keys, by the peer's id, into those added (peer comes later) and those subtracted."""
+        if site in pair_keys:
+            raise LocalProtocolError("a site shares no mask with itself")
+        return cls(
+            self_key=self_key,
+            add=tuple(key for peer, key in pair_keys.items() if peer.encode() > site.encode()),
+            subtract=tuple(key for peer, key in pair_keys.items() if peer.encode() < site.encode()),
+        )
+
+
+def mask(words: Words, masks: SiteMasks, *, workers: int = 1) -> None:
+    """Mask an encoded update in place. The keys must never be used for another vector."""
+    prg.apply_streams(words, add=(masks.self_key, *masks.add), subtract=masks.subtract, workers=workers)
+
+
+def masked(words: Words, masks: SiteMasks, *, workers: int = 1) -> Words:
+    """Return a masked copy; cheaper than a copy that is masked in place afterwards."""
+    out = np.empty_like(words)
+    prg.apply_streams(out, source=words, add=(masks.self_key, *masks.add), subtract=masks.subtract, workers=workers)
+    return out
+
+
+def leaf_hashes(vector: Packed) -> list[bytes]:
+    """Hash a vector as it travels, frame by frame: the unit in which sums are checked."""
+    data = vector.data
+    return [merkle.leaf_hash(data[start : start + FRAME_BYTES]) for start in range(0, len(data), FRAME_BYTES)]
+
+
+def vector_root(vector: Packed) -> bytes:
+    return merkle.root(leaf_hashes(vector))
+
+
+def words_root(words: Words, ring: Ring) -> bytes:
+    """The root of a vector that is not packed, and need not be as a whole."""
+    return merkle.root(merkle.leaf_hash(frame) for _, frame in ring.frames(words))
+
+
+class Accumulator:
+    """The coordinator's running sum: one vector, however many sites send.
+
+    Uploads are added (or, for one that turns out incomplete, taken out again) frame by frame; `unmask` then takes off
+    the opened masks. Until then the content is uniform noise.
+    """
+
+    __slots__ = ("_ring", "_total")
+
+    def __init__(self, length: int, ring: Ring) -> None:
+        self._ring = ring
+        # Written, not only reserved: the pages are there before the first frame arrives.
+        self._total = np.empty(length, dtype=ring.dtype)
+        self._total.fill(0)
+
+    @property
+    def total(self) -> Words:
+        return self._total
+
+    def _range(self, index: int, frame: Buffer) -> tuple[Words, Words]:
+        first, words = index * self._ring.frame_words, self._ring.unpack(frame)
+        if not 0 <= first < len(self._total) or len(words) != min(self._ring.frame_words, len(self._total) - first):
+            raise LocalProtocolError(f"{len(frame)} bytes are not frame {index} of the vector")
+        return self._total[first : first + len(words)], words
+
+    def add(self, index: int, frame: Buffer) -> None:
+        target, words = self._range(index, frame)
+        np.add(target, words, out=target)
+
+    def take_out(self, index: int, frame: Buffer) -> None:
+        target, words = self._range(index, frame)
+        np.subtract(target, words, out=target)
+
+    def unmask(self, opened: OpenedMasks, *, workers: int = 1) -> None:
+        prg.apply_streams(self._total, add=opened.add, subtract=opened.subtract, workers=workers)
+        self._ring.wrap(self._total)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedMasks:
+    """The keys of the masks that remain on a sum, by the sign that takes them off."""
+
+    add: tuple[Secret, ...]
+    subtract: tuple[Secret, ...]
+
+    @classmethod
+    def of(cls, self_keys: Iterable[Secret], dropped_pairs: Mapping[tuple[str, str], Secret]) -> OpenedMasks:
+        """Take self-mask keys of the survivors and pair keys by (survivor, dropped site)."""
+        # A survivor before the dropped site in the order has added the pair's stream, so that it comes off here.
+        was_added = {pair: pair[1].encode() > pair[0].encode() for pair in dropped_pairs}
+        return cls(
+            add=tuple(key for pair, key in dropped_pairs.items() if not was_added[pair]),
+            subtract=(*self_keys, *(key for pair, key in dropped_pairs.items() if was_added[pair])),
+        )
+
+
+def unmask_chunk(chunk: Words, opened: OpenedMasks, ring: Ring, *, index: int) -> None:
+    """Take the masks off one frame of a sum: how a site checks a part of the result for itself."""
+    offset = index * ring.frame_words * chunk.itemsize
+    prg.apply_streams(chunk, add=opened.add, subtract=opened.subtract, offset=offset)
+    ring.wrap(chunk)

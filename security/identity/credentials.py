@@ -1,0 +1,212 @@
+"""Checks of an identity folder: certificates, key files, manifest, and the clock by the dates in them.
+
+Nothing here is of one role only: a site and a coordinator have the same kinds of papers.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cryptography import x509
+
+from lazaret import files
+from lazaret.checks import Line, found, ok, problem, shared, tried, warning
+from lazaret.errors import CertificateExpired, ConfigError, ToolkitError
+from security.clock import Clock
+from security.identity import keystore, pki
+from security.identity.enrolment import Identity, read_file
+from security.identity.manifest import Manifest, Member, unseal
+from security.identity.pki import Purpose, Role, Subject
+from security.identity.rules import CLOCK_SKEW_MS, check_pinned, check_signature
+
+EXPIRY_WARNING_DAYS: Final = 30
+
+
+class Papers:
+    """An identity folder, read once."""
+
+    def __init__(self, identity: Identity, role: Role, clock: Clock, *, program: str) -> None:
+        self.identity = identity
+        self.role = role
+        self.clock = clock
+        self.program = program
+
+    @property
+    def now_ms(self) -> int:
+        return self.clock.now_ms()
+
+    @shared("there is no certificate to read")
+    def subject(self) -> Subject:
+        """Who this folder says that we are."""
+        return pki.subject_of(self.identity.tls_certificate(), str(self.identity.tls_path))
+
+    @shared("there is no valid manifest")
+    def manifest(self) -> Manifest:
+        """Signed and whole."""
+        manifest = self.identity.manifest(now_ms=self.now_ms)
+        if manifest is None:
+            raise ConfigError(
+                "there is no manifest yet",
+                where=str(self.identity.manifest_path),
+                hint=f"install the one the consortium has published: {self.program} join --manifest FILE",
+            )
+        return manifest
+
+    def member(self) -> Member:
+        """Our entry in the manifest."""
+        manifest, name = self.manifest, self.subject.member
+        if self.role is Role.COORDINATOR:
+            return manifest.coordinator
+        return manifest.site(name)
+
+
+def certificates(papers: Papers) -> Iterator[Line]:
+    """Root, TLS and signing certificate: whose they are, by whom, for what, until when."""
+    identity = papers.identity
+    root = identity.root()
+    yield _dated(root, "root certificate", str(identity.root_path), papers.now_ms)
+    subject = papers.subject
+    if subject.role is not papers.role:
+        yield problem(
+            f"{identity.tls_path}: is the certificate of a {subject.role}, not of a {papers.role}",
+            "is this the right identity folder?",
+        )
+        return
+    for purpose, path in ((Purpose.TLS, identity.tls_path), (Purpose.SIGNING, identity.signing_path)):
+        yield _member_certificate(path, root, subject, purpose, papers)
+
+
+def _member_certificate(path: Path, root: x509.Certificate, subject: Subject, purpose: Purpose, papers: Papers) -> Line:
+    try:
+        certificate = pki.read_certificate(read_file(path), str(path))
+        pki.check_issuer(certificate, root, str(path))
+        pki.check_purpose(certificate, purpose, subject.role, str(path))
+        pki.check_subject(certificate, subject, str(path))
+    except ToolkitError as error:
+        return found(error)
+    return _dated(certificate, f"{purpose} certificate of {subject.member}", str(path), papers.now_ms)
+
+
+def _dated(certificate: x509.Certificate, name: str, where: str, now_ms: int) -> Line:
+    """Valid today, and for how long still."""
+    try:
+        pki.check_dates(certificate, now_ms, where)
+    except CertificateExpired as error:
+        return problem(f"{name}: {error}", f"{error.hint}; then `join` its answer")
+    except ToolkitError as error:
+        return found(error)
+    left = pki.days_left(certificate, now_ms)
+    until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+    if left < EXPIRY_WARNING_DAYS:
+        return warning(
+            f"{name}: ends in {left} days, on {until}", "ask the consortium for a renewal: `consortium renew`"
+        )
+    return ok(f"{name}: valid for {left} more days, until {until}")
+
+
+def key_files(papers: Papers) -> Iterator[Line]:
+    """Every key file is readable by this user alone, and those in use belong to the certificates."""
+    keys = papers.identity.folder / "keys"
+    if not keys.is_dir():
+        raise ConfigError("there are no keys", where=str(keys), hint=f"`{papers.program} init` makes them")
+    paths = sorted(path for path in keys.rglob("*") if path.is_file())
+    told = [line for path in paths if (line := _open_to_others(path)) is not None]
+    yield from told
+    if not told:
+        yield ok(f"{len(paths)} key files, for this user only")
+    yield from (line for line in _keys_in_use(papers) if line not in told)
+
+
+def _keys_in_use(papers: Papers) -> Iterator[Line]:
+    identity = papers.identity
+    signing = pki.read_certificate(read_file(identity.signing_path), str(identity.signing_path))
+    yield tried("TLS key belongs to the certificate", lambda: keystore.load_tls_key(identity.tls_key_path()))
+    yield tried("signing key belongs to the certificate", lambda: identity.signing_key(signing))
+    yield tried("keys for sealing, data and witnessing", lambda: _other_keys(papers))
+
+
+def _open_to_others(path: Path) -> Line | None:
+    try:
+        files.refuse_shared_mode(path, stat.S_IMODE(path.stat().st_mode))
+    except ToolkitError as error:
+        return found(error)
+    return None
+
+
+def _other_keys(papers: Papers) -> None:
+    papers.identity.sealing_key()
+    papers.identity.data_key()
+    papers.identity.cosigner(papers.subject)
+
+
+def audit_root(papers: Papers, log: Path) -> Line:
+    """The key that begins a log; it may be in a safe place once there is one."""
+    path = papers.identity.folder / "keys" / "audit-root.key"
+    if path.exists() or (log / "FORMAT").exists():
+        return ok("key of the privacy log")
+    return problem(f"{path}: is not here, and the privacy log has not begun", "bring it back for the first start")
+
+
+def manifest(papers: Papers) -> Iterator[Line]:
+    """Signed by our root, whole, in time, with us in it."""
+    opened = papers.manifest
+    yield ok(f"version {opened.version} of {opened.federation}, run {opened.run}, signed by the root")
+    try:
+        member = papers.member()
+        _check_listed(papers, opened)
+    except ToolkitError as error:
+        yield problem(
+            f"this {papers.role} may not take part under this manifest: {error}",
+            f"ask the consortium for a manifest that lists {papers.subject.member} with this certificate, and join it",
+        )
+        return
+    yield ok(f"{papers.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
+    left = pki.days_left(member.certificate, papers.now_ms)
+    if left < 0:
+        yield problem(
+            f"the signing certificate in the manifest ended {-left} days ago",
+            "a renewal needs a new manifest as well: ask the consortium to publish one",
+        )
+
+
+def _check_listed(papers: Papers, opened: Manifest) -> None:
+    """Dates and issuer are told by `certificates`."""
+    where = str(papers.identity.tls_path)
+    certificate = papers.identity.tls_certificate()
+    pki.check_revoked(certificate, opened.revoked, where)
+    check_pinned(opened, papers.subject, pki.key_fingerprint(pki.certificate_key(certificate)), where)
+
+
+def clock_by_papers(papers: Papers) -> Iterator[Line]:
+    """Papers were made before today. Says nothing about a clock that is ahead."""
+    now = dt.datetime.fromtimestamp(papers.now_ms / 1000, dt.UTC)
+    latest, made = max(_made(papers))
+    if now + dt.timedelta(milliseconds=CLOCK_SKEW_MS) < latest:
+        yield problem(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M}Z, but {made} was made at {latest:%Y-%m-%d %H:%M}Z",
+            "set the clock, and keep it right with NTP",
+        )
+    else:
+        yield ok(f"{now:%Y-%m-%d %H:%M}Z is after all dates of issue")
+
+
+def _made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
+    """When each paper was made; the manifest is unsealed without its rules, which would refuse one from the future."""
+    for name, read in (("the root", papers.identity.root), ("the certificate", papers.identity.tls_certificate)):
+        yield read().not_valid_before_utc, name
+    yield from _manifest_made(papers)
+
+
+def _manifest_made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
+    if not papers.identity.manifest_path.exists():
+        return
+    try:
+        told, signature = unseal(read_file(papers.identity.manifest_path))
+        check_signature(told, signature, papers.identity.root())
+    except ToolkitError:
+        return  # the manifest's own check tells
+    yield dt.datetime.fromtimestamp(told.issued_at_ms / 1000, dt.UTC), f"manifest version {told.version}"

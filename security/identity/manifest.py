@@ -1,0 +1,267 @@
+"""The signed federation manifest: everything that a site believes about a federation without asking the coordinator.
+
+A manifest is canonical JSON (RFC 8785) without floats: reals are decimal text, scales are exponents of two. It is
+signed with the root key. This file says what a manifest holds and how its bytes are read; `rules` says which ones are
+accepted. docs/consortium.md describes every field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Final, Literal, Self
+
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+
+from lazaret.errors import CodecError, ConfigError, ManifestRejected
+from security import labels
+from security.crypto import encoding
+from security.identity import pki
+from security.secagg.layout import MAX_ROSTER, Layout
+
+FORMAT: Final = "lazaret-manifest/1"
+MAX_BYTES: Final = 4 * 1024 * 1024
+_FETCH: Final = "it may be cut off or edited: get the manifest from the consortium again"
+_DECIMAL = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17}[1-9])?")
+
+
+def _check_decimal(text: str) -> str:
+    if not _DECIMAL.fullmatch(text):
+        raise ValueError("expected a decimal number as text, such as 0.001, without sign, exponent or trailing zeros")
+    return text
+
+
+def decimal_text(value: str | int | float | Decimal) -> str:
+    """The one text of a number that is not negative: what manifests hold instead of floats."""
+    number = Decimal(repr(value)) if isinstance(value, float) else Decimal(value)
+    text = format(number, "f")
+    return _check_decimal(text.rstrip("0").rstrip(".") if "." in text else text)
+
+
+def _read_layout(value: object) -> Layout:
+    if isinstance(value, Layout):
+        return value
+    if not isinstance(value, dict):
+        raise ValueError("expected an object")
+    try:
+        return Layout.from_dict(value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from error
+
+
+Name = Annotated[str, Field(pattern=pki.NAME_PATTERN)]
+Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+DecimalText = Annotated[str, AfterValidator(_check_decimal)]
+Count = Annotated[int, Field(ge=0, le=encoding.MAX_INT)]
+Positive = Annotated[int, Field(ge=1, le=encoding.MAX_INT)]
+VerifierKey = Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")]
+LayoutField = Annotated[Layout, PlainValidator(_read_layout), PlainSerializer(Layout.to_dict)]
+Setting = bool | int | Annotated[str, Field(max_length=200)]
+
+
+class Document(BaseModel):
+    """Strict: no unknown key, no coercion, no change after construction."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+class Member(Document):
+    """A site or the coordinator: the one signing certificate in force, and the TLS keys it may connect with.
+
+    A renewal with a new TLS key lists the old key too until its certificate ends, so that nobody is cut off in mid-run.
+    """
+
+    id: Name
+    signing_certificate: Annotated[str, Field(max_length=4096)]
+    tls_keys: Annotated[tuple[Hash, ...], Field(min_length=1, max_length=4)]
+    audit_root: VerifierKey
+    cosigner: VerifierKey
+
+    @property
+    def certificate(self) -> x509.Certificate:
+        return pki.read_certificate(self.signing_certificate, f"signing certificate of {self.id}")
+
+    @property
+    def signing_sha256(self) -> str:
+        return pki.fingerprint(self.certificate)
+
+    @property
+    def signing_key(self) -> bytes:
+        """The 32 raw bytes of the Ed25519 key."""
+        key = pki.certificate_key(self.certificate)
+        if not isinstance(key, Ed25519PublicKey):
+            raise ManifestRejected("signing certificate does not hold an Ed25519 key", where=self.id)
+        return key.public_bytes_raw()
+
+
+class Model(Document):
+    """What is trained. Sites hold the code; only its name and digest travel.
+
+    `initial_state` is the hash of the tensors that travel. `initial_file` is the SHA-256 of the whole safetensors file,
+    which also pins what every site's personal parts start from.
+    """
+
+    architecture: Word
+    code_digest: Hash
+    initial_state: Hash
+    initial_file: Hash
+    classes: Annotated[int, Field(ge=2, le=10_000)]
+
+
+class Training(Document):
+    method: Word
+    settings: dict[Word, Setting]
+    config_hashes: Annotated[tuple[Hash, ...], Field(min_length=1, max_length=64)]
+    rounds: Positive
+    weights: Literal["samples", "bucketed", "uniform"]
+    local_statistics: bool
+
+
+class Aggregation(Document):
+    """Thresholds and numbers of the secure sum. Ring, clips, movement caps and weight cap stand in the layout."""
+
+    colluders: Count
+    least_survivors: Annotated[int, Field(ge=2, le=MAX_ROSTER)]
+    single_history: bool
+    allow_two_sites: bool
+    server_rule: Literal["mean"]
+    layout: LayoutField
+
+
+class Audit(Document):
+    """How the sum is checked, and how long a site goes on without witnesses of its log."""
+
+    mode: Literal["covered", "sampled"]
+    chunks_per_site: Count
+    strict: bool
+    max_rounds_unwitnessed: Positive
+
+
+class Timing(Document):
+    """Seconds."""
+
+    train: Positive
+    message: Positive
+    upload: Positive
+    secret_ttl: Positive
+
+
+class Privacy(Document):
+    """Record-level differential privacy at every site; a site may be stricter, never laxer."""
+
+    epsilon: DecimalText
+    delta: DecimalText
+    clip: DecimalText
+    noise_floor: DecimalText
+    unit: Literal["patient", "lesion", "study", "image"]
+
+
+class Revocation(Document):
+    certificate: Hash
+    member: Name
+    reason: Annotated[str, Field(pattern=r"^[ -~]{1,200}$")]
+    at_ms: Count
+
+
+class Manifest(Document):
+    format: Literal["lazaret-manifest/1"] = FORMAT
+    federation: Name
+    version: Positive
+    previous: Hash | None
+    run: Name
+    issued_at_ms: Count
+    roster: Annotated[tuple[Member, ...], Field(min_length=2, max_length=MAX_ROSTER)]
+    coordinator: Member
+    model: Model
+    training: Training
+    aggregation: Aggregation
+    audit: Audit
+    timing: Timing
+    privacy: Privacy | None
+    revocations: tuple[Revocation, ...]
+
+    @classmethod
+    def from_dict(cls, told: object, where: str = "manifest") -> Self:
+        try:
+            return cls.model_validate_json(encoding.dumps(told))
+        except ValidationError as error:
+            raise ManifestRejected(
+                describe(error),
+                where=where,
+                hint="a newer format needs a newer package; otherwise ask the consortium",
+            ) from None
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(mode="python")
+
+    def to_bytes(self) -> bytes:
+        return encoding.dumps(self.to_dict())
+
+    @property
+    def digest(self) -> bytes:
+        """What round contexts bind and the next version names."""
+        return hashlib.sha256(labels.MANIFEST + self.to_bytes()).digest()
+
+    @property
+    def revoked(self) -> frozenset[str]:
+        return frozenset(revocation.certificate for revocation in self.revocations)
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        return tuple(member.id for member in self.roster)
+
+    def site(self, name: str) -> Member:
+        for member in self.roster:
+            if member.id == name:
+                return member
+        raise ManifestRejected(f"{name} is not in the roster", where=f"manifest version {self.version}")
+
+
+def describe(error: ValidationError) -> str:
+    """The first fault as `key.path: what`, without the value: it may be long, and it may be secret.
+
+    An unknown key comes before a missing one: where one name is misspelt, both are reported.
+    """
+    faults = error.errors(include_input=False, include_url=False)
+    fault = min(faults, key=lambda fault: fault["type"] != "extra_forbidden")
+    path = ".".join(str(part) for part in fault["loc"]) or "document"
+    what = "unknown key" if fault["type"] == "extra_forbidden" else fault["msg"].lower()
+    return f"{path}: {what}" + (f" (and {len(faults) - 1} more)" if len(faults) > 1 else "")
+
+
+class Envelope(Document):
+    """The file: the manifest and the root's signature over its digest."""
+
+    manifest: dict[str, Any]
+    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{2,160}$")]
+
+
+def seal(manifest: Manifest, signature: bytes) -> bytes:
+    return encoding.dumps({"manifest": manifest.to_dict(), "signature": signature.hex()}) + b"\n"
+
+
+def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, bytes]:
+    """Parse the file strictly: one canonical form, no unknown key. Says nothing yet about who signed it."""
+    if len(data) > MAX_BYTES:
+        raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where, hint=_FETCH)
+    try:
+        told = encoding.loads(data.removesuffix(b"\n"))
+        envelope = Envelope.model_validate(told)
+    except CodecError as error:
+        raise ManifestRejected(f"manifest is {error.message}", where=where, hint=_FETCH) from error
+    except ValidationError as error:
+        raise ManifestRejected(describe(error), where=where, hint=_FETCH) from None
+    return Manifest.from_dict(envelope.manifest, where), bytes.fromhex(envelope.signature)
+
+
+def real(text: str) -> float:
+    """A decimal text as the double that training uses."""
+    value = float(text)
+    if not math.isfinite(value):
+        raise ManifestRejected(f"{text} is not a number")
+    return value

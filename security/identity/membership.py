@@ -1,0 +1,237 @@
+"""What other parts of the toolkit need of a manifest, in their own words."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from lazaret.errors import ConfigError, PolicyViolation
+from security.crypto.signing import VerifyKey
+from security.identity.manifest import Manifest, Member
+from security.log.keys import COORDINATOR, SITE, Party, Roster
+from security.log.note import VerifierKey
+from security.secagg import thresholds
+from security.secagg.layout import Layout
+from security.secagg.thresholds import Thresholds
+
+if TYPE_CHECKING:
+    import datetime as dt
+
+
+
+# ----------------------------------------
+# What a party takes from the consortium's manifest and its own configuration, and never from the coordinator.
+#
+# See docs/spec/secure-aggregation.md, section 2. Everything the coordinator proposes is compared with this.
+
+DAY_MS = 24 * 3600 * 1000
+COVERED_ROSTER = 20  # above this, re-deriving every chunk costs the coordinator more traffic than the rounds
+
+
+class AuditMode(StrEnum):
+    """How a sum is checked before the next burst (section 10)."""
+
+    COVERED = "covered"
+    SAMPLED = "sampled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterEntry:
+    """A party, the SHA-256 of its signing certificate, and the key in it."""
+
+    site: str
+    cert: bytes
+    key: VerifyKey
+
+
+@dataclass(frozen=True, kw_only=True)
+class AggregationPolicy:
+    """One manifest version, as the protocol needs it.
+
+    :param c: how many sites of the whole roster may collude with the coordinator.
+    :param m: the least number of survivors in a sum.
+    :param single_history: refuse cohorts so small that two histories could live side by side.
+    :param dp_active: whether this site's own privacy ledger is in force; the only local field besides `revoked`.
+    :param strict: do not even train on a state whose sum has not been checked.
+    """
+
+    federation: str
+    manifest_version: int
+    manifest_hash: bytes
+    run: str
+    roster: tuple[RosterEntry, ...]
+    coordinator: RosterEntry
+    initial_state_hash: bytes
+    config_hashes: frozenset[bytes]
+    layout: Layout
+    c: int
+    m: int = thresholds.LEAST_SURVIVORS
+    single_history: bool = True
+    allow_two_site: bool = False
+    dp_active: bool = False
+    audit: AuditMode = AuditMode.COVERED
+    spot_check_chunks: int = 1
+    secret_ttl_ms: int = DAY_MS
+    revoked: frozenset[bytes] = frozenset()
+    strict: bool = False
+    _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        everyone = (*self.roster, self.coordinator)
+        if len({entry.site for entry in everyone}) != len(everyone):
+            raise ConfigError("two parties have the same id", where="manifest [roster]")
+        if len({entry.cert for entry in everyone}) != len(everyone):
+            raise ConfigError("two parties have the same certificate", where="manifest [roster]")
+        if len({entry.key.raw for entry in everyone}) != len(everyone):
+            raise ConfigError("two parties have the same signing key", where="manifest [roster]")
+        if self.layout.roster_size < len(self.roster):
+            # The proof that no sum wraps counts on it (section 7).
+            raise ConfigError("the layout was made for a smaller roster", where="manifest [layout]")
+        if self.c < 0 or (self.m < thresholds.LEAST_SURVIVORS and not self.allow_two_site) or self.m < 2:
+            raise ConfigError("c must not be negative and m at least 3", where="manifest [thresholds]")
+        object.__setattr__(self, "_by_site", {entry.site: entry for entry in self.roster})
+
+    def entry(self, site: str) -> RosterEntry:
+        """The roster's entry of a site in good standing.
+
+        :raises PolicyViolation: if the site is unlisted or its certificate is revoked.
+        """
+        found = self._by_site.get(site)
+        if found is None:
+            raise PolicyViolation("site is not in the roster", where=f"site {site}")
+        if found.cert in self.revoked:
+            raise PolicyViolation("signing certificate is revoked", where=f"site {site}")
+        return found
+
+    def lists(self, site: str) -> bool:
+        """Whether a site is on the roster and not revoked."""
+        found = self._by_site.get(site)
+        return found is not None and found.cert not in self.revoked
+
+    @cached_property
+    def least_cohort(self) -> int:
+        """The smallest cohort this policy allows."""
+        return thresholds.least_cohort(c=self.c, m=self.m, roster=len(self.roster) if self.single_history else None)
+
+    def thresholds(self, n: int) -> Thresholds:
+        """The thresholds of a cohort of `n`.
+
+        :raises PolicyViolation: if such a cohort is not allowed.
+        """
+        if n == 2:
+            return self._two_sites()
+        return thresholds.derive(n=n, c=self.c, m=self.m)
+
+    def check_single_history(self, n: int) -> None:
+        """Raise if a cohort of `n` is so small that another one could hold a quorum without an honest site of it."""
+        least = thresholds.single_history_cohort(roster=len(self.roster), c=self.c)
+        if self.single_history and n < least:
+            raise PolicyViolation(
+                f"a cohort of {n} leaves room for a second history",
+                where="thresholds",
+                hint=f"the manifest asks for at least {least} sites",
+            )
+
+    def check_cohort(self, n: int) -> None:
+        """Raise unless a cohort of `n` is allowed."""
+        self.thresholds(n)
+        self.check_single_history(n)
+
+    def _two_sites(self) -> Thresholds:
+        """Each of two sites learns the other's update; only noise that is already in it protects anybody."""
+        if not (self.allow_two_site and self.dp_active):
+            raise PolicyViolation(
+                "a cohort of two would show each site the other's update",
+                where="thresholds",
+                hint="the manifest must allow two sites and this site must train with differential privacy",
+            )
+        return thresholds.derive(n=2, c=self.c, m=2)
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks of a sum there are to check: the frames of a vector."""
+        return self.layout.frames
+
+
+def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = False) -> AggregationPolicy:
+    """The manifest as the aggregation protocol reads it.
+
+    Members whose signing certificate is not valid today count as revoked, until a renewal is published.
+    """
+    lapsed = {member.signing_sha256 for member in manifest.roster if not _valid_at(member, now_ms)}
+    numbers, audit = manifest.aggregation, manifest.audit
+    return AggregationPolicy(
+        federation=manifest.federation,
+        manifest_version=manifest.version,
+        manifest_hash=manifest.digest,
+        run=manifest.run,
+        roster=tuple(_entry(member) for member in manifest.roster),
+        coordinator=_entry(manifest.coordinator),
+        initial_state_hash=bytes.fromhex(manifest.model.initial_state),
+        config_hashes=frozenset(bytes.fromhex(text) for text in manifest.training.config_hashes),
+        layout=numbers.layout,
+        c=numbers.colluders,
+        m=numbers.least_survivors,
+        single_history=numbers.single_history,
+        allow_two_site=numbers.allow_two_sites,
+        dp_active=dp_active,
+        audit=AuditMode(audit.mode),
+        spot_check_chunks=max(1, audit.chunks_per_site),
+        secret_ttl_ms=manifest.timing.secret_ttl * 1000,
+        revoked=frozenset(bytes.fromhex(text) for text in manifest.revoked | lapsed),
+        strict=audit.strict,
+    )
+
+
+class Standing:
+    """Who is in good standing under one manifest as time goes by: certificates begin and end in mid-run."""
+
+    def __init__(self, manifest: Manifest, *, now_ms: int, dp_active: bool = False) -> None:
+        self._manifest = manifest
+        self._dp_active = dp_active
+        certificates = [member.certificate for member in manifest.roster]
+        self._dates = sorted(
+            {_ms(found.not_valid_before_utc) for found in certificates}
+            | {_ms(found.not_valid_after_utc) + 1 for found in certificates}
+        )
+        self._seen = self._passed(now_ms)
+
+    def _passed(self, now_ms: int) -> int:
+        return bisect_right(self._dates, now_ms)
+
+    def changed(self, now_ms: int) -> AggregationPolicy | None:
+        """The policy in force now, if a certificate has begun or ended since this was last asked."""
+        passed = self._passed(now_ms)
+        if passed == self._seen:
+            return None
+        self._seen = passed
+        return aggregation_policy(self._manifest, now_ms=now_ms, dp_active=self._dp_active)
+
+
+def _entry(member: Member) -> RosterEntry:
+    cert = bytes.fromhex(member.signing_sha256)
+    return RosterEntry(site=member.id, cert=cert, key=VerifyKey(member.signing_key))
+
+
+def _valid_at(member: Member, now_ms: int) -> bool:
+    certificate = member.certificate
+    return _ms(certificate.not_valid_before_utc) <= now_ms <= _ms(certificate.not_valid_after_utc)
+
+
+def _ms(instant: dt.datetime) -> int:
+    return int(instant.timestamp() * 1000)
+
+
+def audit_roster(manifest: Manifest) -> Roster:
+    """The parties and the keys that speak for their privacy logs. A log's origin is the name of its root key."""
+    parties = [_party(manifest.coordinator, COORDINATOR), *(_party(member, SITE) for member in manifest.roster)]
+    vector = manifest.aggregation.layout.byte_length
+    return Roster(parties=tuple(parties), digest=manifest.digest.hex(), vector_bytes=vector)
+
+
+def _party(member: Member, role: str) -> Party:
+    root, cosigner = VerifierKey.parse(member.audit_root), VerifierKey.parse(member.cosigner)
+    return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner)

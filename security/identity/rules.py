@@ -1,0 +1,294 @@
+"""Which manifests are accepted. Each rule is a function of its own that returns or raises; none returns a verdict.
+
+`open_manifest` is the one way from bytes to a manifest that may be believed. `check_successor` keeps history going
+forward only. Dates of members' certificates are not checked here but when a member acts: one hospital's lapsed
+certificate must not stop the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
+
+from lazaret.errors import CertificateNameMismatch, ManifestRejected, PolicyViolation
+from security import labels
+from security.crypto.signing import statement
+from security.dp.planner import PREFIX
+from security.identity import pki
+from security.identity.manifest import Manifest, Member, unseal
+from security.identity.pki import Purpose, Role, Subject
+from security.log.note import KeyType, VerifierKey
+from security.secagg import thresholds
+
+# Order of the base point of P-256 (SEC 2, section 2.4.2).
+P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
+CLOCK_SKEW_MS: Final = 3_600_000
+_OTHER_FEDERATION: Final = "is this the right folder, and the right consortium's manifest?"
+TWO_SITES_HINT: Final = (
+    "with two sites each learns the other's update: set allow_two_sites = true and a [privacy] table, or enrol a third"
+)
+
+
+def open_manifest(data: bytes, root: x509.Certificate, *, now_ms: int, where: str = "manifest") -> Manifest:
+    """Read a manifest file and accept it only if this root signed it and it keeps every rule."""
+    manifest, signature = unseal(data, where)
+    check_signature(manifest, signature, root)
+    check_federation(manifest, root)
+    check_clock(manifest, root, now_ms)
+    check_certificates(manifest, root)
+    for check in CONSISTENCY:
+        check(manifest)
+    return manifest
+
+
+def sign(manifest: Manifest, key: ec.EllipticCurvePrivateKey) -> bytes:
+    r, s = decode_dss_signature(key.sign(_signed_bytes(manifest), ec.ECDSA(hashes.SHA256())))
+    return encode_dss_signature(r, min(s, P256_ORDER - s))
+
+
+def _signed_bytes(manifest: Manifest) -> bytes:
+    return statement(labels.SIGN_MANIFEST, manifest.federation, manifest.digest)
+
+
+def check_signature(manifest: Manifest, signature: bytes, root: x509.Certificate) -> None:
+    key = root.public_key()
+    if not isinstance(key, ec.EllipticCurvePublicKey):
+        raise ManifestRejected("the root certificate holds no ECDSA key", where="root certificate")
+    try:
+        check_one_form(signature)
+        key.verify(signature, _signed_bytes(manifest), ec.ECDSA(hashes.SHA256()))
+    except (InvalidSignature, ValueError):
+        raise ManifestRejected(
+            "the signature is not this consortium's",
+            where=_where(manifest),
+            hint="fetch the manifest again; if that does not help, compare the root's fingerprint with the consortium",
+        ) from None
+
+
+def check_one_form(signature: bytes) -> None:
+    """(r, s) and (r, n - s) verify alike: one of them is refused, so that nobody can give one manifest two files."""
+    r, s = decode_dss_signature(signature)
+    if s > P256_ORDER // 2 or encode_dss_signature(r, s) != signature:
+        raise InvalidSignature
+
+
+def check_federation(manifest: Manifest, root: x509.Certificate) -> None:
+    names = root.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)
+    if [name.value for name in names] != [manifest.federation]:
+        raise ManifestRejected(
+            f"belongs to another federation, {manifest.federation!r}", where=_where(manifest), hint=_OTHER_FEDERATION
+        )
+
+
+def check_clock(manifest: Manifest, root: x509.Certificate, now_ms: int) -> None:
+    pki.check_dates(root, now_ms, "root certificate")
+    if manifest.issued_at_ms > now_ms + CLOCK_SKEW_MS:
+        raise ManifestRejected(
+            "was issued in the future, by this machine's clock", where=_where(manifest), hint="set this machine's clock"
+        )
+
+
+def check_certificates(manifest: Manifest, root: x509.Certificate) -> None:
+    """Every signing certificate is from this root, for signing, and of the member it is listed under."""
+    for member, role in _members(manifest):
+        where = f"{_where(manifest)}, {role} {member.id}"
+        certificate = member.certificate
+        pki.check_issuer(certificate, root, where)
+        pki.check_revoked(certificate, manifest.revoked, where)
+        pki.check_purpose(certificate, Purpose.SIGNING, role, where)
+        pki.check_subject(certificate, Subject(federation=manifest.federation, role=role, member=member.id), where)
+
+
+# Rules about one manifest in itself.
+
+
+def check_roster(manifest: Manifest) -> None:
+    ids = manifest.sites
+    if any(low >= high for low, high in itertools.pairwise(ids)) or manifest.coordinator.id in ids:
+        raise ManifestRejected("member ids must be distinct and sorted", where=_where(manifest))
+    if manifest.aggregation.layout.roster_size < len(ids):
+        raise ManifestRejected("the layout was made for a smaller roster", where=_where(manifest))
+
+
+def check_distinct_keys(manifest: Manifest) -> None:
+    """One key, one member, one purpose: a key in two places could speak for two."""
+    keys = [key for member, _ in _members(manifest) for key in (member.signing_key, *_note_keys(member))]
+    pins = [pin for member, _ in _members(manifest) for pin in member.tls_keys]
+    if len(set(keys)) != len(keys) or len(set(pins)) != len(pins):
+        raise ManifestRejected("a key appears twice", where=_where(manifest))
+
+
+def _note_keys(member: Member) -> tuple[bytes, bytes]:
+    root, cosigner = VerifierKey.parse(member.audit_root), VerifierKey.parse(member.cosigner)
+    if (root.kind, cosigner.kind) != (KeyType.LOG, KeyType.COSIGNER):
+        raise ManifestRejected("audit root and cosigner keys are mixed up", where=member.id)
+    return root.public, cosigner.public
+
+
+def check_two_sites(manifest: Manifest) -> None:
+    two = len(manifest.roster) == 2
+    if two and not (manifest.aggregation.allow_two_sites and manifest.privacy is not None):
+        raise PolicyViolation("a federation of two sites is refused", where=_where(manifest), hint=TWO_SITES_HINT)
+    if manifest.aggregation.least_survivors < (2 if two else thresholds.LEAST_SURVIVORS):
+        raise PolicyViolation("least_survivors must be 3 or more", where=_where(manifest))
+
+
+def check_thresholds(manifest: Manifest) -> None:
+    """With every site alive a round must be possible, or the federation could never move."""
+    numbers = manifest.aggregation
+    sites = len(manifest.roster)
+    roster = sites if numbers.single_history else None
+    least = thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=roster)
+    if least > sites:
+        raise PolicyViolation(
+            f"no round is possible: {sites} sites, but a cohort needs {least}",
+            where=_where(manifest),
+            hint="lower colluders or least_survivors, or enrol more sites",
+        )
+
+
+def check_audit(manifest: Manifest) -> None:
+    if (manifest.audit.mode == "sampled") != (manifest.audit.chunks_per_site > 0):
+        raise ManifestRejected("chunks_per_site belongs to audit mode sampled, and only to it", where=_where(manifest))
+
+
+def check_version_one(manifest: Manifest) -> None:
+    if (manifest.version == 1) != (manifest.previous is None):
+        raise ManifestRejected("version 1, and only it, has no predecessor", where=_where(manifest))
+
+
+def check_configs(manifest: Manifest) -> None:
+    hashes_ = manifest.training.config_hashes
+    if list(hashes_) != sorted(set(hashes_)):
+        raise ManifestRejected("config hashes must be distinct and sorted", where=_where(manifest))
+
+
+CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
+    check_roster,
+    check_distinct_keys,
+    check_two_sites,
+    check_thresholds,
+    check_audit,
+    check_version_one,
+    check_configs,
+)
+
+
+# Rules about one manifest after another.
+
+
+def accept_newer(current: Manifest | None, offered: Manifest) -> Manifest:
+    """The manifest in force after `offered` was seen; a party keeps it on disk before it acts on it."""
+    if current is not None:
+        check_same_federation(current, offered)
+        if offered.digest == current.digest:
+            return current
+        check_not_older(current, offered)
+        check_chain(current, offered)
+        check_run(current, offered)
+    return offered
+
+
+def check_same_federation(current: Manifest, offered: Manifest) -> None:
+    if offered.federation != current.federation:
+        raise ManifestRejected(
+            f"belongs to another federation, {offered.federation!r}", where=_where(offered), hint=_OTHER_FEDERATION
+        )
+
+
+def check_not_older(current: Manifest, offered: Manifest) -> None:
+    """An older version may have had weaker thresholds, or a member who has since been revoked."""
+    if offered.version < current.version:
+        raise ManifestRejected(
+            f"is older than version {current.version}, which was seen before",
+            where=_where(offered),
+            hint="fetch the newest manifest from the consortium",
+        )
+    if offered.version == current.version:
+        raise ManifestRejected(
+            f"two different manifests are both called version {current.version}",
+            where=_where(offered),
+            hint="stop, keep both files and call the consortium: its root key may have been used behind its back",
+        )
+
+
+def check_chain(current: Manifest, offered: Manifest) -> None:
+    """The next version names the last one; over a gap only the root's signature vouches."""
+    if offered.version == current.version + 1 and offered.previous != current.digest.hex():
+        raise ManifestRejected(
+            f"does not continue the version {current.version} that was seen before",
+            where=_where(offered),
+            hint="stop, keep both files and call the consortium",
+        )
+
+
+def check_run(current: Manifest, offered: Manifest) -> None:
+    """Within a run the model and its vector stay what they are; a new model is a new run."""
+    if offered.run == current.run and (
+        offered.model != current.model
+        or _tensors(offered) != _tensors(current)
+        or offered.training.method != current.training.method
+        or _promise(offered) != _promise(current)
+    ):
+        raise ManifestRejected(
+            f"changes the model, the method, the tensors or the privacy of run {current.run!r}",
+            where=_where(offered),
+            hint="the consortium must give a changed model a new run id",
+        )
+
+
+def _tensors(manifest: Manifest) -> tuple[tuple[str, tuple[int, ...], str], ...]:
+    return tuple((block.name, block.shape, block.kind) for block in manifest.aggregation.layout.blocks)
+
+
+def _promise(manifest: Manifest) -> tuple[object, dict[str, object]]:
+    """What patients were promised, and how it is kept: booked under one schedule, a run cannot go on under another."""
+    settings = manifest.training.settings
+    return manifest.privacy, {name: value for name, value in settings.items() if name.startswith(PREFIX)}
+
+
+# Who is on the line.
+
+
+def check_tls_peer(
+    manifest: Manifest, root: x509.Certificate, certificate: x509.Certificate, *, now_ms: int
+) -> Subject:
+    """Who a TLS peer is: its certificate is good today and its key is pinned for that very member."""
+    subject = pki.subject_of(certificate, "TLS certificate of the peer")
+    where = f"TLS certificate of {subject.role} {subject.member}"
+    wanted = Subject(federation=manifest.federation, role=subject.role, member=subject.member)
+    key = pki.verify_certificate(
+        certificate, root, wanted, Purpose.TLS, now_ms=now_ms, revoked=manifest.revoked, where=where
+    )
+    check_pinned(manifest, subject, pki.key_fingerprint(key), where)
+    return subject
+
+
+def check_pinned(manifest: Manifest, subject: Subject, pin: str, where: str) -> None:
+    members = (manifest.coordinator,) if subject.role is Role.COORDINATOR else manifest.roster
+    if not any(member.id == subject.member and pin in member.tls_keys for member in members):
+        raise CertificateNameMismatch(
+            f"not in the roster of manifest version {manifest.version}",
+            where=where,
+            hint="after enrolment or renewal the consortium must publish a new manifest",
+        )
+
+
+def check_signing_dates(member: Member, *, now_ms: int) -> None:
+    """A member may sign today."""
+    pki.check_dates(member.certificate, now_ms, f"signing certificate of {member.id}")
+
+
+def _members(manifest: Manifest) -> list[tuple[Member, Role]]:
+    return [(manifest.coordinator, Role.COORDINATOR), *((member, Role.SITE) for member in manifest.roster)]
+
+
+def _where(manifest: Manifest) -> str:
+    return f"manifest version {manifest.version}"

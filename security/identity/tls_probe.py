@@ -1,0 +1,249 @@
+"""Reaching a coordinator as far as TLS goes: who answers at the other end, directly or behind an HTTP CONNECT proxy.
+
+The certificate is taken as it is served and judged here, so that the line can say who was in between: gRPC would only
+say that the handshake failed. No certificate of ours is shown and nothing is sent but a ClientHello.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Self
+from urllib.parse import unquote, urlsplit
+
+from cryptography import x509
+from cryptography.x509.oid import NameOID
+
+from lazaret.checks import Line, found, ok, problem, warning
+from lazaret.errors import CertificateNameMismatch, CertificateUntrusted, ToolkitError
+from security.identity import pki
+from security.identity.manifest import Manifest
+from security.identity.pki import Role
+from security.identity.rules import check_tls_peer
+
+SECONDS: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Destination:
+    """A host and a port, and the proxy on the way there. The proxy's password never gets into a text."""
+
+    host: str
+    port: int
+    proxy: str | None = None
+
+    @classmethod
+    def parse(cls, address: str, proxy: str | None = None) -> Self:
+        host, _, port = address.rpartition(":")
+        return cls(host=host.strip("[]"), port=int(port), proxy=proxy)
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+    @property
+    def way(self) -> str:
+        return f" through the proxy {_netloc(self.proxy)}" if self.proxy else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What the other end has shown."""
+
+    certificate: x509.Certificate
+    version: str
+
+
+def _netloc(proxy: str) -> str:
+    parts = urlsplit(proxy)
+    return f"{parts.hostname}:{parts.port or 80}"
+
+
+def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
+    """Connect and take the certificate that is served.
+
+    :raises ToolkitError: with what stood in the way.
+    """
+    with _connected(destination, seconds) as raw:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        # Judged afterwards, by `judge`: nothing is sent over this connection.
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        context.set_alpn_protocols(["h2"])
+        try:
+            with context.wrap_socket(raw, server_hostname=destination.host) as secure:
+                shown, version = secure.getpeercert(binary_form=True), secure.version()
+        except TimeoutError as error:
+            raise ToolkitError(
+                "the connection is made, but nobody answers to TLS",
+                where=str(destination),
+                hint="a firewall may let the connection through and drop what follows: ask for this destination",
+            ) from error
+        except (ssl.SSLError, OSError) as error:
+            raise ToolkitError(
+                f"what answers there does not speak TLS ({_reason(error)})",
+                where=str(destination),
+                hint="is [coordinator] address right? Something else may listen on this port",
+            ) from error
+    if shown is None or version is None:
+        raise ToolkitError("no certificate was served", where=str(destination), hint="ask the coordinator's operator")
+    return Served(certificate=x509.load_der_x509_certificate(shown), version=version)
+
+
+def _reason(error: OSError) -> str:
+    told = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or type(error).__name__
+    return str(told).lower().replace("_", " ")
+
+
+def _connected(destination: Destination, seconds: float) -> socket.socket:
+    host, port = destination.host, destination.port
+    try:
+        if destination.proxy is None:
+            return socket.create_connection((host, port), timeout=seconds)
+        return _tunnel(destination, seconds)
+    except socket.gaierror as error:
+        asked = _netloc(destination.proxy) if destination.proxy else host
+        raise ToolkitError(
+            f"the name {asked} cannot be resolved",
+            where=str(destination),
+            hint="check its spelling, and this machine's DNS",
+        ) from error
+    except ConnectionRefusedError as error:
+        if destination.proxy:
+            what, hint = f"the proxy {_netloc(destination.proxy)} refuses connections", "is [coordinator] proxy right?"
+        else:
+            what, hint = "the port is closed", "ask the operator if the coordinator runs, and on which port"
+        raise ToolkitError(what, where=str(destination), hint=hint) from error
+    except TimeoutError as error:
+        raise ToolkitError(
+            f"no answer within {seconds:.0f} seconds{destination.way}",
+            where=str(destination),
+            hint="allow this one destination in the firewall, or set [coordinator] proxy",
+        ) from error
+    except OSError as error:
+        raise ToolkitError(
+            f"cannot be reached{destination.way}: {_reason(error)}",
+            where=str(destination),
+            hint="ask the network's people to allow this one destination",
+        ) from error
+
+
+def _tunnel(destination: Destination, seconds: float) -> socket.socket:
+    parts = urlsplit(destination.proxy or "")
+    headers = {}
+    if parts.username is not None:
+        told = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(told.encode()).decode()
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
+    connection.set_tunnel(destination.host, destination.port, headers)
+    try:
+        connection.connect()
+    except http.client.HTTPException as error:
+        raise ToolkitError(
+            f"{_netloc(destination.proxy or '')} is not an HTTP proxy",
+            where="[coordinator] proxy",
+            hint="check its port",
+        ) from error
+    except OSError as error:
+        if str(error).startswith("Tunnel connection failed"):
+            raise ToolkitError(
+                f"the proxy does not let us through: {str(error).partition(': ')[2].lower()}",
+                where=str(destination),
+                hint="ask for CONNECT to this one destination; the agent needs nothing else of the proxy",
+            ) from error
+        raise
+    made: socket.socket = connection.sock
+    return made
+
+
+# Judging what was served.
+
+
+def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Hosts and addresses that the certificate is for."""
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return ()
+    return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
+
+
+def issuer_of(certificate: x509.Certificate) -> str:
+    """The issuer's common name or organisation, for people."""
+    for kind in (NameOID.COMMON_NAME, NameOID.ORGANIZATION_NAME):
+        names = certificate.issuer.get_attributes_for_oid(kind)
+        if names:
+            return str(names[0].value)
+    return certificate.issuer.rfc4514_string() or "nobody"
+
+
+def check_name(certificate: x509.Certificate, host: str) -> None:
+    """:raises CertificateNameMismatch: if the certificate is not for the host that is dialled."""
+    names = names_of(certificate)
+    if _plain(host) not in {_plain(name) for name in names}:
+        raise CertificateNameMismatch(
+            f"the coordinator's certificate is for {', '.join(names) or 'no host'}, not for {host}",
+            where="[coordinator] address",
+            hint=f"set the address to a name in the certificate, such as {names[0]}" if names else "ask the operator",
+        )
+
+
+def _plain(name: str) -> str:
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        return name.lower().rstrip(".")
+
+
+def judge(
+    served: Served, destination: Destination, root: x509.Certificate, manifest: Manifest | None, *, now_ms: int
+) -> Iterator[Line]:
+    """Is it our coordinator's own certificate, for the name that we dial, over TLS 1.3?"""
+    certificate = served.certificate
+    try:
+        pki.check_issuer(certificate, root, str(destination))
+    except CertificateUntrusted:
+        yield _stranger(certificate, destination)
+        return
+    try:
+        pki.check_dates(certificate, now_ms, "the coordinator's certificate")
+        check_name(certificate, destination.host)
+        if manifest is not None:
+            check_tls_peer(manifest, root, certificate, now_ms=now_ms)
+        _check_role(certificate)
+    except ToolkitError as error:
+        yield found(error)
+        return
+    left = pki.days_left(certificate, now_ms)
+    words = f"{pki.subject_of(certificate).member} answers at {destination}{destination.way} with its own certificate"
+    if served.version != "TLSv1.3":
+        yield problem(f"{words}, but over {served.version}", "only TLS 1.3 is accepted: update the coordinator")
+    elif left < 7:
+        yield warning(f"{words}, which ends in {left} days", "tell its operator")
+    else:
+        yield ok(f"{words}, over TLS 1.3")
+
+
+def _check_role(certificate: x509.Certificate) -> None:
+    if pki.subject_of(certificate).role is not Role.COORDINATOR:
+        raise CertificateNameMismatch("what answers is not a coordinator", hint="is [coordinator] address right?")
+
+
+def _stranger(certificate: x509.Certificate, destination: Destination) -> Line:
+    try:
+        other = pki.subject_of(certificate)
+    except ToolkitError:
+        return problem(
+            f"TLS to {destination}{destination.way} is intercepted: the certificate served was issued by "
+            f"{issuer_of(certificate)!r}, not by this federation's root",
+            f"ask for an exception from TLS inspection for {destination}; if there is none here, the address is wrong",
+        )
+    return problem(
+        f"{destination} is a {other.role} of another federation, {other.federation!r}, "
+        f"with a certificate issued by {issuer_of(certificate)!r}",
+        "compare [coordinator] address and the root's fingerprint with what the consortium has told",
+    )

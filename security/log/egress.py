@@ -1,0 +1,261 @@
+"""What may leave a site, and how a door checks it: permitted types, exact length, and a look at the masks.
+
+The site's outbox asks before it sends; the auditor asks the same questions of the log afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final
+
+from lazaret.errors import PolicyViolation
+from lazaret.tcp_info import SOURCE, Meter
+from security.log.events import Egress, EgressBlocked, NetCounter
+from security.log.schema import decimal
+from security.log.writer import AuditLog
+
+if TYPE_CHECKING:
+    from security.secagg.sizes import Shape
+
+
+MASKED: Final = "masked-vector"
+LEAST_UNIFORMITY: Final = 1e-9
+
+# Which class of data each message of a site carries. What is not here does not leave.
+PERMITTED: Final[dict[str, str]] = {
+    "Open": "control",
+    "Hello": "control",
+    "Pong": "control",
+    "Decline": "control",
+    "Rollback": "control",
+    "Ready": "control",
+    "Refusal": "control",
+    "Accusation": "control",
+    "Abort": "control",
+    "Agree": "control",
+    "Ack": "control",
+    "ChunkRequest": "control",
+    "UploadHeader": "control",
+    "Advert": "public-key",
+    "Shares": "sealed-share",
+    "Unmask": "mask-share",
+    "UploadFrame": MASKED,
+    "Head": "checkpoint",
+    "Cosignature": "checkpoint",
+    "Held": "checkpoint",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgoing:
+    """A message at the door: its exact bytes, and the public numbers that its length must follow from.
+
+    :param head: size of the signed head that travels along.
+    :param vector: the masked words inside the payload, where there are any.
+    """
+
+    msg_id: str
+    message: str
+    payload: bytes
+    shape: Shape
+    destination: str
+    head: int
+    modulus_bits: int | None = None
+    vector: bytes | None = None
+
+
+def recorded_shape(shape: Shape) -> dict[str, Any]:
+    """The numbers of the size equation as an entry holds them. Of a cohort only its size enters a length."""
+    return {
+        "cohort": len(shape.cohort),
+        "cosigned": shape.cosigned,
+        "epochs": shape.epochs,
+        "frame": shape.frame,
+        "frames": shape.frames,
+        "head_signatures": shape.head_signatures,
+        "named": shape.named or None,
+        "path": shape.path,
+        "vector_bytes": shape.vector_bytes,
+    }
+
+
+@lru_cache(maxsize=4096)
+def _due(message: str, federation: str, site: str, numbers: tuple[tuple[str, Any], ...]) -> int | None:
+    # The message types pull in the whole protocol, which a reader of small logs need not wait for.
+    from lazaret.errors import LocalProtocolError
+    from security.secagg.relay import FROM_SITE
+    from security.secagg.sizes import Shape, expected_bytes
+
+    known = {cls.__name__: cls for cls in FROM_SITE}
+    told = dict(numbers)
+    size = told.pop("cohort")
+    cohort = [site, *("",) * (size - 1)] if size else []
+    told["named"] = told["named"] or ""
+    try:
+        shape = Shape(federation=federation, site=site, cohort=cohort, **told)
+        return expected_bytes(known[message], shape)
+    except (KeyError, LocalProtocolError):
+        return None
+
+
+def due_bytes(message: str, origin: str, numbers: dict[str, Any]) -> int | None:
+    """The length that a message must have, from its type and the recorded numbers; None where there is no such length.
+
+    :param origin: the log's name, which is made of the site's and the federation's.
+    """
+    site, _, federation = origin.removesuffix("/audit").partition(".")
+    return _due(message, federation, site, tuple(sorted(numbers.items())))
+
+
+def pass_door(outgoing: Outgoing) -> Egress:
+    """The entry to log before the message is sent.
+
+    :raises PolicyViolation: by the rule it names; log `blocked` then, and send nothing.
+    """
+    data_class = PERMITTED.get(outgoing.message)
+    if data_class is None:
+        raise _refused("type of message is not permitted", outgoing)
+    numbers = recorded_shape(outgoing.shape)
+    due = due_bytes(outgoing.message, outgoing.shape.origin, numbers)
+    if due is None or len(outgoing.payload) != due:
+        raise _refused(f"length differs from the {due} bytes of its type", outgoing)
+    evenness: float | None = None
+    if data_class == MASKED:
+        evenness = _evenness(outgoing)
+    elif outgoing.vector is not None:
+        raise _refused("a vector in a message that carries none", outgoing)
+    return Egress(
+        msg_id=outgoing.msg_id,
+        message=outgoing.message,
+        data_class=data_class,
+        bytes=len(outgoing.payload),
+        sha256=sha256(outgoing.payload).hexdigest(),
+        expected_bytes=due,
+        shape=numbers,
+        masked=data_class == MASKED,
+        modulus_bits=outgoing.modulus_bits,
+        uniformity=None if evenness is None else decimal(evenness),
+        destination=outgoing.destination,
+        head=outgoing.head,
+    )
+
+
+def _evenness(outgoing: Outgoing) -> float:
+    if outgoing.vector is None or outgoing.vector not in outgoing.payload:
+        raise _refused("a vector was not shown to the door", outgoing)
+    return evenness_of(outgoing.vector, outgoing)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutgoingVector:
+    """A masked vector at the door, from frame `shape.frame` to its last: one entry for all its frames.
+
+    :param vector: the whole vector, whichever frames are left to send.
+    :param root: its Merkle root, computed while masking and signed in the header: the entry's digest.
+    """
+
+    msg_id: str
+    shape: Shape
+    vector: bytes | memoryview
+    root: bytes
+    destination: str
+    head: int
+    modulus_bits: int
+    message: str = "UploadFrame"
+
+
+def pass_vector(outgoing: OutgoingVector) -> Egress:
+    """The entry to log before the first frame is sent. The outbox holds each frame to its length as it leaves.
+
+    :raises PolicyViolation: as `pass_door`.
+    """
+    numbers = recorded_shape(outgoing.shape)
+    due = due_bytes(outgoing.message, outgoing.shape.origin, numbers)
+    if due is None or len(outgoing.vector) != outgoing.shape.vector_bytes:
+        raise _refused("vector is not as long as the layout says", outgoing)
+    return Egress(
+        msg_id=outgoing.msg_id,
+        message=outgoing.message,
+        data_class=MASKED,
+        bytes=due,
+        sha256=outgoing.root.hex(),
+        expected_bytes=due,
+        shape=numbers,
+        masked=True,
+        modulus_bits=outgoing.modulus_bits,
+        uniformity=decimal(evenness_of(outgoing.vector, outgoing)),
+        destination=outgoing.destination,
+        head=outgoing.head,
+    )
+
+
+def evenness_of(vector: bytes | memoryview, outgoing: Outgoing | OutgoingVector) -> float:
+    """How likely bytes as uneven as these are, if they are masked."""
+    from security.log.uniformity import p_value
+
+    evenness = p_value(vector)
+    if evenness < LEAST_UNIFORMITY:
+        raise _refused("vector does not look masked", outgoing)
+    return evenness
+
+
+def _refused(rule: str, outgoing: Outgoing | OutgoingVector) -> PolicyViolation:
+    return PolicyViolation(rule, where=outgoing.message, hint="nothing was sent; report this: it is a bug or an attack")
+
+
+def blocked(outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation) -> EgressBlocked:
+    """The entry for a message that stayed. Without a digest: of a plain update it would confirm a guess."""
+    size = len(outgoing.payload) if isinstance(outgoing, Outgoing) else len(outgoing.vector)
+    return EgressBlocked(rule=refusal.message, message=outgoing.message, bytes=size, sha256=None)
+
+
+# ----------------------------------------
+# The kernel's own count of bytes, in the log beside ours: what leaves without an entry shows as a difference.
+
+READING_SECONDS: Final = 30.0
+IDLE_BYTES: Final = 4096
+
+
+class SecondLedger:
+    """Takes readings of a meter into a log.
+
+    A quiet line is not worth an entry: what keep-alives add up to waits for the next reading, but no more of it than
+    would be worth hiding.
+    """
+
+    def __init__(self, log: AuditLog, meter: Meter) -> None:
+        self._log = log
+        self._meter = meter
+        self._settled: float | None = None
+
+    def tick(self, seconds: float) -> None:
+        """To be called several times a second, with any clock that counts them."""
+        self._meter.poll()
+        if self._settled is None or seconds - self._settled >= READING_SECONDS:
+            self._settled = seconds
+            self.settle()
+
+    def settle(self, least: int = IDLE_BYTES) -> None:
+        """Write a reading, if so much was counted since the last one, and sign it.
+
+        A reading never runs ahead of the log: every message has its entry before its first byte can be counted.
+        """
+        if self._meter.sent < least:
+            return
+        reading = self._meter.take()
+        self._log.append(
+            NetCounter(
+                source=SOURCE,
+                connections=reading.opened,
+                bytes_out=reading.flow.out,
+                bytes_in=reading.flow.into,
+            )
+        )
+        self._log.checkpoint()
+
+    def close(self) -> None:
+        """The last reading, before the log says that the agent stops."""
+        self._meter.poll()
+        self.settle(1)

@@ -1,0 +1,407 @@
+"""Every event a privacy log can hold, as a frozen typed body. docs/spec/audit-log.md says what each one states.
+
+Never in a body: patient identifiers, paths, label counts, the digest of an unmasked update (it would confirm a guess),
+or a plain hash of data with little entropy; such things go to the annex, or under a site's own HMAC key.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from security.log.schema import (
+    COUNT,
+    DECIMAL,
+    DIGEST,
+    TOKEN,
+    Count,
+    DataClass,
+    Decimal,
+    Digest,
+    Event,
+    Flag,
+    Ident,
+    Integer,
+    MaybeCount,
+    MaybeDecimal,
+    MaybeDigest,
+    Role,
+    Text,
+    Texts,
+    Token,
+    Tokens,
+    VKey,
+    choice,
+    event_type,
+    list_of,
+    optional,
+    record,
+)
+
+_ARTEFACT: Final = record("a local artefact", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only"))
+_MECHANISM: Final = record("a mechanism", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
+
+_SHAPE: Final = record(
+    "the numbers of the size equation",
+    cohort=COUNT,
+    cosigned=COUNT,
+    epochs=COUNT,
+    frame=COUNT,
+    frames=COUNT,
+    head_signatures=COUNT,
+    named=optional(TOKEN),
+    path=COUNT,
+    vector_bytes=COUNT,
+)
+
+Numbers = Annotated[dict[str, Any], _SHAPE]
+Artefacts = Annotated[tuple[dict[str, Any], ...], list_of(_ARTEFACT, limit=64)]
+Mechanisms = Annotated[tuple[dict[str, Any], ...], list_of(_MECHANISM, limit=64)]
+Unit = Annotated[str, choice("patient", "lesion", "study", "image")]
+Relation = Annotated[str, choice("add-or-remove-one", "replace-one")]
+
+
+@event_type("log.genesis")
+class LogGenesis(Event):
+    """The first entry: whose log this is and which keys speak for it."""
+
+    format: Count
+    role: Role
+    root_vkey: VKey
+    epoch_vkey: VKey
+    cosigner_vkey: VKey
+    manifest: Digest
+    policy: Digest
+
+
+@event_type("agent.start")
+class AgentStart(Event):
+    """What is running: digests of the package, its pins, the wire schema, the image and the configuration."""
+
+    version: Text
+    package: Digest
+    dependencies: Digest
+    proto: Digest
+    image: MaybeDigest
+    config: Digest
+    insecure: Texts
+
+
+@event_type("agent.stop")
+class AgentStop(Event):
+    """An orderly stop."""
+
+    reason: Text
+
+
+@event_type("config.changed")
+class ConfigChanged(Event):
+    """The configuration is another one now."""
+
+    old: Digest
+    new: Digest
+    who: Text
+    reason: Text
+
+
+@event_type("policy.changed")
+class PolicyChanged(Event):
+    """The site's policy is another one now; `document` is the digest of what justifies it."""
+
+    old: Digest
+    new: Digest
+    who: Text
+    reason: Text
+    document: MaybeDigest
+
+
+@event_type("manifest.adopted")
+class ManifestAdopted(Event):
+    """Another signed manifest is in force: its version and the SHA-256 of its file, of which the folder has a copy."""
+
+    version: Count
+    old: Digest
+    new: Digest
+
+
+@event_type("peer.enrolled")
+class PeerEnrolled(Event):
+    """A site may take part."""
+
+    site: Token
+    spki: Digest
+    vkey: VKey
+
+
+@event_type("peer.revoked")
+class PeerRevoked(Event):
+    """A site may no longer take part."""
+
+    site: Token
+    spki: Digest
+    reason: Text
+
+
+@event_type("data.opened")
+class DataOpened(Event):
+    """A data set was opened: its fingerprint under the site's own key, and what for."""
+
+    fingerprint: Digest
+    purpose: Text
+    legal_basis: Text
+
+
+@event_type("round.invited")
+class RoundInvited(Event):
+    """The site agreed to one attempt of a round, under the context that its masks are bound to."""
+
+    method: Token
+    attempt: Count
+    context: Digest
+    cohort: Digest
+    cohort_size: Count
+    rule: Text
+
+
+@event_type("round.declined")
+class RoundDeclined(Event):
+    """The site refused, by the rule named."""
+
+    method: Token
+    attempt: Count
+    context: MaybeDigest
+    rule: Text
+
+
+@event_type("model.received")
+class ModelReceived(Event):
+    """The model a round trains on: received, or computed by the site itself from the published sum."""
+
+    model: Digest
+    bytes: Count
+    layout: Digest
+    sender: Digest
+
+
+@event_type("train.done")
+class TrainDone(Event):
+    """Local training ended; what it made besides the update, and that this stays here."""
+
+    method: Token
+    steps: Count
+    wall_ms: Count
+    artefacts: Artefacts
+
+
+@event_type("dp.reserved")
+class DpReserved(Event):
+    """Privacy budget set aside before the data are touched. What is reserved counts as spent."""
+
+    reservation: Ident
+    mechanisms: Mechanisms
+    delta: Decimal
+    unit: Unit
+    relation: Relation
+    accountant: Text
+    order: Decimal
+    epsilon_round: Decimal
+    epsilon_total: Decimal
+    cap: Decimal
+
+
+@event_type("dp.committed")
+class DpCommitted(Event):
+    """A reservation was used: the mechanisms that ran, and epsilon after them."""
+
+    reservation: Ident
+    mechanisms: Mechanisms
+    delta: Decimal
+    unit: Unit
+    relation: Relation
+    accountant: Text
+    order: Decimal
+    epsilon_round: Decimal
+    epsilon_total: Decimal
+    cap: Decimal
+
+
+@event_type("egress")
+class Egress(Event):
+    """A message that is about to leave. Written and synced before the first byte does.
+
+    :param shape: the public numbers from which the message's length follows.
+    :param head: size of the signed head that travels with the message; it cannot cover this entry.
+    """
+
+    msg_id: Ident
+    message: Token
+    data_class: DataClass
+    bytes: Count
+    sha256: Digest
+    expected_bytes: Count
+    shape: Numbers
+    masked: Flag
+    modulus_bits: MaybeCount
+    uniformity: MaybeDecimal
+    destination: Digest
+    head: Count
+
+
+@event_type("egress.blocked")
+class EgressBlocked(Event):
+    """A message that was stopped at the door; nothing of it left."""
+
+    rule: Text
+    message: Token
+    bytes: Count
+    sha256: MaybeDigest
+
+
+@event_type("receipt")
+class Receipt(Event):
+    """The coordinator's answer to a message: its signed head and where the message is in its log."""
+
+    msg_id: Ident
+    head_size: Count
+    head_root: Digest
+    ingress: MaybeCount
+    proof: MaybeDigest
+
+
+@event_type("ingress")
+class Ingress(Event):
+    """A message that arrived at the coordinator."""
+
+    msg_id: Ident
+    sender: Token
+    message: Token
+    bytes: Count
+    sha256: Digest
+
+
+@event_type("secagg.survivors")
+class SecaggSurvivors(Event):
+    """The set of uploads that the sum is over."""
+
+    attempt: Count
+    context: Digest
+    survivors: Digest
+    count: Count
+    threshold: Count
+    dropouts: Tokens
+
+
+@event_type("secagg.unmasked")
+class SecaggUnmasked(Event):
+    """Which kind of share was opened for whom: self-mask shares of survivors, key shares of dropouts, never both."""
+
+    attempt: Count
+    context: Digest
+    self_mask: Tokens
+    mask_key: Tokens
+
+
+@event_type("aggregate.published")
+class AggregatePublished(Event):
+    """A sum was published, and the model that follows from it."""
+
+    inputs: Count
+    sum: Digest
+    model: Digest
+    previous: Digest
+
+
+@event_type("checkpoint.seen")
+class CheckpointSeen(Event):
+    """Another party's head came with a message and was kept."""
+
+    origin: Token
+    size: Count
+    root: Digest
+
+
+@event_type("cosigned")
+class Cosigned(Event):
+    """A cosignature: given by this party to another's head, or received for a head of this log."""
+
+    origin: Token
+    size: Count
+    root: Digest
+    cosigner: Token
+    timestamp: Count
+
+
+@event_type("heartbeat")
+class Heartbeat(Event):
+    """Still running, still recording: the size of the log before this entry."""
+
+    size: Count
+
+
+@event_type("net.counter")
+class NetCounter(Event):
+    """Bytes that the kernel counted since the last such entry or start, and the connections opened in that time."""
+
+    source: Text
+    connections: Count
+    bytes_out: Count
+    bytes_in: Count
+
+
+@event_type("clock.adjusted")
+class ClockAdjusted(Event):
+    """The wall clock was moved, by so much and by what."""
+
+    offset_ms: Integer
+    source: Text
+
+
+@event_type("key.rotated")
+class KeyRotated(Event):
+    """The next epoch begins after this entry, under the new key."""
+
+    epoch: Count
+    old_vkey: VKey
+    new_vkey: VKey
+    reason: Text
+
+
+@event_type("log.recovered")
+class LogRecovered(Event):
+    """A torn write was set aside after a crash: its bytes lie in `evidence/` under this digest."""
+
+    quarantined: Digest
+    bytes: Count
+
+
+@event_type("segment.sealed")
+class SegmentSealed(Event):
+    """A segment file is complete."""
+
+    segment: Count
+    sha256: Digest
+
+
+@event_type("annex.erased")
+class AnnexErased(Event):
+    """Annexes of these entries were deleted, on somebody's authority; their commitments stay."""
+
+    first: Count
+    last: Count
+    authority: Text
+
+
+@event_type("operator.action")
+class OperatorAction(Event):
+    """A person ran a command that matters."""
+
+    command: Text
+    role: Text
+
+
+@event_type("access.exported")
+class AccessExported(Event):
+    """The log was handed out: to whom, and up to which size."""
+
+    auditor: Text
+    purpose: Text
+    size: Count

@@ -1,0 +1,88 @@
+"""What people do with a log, as the log itself records it: hand it to an auditor, note an action, erase annexes.
+
+The agent must not run meanwhile, since a log has one writer; it goes on where it was when it is started again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from lazaret import software
+from lazaret.errors import ConfigError, LocalProtocolError
+from lazaret.terminal import say
+from security.log.events import AccessExported, OperatorAction
+from security.log.writer import AuditLog
+
+_PRIVATE = shutil.ignore_patterns("annex", ".lock", ".*.new")
+
+Opener = Callable[[Path], AuditLog]
+Decorator = Callable[[Callable[..., None]], Callable[..., None]]
+
+
+def hand_over(log: AuditLog, target: Path, *, auditor: str, purpose: str) -> int:
+    """Record who gets the log and why, sign that, and copy it without the annexes; returns how many entries it has."""
+    if target.exists():
+        raise ConfigError("something is there already", where=str(target), hint="name a folder that does not exist")
+    log.append(AccessExported(auditor=auditor, purpose=purpose, size=log.size), actor=software.account())
+    log.checkpoint()
+    shutil.copytree(log.folder, target, ignore=_PRIVATE)
+    return log.size
+
+
+@contextmanager
+def _kept(open_log: Opener, config_path: Path) -> Iterator[AuditLog]:
+    log = open_log(config_path)
+    try:
+        yield log
+    except LocalProtocolError as error:
+        raise ConfigError(error.message, where=error.where, hint="plain text of one line, please") from error
+    finally:
+        log.close()
+
+
+def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.Command, ...]:
+    """The three commands, for a program that knows where its log is.
+
+    :param config_option: a decorator that gives a command the parameter `config_path`.
+    """
+
+    @click.command("log-export")
+    @click.argument("target", type=click.Path(path_type=Path))
+    @click.option("--auditor", required=True, help="Who gets it.")
+    @click.option("--purpose", required=True, help="What for.")
+    @config_option
+    def log_export(config_path: Path, target: Path, auditor: str, purpose: str) -> None:
+        """Copy the privacy log to TARGET for an auditor, without its annexes; the log records it."""
+        with _kept(open_log, config_path) as log:
+            size = hand_over(log, target, auditor=auditor, purpose=purpose)
+        say(f"{size} entries are in {target}; `privacy-audit verify {target} --root-key root.pem` reads them")
+
+    @click.command("log-note")
+    @click.argument("text")
+    @click.option("--role", default="operator", show_default=True, help="As what you did it.")
+    @config_option
+    def log_note(config_path: Path, text: str, role: str) -> None:
+        """Put something you did into the privacy log: a check, a repair, an approval."""
+        with _kept(open_log, config_path) as log:
+            seq = log.append(OperatorAction(command=text, role=role), actor=software.account())
+        say(f"noted as entry {seq}")
+
+    @click.command("log-erase")
+    @click.argument("first", type=click.IntRange(0))
+    @click.argument("last", type=click.IntRange(0))
+    @click.option("--authority", required=True, help="On whose word.")
+    @config_option
+    def log_erase(config_path: Path, first: int, last: int, authority: str) -> None:
+        """Erase the private annexes of entries FIRST to LAST; the entries and their commitments stay."""
+        if last < first:
+            raise ConfigError(f"entry {last} comes before {first}", where="LAST")
+        with _kept(open_log, config_path) as log:
+            log.erase_annex(first, last, authority)
+        say(f"annexes of entries {first} to {last} are gone, and the log says on whose word")
+
+    return log_export, log_note, log_erase

@@ -1,0 +1,368 @@
+"""The folder of a log, and nothing but its files.
+
+FORMAT                    the version of this layout
+manifest.json             a copy of the signed manifest: who is who
+segments/00000000.jsonl   the entries, 65,536 to a file; the only thing synced for every entry
+leaves.bin                32 bytes for each entry; derived, rebuilt at will, never aged out
+checkpoints/<size>.note   signed heads, with the cosignatures they collected
+cosigned.note             the newest head with a full quorum
+epochs/<n>.note           endorsements of the epoch keys
+witness/                  the newest heads seen of other logs
+annex/<seq>.json          what a leaf only commits to
+evidence/                 torn writes and proofs of forks
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hmac
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+from lazaret import files
+from lazaret.errors import AuditLogError, CodecError, VerificationFailed
+from lazaret.files import naming
+from security.crypto import encoding
+from security.crypto.merkle import HASH_SIZE
+from security.log.keys import EpochChain, Party
+from security.log.machine import SEGMENT, Entry, LogMachine
+from security.log.note import Note, head_of
+from security.log.schema import read_line
+
+# ----------------------------------------
+# The private annex: details behind a salted commitment, for the site's own auditor, erasable at any time.
+
+SALT_SIZE: Final = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annex:
+    """A salt and the details. Without the salt, a commitment to a small count could be guessed."""
+
+    salt: bytes
+    details: Mapping[str, Any]
+
+    def commitment(self) -> str:
+        """SHA-256(salt || canonical details), in hexadecimal."""
+        return sha256(self.salt + encoding.dumps(self.details)).hexdigest()
+
+    def encode(self) -> bytes:
+        """The bytes of the annex file."""
+        return encoding.dumps({"details": self.details, "salt": self.salt.hex()}) + b"\n"
+
+    @classmethod
+    def open(cls, data: bytes, commitment: str) -> Annex:
+        """Read an annex file and check it against its leaf.
+
+        :raises VerificationFailed: if it is not what was committed to.
+        """
+        value = encoding.loads(data.removesuffix(b"\n"))
+        if not isinstance(value, dict) or value.keys() != {"details", "salt"} or not isinstance(value["details"], dict):
+            raise CodecError("not an annex")
+        try:
+            annex = cls(salt=bytes.fromhex(value["salt"]), details=value["details"])
+        except (TypeError, ValueError) as error:
+            raise CodecError("not an annex") from error
+        if len(annex.salt) != SALT_SIZE or not hmac.compare_digest(annex.commitment(), commitment):
+            raise VerificationFailed("the annex is not what the entry commits to")
+        return annex
+
+
+FORMAT: Final = b"lazaret audit log 1\n"
+
+
+class Disk:
+    """The three things a log does to a disk. Tests put one here that fails or stops in between."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write all of it."""
+        written = os.write(descriptor, data)
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+
+    def sync(self, descriptor: int) -> None:
+        """Return when it is on stable storage."""
+        os.fsync(descriptor)
+
+    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        """Put a whole file in place at once, durably."""
+        files.write_atomically(path, data, mode=mode)
+
+
+# The one spelling of a size: other digits and leading zeros would name files that are then not found.
+is_size = re.compile(r"0|[1-9][0-9]{0,15}").fullmatch
+
+
+class LogFolder:
+    """Paths and reads; enough for an auditor with a copy."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.segments = path / "segments"
+        self.leaves = path / "leaves.bin"
+        self.checkpoints = path / "checkpoints"
+        self.cosigned = path / "cosigned.note"
+        self.epochs = path / "epochs"
+        self.witness = path / "witness"
+        self.annex = path / "annex"
+        self.evidence = path / "evidence"
+        self.format = path / "FORMAT"
+        self.manifest = path / "manifest.json"
+
+    def segment(self, number: int) -> Path:
+        """The file of one segment."""
+        return self.segments / f"{number:08d}.jsonl"
+
+    def segment_files(self) -> list[Path]:
+        """All segments in order; a gap in their numbers is an error, since it could hide entries."""
+        found = sorted(self.segments.glob("*.jsonl"))
+        if found != [self.segment(number) for number in range(len(found))]:
+            raise AuditLogError("segment files are not numbered without gaps", where=str(self.segments))
+        return found
+
+    def head_sizes(self) -> list[int]:
+        """Sizes of the signed heads, smallest first."""
+        return sorted(int(path.stem) for path in self.checkpoints.glob("*.note") if is_size(path.stem))
+
+    def head_path(self, size: int) -> Path:
+        """The file of one head."""
+        return self.checkpoints / f"{size}.note"
+
+    def head(self, size: int) -> Note:
+        """One signed head, not yet verified."""
+        return Note.parse(self.head_path(size).read_bytes())
+
+    def endorsements(self) -> list[Note]:
+        """The endorsements of epochs 0, 1, ..., as far as they go without a gap."""
+        notes: list[Note] = []
+        while (path := self.epochs / f"{len(notes)}.note").exists():
+            notes.append(Note.parse(path.read_bytes()))
+        return notes
+
+    def annex_path(self, seq: int) -> Path:
+        """The file of one annex."""
+        return self.annex / f"{seq}.json"
+
+    def witness_path(self, origin: str) -> Path:
+        """Where the newest head of another log is kept; the name cannot climb out of the folder."""
+        return self.witness / f"{quote(origin, safe='')}.json"
+
+    def check_format(self) -> None:
+        """Refuse a folder of another version, or none at all."""
+        try:
+            found = self.format.read_bytes()
+        except FileNotFoundError:
+            raise AuditLogError(
+                "no privacy log here", where=str(self.path), hint="give the folder with FORMAT"
+            ) from None
+        if found != FORMAT:
+            raise AuditLogError("a log of another format", where=str(self.format))
+
+
+def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(offset, line without newline) of a segment; where the last newline is missing, the rest is the last line."""
+    start = 0
+    while start < len(data):
+        end = data.find(b"\n", start)
+        if end < 0:
+            yield start, data[start:]
+            return
+        yield start, data[start:end]
+        start = end + 1
+
+
+class LogWriter(LogFolder):
+    """The one writer of a folder; holds its lock."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        super().__init__(path)
+        self.disk = disk
+        self._segment: tuple[int, int] | None = None  # number, file descriptor
+        self._unwritten_leaves: list[bytes] = []
+        path.mkdir(parents=True, exist_ok=True)
+        self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._lock)
+            raise AuditLogError(
+                "another process writes this log",
+                where=str(path),
+                hint="a log has one writer: stop the agent first; it goes on where it was",
+            ) from error
+
+    def initialise(self, manifest: bytes) -> None:
+        """Lay out an empty folder, over what a crash may have left of an earlier try. `declare` comes last."""
+        for folder in (self.segments, self.checkpoints, self.epochs, self.witness, self.annex, self.evidence):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700 if folder == self.annex else 0o755)
+        self.leaves.unlink(missing_ok=True)
+        self.disk.publish(self.manifest, manifest)
+
+    def declare(self) -> None:
+        """Write FORMAT: from here on there is a log."""
+        self.disk.publish(self.format, FORMAT)
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Write entries and return when they are durable. One sync for all of them that share a segment."""
+        rest = entries
+        while rest:
+            number, place = divmod(rest[0].seq, SEGMENT)
+            here, rest = rest[: SEGMENT - place], rest[SEGMENT - place :]
+            descriptor = self._open_segment(number)
+            self.disk.write(descriptor, b"".join([entry.line + b"\n" for entry in here]))
+            self.disk.sync(descriptor)
+        for entry in entries:
+            self._unwritten_leaves.append(entry.leaf)
+
+    def _open_segment(self, number: int) -> int:
+        if self._segment is not None and self._segment[0] == number:
+            return self._segment[1]
+        self.close_segment()
+        path = self.segment(number)
+        fresh = not path.exists()
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._segment = (number, descriptor)
+        if fresh:
+            self._sync_folder(self.segments)
+        return descriptor
+
+    def _sync_folder(self, path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            self.disk.sync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def write_leaves(self, all_leaves: Sequence[bytes] | None = None) -> None:
+        """Bring leaves.bin up to date, without a sync: it is derived. With an argument, write it anew."""
+        pending, self._unwritten_leaves = self._unwritten_leaves, []
+        with naming(self.leaves), open(self.leaves, "ab" if all_leaves is None else "wb") as file:
+            file.write(b"".join(pending if all_leaves is None else all_leaves))
+
+    def truncate_segment(self, number: int, length: int) -> None:
+        """Cut a torn write off the last segment; the caller has put its bytes into evidence."""
+        self.close_segment()
+        with open(self.segment(number), "r+b") as file:
+            file.truncate(length)
+            self.disk.sync(file.fileno())
+
+    def close_segment(self) -> None:
+        """Close the open segment file, if any."""
+        if self._segment is not None:
+            os.close(self._segment[1])
+            self._segment = None
+
+    def close(self) -> None:
+        """Give the lock back."""
+        self.close_segment()
+        os.close(self._lock)
+
+
+def read_leaves(path: Path) -> list[bytes]:
+    """The leaf hashes of leaves.bin."""
+    data = path.read_bytes()
+    if len(data) % HASH_SIZE:
+        raise CodecError("leaves.bin is not a whole number of hashes", where=str(path))
+    return [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
+
+
+# ----------------------------------------
+# What a start finds in a log folder: a sound log, a torn write beyond the last head, or damage that must stop it.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A machine that stands where the log stands, the newest head, the epoch keys, and bytes that were set aside."""
+
+    machine: LogMachine
+    head: Note | None
+    chain: EpochChain
+    torn: bytes
+
+
+def recover(writer: LogWriter, party: Party) -> Recovered:
+    """Read the log back.
+
+    :raises AuditLogError: if anything at or below the newest signed head is missing or changed.
+    """
+    try:
+        chain = EpochChain.verify(party.origin, party.root, writer.endorsements())
+        head = _newest_head(writer, chain)
+    except (VerificationFailed, CodecError) as error:
+        raise AuditLogError(f"the log's heads do not verify: {error.message}", where=party.origin) from error
+    signed = head_of(head) if head is not None else None
+    machine = LogMachine(party.origin)
+    torn = _replay(writer, machine, signed.size if signed else 0)
+    if signed is not None and (machine.tree.size < signed.size or machine.tree.root(signed.size) != signed.root):
+        raise AuditLogError(
+            f"the entries do not lead to the signed head of size {signed.size}",
+            where=party.origin,
+            hint="the log was changed or cut; keep the folder as it is and run `privacy-audit verify` on a copy",
+        )
+    _settle_leaves(writer, machine)
+    return Recovered(machine=machine, head=head, chain=chain, torn=torn)
+
+
+def _newest_head(writer: LogWriter, chain: EpochChain) -> Note | None:
+    sizes = writer.head_sizes()
+    if not sizes:
+        return None
+    note = writer.head(sizes[-1])
+    note.verify(chain.keys)
+    if head_of(note).size != sizes[-1] or head_of(note).origin != chain.origin:
+        raise VerificationFailed("a head is under another's name")
+    return note
+
+
+def _replay(writer: LogWriter, machine: LogMachine, signed_size: int) -> bytes:
+    files = writer.segment_files()
+    for number, path in enumerate(files):
+        data = path.read_bytes()
+        for offset, line in lines_of(data):
+            if data[offset + len(line) : offset + len(line) + 1] == b"\n" and _is_next(line, machine):
+                machine.replay(line)
+                continue
+            if machine.tree.size < signed_size or number != len(files) - 1:
+                raise AuditLogError(
+                    f"entry {machine.tree.size} is damaged although it was signed",
+                    where=str(path),
+                    hint="this is no torn write; keep the folder as it is and run `privacy-audit verify` on a copy",
+                )
+            torn = data[offset:]
+            name = f"torn-{machine.tree.size}-{sha256(torn).hexdigest()[:16]}.bin"
+            writer.evidence.mkdir(exist_ok=True)
+            writer.disk.publish(writer.evidence / name, torn)
+            writer.truncate_segment(number, offset)
+            return torn
+        if number != len(files) - 1 and machine.tree.size != (number + 1) * SEGMENT:
+            raise AuditLogError("a segment is not full although another follows", where=str(path))
+    return b""
+
+
+def _is_next(line: bytes, machine: LogMachine) -> bool:
+    """Whether a line is a whole, canonical entry that continues the log."""
+    try:
+        entry = read_line(line)
+    except CodecError:
+        return False
+    return bool(
+        entry["seq"] == machine.tree.size and entry["origin"] == machine.origin and entry["epoch"] == machine.epoch
+    )
+
+
+def _settle_leaves(writer: LogWriter, machine: LogMachine) -> None:
+    """leaves.bin is derived and not synced, so it may lag behind or be torn after a crash: rebuild it if it differs."""
+    ours = [machine.tree.leaf(index) for index in range(machine.tree.size)]
+    try:
+        if read_leaves(writer.leaves) == ours:
+            return
+    except (FileNotFoundError, CodecError):
+        pass
+    writer.write_leaves(ours)

@@ -1,0 +1,396 @@
+"""A party's privacy log: the machine, its folder, its keys and its clock put together.
+
+The rule that everything else rests on is *log, sync, then send*: `append` returns when the entry is durable, and
+raises if it cannot be made so; after that the log is closed for good, and with it the agent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from hashlib import sha256
+from pathlib import Path
+from threading import RLock
+from typing import Any
+
+from lazaret.errors import AuditLogError, LocalProtocolError, RollbackDetected, ToolkitError, VerificationFailed
+from security.clock import Clock
+from security.log.events import (
+    AnnexErased,
+    ConfigChanged,
+    Cosigned,
+    KeyRotated,
+    LogGenesis,
+    LogRecovered,
+    ManifestAdopted,
+    PolicyChanged,
+)
+from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, Party, Roster, endorse
+from security.log.machine import Entry, LogMachine, Moment, Scope, State
+from security.log.note import Note, Signature, Signer, VerifierKey, head_of
+from security.log.schema import Event
+from security.log.store import SALT_SIZE, Annex, Disk, LogWriter, recover
+from security.log.witness import Held, Submission
+from security.rng import Randomness
+
+
+@lru_cache(maxsize=64)
+def _scope(run: str | None, round: int | None, actor: str, commitment: str | None) -> Scope:
+    """Most entries of a round share their scope; checking it once is enough."""
+    return Scope(run=run, round=round, actor=actor, annex_commit=commitment)
+
+
+class _Guard:
+    """One at a time; and any failure to write closes the log for good: what is not logged must not be sent."""
+
+    __slots__ = ("_folder", "_machine", "_mutex", "_what")
+
+    def __init__(self, mutex: RLock, machine: LogMachine, what: str, folder: Path) -> None:
+        self._mutex, self._machine, self._what, self._folder = mutex, machine, what, folder
+
+    def __enter__(self) -> None:
+        self._mutex.acquire()
+        if self._machine.state is State.FAILED:
+            self._mutex.release()
+            raise self._machine.fail("the privacy log has failed")
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        try:
+            if isinstance(error, OSError):
+                reason = (error.strerror or "the disk refused").lower()
+                raise self._machine.fail(f"cannot {self._what} in {self._folder}: {reason}") from error
+        finally:
+            self._mutex.release()
+
+
+class AuditLog:
+    """One party's log, open for writing. Make it with `create` or `open`; safe to use from several threads."""
+
+    def __init__(
+        self,
+        *,
+        machine: LogMachine,
+        writer: LogWriter,
+        keys: EpochKeys,
+        signer: Signer,
+        roster: Roster,
+        clock: Clock,
+        rng: Randomness,
+        head: Note | None = None,
+    ) -> None:
+        self._machine = machine
+        self._writer = writer
+        self._keys = keys
+        self._signer = signer
+        self._roster = roster
+        self._clock = clock
+        self._rng = rng
+        self._head = head
+        self._boot = rng.bytes(16).hex()
+        self._mutex = RLock()
+
+    @classmethod
+    def create(
+        cls,
+        folder: Path,
+        key_folder: Path,
+        *,
+        party: Party,
+        roster: Roster,
+        manifest: bytes,
+        policy: str,
+        root: Signer,
+        clock: Clock,
+        rng: Randomness,
+        disk: Disk | None = None,
+    ) -> AuditLog:
+        """Start a log: the root key endorses epoch 0, the genesis entry names all keys, the first head is signed."""
+        if root.key != party.root:
+            raise LocalProtocolError("the root key is not the one in the roster", where=party.origin)
+        writer = LogWriter(folder, disk or Disk())
+        try:
+            if writer.format.exists():
+                raise AuditLogError(
+                    "a log is here already", where=str(folder), hint="open it, or choose another folder"
+                )
+            keys = EpochKeys(key_folder, party.origin, rng)
+            keys.erase(0)
+            signer = keys.create(0)
+            writer.initialise(manifest)
+            first = endorse(root, Endorsement(origin=party.origin, epoch=0, key=signer.key))
+            writer.disk.publish(writer.epochs / "0.note", first.encode())
+            machine = LogMachine(party.origin)
+            log = cls(machine=machine, writer=writer, keys=keys, signer=signer, roster=roster, clock=clock, rng=rng)
+            log.append(
+                LogGenesis(
+                    format=1,
+                    role=party.role,
+                    root_vkey=str(party.root),
+                    epoch_vkey=str(signer.key),
+                    cosigner_vkey=str(party.cosigner),
+                    manifest=sha256(manifest).hexdigest(),
+                    policy=policy,
+                )
+            )
+            log.checkpoint()
+            writer.declare()
+        except BaseException:
+            writer.close()
+            raise
+        return log
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path,
+        key_folder: Path,
+        *,
+        party: Party,
+        roster: Roster,
+        clock: Clock,
+        rng: Randomness,
+        disk: Disk | None = None,
+    ) -> AuditLog:
+        """Go on with a log: check it against its own heads, set a torn write aside, settle the keys after a crash."""
+        writer = LogWriter(folder, disk or Disk())
+        try:
+            writer.check_format()
+            found = recover(writer, party)
+            keys = EpochKeys(key_folder, party.origin, rng)
+            log = cls(
+                machine=found.machine,
+                writer=writer,
+                keys=keys,
+                signer=keys.load(found.machine.epoch),
+                roster=roster,
+                clock=clock,
+                rng=rng,
+                head=found.head,
+            )
+            log._settle_epoch(found.chain)
+            if found.torn:
+                log.append(LogRecovered(quarantined=sha256(found.torn).hexdigest(), bytes=len(found.torn)))
+                log.checkpoint()
+        except BaseException:
+            writer.close()
+            raise
+        return log
+
+    def _settle_epoch(self, chain: EpochChain) -> None:
+        """Finish or forget a rotation that a crash cut short."""
+        epoch = self._machine.epoch
+        if epoch >= len(chain.keys) or chain.keys[epoch] != self._signer.key:
+            raise AuditLogError("the epoch key is not the one endorsed", where=self.origin)
+        boundary = self._head is None or head_of(self._head).size < self.size
+        if boundary and epoch and epoch - 1 in self._keys.held():
+            # The rotation is in the log but its head is not: both keys are still here, so sign it as rotation would.
+            self._publish_head(self._keys.load(epoch - 1), self._signer)
+        self._keys.settle(epoch)
+        for stale in range(epoch + 1, len(chain.keys)):
+            (self._writer.epochs / f"{stale}.note").unlink()
+
+    @property
+    def origin(self) -> str:
+        """The log's name."""
+        return self._machine.origin
+
+    @property
+    def folder(self) -> Path:
+        """Where it lies."""
+        return self._writer.path
+
+    @property
+    def size(self) -> int:
+        """How many entries there are."""
+        return self._machine.tree.size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in force."""
+        return self._machine.epoch
+
+    @property
+    def head(self) -> Note:
+        """The newest signed head: what every message carries."""
+        if self._head is None:
+            raise LocalProtocolError("the log has no head yet", where=self.origin)
+        return self._head
+
+    def _now(self) -> Moment:
+        return Moment(wall_ms=self._clock.now_ms(), mono_ms=self._clock.mono_ms(), boot=self._boot)
+
+    def _guard(self, what: str) -> _Guard:
+        return _Guard(self._mutex, self._machine, what, self.folder)
+
+    def append(
+        self,
+        event: Event,
+        *,
+        run: str | None = None,
+        round: int | None = None,
+        actor: str = "agent",
+        annex: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Log an event; returns its entry number when it is on stable storage."""
+        with self._guard("write an entry"):
+            sealed = None if annex is None else Annex(salt=self._rng.bytes(SALT_SIZE), details=annex)
+            commitment = sealed.commitment() if sealed else None
+            scope = _scope(run, round, actor, commitment)
+            entries = self._machine.append(event, self._now(), scope)
+            if sealed is not None:
+                # Before the entry: a commitment whose opening was lost in a crash would look like an erasure.
+                self._writer.disk.publish(self._writer.annex_path(entries[-1].seq), sealed.encode(), mode=0o600)
+            return self._write(entries)
+
+    def _write(self, entries: tuple[Entry, ...]) -> int:
+        self._writer.append(entries)
+        return entries[-1].seq
+
+    def checkpoint(self) -> Note:
+        """Sign everything so far. Where nothing is new, the newest head is given again."""
+        with self._guard("write a head"):
+            if self._head is not None and head_of(self._head).size == self.size:
+                return self._head
+            return self._publish_head(self._signer)
+
+    def _publish_head(self, *signers: Signer) -> Note:
+        note = self._machine.head(*signers)
+        self._writer.disk.publish(self._writer.head_path(self.size), note.encode())
+        self._writer.write_leaves()
+        self._head = note
+        return note
+
+    def rotate(self, reason: str) -> Note:
+        """Begin the next epoch: new key, entry, head signed by both keys, old key erased. Survives a crash anywhere."""
+        with self._guard("rotate the log key"):
+            old, epoch = self._signer, self.epoch + 1
+            self._write(self._machine.heartbeat(self._now()))
+            if epoch in self._keys.held():
+                self._keys.erase(epoch)
+            new = self._keys.create(epoch)
+            endorsement = endorse(old, Endorsement(origin=self.origin, epoch=epoch, key=new.key))
+            self._writer.disk.publish(self._writer.epochs / f"{epoch}.note", endorsement.encode())
+            rotated = KeyRotated(epoch=epoch, old_vkey=str(old.key), new_vkey=str(new.key), reason=reason)
+            self._write(self._machine.append(rotated, self._now()))
+            note = self._publish_head(old, new)
+            self._signer = new
+            self._keys.erase(epoch - 1)
+            return note
+
+    def tick(self) -> None:
+        """To be called every minute or so: heartbeat when silent for long, rotation when the epoch is over."""
+        with self._guard("write a heartbeat"):
+            if self._machine.epoch_running_ms >= EPOCH_MS:
+                self.rotate("epoch over")
+            elif self._machine.heartbeat_due(self._now()):
+                self._write(self._machine.heartbeat(self._now()))
+                self.checkpoint()
+
+    def submission(self, old_size: int, note: Note | None = None) -> Submission:
+        """What a witness that holds `old_size` of this log needs to cosign a head (the newest, if none is given)."""
+        with self._mutex:
+            head = note or self.head
+            path = self._machine.tree.consistency_path(old_size, head_of(head).size)
+            endorsements = tuple(self._writer.endorsements())
+            return Submission(old_size=old_size, path=path, head=head, endorsements=endorsements)
+
+    def inclusion_path(self, seq: int, size: int) -> tuple[bytes, ...]:
+        """Proof that an entry is under a head."""
+        with self._mutex:
+            return self._machine.tree.inclusion_path(seq, size)
+
+    def add_cosignature(self, size: int, cosignature: Signature) -> None:
+        """Keep a witness's signature on one of our heads, and log it.
+
+        :raises VerificationFailed: if it is not a witness of ours, or not over that head.
+        """
+        with self._guard("keep a cosignature"):
+            note = self._signed_head(size)
+            keys = {(key.name, key.id): key for key in self._roster.cosigners_for(self.origin)}
+            key = keys.get((cosignature.name, cosignature.key_id))
+            if key is None:
+                raise VerificationFailed("not a witness of this log", where=self.origin)
+            timestamp = key.verify(note.text, cosignature.value)
+            others = tuple(line for line in note.signatures if (line.name, line.key_id) != (key.name, key.id))
+            merged = Note(text=note.text, signatures=(*others, cosignature))
+            self._writer.disk.publish(self._writer.head_path(size), merged.encode())
+            self._keep_if_quorum(merged, size, keys.values())
+            if self._head is not None and head_of(self._head).size == size:
+                self._head = merged
+            if self._machine.state is State.OPEN:
+                root = head_of(note).root.hex()
+                self.append(
+                    Cosigned(origin=self.origin, size=size, root=root, cosigner=key.name, timestamp=timestamp or 0)
+                )
+
+    def _signed_head(self, size: int) -> Note:
+        try:
+            return self._writer.head(size)
+        except FileNotFoundError:
+            # What others say must not look like a fault of our disk, which would close the log.
+            raise VerificationFailed("there is no head of this size", where=self.origin) from None
+
+    def _keep_if_quorum(self, note: Note, size: int, keys: Iterable[VerifierKey]) -> None:
+        if self._roster.missing_for_quorum(self.origin, note.verify(keys)):
+            return
+        kept = self._writer.cosigned
+        if not kept.exists() or head_of(Note.parse(kept.read_bytes())).size <= size:
+            self._writer.disk.publish(kept, note.encode())
+
+    def refuse_rollback(self, held_elsewhere: Iterable[Held]) -> None:
+        """Compare with the heads that others hold of this log, before anything is sent.
+
+        :raises RollbackDetected: if one is larger than this log, or is of another history.
+        """
+        with self._mutex:
+            for held in held_elsewhere:
+                try:
+                    held.verify(self._roster.by_origin[self.origin].root, self.origin)
+                except ToolkitError:
+                    continue  # A head that our keys did not sign proves nothing about our log.
+                head = held.checkpoint
+                if head.size > self.size or self._machine.tree.root(head.size) != head.root:
+                    self._machine.fail("this log was set back")
+                    raise RollbackDetected(
+                        f"others hold a head of size {head.size} that this log does not lead to (it has {self.size})",
+                        where=self.origin,
+                        hint="this folder was restored from an old copy or changed: stop, keep it, and enroll anew",
+                    )
+
+    def adopt_manifest(self, data: bytes, version: int, roster: Roster) -> None:
+        """Take over a newer signed manifest, which the caller has checked: log it, then replace the copy."""
+        with self._guard("adopt a manifest"):
+            old = sha256(self._writer.manifest.read_bytes()).hexdigest()
+            self.append(ManifestAdopted(version=version, old=old, new=sha256(data).hexdigest()))
+            self._writer.disk.publish(self._writer.manifest, data)
+            self._roster = roster
+
+    def note_settings(self, *, config: str, policy: str | None = None, who: str) -> None:
+        """Say so, where configuration or policy are not those of the last start. Digests only: they tell no contents.
+
+        :param who: the account that starts with them; who edited a file, a process cannot know.
+        """
+        with self._guard("write an entry"):
+            old, reason = self._machine.settings, "found changed at start"
+            if policy is not None and old.get("policy", policy) != policy:
+                self.append(PolicyChanged(old=old["policy"], new=policy, who=who, reason=reason, document=None))
+            if old.get("config", config) != config:
+                self.append(ConfigChanged(old=old["config"], new=config, who=who, reason=reason))
+
+    def erase_annex(self, first: int, last: int, authority: str) -> None:
+        """Delete the annexes of a range of entries; the log says so first."""
+        with self._guard("erase an annex"):
+            self.append(AnnexErased(first=first, last=last, authority=authority), actor=authority)
+            for seq in range(first, last + 1):
+                self._writer.annex_path(seq).unlink(missing_ok=True)
+
+    def close(self, farewell: Callable[[AuditLog], object] | None = None) -> None:
+        """Seal what is there and give the folder back."""
+        with self._mutex:
+            try:
+                if self._machine.state is not State.FAILED:
+                    if farewell is not None:
+                        farewell(self)
+                    self.checkpoint()
+            finally:
+                self._writer.close()

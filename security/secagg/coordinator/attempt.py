@@ -1,0 +1,434 @@
+"""The coordinator's machine for one attempt: event in, effects out (docs/spec/secure-aggregation.md, sections 3 and 9).
+
+It holds nothing secret: everything here is public or masked until a quorum releases. What it has shown (C1 to C5) is
+written down before it is sent, so that a restart never shows a second version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from lazaret.errors import RemoteProtocolError, VerificationFailed
+from security.crypto import masking
+from security.secagg import context as hashes
+from security.secagg import messages, records, statements
+from security.secagg import state as states
+from security.secagg.certificates import AbortCertificate, AbortLine, Ack, Advert, NamedRoot, RepeatCertificate, Signed
+from security.secagg.coordinator.publication import Publication, build_result, spool_sum
+from security.secagg.coordinator.unmasking import Opening
+from security.secagg.coordinator.uploads import CoordinatorCore, Dealing, Equivocation, Uploads, owed
+from security.secagg.effects import (
+    Advanced,
+    Blamed,
+    Certified,
+    Effect,
+    Effects,
+    Ended,
+    Persist,
+    SaveState,
+    Send,
+    Vector,
+)
+from security.secagg.fields import Wire
+from security.secagg.site.result_checks import opened_masks
+from security.secagg.transitions import COORDINATOR, CoordinatorEvent, CoordinatorState, step
+
+_S, _E = CoordinatorState, CoordinatorEvent
+# Answers that count in one state only; later they are merely late, and dropped.
+_WHEN = {
+    _E.ADVERT: _S.ADVERTISING,
+    _E.REFUSAL: _S.ADVERTISING,
+    _E.SHARES: _S.DEALING,
+    _E.HEADER: _S.UPLOADING,
+    _E.FRAME: _S.UPLOADING,
+}
+
+
+class CoordinatorAttempt:
+    """One attempt, from Plan to the certificate of its result or to its end."""
+
+    def __init__(self, core: CoordinatorCore, plan: messages.Plan, model: Vector) -> None:
+        self.core = core
+        self.plan = plan
+        self.context = plan.context
+        self.model = model
+        self.dealing = Dealing(core.policy, plan.context)
+        self.uploads = Uploads(core.policy.layout, core.spool)
+        self.survivors: messages.Survivors | None = None
+        self.agreements: dict[str, bytes] = {}
+        self.quorum: messages.Quorum | None = None
+        self.opening: Opening | None = None
+        self.publication: Publication | None = None
+        self.aborts: dict[str, messages.Abort] = {}
+        self.accusations: set[tuple[str, str]] = set()
+        self.missing: tuple[str, ...] = ()
+        self.state = _S.ADVERTISING
+        self.deadline: int | None = None
+
+    @property
+    def ctx(self) -> bytes:
+        return self.dealing.ctx
+
+    # What the shell calls.
+
+    def start(self) -> Effects:
+        self._wait()
+        return Persist(records.Planned(plan=self.plan)), *self._to_all(self.plan)
+
+    def receive(self, site: str, message: Wire) -> Effects:
+        """Take a message that the transport says is from `site`."""
+        outsider = isinstance(message, messages.Hello | messages.ChunkRequest | Ack) and self.core.policy.lists(site)
+        if site not in self.context.sites and not outsider:
+            raise RemoteProtocolError("site is not in the cohort", where=f"site {site}")
+        if getattr(message, "site", site) != site:
+            raise RemoteProtocolError("message names another sender", where=f"site {site}")
+        event, handler = self._route(site, message)
+        step(COORDINATOR, self.state, event)
+        if event in _WHEN and self.state is not _WHEN[event]:
+            return ()
+        try:
+            return handler(message)
+        except Equivocation as lie:
+            return (Blamed(site, f"two {lie.what}"),)
+
+    def tick(self) -> Effects:
+        """Look at the clock: a step whose time is over goes on without those that are missing."""
+        if self.deadline is None or self.core.clock.mono_ms() < self.deadline:
+            return ()
+        return self.close_step()
+
+    def close_step(self) -> Effects:
+        """End the current step now, with whoever is there."""
+        if self.state is _S.ADVERTISING:
+            return self._die("sites missing at S1", self.dealing.adverts)
+        if self.state is _S.DEALING:
+            return self._die("sites missing at S2", self.dealing.shares)
+        if self.state is _S.UPLOADING:
+            return self._close_uploads()
+        if self.state is _S.AGREEING:
+            return self._ask_aborts(_E.DROP)
+        return self.give_up() if self.state in (_S.UNMASKING, _S.ABORTING) else ()
+
+    def give_up(self) -> Effects:
+        """Ask for ABORTs; when already asking, call the attempt lost."""
+        if self.state in (_S.ADVERTISING, _S.DEALING):
+            return self._die("given up", self.context.sites)
+        if self.state is _S.ABORTING:
+            return self._over(_E.GIVE_UP, "too few aborts and too few releases")
+        return self._ask_aborts(_E.GIVE_UP)
+
+    # What the planner of the next attempt asks.
+
+    @property
+    def holds_uploads(self) -> bool:
+        """Whether a byte of a masked vector may have left a site in this attempt."""
+        return bool(self.dealing.deals)
+
+    def abort_certificate(self) -> AbortCertificate | None:
+        if len(self.aborts) < self.context.a:
+            return None
+        lines = [self.aborts[site] for site in self.context.sites if site in self.aborts]
+        return AbortCertificate(
+            ctx=self.ctx,
+            lines=tuple(AbortLine(site=line.site, code=line.code, signature=line.signature) for line in lines),
+        )
+
+    def repeat_certificate(self) -> RepeatCertificate | None:
+        """What an exact repeat needs: the certified set, and the proofs that made the repeat necessary."""
+        if self.quorum is None or self.survivors is None:
+            return None
+        return RepeatCertificate(
+            ctx=self.ctx,
+            kx=self.dealing.kx,
+            deals=self.dealing.deals,
+            roots=tuple(NamedRoot(site=line.site, root=line.root) for line in self.survivors.uploads),
+            agreements=self.quorum.agreements,
+            frauds=tuple(self.opening.frauds) if self.opening else (),
+        )
+
+    # Small steps.
+
+    def _route(self, site: str, message: Wire) -> tuple[CoordinatorEvent, Callable[[Any], Effects]]:
+        routes: dict[type[Wire], tuple[CoordinatorEvent, Callable[[Any], Effects]]] = {
+            Advert: (_E.ADVERT, self._advert),
+            messages.Refusal: (_E.REFUSAL, self._refusal),
+            messages.Shares: (_E.SHARES, self._shares),
+            messages.Accusation: (_E.ACCUSATION, self._accusation),
+            messages.UploadHeader: (_E.HEADER, self._header),
+            messages.UploadFrame: (_E.FRAME, partial(self._frame, site)),
+            messages.Agree: (_E.AGREE, self._agree),
+            messages.Unmask: (_E.UNMASK, self._unmask),
+            messages.Abort: (_E.ABORT, self._abort),
+            messages.Hello: (_E.HELLO, self._hello),
+            messages.Rollback: (_E.ROLLBACK, self._rollback),
+            messages.ChunkRequest: (_E.CHUNK_REQUEST, self._chunk_request),
+            Ack: (_E.ACK, self._ack),
+        }
+        if type(message) not in routes:
+            raise RemoteProtocolError(f"{type(message).__name__} is not for a coordinator")
+        return routes[type(message)]
+
+    def _go(self, event: CoordinatorEvent) -> None:
+        self.state = step(COORDINATOR, self.state, event)
+        self._wait()
+
+    def _wait(self) -> None:
+        span = self.core.timeouts.of(self.state, self.core.policy.layout.byte_length)
+        self.deadline = None if span is None else self.core.clock.mono_ms() + span
+
+    def _to_all(self, message: Wire, sites: Iterable[str] | None = None) -> Effects:
+        return tuple(Send(message, to=site) for site in (self.context.sites if sites is None else sites))
+
+    def _verify(self, site: str, statement: statements.Statement, signature: bytes) -> None:
+        statements.verify(self.core.policy.entry(site), statement, signature)
+
+    # S1 and S2.
+
+    def _advert(self, advert: Advert) -> Effects:
+        shown = self.dealing.take_advert(advert)
+        if shown is None:
+            return ()
+        self._go(_E.ALL_ADVERTS)
+        return Persist(records.AdvertsShown(adverts=shown)), *self._to_all(shown)
+
+    def _refusal(self, message: messages.Refusal) -> Effects:
+        if message.ctx != self.ctx:
+            return ()
+        present = [site for site in self.context.sites if site != message.site]
+        self._go(_E.REFUSAL)
+        return self._ended("a site refused the plan", present)
+
+    def _shares(self, shares: messages.Shares) -> Effects:
+        ordered = self.dealing.take_shares(shares)
+        if ordered is None:
+            return ()
+        self._go(_E.ALL_SHARES)
+        delivered = tuple(Send(self.dealing.deliver_to(site), to=site) for site in self.context.sites)
+        return Persist(records.DealsShown(shares=ordered)), *delivered
+
+    def _accusation(self, message: messages.Accusation) -> Effects:
+        self._verify(message.site, statements.accuse(message.kx, message.dealer), message.signature)
+        if message.kx != self.dealing.kx or message.dealer not in self.context.sites:
+            raise VerificationFailed("accusation is of another attempt", where=f"site {message.site}")
+        self.accusations.add((message.site, message.dealer))
+        return ()
+
+    def _rollback(self, message: messages.Rollback) -> Effects:
+        """A peer remembers a later advert of a site than this attempt's: the site must see it and halt."""
+        shown = message.advert
+        self._verify(shown.site, statements.advert(self.context, shown), shown.signature)
+        mine = self.dealing.adverts.get(shown.site)
+        if mine is None or mine == shown or mine.sequence > shown.sequence:
+            raise VerificationFailed("advert says nothing against its signer", where=f"site {shown.site}")
+        return Blamed(shown.site, "set back"), Send(message, to=shown.site)
+
+    # S3.
+
+    def _header(self, header: messages.UploadHeader) -> Effects:
+        site, length = header.site, self.core.policy.layout.byte_length
+        self._verify(site, statements.upload(header.kx, header.deals, header.length, header.root), header.signature)
+        if (header.kx, header.deals, header.length) != (self.dealing.kx, self.dealing.deals, length):
+            raise VerificationFailed("upload is of another attempt or layout", where=f"site {site}")
+        known = self.uploads.header(site)
+        if known is not None and known != header:
+            raise Equivocation(site, "uploads")
+        if known is not None:
+            return ()
+        there = self.uploads.begin(header)
+        return (Send(messages.UploadResume(kx=header.kx, next_frame=there), to=site),) if there else ()
+
+    def _frame(self, site: str, frame: messages.UploadFrame) -> Effects:
+        if site in self.uploads.complete:
+            return ()  # once more, after a reconnect
+        try:
+            header = self.uploads.take(site, frame)
+        except VerificationFailed:
+            return (Blamed(site, "upload without its root"),)
+        if header is None:
+            return ()
+        counted = Persist(records.UploadCounted(header=header))
+        return counted, *self._uploads_done()
+
+    def _uploads_done(self) -> Effects:
+        """Go on as soon as nobody is left to wait for."""
+        waiting = [site for site in self.context.sites if site not in self.uploads.complete and site not in self.aborts]
+        return () if waiting else self._close_uploads()
+
+    def _close_uploads(self) -> Effects:
+        self.missing = tuple(site for site in self.context.sites if site not in self.uploads.complete)
+        for site in self.missing:
+            self.uploads.drop(site)
+        alive = len(self.uploads.complete)
+        # An exact repeat may give no other set than the one it repeats.
+        if alive < self.context.t or (self.context.repeats and alive < self.context.n):
+            return self._ask_aborts(_E.DROP)
+        headers = [self.uploads.complete[site] for site in self.context.sites if site in self.uploads.complete]
+        shown = messages.Survivors(
+            kx=self.dealing.kx,
+            uploads=tuple(
+                messages.SignedRoot(site=header.site, root=header.root, signature=header.signature)
+                for header in headers
+            ),
+        )
+        self.survivors = shown
+        self._go(_E.ENOUGH_UPLOADS)
+        return Persist(records.SurvivorsShown(survivors=shown)), *self._to_all(shown)
+
+    # S4 and S5.
+
+    def survivors_hash(self) -> bytes:
+        uploads = self.survivors.uploads if self.survivors else ()
+        return hashes.survivors_digest(self.dealing.kx, self.dealing.deals, [(up.site, up.root) for up in uploads])
+
+    def _agree(self, message: messages.Agree) -> Effects:
+        self._verify(message.site, statements.agree(message.kx, message.survivors), message.signature)
+        if self.survivors is None or message.kx != self.dealing.kx or message.survivors != self.survivors_hash():
+            raise VerificationFailed("site agrees to another set", where=f"site {message.site}")
+        self.agreements[message.site] = message.signature
+        if self.quorum is not None:
+            return (Send(self.quorum, to=message.site),) if self.state is _S.UNMASKING else ()
+        if self.state is not _S.AGREEING or len(self.agreements) < self.context.t:
+            return ()
+        signed = [Signed(site=s, signature=self.agreements[s]) for s in self.context.sites if s in self.agreements]
+        quorum = messages.Quorum(kx=self.dealing.kx, survivors=message.survivors, agreements=tuple(signed))
+        self.certify(quorum)
+        self._go(_E.ENOUGH_AGREE)
+        return Persist(records.QuorumShown(quorum=quorum)), *self._to_all(quorum, list(self.agreements))
+
+    def certify(self, quorum: messages.Quorum) -> None:
+        self.quorum = quorum
+        alive = tuple(up.site for up in self.survivors.uploads) if self.survivors else ()
+        self.opening = Opening(self.core.policy, self.dealing, alive, quorum.survivors)
+
+    def _unmask(self, message: messages.Unmask) -> Effects:
+        if self.opening is None:
+            raise RemoteProtocolError("shares without a certificate", where=f"site {message.site}")
+        if self.state not in (_S.UNMASKING, _S.ABORTING):
+            return ()
+        try:
+            enough = self.opening.take(message)
+        except VerificationFailed:
+            return (Blamed(message.site, "wrong share"),)
+        return self._open() if enough else ()
+
+    def _open(self) -> Effects:
+        if self.opening is None or self.survivors is None or self.quorum is None:
+            raise RemoteProtocolError("nothing to open")
+        secrets = self.opening.open()
+        if secrets is None:
+            blamed = tuple(Blamed(fraud.advert.site, "fraud") for fraud in self.opening.frauds)
+            return (*blamed, *self._over(_E.FRAUD, "a dealer cheated"))
+        layout, survivors = self.core.policy.layout, self.opening.survivors
+        total = self.uploads.sum
+        adverts = [self.dealing.adverts[site] for site in self.context.sites]
+        total.unmask(opened_masks(self.dealing.kx, adverts, survivors, *secrets), workers=self.core.workers)
+        outcome = states.next_state(layout, self.model, total.total, survivors=len(survivors))
+        root = masking.words_root(total.total, layout.ring)
+        result = build_result(
+            self.core.signer, self.dealing, self.survivors, self.quorum, secrets, sum_root=root, outcome=outcome
+        )
+        spool_sum(self.core.spool, root, total.total, layout.ring)
+        self.publication = Publication(self.core.policy, result, self.uploads, total.total)
+        self.model = outcome.state
+        self._go(_E.SUM_DONE)
+        return self._publish(self.publication, outcome)
+
+    def _publish(self, published: Publication, outcome: states.Outcome) -> Effects:
+        result, place = published.result, self.context.round
+        moved = Advanced(
+            place, published.result_hash, result.state_hash, outcome.verdict, published.survivors, published.total
+        )
+        effects: list[Effect] = [SaveState(result.state_hash, outcome.state)]
+        effects += [Persist(records.ResultShown(result=result)), moved]
+        for site in self.context.sites:
+            effects += [Send(result, to=site), published.sum_to(site)]
+        return tuple(effects)
+
+    # After the result.
+
+    def _ack(self, ack: Ack) -> Effects:
+        if self.publication is None:
+            raise RemoteProtocolError("acknowledgement without a result", where=f"site {ack.site}")
+        covered = self.publication.take_ack(ack)
+        seen = Persist(records.AckSeen(ack=ack))
+        if not covered or self.state is _S.CERTIFIED:
+            return (seen,)
+        self._go(_E.COVERED)
+        return seen, Certified(self.publication.result_hash), self.uploads.discard()
+
+    def _chunk_request(self, request: messages.ChunkRequest) -> Effects:
+        if self.publication is None:
+            raise RemoteProtocolError("there is no result to check", where="audit")
+        return (self.publication.serve(request.site, request),)
+
+    # Ends.
+
+    def _abort(self, message: messages.Abort) -> Effects:
+        if message.ctx != self.ctx:
+            raise VerificationFailed("abort is of another attempt", where=f"site {message.site}")
+        self._verify(message.site, statements.abort(message.ctx, message.code), message.signature)
+        self.aborts[message.site] = message
+        seen = Persist(records.AbortSeen(abort=message))
+        if self.state in (_S.ADVERTISING, _S.DEALING):
+            self._go(_E.ABORT)
+            return seen, *self._ended("a site aborted", [s for s in self.context.sites if s != message.site])
+        if self.state in (_S.DEAD, _S.LOST, _S.PUBLISHED, _S.CERTIFIED):
+            return (seen,)
+        if len(self.aborts) >= self.context.a:
+            return seen, *self._over(_E.ENOUGH_ABORTS, "aborted")
+        if self.state is _S.UPLOADING:
+            self.uploads.drop(message.site)
+            return seen, *self._uploads_done()
+        left = self.context.n - len(self.aborts)
+        hopeless = left < self.context.t and self.state in (_S.AGREEING, _S.UNMASKING)
+        return (seen, *self._ask_aborts(_E.GIVE_UP)) if hopeless else (seen,)
+
+    def _ask_aborts(self, event: CoordinatorEvent) -> Effects:
+        """Nothing can come of this attempt; a certificate of its death frees the sites' updates for the next one."""
+        self._go(event)
+        rest = [site for site in self.context.sites if site not in self.aborts]
+        return self._to_all(self.abort_request(), rest)
+
+    def abort_request(self) -> messages.AbortRequest:
+        signature = self.core.signer.sign(statements.abort_request(self.ctx))
+        return messages.AbortRequest(context=self.context, signature=signature)
+
+    def _die(self, reason: str, present: Iterable[str]) -> Effects:
+        """Before C2: nothing masked exists, so that the attempt just ends."""
+        self._go(_E.DROP)
+        return self._ended(reason, present)
+
+    def _over(self, event: CoordinatorEvent, reason: str) -> Effects:
+        self._go(event)
+        return (*self._ended(reason, self.context.sites), self.uploads.discard())
+
+    def _ended(self, reason: str, present: Iterable[str]) -> Effects:
+        there = set(present)
+        self.missing = self.missing or tuple(site for site in self.context.sites if site not in there)
+        closed = records.AttemptClosed(ctx=self.ctx, state=str(self.state), reason=reason.encode()[:64])
+        strikes = tuple(Blamed(site, "missing") for site in self.missing)
+        return (
+            Persist(closed),
+            *strikes,
+            Ended(self.ctx, reason),
+            *self._to_all(self.abort_request(), self._still_open()),
+        )
+
+    def _still_open(self) -> list[str]:
+        """Sites that must close this attempt before they can join the next one; who agreed can wait for a repeat."""
+        settled = set(self.aborts) | (set(self.agreements) if self.state is _S.LOST else set())
+        return [site for site in self.context.sites if site not in settled]
+
+    # A site (re)connects.
+
+    def ask_again(self) -> Effects:
+        """Ask every member for what it still owes, as if all had just connected."""
+        self._wait()
+        if self.state is _S.UPLOADING and (done := self._uploads_done()):
+            return done
+        return tuple(effect for site in self.context.sites for effect in owed(self, site, self.ctx))
+
+    def _hello(self, hello: messages.Hello) -> Effects:
+        return owed(self, hello.site, hello.open_ctx)

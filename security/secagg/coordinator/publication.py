@@ -1,0 +1,110 @@
+"""The coordinator's side of a result: the header, the acknowledgements, and chunks for those who check (section 10)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from lazaret.errors import RemoteProtocolError
+from security.crypto.prg import Words
+from security.crypto.ring import Ring
+from security.identity.membership import AggregationPolicy
+from security.secagg import certificate_checks, statements
+from security.secagg import state as states
+from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
+from security.secagg.coordinator.spool import Spool
+from security.secagg.coordinator.uploads import Dealing, Uploads
+from security.secagg.effects import SendPieces, SendSum
+from security.secagg.layout import Layout
+from security.secagg.messages import ChunkRequest, Quorum, Result, Survivors
+from security.secagg.site import result_checks
+from security.secagg.statements import Signer
+
+
+def build_result(
+    signer: Signer,
+    dealing: Dealing,
+    survivors: Survivors,
+    quorum: Quorum,
+    secrets: tuple[tuple[bytes, ...], tuple[bytes, ...]],
+    *,
+    sum_root: bytes,
+    outcome: states.Outcome,
+) -> Result:
+    """C5, signed."""
+    unsigned = Result(
+        context=dealing.context,
+        adverts=tuple(dealing.adverts[site] for site in dealing.context.sites),
+        deals=dealing.deals,
+        uploads=tuple(NamedRoot(site=line.site, root=line.root) for line in survivors.uploads),
+        agreements=quorum.agreements,
+        verdict=int(outcome.verdict),
+        sum_root=sum_root,
+        seeds=secrets[0],
+        keys=secrets[1],
+        state_hash=outcome.state_hash,
+        signature=bytes(64),
+    )
+    _, _, result_hash = result_checks.result_digests(unsigned)
+    return replace(unsigned, signature=signer.sign(statements.result(result_hash)))
+
+
+class Publication:
+    """A published result until it is covered."""
+
+    def __init__(self, policy: AggregationPolicy, result: Result, uploads: Uploads | None, total: Words) -> None:
+        self._policy = policy
+        self.result = result
+        self.total = total
+        self._uploads = uploads
+        _, _, self.result_hash = result_checks.result_digests(result)
+        self.acks: dict[str, Ack] = {}
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        return tuple(line.site for line in self.result.uploads)
+
+    def sum_to(self, site: str) -> SendSum:
+        return SendSum(to=site, result=self.result_hash, words=self.total, layout=self._policy.layout)
+
+    def take_ack(self, ack: Ack) -> bool:
+        """Take an acknowledgement; returns whether the result is now covered."""
+        certificate_checks.check_ack(self._policy, ack, result=self.result_hash, state_hash=self.result.state_hash)
+        self.acks[ack.site] = ack
+        return self.certificate() is not None
+
+    def certificate(self) -> CheckCertificate | None:
+        """What the next Plan carries, once there is enough."""
+        chunks = self._policy.chunks
+        seen = [
+            (ack.site, certificate_checks.chunks_in(ack.bitmap, chunks))
+            for ack in self.acks.values()
+            if self._policy.lists(ack.site)
+        ]
+        if not certificate_checks.covers(self._policy, seen, quorum=self.result.context.t):
+            return None
+        return CheckCertificate(acks=tuple(self.acks[site] for site in sorted(self.acks)))
+
+    def serve(self, site: str, request: ChunkRequest) -> SendPieces:
+        """One chunk of every upload, read from the spool when it is sent."""
+        if request.result != self.result_hash or self._uploads is None or request.chunk >= self._policy.chunks:
+            raise RemoteProtocolError("there is no such chunk of this result", where="audit")
+        uploads = self._uploads
+        return SendPieces(site, lambda: uploads.pieces(self.result_hash, request.chunk, self.survivors))
+
+
+def spool_sum(spool: Spool, root: bytes, total: Words, ring: Ring) -> None:
+    """Keep a sum under its root, for restarts and for sites that catch up."""
+    for index, data in ring.frames(total):
+        spool.write(root, index, data)
+    spool.seal(root)
+
+
+def read_sum(spool: Spool, root: bytes, layout: Layout) -> Words:
+    """A sum from the spool."""
+    total: Words = np.empty(layout.words, dtype=layout.dtype)
+    ring = layout.ring
+    for index in range(layout.frames):
+        total[index * ring.frame_words : (index + 1) * ring.frame_words] = ring.unpack(spool.read(root, index))
+    return total

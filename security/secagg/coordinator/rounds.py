@@ -1,0 +1,257 @@
+"""One round at the coordinator: the next cohort, and its certificates (docs/spec/secure-aggregation.md, section 8).
+
+Pure planning over attempts that `coordinator` runs. An attempt that died before C2 needs nothing; one that may hold
+uploads needs its abort certificate; one whose set was certified but not opened can only be repeated exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from lazaret.errors import PolicyViolation, RemoteProtocolError
+from security.secagg import messages, statements
+from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
+from security.secagg.context import PROTOCOL_VERSION, Member, RepeatOf, RoundContext
+from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.uploads import CoordinatorCore
+from security.secagg.effects import Blamed, Effects, Vector
+from security.secagg.fields import Wire
+from security.secagg.transitions import CoordinatorState
+
+# ----------------------------------------
+# What a coordinator holds against sites, and whom it leaves out for it (docs/spec/secure-aggregation.md, section 11).
+#
+# Leaving a site out is the coordinator's choice and cannot be checked by the sites; they only see it and log it. The
+# book is kept over rounds, so that c sites that stall one after the other cost at most c + 1 attempts.
+
+MAX_PAUSE = 32
+
+
+@dataclass
+class BlameBook:
+    """Strikes for absence, accusations inside a round, and sites excluded until the consortium clears them."""
+
+    strikes: dict[str, int] = field(default_factory=dict)
+    pause: dict[str, int] = field(default_factory=dict)
+    excluded: dict[str, str] = field(default_factory=dict)
+    accusations: set[tuple[str, str]] = field(default_factory=set)
+    absent: set[str] = field(default_factory=set)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What must outlive a restart, as JSON can carry it."""
+        return {"strikes": self.strikes, "pause": self.pause, "excluded": self.excluded}
+
+    @classmethod
+    def from_dict(cls, told: Mapping[str, Any]) -> BlameBook:
+        return cls(strikes=dict(told["strikes"]), pause=dict(told["pause"]), excluded=dict(told["excluded"]))
+
+    def missed(self, site: str) -> None:
+        """Absence proves nothing: the site sits out this round and the next 1, 2, 4, ... 32 cohorts.
+
+        Were it taken back within the round, sites that stall in turn would use all its attempts up.
+        """
+        self.absent.add(site)
+        self.strikes[site] = self.strikes.get(site, 0) + 1
+        self.pause[site] = min(MAX_PAUSE, 2 ** (self.strikes[site] - 1))
+
+    def took_part(self, site: str) -> None:
+        """A site that carried a round through starts with a clean slate."""
+        self.strikes.pop(site, None)
+        self.pause.pop(site, None)
+        self.absent.discard(site)
+
+    def exclude(self, site: str, reason: str) -> None:
+        """Something the site itself signed is against it."""
+        self.excluded[site] = reason
+
+    def clear(self, site: str) -> None:
+        """The consortium has looked into it."""
+        self.excluded.pop(site, None)
+        self.took_part(site)
+
+    def accuse(self, accuser: str, dealer: str, *, c: int) -> None:
+        """Dealer or accuser lies. More than c edges cannot all be lies of others about one honest site."""
+        self.accusations.add((accuser, dealer))
+        for site in (accuser, dealer):
+            accused_by = {a for a, d in self.accusations if d == site}
+            accuses = {d for a, d in self.accusations if a == site}
+            if len(accused_by) > c or len(accuses) > c:
+                self.exclude(site, "accusations")
+
+    def new_round(self) -> None:
+        """Pairs that accused each other, and who missed a step, were left out for one round only."""
+        self.accusations.clear()
+        self.absent.clear()
+
+    def eligible(self, sites: Iterable[str]) -> list[str]:
+        """Who may be in the next cohort."""
+        quarrel = {
+            site
+            for accuser, dealer in self.accusations
+            if accuser not in self.excluded and dealer not in self.excluded
+            for site in (accuser, dealer)
+        }
+        barred = quarrel | self.absent | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
+        return sorted(site for site in sites if site not in barred)
+
+    def cohort_formed(self) -> None:
+        """One more cohort was planned: pauses run down."""
+        self.pause = {site: left - 1 for site, left in self.pause.items() if left > 1}
+
+
+class RoundLost(PolicyViolation):
+    """No further attempt of this round is possible; the next round begins, with fresh updates."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundStart:
+    """What all attempts of a round share."""
+
+    round: int
+    state_hash: bytes
+    config_hash: bytes
+    prev_result: bytes
+    check: CheckCertificate | None = None
+
+
+@dataclass
+class CoordinatorRound:
+    """The attempts of one round, one after the other."""
+
+    core: CoordinatorCore
+    book: BlameBook
+    start: RoundStart
+    model: Vector = field(repr=False)
+    attempts: list[CoordinatorAttempt] = field(default_factory=list)
+
+    @property
+    def current(self) -> CoordinatorAttempt | None:
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def most_attempts(self) -> int:
+        """c stalling sites cost c + 1 attempts; two more are for accidents."""
+        return self.core.policy.c + 3
+
+    def next_attempt(self, ready: Collection[str]) -> CoordinatorAttempt:
+        """Plan the next attempt with the sites that are ready now.
+
+        :raises RoundLost: if there can be none.
+        """
+        if len(self.attempts) >= self.most_attempts:
+            raise RoundLost(f"{len(self.attempts)} attempts failed", where=f"round {self.start.round}")
+        aborts, repeats = self._certificates()
+        cohort = self._repeated_set(repeats, ready) if repeats else self._cohort(ready)
+        plan = self._plan(cohort, aborts, repeats)
+        self.book.cohort_formed()
+        attempt = CoordinatorAttempt(self.core, plan, self.model)
+        self.attempts.append(attempt)
+        return attempt
+
+    def _certificates(self) -> tuple[list[AbortCertificate], list[RepeatCertificate]]:
+        aborts, repeats = [], []
+        for attempt in self.attempts:
+            if not attempt.holds_uploads:
+                continue
+            dead, certified = attempt.abort_certificate(), attempt.repeat_certificate()
+            if dead is not None:
+                aborts.append(dead)
+            elif certified is not None:
+                repeats.append(certified)
+            else:
+                raise RoundLost("an attempt ended with neither certificate", where=f"round {self.start.round}")
+        return aborts, repeats
+
+    def _repeated_set(self, repeats: list[RepeatCertificate], ready: Collection[str]) -> list[str]:
+        cheats = {fraud.advert.site for repeat in repeats for fraud in repeat.frauds}
+        sets = [{line.site for line in repeat.roots} - cheats for repeat in repeats]
+        if any(found != sets[0] for found in sets) or not sets[0] <= set(ready):
+            raise RoundLost("the certified set cannot be repeated", where=f"round {self.start.round}")
+        return sorted(sets[0])
+
+    def _cohort(self, ready: Collection[str]) -> list[str]:
+        """Everyone in good standing; those who only missed a step are taken back before a round is lost."""
+        policy = self.core.policy
+        listed = [site for site in ready if policy.lists(site)]
+        chosen = self.book.eligible(listed)
+        if not self._legal(len(chosen)):
+            chosen = sorted(site for site in listed if site not in self.book.excluded)
+        if not self._legal(len(chosen)):
+            raise RoundLost(
+                f"{len(chosen)} sites are too few for a cohort",
+                where=f"round {self.start.round}",
+                hint=f"the manifest asks for at least {policy.least_cohort}",
+            )
+        return chosen
+
+    def _legal(self, n: int) -> bool:
+        try:
+            self.core.policy.check_cohort(n)
+        except PolicyViolation:
+            return False
+        return True
+
+    def _plan(
+        self, cohort: list[str], aborts: list[AbortCertificate], repeats: list[RepeatCertificate]
+    ) -> messages.Plan:
+        policy, start = self.core.policy, self.start
+        sizes = policy.thresholds(len(cohort))
+        survivors = {attempt.ctx: attempt.survivors_hash() for attempt in self.attempts}
+        context = RoundContext(
+            version=PROTOCOL_VERSION,
+            federation=policy.federation,
+            manifest_hash=policy.manifest_hash,
+            run=policy.run,
+            round=start.round,
+            attempt=len(self.attempts) + 1,
+            n=sizes.n,
+            t=sizes.t,
+            a=sizes.a,
+            c=sizes.c,
+            m=sizes.m,
+            members=tuple(Member(site=site, cert=policy.entry(site).cert) for site in cohort),
+            coordinator_cert=policy.coordinator.cert,
+            repeats=tuple(RepeatOf(ctx=repeat.ctx, survivors=survivors[repeat.ctx]) for repeat in repeats),
+            state_hash=start.state_hash,
+            config_hash=start.config_hash,
+            layout_hash=policy.layout.layout_hash,
+            prev_result=start.prev_result,
+        )
+        unsigned = messages.Plan(
+            context=context, check=start.check, aborts=tuple(aborts), repeats=tuple(repeats), signature=bytes(64)
+        )
+        return replace(unsigned, signature=self.core.signer.sign(statements.plan(context)))
+
+    def receive(self, site: str, message: Wire) -> Effects:
+        """Take a message from a site, for whichever attempt of this round it belongs to."""
+        effects = self.attempt_of(message).receive(site, message)
+        self.note(effects)
+        return effects
+
+    def attempt_of(self, message: Wire) -> CoordinatorAttempt:
+        """The attempt that a message names by its context or keys; the newest if it names none."""
+        ctx = getattr(message, "ctx", getattr(message, "open_ctx", b""))
+        kx = getattr(message, "kx", b"")
+        for attempt in self.attempts:
+            if ctx == attempt.ctx or (kx and kx == attempt.dealing.kx):
+                return attempt
+        if self.current is None:
+            raise RemoteProtocolError("no attempt is open", where=f"round {self.start.round}")
+        return self.current
+
+    def note(self, effects: Iterable[object]) -> None:
+        """Enter what an attempt found out about sites."""
+        for effect in effects:
+            if isinstance(effect, Blamed) and effect.reason == "missing":
+                self.book.missed(effect.site)
+            elif isinstance(effect, Blamed):
+                self.book.exclude(effect.site, effect.reason)
+        for attempt in self.attempts:
+            for accuser, dealer in attempt.accusations:
+                self.book.accuse(accuser, dealer, c=self.core.policy.c)
+            if attempt.state is CoordinatorState.PUBLISHED and attempt.survivors is not None:
+                # Not who answered first at the opening: a quorum is enough there, and the slowest would never count.
+                for line in attempt.survivors.uploads:
+                    self.book.took_part(line.site)

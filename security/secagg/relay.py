@@ -1,0 +1,298 @@
+"""Messages around the aggregation protocol: opening a stream, the manifest, receipts, and heads between witnesses.
+
+They use the same field kinds as the protocol's own messages, so that every byte a site can send has a type and a bound.
+Hospitals do not connect to each other: the coordinator carries heads and cosignatures. It can drop them, which shows as
+staleness, but not forge them. Notes travel in typed pieces, never as text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Annotated, Any, Final
+
+from lazaret.errors import CodecError
+from security import labels
+from security.crypto import encoding
+from security.crypto.encoding import Reader
+from security.crypto.ring import FRAME_BYTES
+from security.log.keys import Endorsement
+from security.log.note import Checkpoint, KeyType, Note, Signature, VerifierKey, head_of
+from security.log.witness import Held as HeldHead
+from security.log.witness import Submission
+from security.secagg.fields import DIGEST, Bounded, Count, Digest, Fixed, Key, Many, Nested, Number, SiteId, Small, Wire
+from security.secagg.fields import Signature as SignatureBytes
+from security.secagg.messages import FROM_SITE as PROTOCOL_FROM_SITE
+from security.secagg.messages import KINDS as PROTOCOL_KINDS
+from security.secagg.messages import ChunkPiece, Rollback, StateFrame, SumFrame, UploadFrame
+
+MAX_LOG_NAME: Final = 160
+MAX_EPOCHS: Final = 4096
+MAX_SIGNATURES: Final = 64
+MAX_PATH: Final = 63
+COSIGNATURE_BYTES: Final = 72
+MANIFEST_BYTES: Final = 4 * 1024 * 1024
+MAX_PARCEL: Final = 1024 * 1024
+# In the envelope beside the message, whose field number is its kind.
+SEQUENCE_FIELD: Final = 100
+LOG_HEAD_FIELD: Final = 101
+_LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
+
+
+@dataclass(frozen=True)
+class LogName:
+    """The origin of a log or the name of a key: `graz.lesions/audit`."""
+
+    def check(self, value: Any, where: str) -> None:
+        if not isinstance(value, str) or len(value) > MAX_LOG_NAME or not _LOG_NAME.fullmatch(value):
+            raise CodecError(
+                f"expected a log name of at most {MAX_LOG_NAME} letters, digits, dots or slashes", where=where
+            )
+
+    def encode(self, value: Any) -> bytes:
+        return encoding.text(value)
+
+    def decode(self, reader: Reader) -> str:
+        return reader.text(limit=MAX_LOG_NAME)
+
+
+Origin = Annotated[str, LogName()]
+Path = Annotated[tuple[bytes, ...], Many(DIGEST, limit=MAX_PATH)]
+
+
+class Farewell(IntEnum):
+    """Why the coordinator closes a stream, as coarsely as a site needs to know."""
+
+    STOPPING = 1
+    REPLACED = 2
+    OTHER_PROTOCOL = 3
+    NOT_LISTED = 4
+    OLD_MANIFEST = 5
+    OUT_OF_ORDER = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSignature(Wire):
+    """One signature line of a head: 64 bytes by a log key, 72 with its time by a cosigner."""
+
+    name: Origin
+    key_id: Annotated[bytes, Fixed(4)]
+    value: Annotated[bytes, Bounded(COSIGNATURE_BYTES)]
+
+    def __post_init__(self) -> None:
+        Wire.__post_init__(self)
+        if len(self.value) not in (64, COSIGNATURE_BYTES):
+            raise CodecError("a signature has 64 or 72 bytes", where="HeadSignature.value")
+
+    @classmethod
+    def of(cls, line: Signature) -> HeadSignature:
+        return cls(name=line.name, key_id=line.key_id, value=line.value)
+
+    @property
+    def line(self) -> Signature:
+        return Signature(name=self.name, key_id=self.key_id, value=self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignedHead(Wire):
+    """A signed checkpoint in typed pieces; `note` gives back the very bytes that were signed."""
+
+    origin: Origin
+    size: Annotated[int, Number(limit=2**53 - 1)]
+    root: Digest
+    signatures: Annotated[tuple[HeadSignature, ...], Many(Nested(HeadSignature), limit=MAX_SIGNATURES)]
+
+    @classmethod
+    def of(cls, note: Note) -> SignedHead:
+        head = head_of(note)
+        signatures = tuple(HeadSignature.of(line) for line in note.signatures)
+        return cls(origin=head.origin, size=head.size, root=head.root, signatures=signatures)
+
+    @property
+    def note(self) -> Note:
+        text = Checkpoint(origin=self.origin, size=self.size, root=self.root).text
+        return Note(text=text, signatures=tuple(signature.line for signature in self.signatures))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochKey(Wire):
+    """The key of one epoch, and the endorsement of it by the key before; its number is its place in the list."""
+
+    public: Key
+    endorser: Annotated[bytes, Fixed(4)]
+    signature: SignatureBytes
+
+    @classmethod
+    def of(cls, note: Note, number: int) -> EpochKey:
+        told = Endorsement.parse(note.text)
+        line = note.signatures[0]
+        if told.epoch != number or len(note.signatures) != 1 or line.name != told.origin:
+            raise CodecError("epoch keys are not in order", where=told.origin)
+        return cls(public=told.key.public, endorser=line.key_id, signature=line.value)
+
+    def note(self, origin: str, number: int) -> Note:
+        key = VerifierKey(name=origin, kind=KeyType.LOG, public=self.public)
+        line = Signature(name=origin, key_id=self.endorser, value=self.signature)
+        return Note(text=Endorsement(origin=origin, epoch=number, key=key).text, signatures=(line,))
+
+
+EpochKeys = Annotated[tuple[EpochKey, ...], Many(Nested(EpochKey), limit=MAX_EPOCHS)]
+
+
+def _epoch_keys(notes: tuple[Note, ...]) -> tuple[EpochKey, ...]:
+    return tuple(EpochKey.of(note, number) for number, note in enumerate(notes))
+
+
+def _endorsements(keys: tuple[EpochKey, ...], origin: str) -> tuple[Note, ...]:
+    return tuple(key.note(origin, number) for number, key in enumerate(keys))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open(Wire):
+    """First on a stream: who speaks which protocol, for the how-manieth time, and under which manifest."""
+
+    protocol: Count
+    federation: SiteId
+    site: SiteId
+    session: Annotated[int, Number(least=1)]
+    manifest_version: Count
+    manifest_hash: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome(Wire):
+    """The coordinator's answer to Open; a newer manifest follows in frames."""
+
+    protocol: Count
+    manifest_version: Count
+    manifest_hash: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestFrame(Wire):
+    """A piece of the consortium's signed manifest; the site believes the signature, not the messenger."""
+
+    version: Count
+    length: Annotated[int, Number(limit=MANIFEST_BYTES)]
+    index: Small
+    data: Annotated[bytes, Bounded(FRAME_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ping(Wire):
+    """Is the site there? Only sites that answered lately are planned for."""
+
+    number: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pong(Wire):
+    number: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decline(Wire):
+    """The site does not train this round. It does not say why: policy, hours and budget are its own affair."""
+
+    site: SiteId
+    round: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt(Wire):
+    """A message of the site is entry `entry` of the coordinator's log; the head is the one that travels with this."""
+
+    sequence: Count
+    entry: Count
+    path: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goodbye(Wire):
+    code: Annotated[int, Number(limit=max(Farewell), least=min(Farewell))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessCall(Wire):
+    """A witness holds this much of the receiver's log; a Head that grows from there can be cosigned."""
+
+    witness: SiteId
+    held_size: Count
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head(Wire):
+    """A head offered to a witness, with the proof that it extends the one held and the keys that lead to it."""
+
+    witness: SiteId
+    old_size: Count
+    path: Path
+    head: Annotated[SignedHead, Nested(SignedHead)]
+    epochs: EpochKeys
+
+    @classmethod
+    def of(cls, witness: str, offer: Submission) -> Head:
+        head = SignedHead.of(offer.head)
+        epochs = _epoch_keys(offer.endorsements)
+        return cls(witness=witness, old_size=offer.old_size, path=offer.path, head=head, epochs=epochs)
+
+    @property
+    def submission(self) -> Submission:
+        endorsements = _endorsements(self.epochs, self.head.origin)
+        return Submission(old_size=self.old_size, path=self.path, head=self.head.note, endorsements=endorsements)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cosignature(Wire):
+    """A witness vouches for a head of the log named."""
+
+    origin: Origin
+    size: Count
+    signature: Annotated[HeadSignature, Nested(HeadSignature)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held(Wire):
+    """The newest head a witness holds of a log: its answer to an offer that grows from elsewhere, and at each start."""
+
+    witness: SiteId
+    head: Annotated[SignedHead, Nested(SignedHead)]
+    epochs: EpochKeys
+
+    @classmethod
+    def of(cls, witness: str, held: HeldHead) -> Held:
+        return cls(witness=witness, head=SignedHead.of(held.head), epochs=_epoch_keys(held.endorsements))
+
+    @property
+    def held(self) -> HeldHead:
+        return HeldHead(head=self.head.note, endorsements=_endorsements(self.epochs, self.head.origin))
+
+
+RELAY_KINDS: Final[dict[int, type[Wire]]] = {
+    60: Open,
+    61: Welcome,
+    62: ManifestFrame,
+    63: Ping,
+    64: Pong,
+    65: Decline,
+    66: Receipt,
+    67: Goodbye,
+    70: WitnessCall,
+    71: Head,
+    72: Cosignature,
+    73: Held,
+}
+BOTH_WAYS: Final = frozenset({Rollback, Head, Cosignature, Held})
+FROM_SITE: Final = PROTOCOL_FROM_SITE | BOTH_WAYS | {Open, Pong, Decline}
+KINDS: Final[dict[int, type[Wire]]] = PROTOCOL_KINDS | RELAY_KINDS
+# Pieces of something that was announced with a head; everything else carries the sender's newest one.
+FRAMES: Final = frozenset({UploadFrame, SumFrame, StateFrame, ChunkPiece, ManifestFrame})
+FROM_COORDINATOR: Final = (frozenset(KINDS.values()) - FROM_SITE) | BOTH_WAYS
+
+
+def message_id(site: str, session: int, sequence: int, *, from_site: bool) -> str:
+    """The name under which both ends log a message. It follows from its place, so no free bytes travel for it."""
+    place = encoding.text(site) + encoding.u64(session) + encoding.u64(sequence) + encoding.u64(int(from_site))
+    return hashlib.sha256(labels.MESSAGE_ID + place).hexdigest()[:32]

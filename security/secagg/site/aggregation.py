@@ -1,0 +1,192 @@
+"""A site's part in one burst, from Plan to Unmask (docs/spec/secure-aggregation.md, section 3).
+
+Each method takes one message of the coordinator, asks everything there is to ask of it, and only then writes down and
+answers. Nothing here decides what follows from a failed check: the machine in `site` does.
+"""
+
+from __future__ import annotations
+
+from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto import aead
+from security.secagg import context as hashes
+from security.secagg import messages, records, statements
+from security.secagg.effects import Effect, Effects, Send, SendUpload
+from security.secagg.records import Outcome
+from security.secagg.site import checks
+from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
+
+
+class Burst:
+    """The open attempt: in memory before AGREE, and from then on in the journal alone."""
+
+    def __init__(self, core: SiteCore) -> None:
+        self.core = core
+        self.ctx = b""
+        self.attempt: OpenAttempt | None = None
+        self.update: PendingUpdate | None = None
+
+    def _open(self) -> OpenAttempt:
+        if self.attempt is None:
+            raise LocalProtocolError("no attempt is open")
+        return self.attempt
+
+    def _check_kx(self, kx: bytes) -> None:
+        if kx != self._open().kx:
+            raise VerificationFailed("message is under other keys than this site saw")
+
+    def plan(self, plan: messages.Plan) -> Effects:
+        core, context = self.core, plan.context
+        self._check_plan(plan)
+        effects: list[Effect] = []
+        if not core.head.vouched:
+            effects.append(core.record(records.ResultVouched(result=core.head.result)))
+        attempt = OpenAttempt.begin(
+            core.signer,
+            context,
+            sequence=core.journal.sequence + 1,
+            heads=core.heads(),
+            randomness=core.randomness,
+        )
+        effects.append(core.record(records.Joined(context=context, advert=attempt.advert)))
+        self.attempt, self.ctx = attempt, attempt.ctx
+        return (*effects, Send(attempt.advert))
+
+    def _check_plan(self, plan: messages.Plan) -> None:
+        policy, journal, head, context = self.core.policy, self.core.journal, self.core.head, plan.context
+        checks.check_plan_signature(policy, plan)
+        checks.check_plan_federation(policy, context)
+        checks.check_plan_layout(policy, context)
+        checks.check_plan_members(policy, context)
+        checks.check_plan_self(self.core.site, context)
+        checks.check_plan_thresholds(policy, context)
+        checks.check_plan_single_history(policy, context)
+        checks.check_plan_window(head, journal, context)
+        checks.check_plan_high_water(head, journal, context)
+        checks.check_plan_history(head, context)
+        bound = journal.update
+        if self.update is None or bound is None:
+            raise PolicyViolation("this site has no update to send", where="plan")
+        checks.check_plan_update(bound, context)
+        checks.check_plan_state(head, bound, context)
+        checks.check_plan_config(policy, bound, context)
+        checks.check_plan_certificate(policy, head, plan)
+        checks.check_plan_updates_on_state(policy, journal, bound)
+        earlier = journal.of_round(context.round)
+        checks.check_plan_manifest_of_round(earlier, context)
+        checks.check_plan_reuse(policy, earlier, plan)
+
+    def adverts(self, message: messages.Adverts) -> Effects:
+        attempt, policy = self._open(), self.core.policy
+        checks.check_adverts_context(message, attempt.ctx)
+        checks.check_adverts_cohort(attempt.context, message.adverts)
+        checks.check_advert_signatures(policy, message.adverts)
+        checks.check_own_advert(attempt.advert, message.adverts)
+        checks.check_advert_keys(message.adverts)
+        checks.check_advert_sequences(self.core.journal.peers, message.adverts, self.core.site)
+        attempt.take_adverts(message.adverts)
+        shares = attempt.deal(self.core.randomness)
+        seen = records.KeysSeen(ctx=attempt.ctx, kx=attempt.kx, adverts=message.adverts)
+        return self.core.record(seen), Send(shares)
+
+    def deliver(self, message: messages.Deliver) -> Effects:
+        attempt = self._open()
+        self._check_kx(message.kx)
+        attempt.take_deals(self.core.policy, message)
+        bound = self.core.journal.update
+        if self.update is None or bound is None:
+            raise LocalProtocolError("the update is gone", where="upload")
+        header = attempt.mask(self.update.words, self.core.policy.layout.ring, workers=self.core.workers)
+        upload = records.UploadBound(
+            ctx=attempt.ctx,
+            deals=attempt.deals,
+            root=header.root,
+            state_hash=bound.state_hash,
+            update=bound.digest,
+        )
+        return self.core.record(upload), Send(header), self._frames(0)
+
+    def _frames(self, first: int) -> SendUpload:
+        attempt = self._open()
+        if attempt.vector is None or not 0 <= first <= self.core.policy.layout.frames:
+            raise RemoteProtocolError("there is no such frame", where="upload")
+        return SendUpload(attempt.kx, attempt.vector, first)
+
+    def resume(self, message: messages.UploadResume) -> Effects:
+        self._check_kx(message.kx)
+        return (self._frames(message.next_frame),)
+
+    def survivors(self, message: messages.Survivors) -> Effects:
+        attempt, core = self._open(), self.core
+        self._check_kx(message.kx)
+        memory = core.journal.attempts[attempt.ctx]
+        sites = [line.site for line in message.uploads]
+        checks.check_survivors_members(attempt.context, sites)
+        checks.check_survivors_count(attempt.context, sites)
+        checks.check_upload_roots(
+            core.policy,
+            message.uploads,
+            kx=attempt.kx,
+            deals=attempt.deals,
+            length=core.policy.layout.byte_length,
+        )
+        checks.check_own_upload(core.site, memory.upload.root if memory.upload else b"", message.uploads)
+        checks.check_not_agreed(memory)
+        roots = [(line.site, line.root) for line in message.uploads]
+        survivors = hashes.survivors_digest(attempt.kx, attempt.deals, roots)
+        sealed = aead.seal(
+            core.storage_key,
+            attempt.reply(sites),
+            kx=attempt.kx,
+            source=core.site,
+            destination=core.site,
+            randomness=core.randomness,
+        )
+        expires = core.clock.now_ms() + core.policy.secret_ttl_ms
+        agreed = records.Agreed(ctx=attempt.ctx, survivors=survivors, sealed=sealed, expires_ms=expires)
+        # Keys, seed, the other shares and the masked vector go with the attempt: what is left answers one set only.
+        self.attempt = None
+        return core.record(agreed), Send(self.agree(attempt.kx, survivors))
+
+    def quorum(self, message: messages.Quorum) -> Effects:
+        memory = self.core.journal.by_kx(message.kx)
+        if memory is None or memory.agreed is None:
+            raise RemoteProtocolError("quorum is for an attempt in which this site did not agree", where="quorum")
+        checks.check_may_release(memory)
+        checks.check_quorum_is_ours(memory.agreed.survivors, message)
+        checks.check_quorum(self.core.policy, memory.context, message)
+        reply = aead.open_box(
+            self.core.storage_key,
+            memory.agreed.sealed,
+            kx=message.kx,
+            source=self.core.site,
+            destination=self.core.site,
+        )
+        unmask = unmask_message(self.core.signer, message.kx, message.survivors, reply)
+        if memory.outcome is Outcome.RELEASED:
+            return (Send(unmask),)
+        return self.core.record(ended(memory.context, Outcome.RELEASED)), Send(unmask)
+
+    def agree(self, kx: bytes, survivors: bytes) -> messages.Agree:
+        signature = self.core.signer.sign(statements.agree(kx, survivors))
+        return messages.Agree(site=self.core.site, kx=kx, survivors=survivors, signature=signature)
+
+    def agree_again(self, message: messages.Survivors) -> Effects:
+        """The same set is asked for once more: the same answer. Another set: refused, the first answer stands."""
+        memory = self.core.journal.by_kx(message.kx)
+        if memory is None or memory.agreed is None or memory.upload is None:
+            raise RemoteProtocolError("survivors of another attempt than the open one", where="survivors")
+        roots = [(line.site, line.root) for line in message.uploads]
+        survivors = hashes.survivors_digest(message.kx, memory.upload.deals, roots)
+        checks.check_same_set(memory.agreed.survivors, survivors)
+        return (Send(self.agree(message.kx, survivors)),)
+
+    def accusation(self, dealer: str) -> messages.Accusation:
+        kx = self._open().kx
+        signature = self.core.signer.sign(statements.accuse(kx, dealer))
+        return messages.Accusation(site=self.core.site, kx=kx, dealer=dealer, signature=signature)
+
+
+def ended(context: hashes.RoundContext, outcome: Outcome, code: int = 0) -> records.AttemptEnded:
+    return records.AttemptEnded(
+        ctx=context.ctx(), round=context.round, attempt=context.attempt, outcome=outcome, code=code
+    )

@@ -1,0 +1,264 @@
+"""What a site holds in memory during one attempt: fresh keys, dealt and received shares, the masked vector.
+
+None of it is ever written to disk; a site that restarts before AGREE has forgotten it and aborts (section 9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from lazaret.errors import ToolkitError, VerificationFailed
+from security.clock import Clock
+from security.crypto import aead, key_agreement, masking, merkle, shamir
+from security.crypto.key_agreement import KeyPair
+from security.crypto.prg import Words
+from security.crypto.ring import Packed, Ring
+from security.identity.membership import AggregationPolicy
+from security.rng import Randomness
+from security.secagg import context as hashes
+from security.secagg import statements
+from security.secagg.certificates import Advert
+from security.secagg.context import RoundContext
+from security.secagg.effects import Persist
+from security.secagg.fields import Wire
+from security.secagg.messages import (
+    DealtShare,
+    Deliver,
+    DeliveredShare,
+    Shares,
+    Unmask,
+    UploadHeader,
+)
+from security.secagg.site import checks
+from security.secagg.site.journal import Head, Journal
+from security.secagg.statements import Signer
+from security.secrets import Secret
+
+SHARE_BYTES = 32
+
+
+class BadDealer(VerificationFailed):
+    """A dealer's signed line and its box do not fit: the holder accuses it."""
+
+    def __init__(self, dealer: str) -> None:
+        super().__init__("a dealer's box does not hold the shares it signed for", where=f"dealer {dealer}")
+        self.dealer = dealer
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What an advert says of the site's privacy log and ledger; zeros where there is none."""
+
+    log_size: int = 0
+    log_root: bytes = bytes(32)
+    ledger: bytes = bytes(32)
+
+
+@dataclass(slots=True)
+class OpenAttempt:
+    """The secrets of one attempt, and what follows from them step by step."""
+
+    signer: Signer
+    context: RoundContext
+    ctx: bytes
+    mask_pair: KeyPair
+    share_pair: KeyPair
+    seed: Secret
+    advert: Advert
+    kx: bytes = b""
+    adverts: tuple[Advert, ...] = ()
+    own_root: bytes = b""
+    deals: bytes = b""
+    held: dict[str, tuple[Secret, Secret]] = field(default_factory=dict)
+    header: UploadHeader | None = None
+    vector: Packed | None = field(default=None, repr=False)
+
+    @classmethod
+    def begin(
+        cls, signer: Signer, context: RoundContext, *, sequence: int, heads: Heads, randomness: Randomness
+    ) -> OpenAttempt:
+        """Make fresh keys and the advert for them (S1)."""
+        ctx = context.ctx()
+        mask_pair, share_pair = KeyPair.generate(randomness), KeyPair.generate(randomness)
+        seed = Secret(randomness.bytes(shamir.SECRET_BYTES))
+        unsigned = Advert(
+            site=signer.site,
+            ctx=ctx,
+            mask_key=mask_pair.public,
+            share_key=share_pair.public,
+            commitment=hashes.commitment(ctx, signer.site, seed.reveal()),
+            sequence=sequence,
+            log_size=heads.log_size,
+            log_root=heads.log_root,
+            ledger_head=heads.ledger,
+            signature=bytes(64),
+        )
+        advert = replace(unsigned, signature=signer.sign(statements.advert(context, unsigned)))
+        return cls(
+            signer=signer,
+            context=context,
+            ctx=ctx,
+            mask_pair=mask_pair,
+            share_pair=share_pair,
+            seed=seed,
+            advert=advert,
+        )
+
+    @property
+    def site(self) -> str:
+        return self.signer.site
+
+    def take_adverts(self, adverts: tuple[Advert, ...]) -> None:
+        self.adverts = adverts
+        self.kx = hashes.key_transcript(self.ctx, [advert.body() for advert in adverts])
+
+    def deal(self, randomness: Randomness) -> Shares:
+        """Share the seed and the mask key among the cohort, own shares included (S2)."""
+        holders, threshold = self.context.n, self.context.t
+        b_shares = shamir.split(self.seed, threshold=threshold, holders=holders, randomness=randomness)
+        s_shares = shamir.split(self.mask_pair.scalar, threshold=threshold, holders=holders, randomness=randomness)
+        dealt = tuple(
+            self._deal_one(peer, b_share, s_share, randomness)
+            for peer, b_share, s_share in zip(self.adverts, b_shares, s_shares, strict=True)
+        )
+        self.own_root = deal_root(self.kx, self.site, self.context.sites, dealt)
+        signature = self.signer.sign(statements.deal(self.kx, self.own_root))
+        return Shares(site=self.site, kx=self.kx, shares=dealt, signature=signature)
+
+    def _deal_one(self, peer: Advert, b_share: Secret, s_share: Secret, randomness: Randomness) -> DealtShare:
+        b_hash = shamir.share_hash(b_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="b")
+        s_hash = shamir.share_hash(s_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="s")
+        if peer.site == self.site:
+            self.held[self.site] = (b_share, s_share)
+            return DealtShare(b_hash=b_hash, s_hash=s_hash, box=b"")
+        key = key_agreement.share_key(
+            self.share_pair, peer.share_key, kx=self.kx, source=self.site, destination=peer.site
+        )
+        both = Secret(b_share.reveal() + s_share.reveal())
+        box = aead.seal(key, both, kx=self.kx, source=self.site, destination=peer.site, randomness=randomness)
+        return DealtShare(b_hash=b_hash, s_hash=s_hash, box=box)
+
+    def take_deals(self, policy: AggregationPolicy, deliver: Deliver) -> None:
+        """Check and open the boxes of C2; fixes D."""
+        checks.check_deal_roots(policy, self.context, self.kx, deliver.roots)
+        checks.check_own_deal(self.own_root, self.site, deliver.roots)
+        others = [site for site in self.context.sites if site != self.site]
+        if [delivered.dealer for delivered in deliver.shares] != others:
+            raise VerificationFailed("boxes are not those of every other member", where="deliver")
+        roots = {line.site: line.root for line in deliver.roots}
+        for delivered in deliver.shares:
+            checks.check_delivered_path(self.context, self.kx, self.site, delivered, roots)
+        for delivered in deliver.shares:
+            self._open(delivered)
+        self.deals = hashes.deals_digest(self.kx, [(line.site, line.root) for line in deliver.roots])
+
+    def _open(self, delivered: DeliveredShare) -> None:
+        dealer = delivered.dealer
+        advert = self.adverts[self.context.position(dealer) - 1]
+        try:
+            key = key_agreement.share_key(
+                self.share_pair, advert.share_key, kx=self.kx, source=dealer, destination=self.site
+            )
+            both = aead.open_box(key, delivered.share.box, kx=self.kx, source=dealer, destination=self.site).reveal()
+            b_share, s_share = Secret(both[:SHARE_BYTES]), Secret(both[SHARE_BYTES:])
+            checks.check_delivered_shares(b_share, s_share, kx=self.kx, holder=self.site, delivered=delivered)
+        except ToolkitError as error:
+            raise BadDealer(dealer) from error
+        self.held[dealer] = (b_share, s_share)
+
+    def mask(self, update: Words, ring: Ring, *, workers: int) -> UploadHeader:
+        """Mask a copy of the update with this attempt's keys, once, and sign its root (S3)."""
+        pairs = {
+            advert.site: key_agreement.mask_key(
+                self.mask_pair, advert.mask_key, kx=self.kx, own_id=self.site, peer_id=advert.site
+            )
+            for advert in self.adverts
+            if advert.site != self.site
+        }
+        self_key = key_agreement.self_mask_key(self.seed, kx=self.kx, site=self.site)
+        masks = masking.SiteMasks.of(self.site, self_key, pairs)
+        self.vector = ring.pack(masking.masked(update, masks, workers=workers))
+        root = masking.vector_root(self.vector)
+        length = self.vector.nbytes
+        signature = self.signer.sign(statements.upload(self.kx, self.deals, length, root))
+        self.header = UploadHeader(
+            site=self.site, kx=self.kx, deals=self.deals, length=length, root=root, signature=signature
+        )
+        return self.header
+
+    def reply(self, survivors: Sequence[str]) -> Secret:
+        """The shares that go out for this set and no other: of the seed of a survivor, of the key of the rest."""
+        kept = set(survivors)
+        return Secret(b"".join(self.held[site][0 if site in kept else 1].reveal() for site in self.context.sites))
+
+
+def unmask_message(signer: Signer, kx: bytes, survivors: bytes, reply: Secret) -> Unmask:
+    """S5 from a stored reply; signatures are deterministic, so that a repeated answer has the same bytes."""
+    raw = reply.reveal()
+    shares = tuple(raw[start : start + SHARE_BYTES] for start in range(0, len(raw), SHARE_BYTES))
+    signature = signer.sign(statements.unmask(kx, survivors, shares))
+    return Unmask(site=signer.site, kx=kx, survivors=survivors, shares=shares, signature=signature)
+
+
+def deal_leaves(kx: bytes, dealer: str, holders: Sequence[str], dealt: Sequence[DealtShare]) -> list[bytes]:
+    """The Merkle leaves of a dealer's list."""
+    return [
+        merkle.leaf_hash(
+            hashes.share_leaf(kx, dealer=dealer, holder=holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box)
+        )
+        for holder, share in zip(holders, dealt, strict=True)
+    ]
+
+
+def deal_root(kx: bytes, dealer: str, holders: Sequence[str], dealt: Sequence[DealtShare]) -> bytes:
+    return merkle.root(deal_leaves(kx, dealer, holders, dealt))
+
+
+# ----------------------------------------
+# What the parts of a site's machine share: who it is, what it may do, what it remembers.
+
+HOUR_MS = 3600 * 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingUpdate:
+    """A site's encoded update of one round: made once, the same in every attempt."""
+
+    round: int
+    state_hash: bytes
+    config_hash: bytes
+    words: Words = field(repr=False)
+
+
+@dataclass(kw_only=True)
+class SiteCore:
+    """A site's identity, policy and memory.
+
+    :param storage_key: seals the answer that must survive a restart between AGREE and RELEASE.
+    :param heads: the newest heads of the privacy log and ledger, asked for at every advert.
+    :param patience_ms: how long to wait for each of the coordinator's steps before AGREE.
+    """
+
+    policy: AggregationPolicy
+    signer: Signer
+    journal: Journal
+    storage_key: Secret
+    randomness: Randomness
+    clock: Clock
+    heads: Callable[[], Heads] = Heads
+    patience_ms: int = HOUR_MS
+    workers: int = 1
+
+    @property
+    def site(self) -> str:
+        return self.signer.site
+
+    @property
+    def head(self) -> Head:
+        return self.journal.head(self.policy)
+
+    def record(self, record: Wire) -> Persist:
+        """Remember something now and ask for it to be written before whatever comes next is done."""
+        self.journal.apply(record)
+        return Persist(record)

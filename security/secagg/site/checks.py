@@ -1,0 +1,413 @@
+"""What a site asks of C1 to C4, and what both sides ask of signed pieces (docs/spec/secure-aggregation.md, section 3).
+
+One function for each rule, called by name from the machines, so that a test can take away exactly one and show the
+attack it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto import merkle
+from security.identity.membership import AggregationPolicy
+from security.secagg import certificate_checks, statements
+from security.secagg import context as hashes
+from security.secagg.certificates import Advert, Opened, RepeatCertificate
+from security.secagg.context import PROTOCOL_VERSION, RoundContext
+from security.secagg.messages import Adverts, DeliveredShare, Plan, Quorum, SignedRoot
+from security.secagg.records import ManifestSeen, Outcome, UpdateBound
+from security.secagg.site.journal import AttemptMemory, Head, Journal
+from security.secrets import Secret
+
+# C1
+
+
+def check_adverts_cohort(context: RoundContext, adverts: Sequence[Advert]) -> None:
+    """Exactly the planned cohort, all in this context."""
+    if tuple(advert.site for advert in adverts) != context.sites:
+        raise VerificationFailed("adverts are not those of the planned cohort", where="adverts")
+    if any(advert.ctx != context.ctx() for advert in adverts):
+        raise VerificationFailed("an advert is of another context", where="adverts")
+
+
+def check_advert_signatures(policy: AggregationPolicy, adverts: Sequence[Advert]) -> None:
+    """Keys belong to the sites that the consortium listed; a coordinator cannot put its own in their place."""
+    for advert in adverts:
+        statements.verify(policy.entry(advert.site), statements.advert(policy, advert), advert.signature)
+
+
+def check_advert_keys(adverts: Sequence[Advert]) -> None:
+    """All 2n keys are distinct: a key shown under two names would give a site a mask with itself."""
+    keys = [key for advert in adverts for key in (advert.mask_key, advert.share_key)]
+    if len(set(keys)) != len(keys):
+        raise VerificationFailed("two adverts share a key", where="adverts")
+
+
+def check_own_advert(own: Advert, adverts: Sequence[Advert]) -> None:
+    if own not in adverts:
+        raise VerificationFailed("this site's own advert was changed", where="adverts")
+
+
+class SetBack(VerificationFailed):
+    """A site has signed an advert that it does not remember: its memory was restored from a copy."""
+
+    def __init__(self, known: Advert) -> None:
+        super().__init__(
+            "adverts do not count up: the site's state directory was set back",
+            where=f"site {known.site}",
+            hint="the consortium must enrol it anew",
+        )
+        self.known = known
+
+
+def check_advert_sequences(peers: Mapping[str, Advert], adverts: Sequence[Advert], own: str) -> None:
+    """A site that was set back could answer twice; its peers notice, because they remember its last advert."""
+    for advert in adverts:
+        known = peers.get(advert.site)
+        if advert.site != own and known is not None and advert.sequence <= known.sequence:
+            raise SetBack(known)
+
+
+# C2
+
+
+def check_deal_roots(policy: AggregationPolicy, context: RoundContext, kx: bytes, roots: Sequence[SignedRoot]) -> None:
+    """Every member dealt (U2 = U1): a whole class of states does not exist."""
+    if tuple(line.site for line in roots) != context.sites:
+        raise VerificationFailed("dealer roots are not those of the whole cohort", where="deliver")
+    for line in roots:
+        statements.verify(policy.entry(line.site), statements.deal(kx, line.root), line.signature)
+
+
+def check_own_deal(own: bytes, site: str, roots: Sequence[SignedRoot]) -> None:
+    if next((line.root for line in roots if line.site == site), None) != own:
+        raise VerificationFailed("this site's own dealer root was changed", where="deliver")
+
+
+def check_delivered_path(
+    context: RoundContext, kx: bytes, holder: str, delivered: DeliveredShare, roots: Mapping[str, bytes]
+) -> None:
+    """A line is in its dealer's signed list; else the coordinator tampered, and nobody is to be accused."""
+    share = delivered.share
+    leaf = hashes.share_leaf(
+        kx, dealer=delivered.dealer, holder=holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box
+    )
+    merkle.verify_inclusion(
+        leaf=merkle.leaf_hash(leaf),
+        index=context.position(holder) - 1,
+        size=context.n,
+        path=delivered.path,
+        root=roots[delivered.dealer],
+    )
+
+
+def check_delivered_shares(
+    b_share: Secret, s_share: Secret, *, kx: bytes, holder: str, delivered: DeliveredShare
+) -> None:
+    """The box holds the shares whose hashes the dealer signed; else the dealer is accused."""
+    for share, kind, expected in (
+        (b_share, Opened.SEED, delivered.share.b_hash),
+        (s_share, Opened.MASK_KEY, delivered.share.s_hash),
+    ):
+        certificate_checks.check_share_hash(
+            share, kx=kx, dealer=delivered.dealer, holder=holder, kind=kind, expected=expected
+        )
+
+
+# C3
+
+
+def check_survivors_members(context: RoundContext, sites: Sequence[str]) -> None:
+    """A subset of the cohort in its order; all of it in an exact repeat."""
+    if [site for site in context.sites if site in set(sites)] != list(sites):
+        raise VerificationFailed("survivors are not distinct members in order", where="survivors")
+    if context.repeats and len(sites) != context.n:
+        raise VerificationFailed("an exact repeat needs every member", where="survivors")
+
+
+def check_survivors_count(context: RoundContext, sites: Sequence[str]) -> None:
+    if len(sites) < context.t:
+        raise VerificationFailed(f"{len(sites)} survivors are fewer than the quorum of {context.t}", where="survivors")
+
+
+def check_upload_roots(
+    policy: AggregationPolicy, uploads: Sequence[SignedRoot], *, kx: bytes, deals: bytes, length: int
+) -> None:
+    """Every survivor uploaded under the same keys and the same deals: a dealer of two lists is caught here."""
+    for line in uploads:
+        statements.verify(policy.entry(line.site), statements.upload(kx, deals, length, line.root), line.signature)
+
+
+def check_own_upload(site: str, own_root: bytes, uploads: Sequence[SignedRoot]) -> None:
+    """A site may be left out, but not be counted with something it never sent."""
+    if any(line.site == site and line.root != own_root for line in uploads):
+        raise VerificationFailed("this site's own upload was changed", where="survivors")
+
+
+def check_not_agreed(memory: AttemptMemory) -> None:
+    """At most one AGREE in an attempt."""
+    if memory.agreed is not None or memory.outcome is not None:
+        raise RemoteProtocolError("this site has already decided in this attempt", where="survivors")
+
+
+def check_same_set(agreed: bytes, survivors: bytes) -> None:
+    """Asked again after AGREE: the same set gets the same answer, another one gets none."""
+    if survivors != agreed:
+        raise RemoteProtocolError("this site has agreed to another set", where="survivors")
+
+
+# C4
+
+
+def check_quorum(policy: AggregationPolicy, context: RoundContext, quorum: Quorum) -> None:
+    certificate_checks.check_agreements(
+        policy,
+        context.sites,
+        context.t,
+        kx=quorum.kx,
+        survivors=quorum.survivors,
+        agreements=quorum.agreements,
+    )
+
+
+def check_quorum_is_ours(agreed: bytes, quorum: Quorum) -> None:
+    """Shares are released only for the very set that this site agreed to."""
+    if quorum.survivors != agreed:
+        raise RemoteProtocolError("quorum is for another set than this site agreed to", where="quorum")
+
+
+def check_may_release(memory: AttemptMemory) -> None:
+    if memory.outcome is Outcome.ABORTED:
+        raise RemoteProtocolError("this site has aborted the attempt", where="quorum")
+
+
+# ABORT
+
+
+def check_abort_request(policy: AggregationPolicy, context: RoundContext, signature: bytes) -> None:
+    statements.verify(policy.coordinator, statements.abort_request(context.ctx()), signature)
+
+
+def check_may_abort(journal: Journal, ctx: bytes) -> None:
+    """RELEASE and ABORT never both: an abort certificate says that no sum can exist."""
+    if ctx in journal.released:
+        raise RemoteProtocolError("this site has released in that attempt", where="abort request")
+
+
+# Start-up
+
+
+def check_own_advert_known(journal: Journal, policy: AggregationPolicy, site: str, advert: Advert) -> None:
+    """Somebody shows this site an advert of its own: it must remember it, or else its memory was set back.
+
+    :raises SetBack: if this site has signed something that it does not know of.
+    """
+    if advert.site != site:
+        raise VerificationFailed("advert is another site's", where="rollback")
+    statements.verify(policy.entry(site), statements.advert(policy, advert), advert.signature)
+    remembered = {memory.advert.sequence: memory.advert for memory in journal.attempts.values()}
+    if advert.sequence > journal.sequence or remembered.get(advert.sequence, advert) != advert:
+        raise SetBack(advert)
+
+
+def check_adverts_context(adverts: Adverts, ctx: bytes) -> None:
+    if adverts.ctx != ctx:
+        raise VerificationFailed("adverts are of another attempt", where="adverts")
+
+
+# ----------------------------------------
+# What a site asks of a Plan before it makes a key (docs/spec/secure-aggregation.md, sections 2 and 8).
+#
+# One function for each rule, called by name from the machine, so that a test can take away exactly one and show the
+# attack it stops.
+
+ROUND_WINDOW = 1000
+MAX_ATTEMPTS = 64
+MAX_UPDATES_ON_ONE_STATE = 3
+
+
+def check_manifest_version(policy: AggregationPolicy, seen: ManifestSeen | None) -> None:
+    """An older manifest may have a smaller c; two of one version are two federations."""
+    if seen is None or policy.manifest_version > seen.version:
+        return
+    if policy.manifest_version < seen.version or policy.manifest_hash != seen.manifest_hash:
+        raise PolicyViolation(
+            f"manifest version {policy.manifest_version} does not follow version {seen.version}",
+            where="manifest",
+            hint="fetch the newest manifest from the consortium",
+        )
+
+
+def check_one_update(known: UpdateBound | None, bound: UpdateBound) -> None:
+    """One encoded update for each round: two of them in two attempts would leak their difference."""
+    if known is not None and (bound.round < known.round or (bound.round == known.round and bound != known)):
+        raise PolicyViolation("this round already has another update", where="update", hint="wait for the next round")
+
+
+def check_fresh_update(journal: Journal, bound: UpdateBound) -> None:
+    """What was sent in one round never goes into a later one: the reuse rule looks at the attempts of one round only.
+
+    A round that was lost or void may have a sum somewhere; the same vector in another cohort is then a difference away.
+    """
+    again = journal.update is not None and journal.update.round == bound.round
+    if not again and bound.state_hash == journal.uploaded_on and bound.digest in journal.uploaded:
+        raise PolicyViolation(
+            "this update was already sent in an earlier round",
+            where="update",
+            hint="train again: the seed must depend on the round",
+        )
+
+
+def check_plan_signature(policy: AggregationPolicy, plan: Plan) -> None:
+    statements.verify(policy.coordinator, statements.plan(plan.context), plan.signature)
+
+
+def check_plan_federation(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Same protocol, federation, manifest, run and coordinator: no replay across studies, no second run."""
+    expected = (PROTOCOL_VERSION, policy.federation, policy.manifest_hash, policy.run, policy.coordinator.cert)
+    got = (context.version, context.federation, context.manifest_hash, context.run, context.coordinator_cert)
+    names = ("protocol version", "federation", "manifest", "run", "coordinator certificate")
+    for name, want, have in zip(names, expected, got, strict=True):
+        if want != have:
+            raise PolicyViolation(f"plan is of another {name}", where="plan")
+
+
+def check_plan_layout(policy: AggregationPolicy, context: RoundContext) -> None:
+    if context.layout_hash != policy.layout.layout_hash:
+        raise PolicyViolation("plan has another layout than the manifest", where="plan")
+
+
+def check_plan_members(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Only roster sites, each under its pinned certificate, none revoked."""
+    for member in context.members:
+        if policy.entry(member.site).cert != member.cert:
+            raise PolicyViolation("plan names another certificate than the manifest", where=f"site {member.site}")
+
+
+def check_plan_self(site: str, context: RoundContext) -> None:
+    if site not in context.sites:
+        raise PolicyViolation("this site is not in the cohort", where="plan")
+
+
+def check_plan_thresholds(policy: AggregationPolicy, context: RoundContext) -> None:
+    """c and m come from the manifest; n, t and a follow. A cohort of colluders and one victim is too small for c."""
+    if context.thresholds != policy.thresholds(len(context.members)):
+        raise PolicyViolation("plan has other thresholds than the manifest gives this cohort", where="plan")
+
+
+def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Two cohorts that could each hold a quorum must share an honest site."""
+    policy.check_single_history(context.n)
+
+
+def check_plan_window(head: Head, journal: Journal, context: RoundContext) -> None:
+    """A far-off number would burn the high-water mark and lock the site out."""
+    latest = max(head.round, journal.high_water[0])
+    if context.round > latest + ROUND_WINDOW or context.attempt >= MAX_ATTEMPTS:
+        raise PolicyViolation("round or attempt number is out of the window", where="plan")
+
+
+def check_plan_high_water(head: Head, journal: Journal, context: RoundContext) -> None:
+    """The same round and attempt never twice: no two-time pad, no replay."""
+    if context.place <= journal.high_water or context.round <= head.round:
+        raise PolicyViolation("round and attempt are not above the last ones joined", where="plan")
+
+
+def check_plan_history(head: Head, context: RoundContext) -> None:
+    """A fork of the history ends here, or else in masks that do not cancel."""
+    if context.prev_result != head.result:
+        raise PolicyViolation("plan follows another result than this site has", where="plan")
+
+
+def check_plan_state(head: Head, update: UpdateBound, context: RoundContext) -> None:
+    """The state that this site computed itself, and that its update was trained on."""
+    if context.state_hash != head.state_hash or context.state_hash != update.state_hash:
+        raise PolicyViolation("plan is for another model than this site trained on", where="plan")
+
+
+def check_plan_config(policy: AggregationPolicy, update: UpdateBound, context: RoundContext) -> None:
+    """A configuration that the manifest lists, and that the update was trained under."""
+    if context.config_hash not in policy.config_hashes or context.config_hash != update.config_hash:
+        raise PolicyViolation("plan has a training configuration that is not the agreed one", where="plan")
+
+
+def check_plan_update(update: UpdateBound, context: RoundContext) -> None:
+    if context.round != update.round:
+        raise PolicyViolation("plan is for another round than the update at hand", where="plan")
+
+
+def check_plan_certificate(policy: AggregationPolicy, head: Head, plan: Plan) -> None:
+    """Nothing leaves a site under a state whose sum was not checked (section 10)."""
+    if head.round == 0 or head.vouched:
+        return
+    certificate_checks.check_certificate(
+        policy, plan.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
+    )
+
+
+def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, update: UpdateBound) -> None:
+    """Many sums of fresh updates on one standing model average the noise of training away."""
+    if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
+        return
+    if len(journal.uploaded) >= MAX_UPDATES_ON_ONE_STATE:
+        raise PolicyViolation(
+            f"{len(journal.uploaded)} different updates were already sent on this model",
+            where="plan",
+            hint="the operator decides: find out why rounds fail, or train with differential privacy",
+        )
+
+
+def check_plan_manifest_of_round(earlier: Sequence[AttemptMemory], context: RoundContext) -> None:
+    """One manifest version holds for all attempts of a round: quorums of different rosters need not meet."""
+    if any(memory.context.manifest_hash != context.manifest_hash for memory in earlier):
+        raise PolicyViolation("the manifest changed inside a round", where="plan", hint="go on with the next round")
+
+
+def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory], plan: Plan) -> None:
+    """The reuse rule (section 8): every earlier attempt that may hold this update is dead or exactly repeated."""
+    exact = {repeat.ctx: repeat.survivors for repeat in plan.context.repeats}
+    repeated: list[set[str]] = []
+    cheats: set[str] = set()
+    for memory in earlier:
+        if memory.upload is None:
+            continue
+        ctx = memory.context.ctx()
+        if ctx in exact:
+            certificate = _certified_repeat(policy, memory, plan, exact[ctx])
+            repeated.append({line.site for line in certificate.roots})
+            cheats |= {fraud.advert.site for fraud in certificate.frauds}
+        else:
+            _check_dead(policy, memory, plan)
+    check_plan_repeats_set(plan.context.sites, repeated, cheats)
+
+
+def check_plan_repeats_set(cohort: Sequence[str], repeated: Sequence[set[str]], cheats: set[str]) -> None:
+    """The new cohort is the certified set, less dealers with a fraud proof: it can only give the same sum again."""
+    if any(certified - cheats != set(cohort) for certified in repeated):
+        raise PolicyViolation("the cohort is not the set that it claims to repeat", where="plan")
+
+
+def _check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) -> None:
+    ctx = memory.context.ctx()
+    certificate = next((found for found in plan.aborts if found.ctx == ctx), None)
+    if certificate is None:
+        raise PolicyViolation(
+            "an earlier attempt that holds this update has neither an abort certificate nor an exact repeat",
+            where="plan",
+        )
+    certificate_checks.check_abort_certificate(policy, memory.context.sites, memory.context.thresholds, certificate)
+
+
+def _certified_repeat(
+    policy: AggregationPolicy, memory: AttemptMemory, plan: Plan, survivors: bytes
+) -> RepeatCertificate:
+    old = memory.context
+    certificate = next((found for found in plan.repeats if found.ctx == old.ctx()), None)
+    if certificate is None:
+        raise PolicyViolation("an exact repeat comes without its certificate", where="plan")
+    if certificate.kx != memory.kx:
+        raise VerificationFailed("repeat certificate is under other keys", where="plan")
+    if certificate_checks.check_repeat_certificate(policy, old, certificate) != survivors:
+        raise VerificationFailed("repeat certificate is of another set", where="plan")
+    return certificate

@@ -1,0 +1,225 @@
+"""A site's memory, as its write-ahead log tells it (docs/spec/secure-aggregation.md, section 9).
+
+`apply` is the only way to change it, so that a restarted site, which applies the same records, knows the same things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from lazaret.errors import LocalProtocolError
+from security.identity.membership import AggregationPolicy
+from security.secagg import records
+from security.secagg.certificates import Advert
+from security.secagg.context import RoundContext
+from security.secagg.fields import Wire
+from security.secagg.records import Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptMemory:
+    """What a site remembers of one attempt it joined."""
+
+    context: RoundContext
+    advert: Advert
+    kx: bytes | None = None
+    upload: records.UploadBound | None = None
+    agreed: records.Agreed | None = None
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """The newest link of the chain of results."""
+
+    round: int
+    result: bytes
+    state_hash: bytes
+    quorum: int = 0
+    survivors: tuple[str, ...] = ()
+    vouched: bool = False
+
+
+@dataclass
+class Journal:
+    """Everything a site must not forget, and nothing secret but the sealed answers."""
+
+    manifest: records.ManifestSeen | None = None
+    sequence: int = 0
+    high_water: tuple[int, int] = (0, 0)
+    attempts: dict[bytes, AttemptMemory] = field(default_factory=dict)
+    released: set[bytes] = field(default_factory=set)
+    aborted: dict[bytes, int] = field(default_factory=dict)
+    peers: dict[str, Advert] = field(default_factory=dict)
+    update: records.UpdateBound | None = None
+    uploaded_on: bytes = b""
+    uploaded: set[bytes] = field(default_factory=set)
+    last: Head | None = None
+    acked_round: int = 0
+    acked: bytes = b""
+    stopped: str | None = None
+
+    @classmethod
+    def replay(cls, found: Iterable[Wire]) -> Journal:
+        journal = cls()
+        for record in found:
+            journal.apply(record)
+        return journal
+
+    def head(self, policy: AggregationPolicy) -> Head:
+        """The newest link, or the manifest as the start of the chain."""
+        if self.last is not None:
+            return self.last
+        return Head(round=0, result=policy.manifest_hash, state_hash=policy.initial_state_hash, vouched=True)
+
+    def apply(self, record: Wire) -> None:
+        match record:
+            case records.ManifestSeen():
+                self.manifest = record
+            case records.UpdateBound():
+                self.update = record
+            case records.Joined():
+                self._join(record)
+            case records.KeysSeen():
+                self._change(record.ctx, kx=record.kx)
+                self.peers |= {advert.site: advert for advert in record.adverts}
+            case records.UploadBound():
+                self._change(record.ctx, upload=record)
+                self._count_upload(record.state_hash, record.update)
+            case records.Agreed():
+                self._change(record.ctx, agreed=record)
+            case records.AttemptEnded():
+                self._end(record)
+            case records.ReplyErased():
+                self._change(record.ctx, agreed=None)
+            case records.Stopped():
+                self.stopped = record.reason.decode("utf-8", "replace")
+            case records.Remembered():
+                self._recall(record)
+            case _:
+                self._apply_chain(record)
+
+    def _apply_chain(self, record: Wire) -> None:
+        match record:
+            case records.ResultAccepted():
+                self.last = Head(
+                    round=record.round,
+                    result=record.result,
+                    state_hash=record.state_hash,
+                    quorum=record.quorum,
+                    survivors=record.survivors,
+                )
+            case records.ResultVouched():
+                if self.last is not None and self.last.result == record.result:
+                    self.last = replace(self.last, vouched=True)
+            case records.ResultAcked():
+                self.acked_round, self.acked = record.round, record.result
+            case _:
+                raise LocalProtocolError(f"{type(record).__name__} is not a site's record", where="journal")
+
+    def _join(self, record: records.Joined) -> None:
+        self.sequence = max(self.sequence, record.advert.sequence)
+        self.high_water = max(self.high_water, record.context.place)
+        self.attempts[record.context.ctx()] = AttemptMemory(context=record.context, advert=record.advert)
+
+    def _change(self, ctx: bytes, **changes: object) -> None:
+        if ctx in self.attempts:
+            self.attempts[ctx] = replace(self.attempts[ctx], **changes)  # type: ignore[arg-type]
+
+    def _count_upload(self, state_hash: bytes, digest: bytes) -> None:
+        if state_hash != self.uploaded_on:
+            self.uploaded_on, self.uploaded = state_hash, set()
+        self.uploaded.add(digest)
+
+    def _end(self, record: records.AttemptEnded) -> None:
+        self.high_water = max(self.high_water, (record.round, record.attempt))
+        self._change(record.ctx, outcome=Outcome(record.outcome))
+        if record.outcome == Outcome.RELEASED:
+            self.released.add(record.ctx)
+        else:
+            self.aborted[record.ctx] = record.code
+            # Whatever could still have been released is forgotten together with the promise not to release it.
+            if ctx_memory := self.attempts.get(record.ctx):
+                self.attempts[record.ctx] = replace(ctx_memory, agreed=None)
+
+    def _recall(self, record: records.Remembered) -> None:
+        self.sequence = record.sequence
+        self.high_water = (record.round, record.attempt)
+        self.released = set(record.released)
+        self.peers = {advert.site: advert for advert in record.peers}
+        self.uploaded_on, self.uploaded = record.state_hash, set(record.updates)
+        self.acked_round = record.acked_round
+
+    def open_attempts(self) -> list[AttemptMemory]:
+        """Attempts without an outcome, oldest first."""
+        return [memory for memory in self.attempts.values() if memory.outcome is None]
+
+    def of_round(self, number: int) -> list[AttemptMemory]:
+        """Every attempt of a round that this site joined."""
+        return [memory for memory in self.attempts.values() if memory.context.round == number]
+
+    def by_kx(self, kx: bytes) -> AttemptMemory | None:
+        """The attempt with this KX, if it is still remembered."""
+        return next((memory for memory in self.attempts.values() if memory.kx == kx), None)
+
+    def compacted(self, *, done_round: int) -> tuple[Wire, ...]:
+        """The records that tell this memory without the attempts of rounds up to `done_round`.
+
+        The sealed answers of those rounds are in no record any more, which is how they are erased.
+        """
+        kept: list[Wire] = [self.manifest] if self.manifest else []
+        kept.append(
+            records.Remembered(
+                sequence=self.sequence,
+                round=self.high_water[0],
+                attempt=self.high_water[1],
+                released=tuple(sorted(self.released)),
+                peers=tuple(self.peers[site] for site in sorted(self.peers)),
+                state_hash=self.uploaded_on or bytes(32),
+                updates=tuple(sorted(self.uploaded)),
+                acked_round=self.acked_round,
+            )
+        )
+        if self.last is not None:
+            kept += self._head_records(self.last)
+        if self.update is not None and self.update.round > done_round:
+            kept.append(self.update)
+        for memory in self.attempts.values():
+            if memory.context.round > done_round:
+                kept += self._attempt_records(memory)
+        if self.stopped is not None:
+            kept.append(records.Stopped(reason=self.stopped.encode()[:256]))
+        return tuple(kept)
+
+    def _head_records(self, head: Head) -> list[Wire]:
+        accepted = records.ResultAccepted(
+            round=head.round,
+            result=head.result,
+            prev_result=bytes(32),
+            state_hash=head.state_hash,
+            quorum=head.quorum,
+            verdict=0,
+            survivors=head.survivors,
+        )
+        return [accepted, records.ResultVouched(result=head.result)] if head.vouched else [accepted]
+
+    def _attempt_records(self, memory: AttemptMemory) -> list[Wire]:
+        ctx = memory.context.ctx()
+        told: list[Wire | None] = [
+            records.Joined(context=memory.context, advert=memory.advert),
+            records.KeysSeen(ctx=ctx, kx=memory.kx, adverts=()) if memory.kx else None,
+            memory.upload,
+            memory.agreed,
+        ]
+        if memory.outcome is not None:
+            told.append(
+                records.AttemptEnded(
+                    ctx=ctx,
+                    round=memory.context.round,
+                    attempt=memory.context.attempt,
+                    outcome=memory.outcome,
+                    code=self.aborted.get(ctx, 0),
+                )
+            )
+        return [record for record in told if record is not None]

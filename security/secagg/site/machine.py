@@ -1,0 +1,310 @@
+"""The site's machine: event in, effects out (docs/spec/secure-aggregation.md, sections 3, 8 and 9).
+
+It knows no socket, file or clock of its own. The rule it keeps above all: in one attempt at most one AGREE, and after
+it RELEASE or ABORT, never both, each written down before it is said.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
+from security.crypto import masking
+from security.identity.membership import AggregationPolicy
+from security.secagg import messages, records, statements
+from security.secagg.certificates import AbortCode
+from security.secagg.context import ZERO_DIGEST, RoundContext
+from security.secagg.effects import (
+    Compact,
+    Effect,
+    Effects,
+    Ended,
+    Halted,
+    KeepEvidence,
+    Refused,
+    Send,
+    SendUpload,
+    Vector,
+)
+from security.secagg.fields import Wire
+from security.secagg.records import Outcome
+from security.secagg.site import checks
+from security.secagg.site.aggregation import Burst, ended
+from security.secagg.site.attempt import BadDealer, PendingUpdate, SiteCore
+from security.secagg.site.result_checks import WrongSum
+from security.secagg.site.results import Intake, WrongSumEvidence
+from security.secagg.transitions import SITE, SiteEvent, SiteState, step
+
+_BEFORE_AGREE = (SiteState.ADVERTISED, SiteState.DEALT, SiteState.UPLOADED)
+# Events whose handlers move the state themselves, because it depends on what they find.
+_OWN_STATE = (
+    SiteEvent.SUM_FRAME,
+    SiteEvent.CHUNK,
+    SiteEvent.ROLLBACK,
+    SiteEvent.ABORT_REQUEST,
+    SiteEvent.OLD_ABORT_REQUEST,
+    SiteEvent.OLD_QUORUM,
+)
+_STEPS = (SiteEvent.ADVERTS, SiteEvent.DELIVER, SiteEvent.SURVIVORS)
+# A request that comes again word for word is answered again word for word.
+_ANSWERED = (SiteEvent.PLAN, *_STEPS)
+
+
+class SiteMachine:
+    """One site in one federation, over all its rounds."""
+
+    def __init__(self, core: SiteCore, model: Vector) -> None:
+        self.core = core
+        self.intake = Intake(core, model)
+        self.burst = Burst(core)
+        self.state = SiteState.HALTED if core.journal.stopped else SiteState.IDLE
+        self.deadline: int | None = None
+        self._answers: dict[bytes, Effects] = {}
+
+    # What the shell calls.
+
+    def start(self) -> Effects:
+        """After every (re)start: abort what cannot go on, and say hello (section 9)."""
+        if self.core.journal.stopped:
+            return (Halted(PolicyViolation(self.core.journal.stopped, where="start")),)
+        effects: list[Effect] = []
+        self._check_manifest(effects)
+        for memory in self.core.journal.open_attempts():
+            if memory.agreed is None:
+                effects += self._abort(memory.context, AbortCode.RESTARTED)
+        self._take_up()
+        return (*effects, Send(self.hello()))
+
+    def hello(self) -> messages.Hello:
+        head = self.core.head
+        open_ctx = self.burst.ctx if self.state is not SiteState.IDLE else b""
+        return messages.Hello(
+            site=self.core.site, open_ctx=open_ctx or ZERO_DIGEST, round=head.round, result=head.result
+        )
+
+    def load_update(self, update: PendingUpdate) -> Effects:
+        """Take the encoded update of a round; after a restart, the same one again."""
+        step(SITE, self.state, SiteEvent.UPDATE)
+        layout, head = self.core.policy.layout, self.core.head
+        if update.words.shape != (layout.words,) or update.words.dtype != layout.dtype:
+            raise LocalProtocolError("an update is one vector of the layout", where="update")
+        if update.round <= head.round or update.state_hash != head.state_hash:
+            raise PolicyViolation("update was not trained on the newest model", where="update")
+        if self.core.policy.strict and not head.vouched:
+            raise PolicyViolation("the newest model has not been vouched for", where="update")
+        bound = records.UpdateBound(
+            round=update.round,
+            state_hash=update.state_hash,
+            config_hash=update.config_hash,
+            digest=masking.words_root(update.words, layout.ring),
+        )
+        known = self.core.journal.update
+        checks.check_one_update(known, bound)
+        checks.check_fresh_update(self.core.journal, bound)
+        self.burst.update = update
+        return () if known == bound else (self.core.record(bound),)
+
+    def take_manifest(self, policy: AggregationPolicy) -> Effects:
+        """Go on under a newer manifest; between attempts only."""
+        if self.state is not SiteState.IDLE:
+            raise LocalProtocolError("a manifest takes effect between attempts", where="manifest")
+        checks.check_manifest_version(policy, self.core.journal.manifest)
+        if policy.layout.layout_hash != self.core.policy.layout.layout_hash:
+            self.burst.update = None  # encoded for another layout: in a sum with others it would be wrong
+        self.core.policy = policy
+        effects: list[Effect] = []
+        self._check_manifest(effects)
+        return tuple(effects)
+
+    def receive(self, message: Wire) -> Effects:
+        """Take a message from the coordinator."""
+        event, handler = self._route(message)
+        asked = hashlib.sha256(messages.encode(message)).digest() if event in _ANSWERED else b""
+        if asked in self._answers:
+            return self._answers[asked]
+        if isinstance(message, messages.Survivors) and self.state is SiteState.AGREED:
+            return self.burst.agree_again(message)
+        target = step(SITE, self.state, event)
+        try:
+            effects = handler(message)
+        except ToolkitError as error:
+            return self._failed(message, event, error)
+        if event not in _OWN_STATE:
+            self.state = target
+            self._wait()
+        if event in _ANSWERED:
+            self._answers[asked] = tuple(e for e in effects if isinstance(e, Send | SendUpload))
+        return effects
+
+    def reject(self, error: ToolkitError) -> Effects:
+        """Something arrived that is no message at all: the open attempt ends, if it still can."""
+        if self.state not in _BEFORE_AGREE:
+            return ()
+        step(SITE, self.state, SiteEvent.FAILURE)
+        return self._abort(self._open_context(), AbortCode.FAILED_CHECK, error)
+
+    def tick(self) -> Effects:
+        """Look at the clock. Before AGREE patience ends; after it only the secrets' time to live does."""
+        if self.state in _BEFORE_AGREE and self.deadline is not None and self.core.clock.mono_ms() >= self.deadline:
+            step(SITE, self.state, SiteEvent.DEADLINE)
+            return self._abort(self._open_context(), AbortCode.TIMED_OUT)
+        if self.state in (SiteState.AGREED, SiteState.RELEASED):
+            return self._expire()
+        return ()
+
+    # Routing.
+
+    def _route(self, message: Wire) -> tuple[SiteEvent, Callable[[Any], Effects]]:
+        if isinstance(message, messages.AbortRequest):
+            mine = self.state is not SiteState.IDLE and message.context.ctx() == self.burst.ctx
+            return (SiteEvent.ABORT_REQUEST if mine else SiteEvent.OLD_ABORT_REQUEST), self._abort_request
+        if isinstance(message, messages.Quorum):
+            memory = self.core.journal.attempts.get(self.burst.ctx)
+            mine = self.state is not SiteState.IDLE and memory is not None and memory.kx == message.kx
+            return (SiteEvent.QUORUM if mine else SiteEvent.OLD_QUORUM), self.burst.quorum
+        routes: dict[type[Wire], tuple[SiteEvent, Callable[[Any], Effects]]] = {
+            messages.Plan: (SiteEvent.PLAN, self._plan),
+            messages.Adverts: (SiteEvent.ADVERTS, self.burst.adverts),
+            messages.Deliver: (SiteEvent.DELIVER, self.burst.deliver),
+            messages.UploadResume: (SiteEvent.RESUME, self.burst.resume),
+            messages.Survivors: (SiteEvent.SURVIVORS, self.burst.survivors),
+            messages.Result: (SiteEvent.RESULT, self.intake.header),
+            messages.SumFrame: (SiteEvent.SUM_FRAME, self._sum_frame),
+            messages.Jump: (SiteEvent.JUMP, self.intake.jump),
+            messages.StateFrame: (SiteEvent.STATE_FRAME, self.intake.state_frame),
+            messages.Vouched: (SiteEvent.CERTIFICATE, self.intake.vouch),
+            messages.TrainOrder: (SiteEvent.CERTIFICATE, self.intake.vouch),
+            messages.AuditOrder: (SiteEvent.AUDIT_ORDER, self.intake.order),
+            messages.ChunkPiece: (SiteEvent.CHUNK, self._piece),
+            messages.Rollback: (SiteEvent.ROLLBACK, self._rollback),
+        }
+        if type(message) not in routes:
+            raise RemoteProtocolError(f"{type(message).__name__} is not for a site")
+        return routes[type(message)]
+
+    def _failed(self, message: Wire, event: SiteEvent, error: ToolkitError) -> Effects:
+        """A check failed: refuse a plan, abort before AGREE, and after it change nothing."""
+        if isinstance(message, messages.Plan):
+            ctx = message.context.ctx()
+            return Send(messages.Refusal(site=self.core.site, ctx=ctx)), Refused(ctx, error)
+        if event not in _STEPS or self.burst.attempt is None:
+            raise error
+        step(SITE, self.state, SiteEvent.FAILURE)
+        evidence: list[Effect] = []
+        if isinstance(error, checks.SetBack):
+            evidence.append(Send(messages.Rollback(advert=error.known)))
+        if isinstance(error, BadDealer):
+            evidence.append(Send(self.burst.accusation(error.dealer)))
+        return (*self._abort(self._open_context(), AbortCode.FAILED_CHECK, error), *evidence)
+
+    # What ends or begins an attempt.
+
+    def _plan(self, plan: messages.Plan) -> Effects:
+        effects = self.burst.plan(plan)
+        self._answers = {}
+        self.intake.end_audit()
+        return effects
+
+    def _wait(self) -> None:
+        """Patience starts anew with every step."""
+        before = self.state in _BEFORE_AGREE
+        self.deadline = self.core.clock.mono_ms() + self.core.patience_ms if before else None
+
+    def _open_context(self) -> RoundContext:
+        return self.core.journal.attempts[self.burst.ctx].context
+
+    def _abort(self, context: RoundContext, code: AbortCode, error: ToolkitError | None = None) -> Effects:
+        """Promise never to release in this attempt, and forget what could be released."""
+        ctx, journal = context.ctx(), self.core.journal
+        checks.check_may_abort(journal, ctx)
+        memory = journal.attempts.get(ctx)
+        code = AbortCode(journal.aborted.get(ctx, code))
+        effects: list[Effect] = []
+        if ctx not in journal.aborted:
+            effects.append(self.core.record(ended(context, Outcome.ABORTED, code)))
+        if memory is not None and memory.agreed is not None:
+            effects.append(Compact(journal.compacted(done_round=self.core.head.round)))
+        if ctx == self.burst.ctx:
+            self.burst.attempt, self.burst.ctx, self._answers = None, b"", {}
+            self.state, self.deadline = SiteState.IDLE, None
+        signature = self.core.signer.sign(statements.abort(ctx, code))
+        abort = messages.Abort(site=self.core.site, ctx=ctx, code=code, signature=signature)
+        return (*effects, Send(abort), Ended(ctx, code.name.lower(), error))
+
+    def _abort_request(self, message: messages.AbortRequest) -> Effects:
+        """Also for attempts this site never joined, as long as it can promise never to join them."""
+        policy, context = self.core.policy, message.context
+        checks.check_abort_request(policy, context, message.signature)
+        checks.check_plan_federation(policy, context)
+        checks.check_plan_self(self.core.site, context)
+        checks.check_plan_window(self.core.head, self.core.journal, context)
+        return self._abort(context, AbortCode.REQUESTED)
+
+    def _expire(self) -> Effects:
+        memory = self.core.journal.attempts.get(self.burst.ctx)
+        if memory is None or memory.agreed is None or self.core.clock.now_ms() < memory.agreed.expires_ms:
+            return ()
+        target = step(SITE, self.state, SiteEvent.DEADLINE)
+        if self.state is SiteState.AGREED:
+            return self._abort(memory.context, AbortCode.EXPIRED)
+        self.state, self.burst.ctx = target, b""
+        ctx = memory.context.ctx()
+        return self.core.record(records.ReplyErased(ctx=ctx)), self._compact(), Ended(ctx, "expired")
+
+    def _compact(self) -> Compact:
+        return Compact(self.core.journal.compacted(done_round=self.core.head.round))
+
+    def _sum_frame(self, frame: messages.SumFrame) -> Effects:
+        effects, complete = self.intake.frame(frame)
+        if complete:
+            self.state = step(SITE, self.state, SiteEvent.SUM_COMPLETE)
+            self.burst.attempt, self.burst.ctx, self._answers, self.deadline = None, b"", {}, None
+            if self.burst.update is not None and self.burst.update.round <= self.core.head.round:
+                self.burst.update = None
+        return effects
+
+    def _piece(self, piece: messages.ChunkPiece) -> Effects:
+        """A chunk that does not add up proves the coordinator wrong: stop, the alarm cannot go through it."""
+        try:
+            return self.intake.piece(piece)
+        except WrongSum as error:
+            self.state = step(SITE, self.state, SiteEvent.BAD_SUM)
+            return (*self._evidence(), *self._stop(error))
+
+    def _evidence(self) -> Effects:
+        if self.intake.audit is None:
+            return ()
+        name = f"wrong-sum-of-round-{self.core.head.round}"
+        return (KeepEvidence(name, WrongSumEvidence.of(self.intake.audit).file()),)
+
+    def _rollback(self, message: messages.Rollback) -> Effects:
+        """An advert of this site's own, shown at start-up or by a peer that refused a later one."""
+        try:
+            checks.check_own_advert_known(self.core.journal, self.core.policy, self.core.site, message.advert)
+        except checks.SetBack as error:
+            self.state = step(SITE, self.state, SiteEvent.ROLLBACK)
+            return self._stop(error)
+        return ()
+
+    def _stop(self, error: ToolkitError) -> Effects:
+        self.burst.attempt, self._answers = None, {}
+        reason = str(error).encode()[:256]
+        return self.core.record(records.Stopped(reason=reason)), Halted(error)
+
+    def _take_up(self) -> None:
+        """Go on with the newest attempt in which this site has agreed and whose result is not known."""
+        for memory in self.core.journal.attempts.values():
+            if memory.agreed is not None and memory.outcome is not Outcome.ABORTED:
+                self.burst.ctx = memory.context.ctx()
+                released = memory.outcome is Outcome.RELEASED
+                self.state = SiteState.RELEASED if released else SiteState.AGREED
+
+    def _check_manifest(self, effects: list[Effect]) -> None:
+        """A manifest is never older than one seen before, and never another of the same version."""
+        policy, seen = self.core.policy, self.core.journal.manifest
+        checks.check_manifest_version(policy, seen)
+        if seen is None or seen.version != policy.manifest_version:
+            now = records.ManifestSeen(version=policy.manifest_version, manifest_hash=policy.manifest_hash)
+            effects.append(self.core.record(now))

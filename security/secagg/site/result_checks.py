@@ -1,0 +1,337 @@
+"""What a site asks of a result before it lets its model move (docs/spec/secure-aggregation.md, section 10).
+
+One function for each rule, called by name, so that a test can take away exactly one and show the attack it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto import key_agreement, masking, merkle
+from security.crypto.key_agreement import KeyPair
+from security.crypto.masking import OpenedMasks
+from security.crypto.prg import Words
+from security.identity.membership import AggregationPolicy, AuditMode
+from security.rng import Randomness
+from security.secagg import certificate_checks, statements
+from security.secagg import context as hashes
+from security.secagg.certificates import Advert, Opened
+from security.secagg.context import RoundContext
+from security.secagg.layout import Layout
+from security.secagg.messages import ChunkPiece, Result, SumFrame
+from security.secagg.site import checks
+from security.secagg.site.journal import AttemptMemory, Head, Journal
+from security.secagg.state import Outcome
+from security.secrets import Secret
+
+
+def check_result_signature(policy: AggregationPolicy, result_hash: bytes, signature: bytes) -> None:
+    """The coordinator stands for this result: with a site's signed root against it, that is transferable evidence."""
+    statements.verify(policy.coordinator, statements.result(result_hash), signature)
+
+
+def check_result_context(policy: AggregationPolicy, context: RoundContext) -> None:
+    """The attempt was one that the manifest allows, whether or not this site was in it."""
+    checks.check_plan_federation(policy, context)
+    checks.check_plan_layout(policy, context)
+    checks.check_plan_members(policy, context)
+    checks.check_plan_thresholds(policy, context)
+    checks.check_plan_single_history(policy, context)
+
+
+def check_result_extends(head: Head, context: RoundContext) -> None:
+    """A result follows the one this site has, and that one was covered by acknowledgements."""
+    if context.prev_result != head.result or context.state_hash != head.state_hash or context.round <= head.round:
+        raise PolicyViolation("result does not follow the one this site has", where="result")
+    if not head.vouched:
+        raise PolicyViolation("the result before this one has not been vouched for", where="result")
+
+
+def check_jump_context(policy: AggregationPolicy, head: Head, context: RoundContext) -> None:
+    """A later state of this run, made under any of its manifests, and by no smaller quorum than this one asks for.
+
+    Nobody else looks at this context: a quorum of none would be covered by no acknowledgement at all.
+    """
+    if (context.federation, context.run) != (policy.federation, policy.run):
+        raise PolicyViolation("state is of another federation or run", where="jump")
+    if context.round <= head.round or context.layout_hash != policy.layout.layout_hash:
+        raise PolicyViolation("state is not newer than this site's, or of another layout", where="jump")
+    if context.t < policy.thresholds(context.n).t:
+        raise PolicyViolation("state was made by too small a quorum", where="jump")
+
+
+def check_result_memory(memory: AttemptMemory | None, kx: bytes, deals: bytes, site: str, result: Result) -> None:
+    """What this site saw of the attempt is what everybody is now shown of it."""
+    if memory is None or memory.kx is None:
+        return
+    if memory.kx != kx or (memory.upload is not None and memory.upload.deals != deals):
+        raise VerificationFailed("result is of other keys or deals than this site saw", where="result")
+    root = next((line.root for line in result.uploads if line.site == site), None)
+    if root is not None and (memory.upload is None or memory.upload.root != root):
+        raise VerificationFailed("result counts an upload that this site did not make", where="result")
+
+
+def check_result_survivors(context: RoundContext, sites: Sequence[str]) -> None:
+    checks.check_survivors_members(context, sites)
+    checks.check_survivors_count(context, sites)
+
+
+def check_result_opened(context: RoundContext, result: Result) -> None:
+    """Every opened secret is the one behind its commitment or public key."""
+    survivors = {line.site for line in result.uploads}
+    dropped = [advert for advert in result.adverts if advert.site not in survivors]
+    alive = [advert for advert in result.adverts if advert.site in survivors]
+    if len(alive) != len(result.seeds) or len(dropped) != len(result.keys):
+        raise VerificationFailed("result opens too many or too few secrets", where="result")
+    ctx = context.ctx()
+    for adverts, secrets, kind in ((alive, result.seeds, Opened.SEED), (dropped, result.keys, Opened.MASK_KEY)):
+        for advert, secret in zip(adverts, secrets, strict=True):
+            if not certificate_checks.opens(
+                ctx, advert.site, kind, Secret(secret), commitment=advert.commitment, mask_key=advert.mask_key
+            ):
+                raise VerificationFailed("opened secret is not the committed one", where=f"site {advert.site}")
+
+
+def check_result_agreements(policy: AggregationPolicy, kx: bytes, survivors: bytes, result: Result) -> None:
+    context = result.context
+    certificate_checks.check_agreements(
+        policy, context.sites, context.t, kx=kx, survivors=survivors, agreements=result.agreements
+    )
+
+
+def check_sum_root(leaves: Sequence[bytes], root: bytes) -> None:
+    if merkle.root(leaves) != root:
+        raise VerificationFailed("sum does not have the announced root", where="result")
+
+
+def check_next_state(outcome: Outcome, result: Result) -> None:
+    """The site computes verdict and model itself; the coordinator only says what it should find."""
+    if outcome.verdict != result.verdict or outcome.state_hash != result.state_hash:
+        raise VerificationFailed("the announced model does not follow from the sum", where="result")
+
+
+def check_chunk_path(piece: ChunkPiece, *, root: bytes, chunks: int) -> None:
+    """A chunk of an upload as its site signed it."""
+    merkle.verify_inclusion(
+        leaf=merkle.leaf_hash(piece.data), index=piece.chunk, size=chunks, path=piece.path, root=root
+    )
+
+
+class WrongSum(VerificationFailed):
+    """A published sum is not the sum of the signed uploads: the coordinator's own signature convicts it."""
+
+
+def check_chunk_sum(recomputed: Words, published: Words) -> None:
+    if not np.array_equal(recomputed, published):
+        raise WrongSum(
+            "a chunk of the published sum is not the sum of the uploads",
+            where="result",
+            hint="tell the consortium by a way that does not pass the coordinator",
+        )
+
+
+def check_may_ack(journal: Journal, head: Head) -> None:
+    """One result for each round, and none for a round that this site has given up by joining a later one."""
+    if head.round < journal.high_water[0] or head.round < journal.acked_round:
+        raise PolicyViolation("this site has gone on to a later round", where="acknowledgement")
+    if head.round == journal.acked_round and journal.acked not in (b"", head.result):
+        raise PolicyViolation("this site has acknowledged another result of the round", where="acknowledgement")
+
+
+def result_digests(result: Result) -> tuple[bytes, bytes, bytes]:
+    """KX, U and R as they follow from the header."""
+    kx = hashes.key_transcript(result.context.ctx(), [advert.body() for advert in result.adverts])
+    survivors = hashes.survivors_digest(kx, result.deals, [(line.site, line.root) for line in result.uploads])
+    result_hash = hashes.result_digest(
+        kx=kx,
+        survivors=survivors,
+        verdict=hashes.Verdict(result.verdict),
+        sum_root=result.sum_root,
+        seeds=result.seeds,
+        keys=result.keys,
+        state_hash=result.state_hash,
+    )
+    return kx, survivors, result_hash
+
+
+# ----------------------------------------
+# A result on its way into a site: the header is checked, the sum streams in, chunks of it are added up again.
+#
+# `check_header`, `Download` and `ChunkAudit` do the work; the machine in `site` decides when (docs/spec/secure-
+# aggregation.md, section 10).
+
+@dataclass(frozen=True, slots=True)
+class CheckedHeader:
+    """A result header that passed every check but those of the sum itself."""
+
+    result: Result
+    kx: bytes
+    result_hash: bytes
+
+    @property
+    def survivors(self) -> tuple[str, ...]:
+        return tuple(line.site for line in self.result.uploads)
+
+
+def check_header(
+    policy: AggregationPolicy, head: Head, memory: AttemptMemory | None, site: str, result: Result
+) -> CheckedHeader:
+    """Check everything a header says, for a member of the cohort or for a site that catches up."""
+    context = result.context
+    kx, survivors, result_hash = result_digests(result)
+    check_result_signature(policy, result_hash, result.signature)
+    check_result_context(policy, context)
+    check_result_extends(head, context)
+    checks.check_adverts_cohort(context, result.adverts)
+    if memory is None or memory.kx != kx:  # a member has checked them at C1, and KX binds their bodies
+        checks.check_advert_signatures(policy, result.adverts)
+    check_result_memory(memory, kx, result.deals, site, result)
+    checked = CheckedHeader(result, kx, result_hash)
+    check_result_survivors(context, checked.survivors)
+    check_result_agreements(policy, kx, survivors, result)
+    check_result_opened(context, result)
+    return checked
+
+
+def opened_masks(
+    kx: bytes, adverts: Sequence[Advert], survivors: Collection[str], seeds: Sequence[bytes], keys: Sequence[bytes]
+) -> OpenedMasks:
+    """The masks that are left on the sum of the survivors' uploads, from the opened secrets."""
+    alive = [advert for advert in adverts if advert.site in survivors]
+    dropped = [advert for advert in adverts if advert.site not in survivors]
+    own = [
+        key_agreement.self_mask_key(Secret(seed), kx=kx, site=advert.site)
+        for advert, seed in zip(alive, seeds, strict=True)
+    ]
+    pairs = {}
+    for gone, scalar in zip(dropped, keys, strict=True):
+        pair = KeyPair(Secret(scalar))
+        for advert in alive:
+            pairs[advert.site, gone.site] = key_agreement.mask_key(
+                pair, advert.mask_key, kx=kx, own_id=gone.site, peer_id=advert.site
+            )
+    return OpenedMasks.of(own, pairs)
+
+
+class Download:
+    """The sum of one result, frame by frame."""
+
+    def __init__(self, header: CheckedHeader, layout: Layout) -> None:
+        self.header = header
+        self.total: Words = np.empty(layout.words, dtype=layout.dtype)
+        self._layout = layout
+        self._leaves: dict[int, bytes] = {}
+
+    @property
+    def complete(self) -> bool:
+        return len(self._leaves) == self._layout.frames
+
+    def take(self, frame: SumFrame) -> None:
+        if frame.result != self.header.result_hash or self.complete or frame.index != self._next:
+            raise RemoteProtocolError("frame is not the next one of this sum", where="result")
+        if len(frame.data) != self._layout.frame_bytes(frame.index):
+            raise RemoteProtocolError("frame has the wrong length", where="result")
+        ring = self._layout.ring
+        words = ring.unpack(frame.data)
+        self.total[frame.index * ring.frame_words :][: len(words)] = words
+        self._leaves[frame.index] = merkle.leaf_hash(frame.data)
+
+    @property
+    def _next(self) -> int:
+        return self._layout.sum_order[len(self._leaves)]
+
+    @property
+    def ready(self) -> int:
+        """How many words from the beginning on are there: all before the next frame, since only the first is early."""
+        return self._layout.words if self.complete else self._next * self._layout.ring.frame_words
+
+    def finish(self) -> Words:
+        leaves = [leaf for _, leaf in sorted(self._leaves.items())]
+        check_sum_root(leaves, self.header.result.sum_root)
+        return self.total
+
+
+@dataclass
+class ChunkAudit:
+    """One site's part in checking a sum: chunks of all uploads are added up, unmasked and compared."""
+
+    policy: AggregationPolicy
+    site: str
+    header: CheckedHeader
+    total: Words = field(repr=False)
+    todo: list[int] = field(default_factory=list)
+    good: set[int] = field(default_factory=set)
+    _masks: OpenedMasks | None = field(default=None, repr=False)
+    pieces: dict[str, ChunkPiece] = field(default_factory=dict, repr=False)
+    _partial: Words | None = field(default=None, repr=False)
+
+    def assign(self, randomness: Randomness, absent: Collection[str] = ()) -> None:
+        """Decide which chunks to look at; with `absent` sites, take over what would have been theirs."""
+        wanted = assigned_chunks(self.policy, self.header, self.site, randomness, absent)
+        self.todo += [chunk for chunk in wanted if chunk not in self.good and chunk not in self.todo]
+
+    def take(self, piece: ChunkPiece) -> bool:
+        """Add a piece; returns whether the chunk at hand is now complete and good."""
+        roots = {line.site: line.root for line in self.header.result.uploads}
+        if not self.todo or piece.result != self.header.result_hash or piece.chunk != self.todo[0]:
+            raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")
+        if piece.site not in roots or piece.site in self.pieces:
+            raise RemoteProtocolError("piece is of no survivor, or came before", where="audit")
+        if len(piece.data) != self.policy.layout.frame_bytes(piece.chunk):
+            raise RemoteProtocolError("piece has the wrong length", where="audit")
+        check_chunk_path(piece, root=roots[piece.site], chunks=self.policy.chunks)
+        words = self.policy.layout.ring.unpack(piece.data)
+        if self._partial is None:
+            self._partial = np.zeros(len(words), dtype=self.total.dtype)
+        np.add(self._partial, words, out=self._partial)
+        self.pieces[piece.site] = piece
+        if len(self.pieces) < len(roots):
+            return False
+        self._finish_chunk(self._partial)
+        return True
+
+    def _finish_chunk(self, partial: Words) -> None:
+        if self._masks is None:
+            result = self.header.result
+            self._masks = opened_masks(self.header.kx, result.adverts, self.header.survivors, result.seeds, result.keys)
+        index, ring = self.todo[0], self.policy.layout.ring
+        masking.unmask_chunk(partial, self._masks, ring, index=index)
+        check_chunk_sum(partial, self.total[index * ring.frame_words :][: len(partial)])
+        self.good.add(self.todo.pop(0))
+        self._partial, self.pieces = None, {}
+
+    @property
+    def bitmap(self) -> bytes:
+        return certificate_checks.bitmap_of(self.good, self.policy.chunks)
+
+
+def assigned_chunks(
+    policy: AggregationPolicy,
+    header: CheckedHeader,
+    site: str,
+    randomness: Randomness,
+    absent: Collection[str] = (),
+) -> list[int]:
+    """Covered: the chunks for which this site is among the first c + 1 by hash. Sampled: a few at random.
+
+    Random chunks are drawn after the coordinator signed the result, by each site for itself: no one can know them.
+    """
+    if policy.audit is AuditMode.SAMPLED:
+        wanted: set[int] = set()
+        while len(wanted) < min(policy.spot_check_chunks, policy.chunks):
+            wanted.add(int.from_bytes(randomness.bytes(8), "big") % policy.chunks)
+        return sorted(wanted)
+    present = [name for name in header.result.context.sites if name not in absent]
+    if site not in present:
+        return []
+    chosen = []
+    for chunk in range(policy.chunks):
+        own = certificate_checks.audit_rank(header.result_hash, chunk, site)
+        before = sum(certificate_checks.audit_rank(header.result_hash, chunk, name) < own for name in present)
+        if before <= policy.c:
+            chosen.append(chunk)
+    return chosen

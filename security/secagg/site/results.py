@@ -1,0 +1,312 @@
+"""How results come into a site: header, sum, next model, audit, acknowledgement (section 10 of the specification).
+
+Also how a site that was away catches up: result after result, or by one certified state (section 11).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+import numpy as np
+
+from lazaret.errors import CodecError, PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto import masking, merkle
+from security.crypto.ring import FRAME_BYTES
+from security.identity.membership import AggregationPolicy
+from security.secagg import certificate_checks, records, statements
+from security.secagg import state as states
+from security.secagg.certificates import Ack
+from security.secagg.context import Verdict
+from security.secagg.effects import (
+    Advanced,
+    Certified,
+    Compact,
+    DraftState,
+    Effect,
+    Effects,
+    LoneChange,
+    SaveState,
+    Send,
+    Vector,
+)
+from security.secagg.fields import Bounded, Many, Nested, Small, Wire
+from security.secagg.messages import (
+    AuditOrder,
+    ChunkPiece,
+    ChunkRequest,
+    Jump,
+    Path,
+    Result,
+    StateFrame,
+    SumFrame,
+    TrainOrder,
+    Vouched,
+)
+from security.secagg.site import result_checks
+from security.secagg.site.attempt import SiteCore
+from security.secagg.site.journal import Journal
+from security.secagg.site.result_checks import CheckedHeader, ChunkAudit, Download, check_header, opened_masks
+
+# ----------------------------------------
+# What a site keeps when a published sum is wrong: proof that convinces anybody who holds the manifest.
+#
+# The coordinator signed the result, a quorum signed the roots of the uploads, and the chunk does not add up. No more
+# is needed, and nothing in it is secret: uploads are masked, and the opened masks stand in the result.
+
+# What such a file begins with, so that a tool knows it from other proofs.
+HEADING: Final = b"lazaret wrong-sum proof 1\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongSumEvidence(Wire):
+    """A chunk of a published sum, beside the same chunk of every upload that it is said to be the sum of."""
+
+    result: Annotated[Result, Nested(Result)]
+    chunk: Small
+    published: Annotated[bytes, Bounded(FRAME_BYTES)]
+    path: Path
+    pieces: Annotated[tuple[ChunkPiece, ...], Many(Nested(ChunkPiece))]
+
+    @classmethod
+    def of(cls, audit: ChunkAudit) -> WrongSumEvidence:
+        """From the chunk at hand, all of whose pieces have come."""
+        result, chunk = audit.header.result, audit.todo[0]
+        frames = [data for _, data in audit.policy.layout.ring.frames(audit.total)]
+        tree = merkle.Tree([merkle.leaf_hash(frame) for frame in frames])
+        path = tree.inclusion_path(chunk)
+        pieces = tuple(audit.pieces[line.site] for line in result.uploads)
+        return cls(result=result, chunk=chunk, published=frames[chunk], path=path, pieces=pieces)
+
+    def file(self) -> bytes:
+        """The bytes of the evidence file."""
+        return HEADING + self.to_bytes()
+
+    @classmethod
+    def parse(cls, data: bytes) -> WrongSumEvidence:
+        """Read an evidence file."""
+        if not data.startswith(HEADING):
+            raise CodecError("not the proof of a wrong sum")
+        return cls.from_bytes(data.removeprefix(HEADING))
+
+    def verify(self, policy: AggregationPolicy) -> None:
+        """Check it without any state at hand.
+
+        :raises VerificationFailed: if it does not convict the coordinator.
+        """
+        result, chunks = self.result, policy.chunks
+        kx, survivors, result_hash = result_checks.result_digests(result)
+        result_checks.check_result_signature(policy, result_hash, result.signature)
+        result_checks.check_result_agreements(policy, kx, survivors, result)
+        result_checks.check_result_opened(result.context, result)
+        leaf = merkle.leaf_hash(self.published)
+        merkle.verify_inclusion(leaf=leaf, index=self.chunk, size=chunks, path=self.path, root=result.sum_root)
+        roots = {line.site: line.root for line in result.uploads}
+        if [piece.site for piece in self.pieces] != list(roots) or any(p.chunk != self.chunk for p in self.pieces):
+            raise VerificationFailed("pieces are not those of the survivors", where="evidence")
+        if {len(data) for data in (self.published, *(piece.data for piece in self.pieces))} != {
+            policy.layout.frame_bytes(self.chunk)
+        }:
+            raise VerificationFailed("a piece is not as long as the chunk", where="evidence")
+        ring = policy.layout.ring
+        recomputed = np.zeros(len(self.published) // ring.word_bytes, dtype=ring.dtype)
+        for piece in self.pieces:
+            result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=chunks)
+            recomputed += ring.unpack(piece.data)
+        masks = opened_masks(kx, result.adverts, tuple(roots), result.seeds, result.keys)
+        masking.unmask_chunk(recomputed, masks, ring, index=self.chunk)
+        if ring.pack(recomputed).tobytes() == self.published:
+            raise VerificationFailed("the chunk is the sum of the uploads: nobody is convicted", where="evidence")
+
+
+class Intake:
+    """The newest model, what is on its way to follow it, and this site's part in checking it."""
+
+    def __init__(self, core: SiteCore, model: Vector) -> None:
+        self.core = core
+        self.model = model
+        self.audit: ChunkAudit | None = None
+        self._download: Download | None = None
+        self._successor: states.Successor | None = None
+        self._jump: tuple[Jump, Vector, int] | None = None
+        if states.state_hash(model) != core.head.state_hash:
+            raise PolicyViolation("the model at hand is not the newest one accepted", where="start")
+
+    def header(self, result: Result) -> Effects:
+        """Check a header; the frames of its sum follow."""
+        self._successor = None
+        kx, _, result_hash = result_checks.result_digests(result)
+        if result_hash == self.core.head.result and not self.core.head.vouched:
+            # Accepted before a restart: R binds the whole header, and the audit starts anew.
+            self._download = Download(CheckedHeader(result, kx, result_hash), self.core.policy.layout)
+            return ()
+        memory = self.core.journal.attempts.get(result.context.ctx())
+        checked = check_header(self.core.policy, self.core.head, memory, self.core.site, result)
+        self._download = Download(checked, self.core.policy.layout)
+        return ()
+
+    def frame(self, frame: SumFrame) -> tuple[Effects, bool]:
+        """Take a frame of the sum; returns whether it was the last one and the model has moved."""
+        download = self._download
+        if download is None:
+            raise RemoteProtocolError("frame of a sum without a header", where="result")
+        download.take(frame)
+        if download.header.result_hash == self.core.head.result:
+            if not download.complete:
+                return (), False
+            self._download = None
+            download.finish()
+            return self._begin_audit(download), True
+        if self._successor is None:
+            self._successor = states.Successor(self.core.policy.layout, self.model, download.total)
+        start, values = self._successor.extend(download.ready)
+        draft = (DraftState(start, values),) if len(values) else ()
+        if not download.complete:
+            return draft, False
+        successor, self._download, self._successor = self._successor, None, None
+        return (*draft, *self._advance(download, successor)), True
+
+    def _advance(self, download: Download, successor: states.Successor) -> Effects:
+        header, result = download.header, download.header.result
+        total = download.finish()
+        outcome = successor.outcome(survivors=len(header.survivors))
+        result_checks.check_next_state(outcome, result)
+        state_hash, good = outcome.state_hash, outcome.verdict is Verdict.GOOD
+        accepted = records.ResultAccepted(
+            round=result.context.round,
+            result=header.result_hash,
+            prev_result=result.context.prev_result,
+            state_hash=state_hash,
+            quorum=result.context.t,
+            verdict=outcome.verdict,
+            survivors=header.survivors,
+        )
+        changed = set(self.core.head.survivors).symmetric_difference(header.survivors)
+        self.model = outcome.state
+        effects: list[Effect] = [SaveState(state_hash, outcome.state, drafted=good), self.core.record(accepted)]
+        effects.append(
+            Advanced(result.context.round, header.result_hash, state_hash, outcome.verdict, header.survivors, total)
+        )
+        if len(changed) == 1:
+            effects.append(LoneChange(result.context.round, changed.pop()))
+        # The answers of this round can be asked for no more; what is not in the compacted log is erased.
+        effects.append(self._forget())
+        return (*effects, *self._begin_audit(download))
+
+    def _begin_audit(self, download: Download) -> Effects:
+        self.audit = None
+        # A site that has joined a later round gave this one up, and does not vouch for it.
+        if self.core.head.round >= self.core.journal.high_water[0]:
+            self.audit = ChunkAudit(self.core.policy, self.core.site, download.header, download.total)
+            self.audit.assign(self.core.randomness)
+        return self._next_chunk()
+
+    def _forget(self) -> Compact:
+        kept = self.core.journal.compacted(done_round=self.core.head.round)
+        self.core.journal = Journal.replay(kept)
+        return Compact(kept)
+
+    def _next_chunk(self) -> Effects:
+        """Ask for the next chunk to check, or acknowledge if all are good."""
+        audit = self.audit
+        if audit is None:
+            return ()
+        if audit.todo:
+            request = ChunkRequest(site=self.core.site, result=audit.header.result_hash, chunk=audit.todo[0])
+            return (Send(request),)
+        head = self.core.head
+        result_checks.check_may_ack(self.core.journal, head)
+        statement = statements.ack(head.result, head.state_hash, audit.bitmap)
+        ack = Ack(
+            site=self.core.site,
+            result=head.result,
+            state_hash=head.state_hash,
+            bitmap=audit.bitmap,
+            signature=self.core.signer.sign(statement),
+        )
+        return self.core.record(records.ResultAcked(round=head.round, result=head.result)), Send(ack)
+
+    def piece(self, piece: ChunkPiece) -> Effects:
+        """Take a piece of a chunk under audit. A piece that comes too late to matter is dropped."""
+        if self.audit is None or piece.result != self.audit.header.result_hash:
+            return ()
+        return self._next_chunk() if self.audit.take(piece) else ()
+
+    def order(self, order: AuditOrder) -> Effects:
+        """Take over the chunks of sites that went away; also how the coordinator asks a restarted site again."""
+        if self.audit is None or order.result != self.audit.header.result_hash:
+            raise RemoteProtocolError("order is for a result that is not under audit", where="audit")
+        waiting = bool(self.audit.todo)
+        self.audit.assign(self.core.randomness, order.absent)
+        return () if waiting else self._next_chunk()
+
+    def end_audit(self) -> None:
+        """The next burst begins: others have vouched for the result."""
+        self.audit = None
+
+    def vouch(self, message: Vouched | TrainOrder) -> Effects:
+        """Take the acknowledgements that cover the newest result."""
+        head = self.core.head
+        if message.check is None or head.vouched:
+            return ()
+        if isinstance(message, Vouched) and message.result != head.result:
+            raise RemoteProtocolError("acknowledgements are of another result", where="check certificate")
+        certificate_checks.check_certificate(
+            self.core.policy, message.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
+        )
+        return self.core.record(records.ResultVouched(result=head.result)), Certified(head.result)
+
+    def jump(self, jump: Jump) -> Effects:
+        """Begin to take a covered state in place of the sums that led to it."""
+        policy, context = self.core.policy, jump.result.context
+        _, _, result_hash = result_checks.result_digests(jump.result)
+        result_checks.check_result_signature(policy, result_hash, jump.result.signature)
+        result_checks.check_jump_context(policy, self.core.head, context)
+        certificate_checks.check_certificate(
+            policy, jump.check, result=result_hash, state_hash=jump.result.state_hash, quorum=context.t
+        )
+        self._jump = (jump, np.empty(policy.layout.state_words, dtype="<f4"), 0)
+        return ()
+
+    def state_frame(self, frame: StateFrame) -> Effects:
+        """Take a frame of a covered state; its hash decides."""
+        if self._jump is None or frame.state_hash != self._jump[0].result.state_hash or frame.index != self._jump[2]:
+            raise RemoteProtocolError("frame is not the next one of a state asked for", where="jump")
+        jump, state, index = self._jump
+        target = state.view(np.uint8).data
+        start = index * FRAME_BYTES
+        if not frame.data or len(frame.data) != min(FRAME_BYTES, len(target) - start):
+            raise RemoteProtocolError("frame has the wrong length", where="jump")
+        target[start : start + len(frame.data)] = frame.data
+        self._jump = (jump, state, index + 1)
+        return self._land(jump, state) if start + len(frame.data) == len(target) else ()
+
+    def _land(self, jump: Jump, state: Vector) -> Effects:
+        # A sum that was still coming is one of those that the jump leaves out.
+        self._jump = self._download = self._successor = None
+        # Again: the site may have gone on by sums while the frames of the state were held back.
+        result_checks.check_jump_context(self.core.policy, self.core.head, jump.result.context)
+        state_hash = states.state_hash(state)
+        if state_hash != jump.result.state_hash:
+            raise VerificationFailed("state does not have the acknowledged hash", where="jump")
+        _, _, result_hash = result_checks.result_digests(jump.result)
+        context = jump.result.context
+        accepted = records.ResultAccepted(
+            round=context.round,
+            result=result_hash,
+            prev_result=context.prev_result,
+            state_hash=state_hash,
+            quorum=context.t,
+            verdict=jump.result.verdict,
+            survivors=tuple(line.site for line in jump.result.uploads),
+        )
+        self.model, self.audit = state, None
+        saved = (
+            SaveState(state_hash, state),
+            self.core.record(accepted),
+            self.core.record(records.ResultVouched(result=result_hash)),
+        )
+        nothing = np.zeros(0, dtype=self.core.policy.layout.dtype)
+        verdict = Verdict(jump.result.verdict)
+        moved = Advanced(context.round, result_hash, state_hash, verdict, accepted.survivors, nothing)
+        return (*saved, moved, self._forget())

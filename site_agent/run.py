@@ -1,0 +1,306 @@
+"""The site's hands: feeds the conversation, carries out its effects in order, keeps log and state directory.
+
+No decision is made here. `execute` is the one place where an effect becomes an action; what is to be sent comes out of
+it as bytes, so that everything before a message is done, and on disk, before the network sees it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from lazaret.errors import AuditLogError, CodecError, ConfigError, LocalProtocolError, PolicyViolation, ToolkitError
+from protos.parse import FROM_COORDINATOR
+from security.clock import Clock
+from security.identity.enrolment import Identity
+from security.identity.manifest import Manifest
+from security.identity.membership import Standing, aggregation_policy, audit_roster
+from security.identity.pki import Role, Subject
+from security.log.witness import Witness
+from security.log.writer import AuditLog
+from security.secagg.effects import (
+    Advanced,
+    Certified,
+    Compact,
+    DraftState,
+    Ended,
+    KeepEvidence,
+    LoneChange,
+    Persist,
+    Refused,
+    SaveState,
+    Vector,
+)
+from security.secagg.layout import Layout
+from security.secagg.site.attempt import PendingUpdate
+from security.secagg.statements import Signer
+from site_agent import contribution
+from site_agent.budget import Budget
+from site_agent.contribution import LocalResult
+from site_agent.effects import (
+    Adopt,
+    Attend,
+    Complain,
+    Effect,
+    Effects,
+    Evaluate,
+    Forget,
+    Keep,
+    Leave,
+    Note,
+    Post,
+    PostVector,
+    Seal,
+    Train,
+)
+from site_agent.outbox import Outbox
+from site_agent.policy import SitePolicy
+from site_agent.session import Session
+from site_agent.state_dir import Vault
+from site_agent.state_writer import WriteAheadLog
+from site_agent.witness import Witnessing
+
+log = logging.getLogger("site-agent")
+
+Job = Callable[[], "Finish"]
+Finish = Callable[[], Effects]
+
+
+class Learner(Protocol):
+    """What trains. The real one is in `trainer`; a benchmark brings one that only makes numbers."""
+
+    def train(self, round_number: int, state: Vector) -> LocalResult: ...
+
+    def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]: ...
+
+
+class Left(Exception):
+    """The stream is to be closed; `retry` says whether to come back."""
+
+    def __init__(self, error: ToolkitError, *, retry: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.retry = retry
+
+
+@dataclass(kw_only=True)
+class Agent:
+    """Everything of a running site but the network.
+
+    :ivar budget: the privacy ledger, where the federation trains under differential privacy.
+    :ivar submit: takes work for the training thread; what the work returns is called here when it is done.
+    """
+
+    identity: Identity
+    manifest: Manifest
+    policy: SitePolicy
+    session: Session
+    outbox: Outbox
+    vault: Vault
+    wal: WriteAheadLog
+    log: AuditLog
+    witnessing: Witnessing
+    learner: Learner
+    clock: Clock
+    budget: Budget | None = None
+    submit: Callable[[Job], None] = lambda _: None
+    expected: int = 1
+    newest: int = 0
+
+    # Events.
+
+    def opened(self) -> Iterator[bytes]:
+        """A stream stands: what to send first."""
+        connection = self.vault.next_connection()
+        self.outbox.opened(connection)
+        self.expected = 1
+        yield from self.run(self.session.opened(connection))
+
+    def closed(self) -> None:
+        self.outbox.closed()
+        self.session.closed()
+
+    def received(self, data: bytes) -> Iterator[bytes]:
+        """Bytes of the coordinator."""
+        try:
+            parcel = FROM_COORDINATOR.decode(data)
+            if parcel.sequence != self.expected:
+                raise CodecError("messages are out of order", where="stream")
+        except CodecError as error:
+            yield from self.run(self.session.rejected(error))
+            return
+        self.expected += 1
+        if parcel.log_head is not None:
+            self.witnessing.saw(parcel.log_head)
+        yield from self.run(self.session.receive(parcel.message, parcel.log_head))
+
+    def ticked(self) -> Iterator[bytes]:
+        """To be called several times a second."""
+        yield from self.run(self.session.tick())
+
+    def heartbeat(self) -> None:
+        """To be called every minute or so."""
+        self.log.tick()
+
+    def run(self, effects: Effects) -> Iterator[bytes]:
+        """Carry effects out one by one. To be drained even if the stream breaks: later effects may be promises."""
+        for effect in effects:
+            yield from self.execute(effect)
+
+    # Actions.
+
+    def execute(self, effect: Effect) -> Iterator[bytes]:
+        """Do one thing; whatever it sends comes out as bytes."""
+        match effect:
+            case Post():
+                yield from self.outbox.post(effect)
+            case PostVector():
+                yield from self.outbox.vector(effect)
+            case Attend():
+                yield from self._attend(effect)
+            case Adopt():
+                yield from self._adopt(effect.data)
+            case Leave():
+                raise Left(effect.error, retry=effect.retry)
+            case Complain():
+                log.warning("%s", effect.error)
+            case Train():
+                log.info("round %d: training", effect.round)
+                self.submit(lambda: self._train(effect))
+            case Evaluate():
+                self.newest = effect.round
+                self.submit(lambda: self._evaluate(effect))
+            case _:
+                self._keep(effect)
+
+    def _keep(self, effect: Effect) -> None:
+        """Effects that end on disk or before the operator's eyes."""
+        match effect:
+            case Persist():
+                self.wal.append(effect.record)
+            case Compact():
+                self.wal.compact(effect.records)
+            case KeepEvidence():
+                log.error("proof of a lie of the coordinator is in %s", self.vault.keep_evidence(effect))
+            case DraftState():
+                self.vault.draft_state(self.outbox.layout, effect.start, effect.values)
+            case SaveState():
+                if effect.drafted:
+                    self.vault.keep_draft(effect.state_hash)
+                else:
+                    self.vault.keep_state(self.outbox.layout, effect.state_hash, effect.state)
+            case Note():
+                self.log.append(effect.event, run=self.manifest.run, round=effect.round, annex=effect.annex)
+            case Seal():
+                self.log.checkpoint()
+            case Keep():
+                self.vault.remember(effect.update.round, effect.memory)
+                self.vault.seal(self.outbox.layout, effect.update)
+            case Forget():
+                self.vault.forget(effect.round)
+            case Advanced():
+                log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
+            case Refused() | Ended():
+                reason = effect.reason if isinstance(effect, Ended) else str(effect.error)
+                log.info("attempt %s: %s", effect.ctx.hex()[:8], reason)
+            case LoneChange():
+                log.warning(
+                    "round %d: only %s came or went; two sums in a row tell its share", effect.round, effect.site
+                )
+            case Certified():
+                log.info("result %s is vouched for", effect.result.hex()[:8])
+            case _:
+                raise LocalProtocolError(f"{type(effect).__name__} cannot be carried out")
+
+    def _attend(self, effect: Attend) -> Iterator[bytes]:
+        try:
+            for reply in self.witnessing.attend(effect.message):
+                yield from self.outbox.post(Post(message=reply))
+        except AuditLogError:
+            raise
+        except ToolkitError as error:
+            log.warning("%s", error)
+
+    # The training thread.
+
+    def _train(self, job: Train) -> Finish:
+        layout = self.outbox.layout
+        try:
+            result = self.learner.train(job.round, job.state)
+            update, cut = contribution.encode(
+                layout,
+                result,
+                round_number=job.round,
+                state_hash=job.state_hash,
+                config_hash=job.config_hash,
+                weights=self.manifest.training.weights,
+                share_metrics=self.policy.share_metrics,
+                private=self.manifest.privacy is not None,
+            )
+        except ToolkitError as error:
+            failure = error
+            return lambda: self.session.failed(job.round, failure)
+        if cut:
+            log.warning("round %d: %d values were cut to their clip", job.round, cut)
+        return lambda: self._trained(layout, update, result)
+
+    def _trained(self, layout: Layout, update: PendingUpdate, result: LocalResult) -> Effects:
+        if layout.layout_hash != self.outbox.layout.layout_hash:
+            error = PolicyViolation("a newer manifest has changed the layout during training", where="manifest")
+            return self.session.failed(update.round, error)
+        return self.session.trained(update, result)
+
+    def _evaluate(self, job: Evaluate) -> Finish:
+        if job.round < self.newest:
+            return lambda: ()  # a site that catches up looks at the newest model only
+        try:
+            figures = self.learner.evaluate(job.round, job.state)
+        except ToolkitError as error:
+            failure = error
+            return lambda: (Complain(failure),)
+        return lambda: self._note_figures(figures)
+
+    def _note_figures(self, figures: dict[str, Any]) -> Effects:
+        if figures:
+            self.vault.note_metrics(figures)
+            told = figures.get("test") or figures.get("validation") or {}
+            log.info("round %s: local balanced accuracy %s", figures.get("round"), told.get("bacc"))
+        return ()
+
+    # A newer manifest.
+
+    def _adopt(self, data: bytes) -> Iterator[bytes]:
+        now = self.clock.now_ms()
+        try:
+            manifest = self.identity.install_manifest(data, now_ms=now)
+            self.identity.settle_tls(now_ms=now, known_there=True)
+            _check_same_run(self.manifest, manifest)
+            member = manifest.site(self.session.site)
+            self.policy.check_federation(manifest)
+        except ToolkitError as error:
+            raise Left(error, retry=False) from error
+        roster = audit_roster(manifest)
+        self.log.adopt_manifest(data, manifest.version, roster)
+        subject = Subject(federation=manifest.federation, role=Role.SITE, member=member.id)
+        witness = Witness(self.vault.log, roster, self.identity.cosigner(subject), self.clock)
+        self.witnessing = Witnessing(member.id, self.log, witness)
+        self.manifest, self.outbox.layout = manifest, manifest.aggregation.layout
+        self.outbox.destination = self.session.destination = manifest.coordinator.tls_keys[-1]
+        self.session.machine.core.signer = Signer(member.id, self.identity.signing_key(member.certificate))
+        private = manifest.privacy is not None
+        policy = aggregation_policy(manifest, now_ms=now, dp_active=private)
+        self.session.standing = Standing(manifest, now_ms=now, dp_active=private).changed
+        log.info("manifest version %d is in force", manifest.version)
+        yield from self.run(self.session.adopted(manifest, policy, self.session.config_hash))
+
+
+def _check_same_run(current: Manifest, offered: Manifest) -> None:
+    """Another run has another model: what is in memory here cannot go on with it."""
+    if offered.run != current.run:
+        raise ConfigError(
+            f"run {current.run} is over: the consortium has begun run {offered.run}",
+            where=f"manifest version {offered.version}",
+            hint="put the new run's initial model in place, then start this agent again",
+        )

@@ -1,0 +1,367 @@
+"""The site's state directory: what must survive a restart, readable by this user only.
+
+wal                  what the site has agreed to (site_agent/state_writer.py)
+run                  the run that everything here belongs to, but for the log
+runs/<run>/          the same files of runs that are over
+rounds               how many rounds this site has trained
+connections          how often this site has connected
+pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key
+memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
+states/<hash>.safetensors    global models, by the hash that the chain of results names
+states/draft         the model that follows from a sum that is still coming in
+models/best.safetensors      the best personal model by local validation
+models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
+metrics.jsonl        local evaluation after each round
+data.json            how many images of each class are here; for the hospital's own page, never leaves
+evidence/            proof of lies of the coordinator, for the consortium
+log/                 the privacy log
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_tensors
+from safetensors.numpy import save as save_tensors
+
+from lazaret import files
+from lazaret.errors import ConfigError, DataError, LocalProtocolError, ToolkitError
+from security import labels
+from security.crypto import aead, encoding
+from security.crypto.encoding import Reader
+from security.identity import pki
+from security.rng import Randomness
+from security.secagg import state as states
+from security.secagg.effects import KeepEvidence, Vector
+from security.secagg.layout import Layout
+from security.secagg.site.attempt import PendingUpdate
+from security.secrets import Secret
+from site_agent.state_writer import Draft, WriteAheadLog
+
+KEPT_STATES: Final = 3
+STATE_HINT: Final = "[site] state must be a folder of this agent's own; it is made if there is none"
+_MAX_COUNT: Final = 2**53 - 1
+_OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "run")
+
+
+log = logging.getLogger("site-agent")
+
+
+class Vault:
+    """One site's state on disk."""
+
+    def __init__(self, folder: Path, *, site: str, sealing_key: bytes, randomness: Randomness) -> None:
+        self.folder = folder
+        self._site = site
+        self._key = Secret(sealing_key)
+        self._randomness = randomness
+        self._draft: Draft | None = None
+        for path in (folder, self.pending, self.memory, self.states, self.models):
+            _make_private(path)
+
+    @property
+    def wal(self) -> Path:
+        return self.folder / "wal"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "log"
+
+    @property
+    def pending(self) -> Path:
+        return self.folder / "pending"
+
+    @property
+    def memory(self) -> Path:
+        return self.folder / "memory"
+
+    @property
+    def states(self) -> Path:
+        return self.folder / "states"
+
+    @property
+    def models(self) -> Path:
+        return self.folder / "models"
+
+    @property
+    def metrics(self) -> Path:
+        return self.folder / "metrics.jsonl"
+
+    # Which run this is.
+
+    def claim(self, run: str) -> str | None:
+        """Bind this directory to a run. Files of a run before it are set aside, so that personal memory and promises
+        are not mixed; the privacy log and the count of connections go on.
+
+        :returns: the run that was set aside, if any.
+        """
+        found = run_of(self.folder)
+        if found == run:
+            return None
+        if found is not None:
+            self._set_aside(found)
+        _write(self.folder / "run", f"{run}\n".encode())
+        return found
+
+    def _set_aside(self, run: str) -> None:
+        """The name of the run last: as long as it is here, a start that was cut short begins again where it stopped."""
+        if self.wal.exists():
+            WriteAheadLog(self.wal).close()  # or it is refused here: an agent of the old run still has it open
+        target = self.folder / "runs" / run
+        target.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in _OF_A_RUN:
+            if (self.folder / name).exists() and not (target / name).exists():
+                (self.folder / name).rename(target / name)
+        for path in (self.pending, self.memory, self.states, self.models):
+            path.mkdir(mode=0o700, exist_ok=True)
+
+    def tidy(self) -> None:
+        """Remove what writes left behind that a kill cut short.
+
+        For the agent that holds this directory alone: another process would take away a file that is being written.
+        """
+        for folder in (self.folder, self.pending, self.memory, self.states, self.models):
+            for leftover in folder.glob(".*.new"):
+                leftover.unlink()
+
+    def next_connection(self) -> int:
+        """Count connections up, on disk before the number is used: it is part of every message's name."""
+        path = self.folder / "connections"
+        hint = "write a number into it that is larger than this site has ever connected times, such as a million"
+        number = _read_count(path, "the connection counter", hint) + 1
+        _write(path, f"{number}\n".encode())
+        return number
+
+    # The update of a round.
+
+    def seal(self, layout: Layout, update: PendingUpdate) -> None:
+        """Keep an encoded update for all attempts of its round; what is on disk is ciphertext."""
+        header = _header(layout, update)
+        box = aead.seal(
+            self._key,
+            Secret(layout.ring.pack(update.words).tobytes()),
+            kx=_binding(header),
+            source=self._site,
+            destination=self._site,
+            randomness=self._randomness,
+        )
+        _write(self.pending / str(update.round), encoding.tlv(header) + box)
+
+    def unseal(self, layout: Layout) -> PendingUpdate | None:
+        """The newest sealed update; None if it was encoded for another layout, as when a site has joined since."""
+        rounds = sorted(int(path.name) for path in self.pending.iterdir() if path.name.isdigit())
+        if not rounds:
+            return None
+        path = self.pending / str(rounds[-1])
+        try:
+            reader = Reader(files.read_private(path), "sealed update")
+            header = reader.tlv(limit=1024)
+            fields = Reader(header, "sealed update")
+            number, made_for = fields.u64(), fields.fixed(32)
+            state_hash, config_hash = fields.fixed(32), fields.fixed(32)
+            if made_for != layout.layout_hash:
+                return None
+            box = reader.raw(layout.byte_length + aead.OVERHEAD)
+            reader.finish()
+            words = aead.open_box(self._key, box, kx=_binding(header), source=self._site, destination=self._site)
+        except ToolkitError as error:
+            raise DataError(
+                "the sealed update does not open",
+                where=str(path),
+                hint="delete it: the site sits this round out and trains the next one",
+            ) from error
+        values = layout.ring.unpack(words.reveal())
+        return PendingUpdate(round=number, state_hash=state_hash, config_hash=config_hash, words=values)
+
+    def forget(self, round_number: int) -> None:
+        """Erase sealed updates up to a round, and memories that no round can go back to."""
+        for path in self.pending.iterdir():
+            if path.name.isdigit() and int(path.name) <= round_number:
+                path.unlink()
+        for number in self._memories()[:-2]:
+            (self.memory / f"{number}.safetensors").unlink()
+
+    # Personal memory.
+
+    def _memories(self) -> list[int]:
+        found = (re.fullmatch(r"([0-9]+)\.safetensors", path.name) for path in self.memory.iterdir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def remember(self, round_number: int, content: bytes) -> None:
+        """Keep what the next round needs, and count the round."""
+        _write(self.memory / f"{round_number}.safetensors", content)
+        _write(self.folder / "rounds", f"{self.rounds_done + 1}\n".encode())
+
+    @property
+    def rounds_done(self) -> int:
+        """How many rounds this site has trained, for the hospital's own limit."""
+        hint = "write into it how many rounds this site has trained; the privacy log has a train.done for each"
+        return _read_count(self.folder / "rounds", "the counter of rounds", hint)
+
+    def memory_before(self, round_number: int) -> tuple[int, bytes] | None:
+        """The newest memory of an earlier round; 0 stands for the initial model."""
+        earlier = [number for number in self._memories() if number < round_number]
+        if not earlier:
+            return None
+        return earlier[-1], files.read_private(self.memory / f"{earlier[-1]}.safetensors")
+
+    # Global models.
+
+    def keep_state(self, layout: Layout, state_hash: bytes, state: Vector) -> None:
+        path = self.states / f"{state_hash.hex()}.safetensors"
+        tensors = {name: np.ascontiguousarray(values) for name, values in states.unflatten(layout, state).items()}
+        _write(path, save_tensors(tensors))
+        self._prune_states(path)
+
+    def draft_state(self, layout: Layout, start: int, values: Vector) -> None:
+        """Values of a model that may follow, in order. Those at 0 begin a new draft."""
+        if start == 0:
+            if self._draft is not None:
+                self._draft.drop()
+            self._draft = Draft(self.states / "draft", layout)
+        if self._draft is None:
+            raise LocalProtocolError("a draft begins with its first value", where=str(self.states))
+        self._draft.extend(start, values)
+
+    def keep_draft(self, state_hash: bytes) -> None:
+        """The draft is complete, and is the model with this hash."""
+        if self._draft is None:
+            raise LocalProtocolError("there is no draft to keep", where=str(self.states))
+        path = self.states / f"{state_hash.hex()}.safetensors"
+        self._draft.keep(path)
+        self._draft = None
+        self._prune_states(path)
+
+    def _prune_states(self, newest: Path) -> None:
+        others = sorted(self.states.glob("*.safetensors"), key=lambda other: other.stat().st_mtime_ns)
+        for old in others[:-KEPT_STATES]:
+            if old != newest:
+                old.unlink()
+
+    def state(self, layout: Layout, state_hash: bytes) -> Vector:
+        """A global model by its hash, which is checked."""
+        path = self.states / f"{state_hash.hex()}.safetensors"
+        try:
+            state = states.canonical(states.flatten(layout, load_tensors(path.read_bytes())))
+        except FileNotFoundError as error:
+            raise DataError(
+                "the newest model is missing from the state directory",
+                where=str(path),
+                hint="restore the whole directory, or enrol this site anew",
+            ) from error
+        except (SafetensorError, ToolkitError) as error:
+            raise DataError("the newest model cannot be read", where=str(path)) from error
+        if states.state_hash(state) != state_hash:
+            raise DataError("the newest model does not have its hash", where=str(path))
+        return state
+
+    # For people.
+
+    @property
+    def evidence(self) -> Path:
+        return self.folder / "evidence"
+
+    def keep_evidence(self, found: KeepEvidence) -> Path:
+        """Proof that the coordinator lied; outlives runs."""
+        self.evidence.mkdir(mode=0o700, exist_ok=True)
+        path = self.evidence / found.name
+        _write(path, found.proof)
+        return path
+
+    def note_metrics(self, values: Mapping[str, Any]) -> None:
+        """On a line of its own, whatever a full disk or a power cut has left of the last one."""
+        line = json.dumps(values, sort_keys=True, allow_nan=False).encode() + b"\n"
+        descriptor = os.open(self.metrics, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "rb+") as file:
+            file.write(line if _ends_a_line(file) else b"\n" + line)
+            file.flush()
+            os.fsync(file.fileno())
+
+    def note_data(self, values: Mapping[str, Any]) -> None:
+        """What the data hold, for the hospital's own page."""
+        _write(self.folder / "data.json", json.dumps(values, ensure_ascii=False).encode() + b"\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """One row for each evaluation. A write that was torn costs its own row and not the start of the agent."""
+        if not self.metrics.exists():
+            return []
+        lines = [line for line in self.metrics.read_bytes().split(b"\n") if line]
+        rows = [row for line in lines if (row := _row(line)) is not None]
+        if len(rows) < len(lines):
+            log.warning("%s: %d torn lines are left out", self.metrics, len(lines) - len(rows))
+        return rows
+
+    def keep_model(self, name: str, content: bytes) -> None:
+        _write(self.models / f"{name}.safetensors", content)
+
+
+def run_of(folder: Path) -> str | None:
+    """The run that a state directory belongs to; None for a new one."""
+    path = folder / "run"
+    if not path.exists():
+        return None
+    found = path.read_text(encoding="utf-8", errors="replace").strip()
+    if not re.fullmatch(pki.NAME_PATTERN, found):
+        # Taken for the name of another run, it would have this run's promises set aside and forgotten.
+        raise DataError(
+            "does not name a run", where=str(path), hint="write the name of the run into it that this folder belongs to"
+        )
+    return found
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        told = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
+        raise ConfigError(told, where=str(folder), hint=STATE_HINT) from error
+
+
+def _read_count(path: Path, what: str, hint: str) -> int:
+    """A number that only goes up; 0 before the first one."""
+    if not path.exists():
+        return 0
+    found = path.read_bytes().strip()
+    if not found.isdigit() or len(found) > len(str(_MAX_COUNT)) or int(found) >= _MAX_COUNT:
+        raise DataError(f"{what} is damaged", where=str(path), hint=hint)
+    return int(found)
+
+
+def _ends_a_line(file: BinaryIO) -> bool:
+    """Leaves the file at its end."""
+    if file.seek(0, os.SEEK_END) == 0:
+        return True
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    try:
+        told = json.loads(line)
+    except ValueError:
+        return None
+    return told if isinstance(told, dict) else None
+
+
+def _write(path: Path, content: bytes) -> None:
+    files.write_atomically(path, content, mode=0o600)
+
+
+def _header(layout: Layout, update: PendingUpdate) -> bytes:
+    digests = (layout.layout_hash, update.state_hash, update.config_hash)
+    return encoding.u64(update.round) + b"".join(encoding.tlv(digest) for digest in digests)
+
+
+def _binding(header: bytes) -> bytes:
+    """A sealed update opens only under the round, layout, model and configuration it was sealed for."""
+    return hashlib.sha256(labels.PENDING_UPDATE + header).digest()

@@ -1,0 +1,68 @@
+"""This hospital's images. Nothing about them leaves but a fingerprint under the site's own key, in its own log."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from lazaret.errors import ConfigError, DataError
+from npr.data.dataset import FederatedDataset, SiteData
+from npr.data.sources import open_dataset
+from security.identity.manifest import Manifest
+from site_agent.config import DataTable
+
+DEFAULT_IMAGE_SIZE = 224
+
+
+def open_data(table: DataTable, *, site: str, image_size: int, classes: int) -> tuple[FederatedDataset, SiteData]:
+    """The data set and our part of it."""
+    dataset = open_dataset(
+        table.source,
+        fold=table.fold,
+        folds=table.folds,
+        seed=table.seed,
+        image_size=image_size,
+        validation=float(table.validation),
+        class_names=table.class_names,
+    )
+    check_class_count(dataset, table, classes)
+    return dataset, ours(dataset, table, site)
+
+
+def image_size_of(manifest: Manifest) -> int:
+    """The side of the square that images are brought to, by the manifest's settings."""
+    return int(float(manifest.training.settings.get("model.image_size", DEFAULT_IMAGE_SIZE)))
+
+
+def check_class_count(dataset: FederatedDataset, table: DataTable, classes: int) -> None:
+    if dataset.num_classes != classes:
+        raise DataError(
+            f"{dataset.num_classes} classes where the federation has {classes}",
+            where=table.source,
+            hint="set [data] class_names to the federation's classes in its order",
+        )
+
+
+def ours(dataset: FederatedDataset, table: DataTable, site: str) -> SiteData:
+    """This site's part: the one that the table names, else the one of our own name, else the only one."""
+    name = table.site or site
+    for found in dataset.sites:
+        if found.name == name:
+            return found
+    if table.site is None and len(dataset.sites) == 1:
+        return dataset.sites[0]
+    known = ", ".join(found.name for found in dataset.sites[:8])
+    raise ConfigError(f"the source has no site {name!r}", where="[data] site", hint=f"it has {known}")
+
+
+def balance(dataset: FederatedDataset, data: SiteData) -> dict[str, list[str] | list[int]]:
+    """How many images of each class each side holds, for the hospital's own eyes."""
+    sides = {"train": data.train, "validation": data.validation, "test": data.test}
+    counts = {side: samples.class_counts().tolist() for side, samples in sides.items() if samples is not None}
+    return {"names": list(dataset.class_names), **counts}
+
+
+def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:
+    """Names the data in the log. Keyed, because hashes of small data sets can be guessed."""
+    told = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
+    return hmac.new(key, told.encode(), hashlib.sha256).hexdigest()

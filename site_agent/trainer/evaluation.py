@@ -1,0 +1,125 @@
+"""`site-agent evaluate`: this site's model on its own held-out images, from what lies in the state directory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from npr.bootstrap import Interval, bootstrap_auc, bootstrap_interval
+from npr.data.dataset import Samples
+from npr.metrics import (
+    Predictions,
+    Scores,
+    balanced_accuracy,
+    balanced_auc,
+    confusion_matrix,
+    expected_calibration_error,
+    recalls,
+    with_temperature,
+)
+from site_agent.config import SiteConfig
+from site_agent.trainer.predictor import Predictor, Which, deploy, scores_of
+
+
+def evaluate_site(config: SiteConfig, *, model: Which = "newest") -> dict[str, Any]:
+    """Figures of the newest personal model, or of the one that was best on the validation images.
+
+    The images are read anyway, so that temperature and prototypes are made anew and kept for `predict`.
+    """
+    return figures_of(Predictor.open(config, model, refit=True))
+
+
+def figures_of(predictor: Predictor) -> dict[str, Any]:
+    """All figures, on the validation and on the test side. The temperature was fitted on the validation side."""
+    place, companion = predictor.place, predictor.companion
+    data = place.trainer.data
+    plain = deploy(place, predictor.trained, companion, calibrated=False)
+    told: dict[str, Any] = {
+        "site": place.site,
+        "model": predictor.trained.which,
+        "round": predictor.trained.round,
+        "kind": place.method.reports[0],
+        "model_sha256": predictor.trained.digest,
+        "class_names": list(companion.class_names),
+        "temperature": companion.temperature,
+        "temperature_images": companion.validation_images,
+    }
+    for side, samples in (("validation", data.validation), ("test", data.test)):
+        if samples is not None and len(samples):
+            told[side] = _side(place.site, samples, scores_of(plain, samples), companion.temperature)
+    return told
+
+
+def _side(site: str, samples: Samples, scores: Scores, temperature: float | None) -> dict[str, Any]:
+    predictions = [Predictions.of(site, samples, scores)]
+    labels, classes = samples.labels, samples.num_classes
+    calibrated = with_temperature(scores, temperature) if temperature is not None else None
+    return {
+        "images": len(samples),
+        "units": len(set(samples.units)),
+        "unit_kind": samples.unit_kind,
+        "bacc": _finite(balanced_accuracy(labels, scores)),
+        "bacc_interval": _bounds(bootstrap_interval(predictions)),
+        "bauc": _finite(balanced_auc(labels, scores)),
+        "bauc_interval": _bounds(bootstrap_auc(predictions)),
+        "ece": _finite(expected_calibration_error(labels, scores)),
+        "ece_calibrated": None if calibrated is None else _finite(expected_calibration_error(labels, calibrated)),
+        "recall_by_class": [_finite(value) for value in recalls(labels, scores).tolist()],
+        "confusion": confusion_matrix(labels, scores.argmax(axis=1), classes).tolist(),
+    }
+
+
+def _finite(value: float) -> float | None:
+    """None where a figure does not exist, as an AUC over a single class."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _bounds(interval: Interval) -> list[float] | None:
+    """The 95 % interval over patients (or lesions) drawn again; None where no draw gave a figure."""
+    low, high = _finite(interval.low), _finite(interval.high)
+    return None if low is None or high is None else [low, high]
+
+
+def as_text(told: dict[str, Any]) -> str:
+    """For people: a line for each figure, then the confusion matrix of the test images."""
+    lines = [f"model {told['model']} of round {told['round']} ({told['kind']}), {told['model_sha256'][:16]}"]
+    for side in ("validation", "test"):
+        if side in told:
+            lines += _lines(side, told[side])
+    if told["temperature"] is None:
+        lines.append("not calibrated: there are too few validation images to fit a temperature")
+    else:
+        lines.append(f"temperature {told['temperature']:.3f}, fitted on {told['temperature_images']} validation images")
+    shown = told.get("test") or told.get("validation")
+    if shown is not None:
+        lines += _matrix(told["class_names"], shown["confusion"])
+    return "\n".join(lines)
+
+
+def _lines(side: str, figures: dict[str, Any]) -> list[str]:
+    def shown(name: str) -> str:
+        value, bounds = figures[name], figures.get(f"{name}_interval")
+        between = f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+        return "none" if value is None else f"{value:.3f}{between}"
+
+    after = figures["ece_calibrated"]
+    counted = f"{figures['images']} images of {figures['units']} {_plural(figures['unit_kind'])}"
+    return [
+        f"{side:<10} bacc {shown('bacc')}  bauc {shown('bauc')}  {counted}",
+        f"{'':<10} ece {shown('ece')}" + (f", {after:.3f} calibrated" if after is not None else ""),
+    ]
+
+
+def _plural(unit: str) -> str:
+    return "studies" if unit == "study" else f"{unit}s"
+
+
+def _matrix(names: list[str], rows: list[list[int]]) -> list[str]:
+    """Rows are true classes, columns predicted ones."""
+    width = max(5, *(len(name) for name in names)) + 1
+    head = f"{'true':<{width}}" + "".join(f"{name:>{width}}" for name in names)
+    body = [
+        f"{name:<{width}}" + "".join(f"{count:>{width}}" for count in row)
+        for name, row in zip(names, rows, strict=True)
+    ]
+    return ["confusion, columns are predictions:", head, *body]

@@ -1,0 +1,158 @@
+"""`site-agent export`: this site's model as files that other programs read, with a card that says where it comes from.
+
+model.safetensors   all tensors, personal layers included
+model.onnx          from bytes of images to calibrated probabilities, checked against torch on this site's own images
+model.json          architecture, classes, preprocessing, digests
+MODEL_CARD.md       written from the signed manifest and this site's own log
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from safetensors.torch import save as save_tensors
+
+from lazaret import files, software
+from lazaret.errors import ConfigError
+from npr.deployed import OPSET, TOLERANCE, Pixels, check_onnx, require_onnx, write_onnx
+from npr.model import normalisation
+from site_agent.config import SiteConfig
+from site_agent.trainer.evaluation import figures_of
+from site_agent.trainer.model_card import model_card, read_history
+from site_agent.trainer.predict import decoding_for
+from site_agent.trainer.predictor import Place, Predictor, Which
+
+FORMAT: Final = "lazaret-model/1"
+CHECKED_IMAGES: Final = 64
+
+
+def check_target(target: Path, *, onnx: bool) -> None:
+    """Said before the model is loaded, which takes a while."""
+    if target.exists():
+        raise ConfigError("refusing to write into what exists already", where=str(target), hint="choose another name")
+    if onnx:
+        require_onnx()
+
+
+def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) -> Predictor:
+    """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
+    place = Place.open(config)
+    if with_prototypes or place.method.prototype_share == 0.0:
+        return Predictor.of(place, which)
+    if place.method.prototype_share == 1.0:
+        raise ConfigError(
+            "this model predicts by prototypes alone, which are made of patients' images and stay at the site",
+            where="manifest [training.settings] predict",
+            hint="--with-prototypes puts them into the files all the same",
+        )
+    return Predictor.of(replace(place, head_alone=True), which)
+
+
+def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
+    """Write a folder that must not exist yet. It appears when everything in it has been written and checked."""
+    check_target(target, onnx=onnx)
+    images = _some_images(predictor)
+    about = describe(predictor)
+    contents = {"model.safetensors": _safetensors(predictor, about)}
+    checked: dict[str, Any] = {}
+    if onnx:
+        contents["model.onnx"] = write_onnx(predictor.deployed, ("probabilities", "features"), images, about)
+        worst = check_onnx(contents["model.onnx"], predictor.deployed, images, where="model.onnx")
+        checked = {"onnx": {"opset": OPSET, "images": len(images), "relative_difference": worst, "limit": TOLERANCE}}
+    sidecar = about | {"files": digests(contents), "checked": checked}
+    contents["model.json"] = (json.dumps(sidecar, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
+    figures, history = figures_of(predictor), read_history(predictor.place, predictor.trained.round)
+    card = model_card(predictor, sidecar, digests(contents), figures, history)
+    contents["MODEL_CARD.md"] = card.encode()
+    _write_folder(target, contents)
+    written = {"folder": str(target), "files": digests(contents), "checked": checked}
+    return written | {"log_findings": list(history.findings)}
+
+
+def describe(predictor: Predictor) -> dict[str, Any]:
+    """All that a program needs to feed the model, and a person to know which it is."""
+    place, trained = predictor.place, predictor.trained
+    manifest, recipe = place.manifest, place.recipe
+    mean, std = normalisation(place.spec)
+    decoding = decoding_for(place.config.data.source, recipe.image_size, recipe.in_channels)
+    temperature = predictor.companion.temperature
+    return {
+        "format": FORMAT,
+        "federation": manifest.federation,
+        "run": manifest.run,
+        "site": place.site,
+        "round": trained.round,
+        "manifest": {"version": manifest.version, "sha256": manifest.digest.hex()},
+        "model_sha256": trained.digest,
+        "architecture": manifest.model.architecture,
+        "method": manifest.training.method,
+        "predicts": place.method.reports[0],
+        "predicts_by": _predicts_by(place),
+        "classes": list(predictor.class_names),
+        "input": {
+            "name": "images",
+            "type": "uint8",
+            "shape": ["batch", recipe.image_size, recipe.image_size, recipe.in_channels],
+            "colour": "RGB" if recipe.in_channels == 3 else "grey",
+            "decoding": decoding.settings,
+            "resize": "bilinear to the square, aspect not kept",
+            "normalisation": {"inside_onnx": True, "divide_by": 255, "mean": list(mean), "std": list(std)},
+        },
+        "outputs": {"probabilities": "calibrated, in the order of classes", "features": "before the last layer"},
+        "temperature": temperature,
+        "software": {"lazaret": software.version(), "torch": torch.__version__.split("+")[0]},
+    }
+
+
+def _predicts_by(place: Place) -> str:
+    share = place.method.prototype_share
+    if place.head_alone:
+        return "the head alone; at the site its prototypes take part, which are not in these files"
+    if share == 0.0:
+        return "the head"
+    return "prototypes" if share == 1.0 else f"{1 - share:.0%} the head, {share:.0%} the site's prototypes"
+
+
+def _some_images(predictor: Predictor) -> Pixels:
+    """Real ones of this site, held out where it has some."""
+    data = predictor.place.trainer.data
+    for samples in (data.validation, data.test, data.train):
+        if samples is not None and len(samples):
+            return samples.images[: min(CHECKED_IMAGES, len(samples))]
+    raise ConfigError("this site has no image to check the export with", where="site.toml [data]")
+
+
+def _safetensors(predictor: Predictor, about: Mapping[str, Any]) -> bytes:
+    tensors = dict(predictor.trained.model.state_dict())
+    if predictor.deployed.holds_prototypes:
+        held = predictor.companion.prototypes
+        tensors |= {"prototypes.vectors": held.vectors, "prototypes.owners": held.owners}
+    stored = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    return save_tensors(stored, {"lazaret": json.dumps(about, sort_keys=True, ensure_ascii=False)})
+
+
+def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+
+
+def _write_folder(target: Path, contents: Mapping[str, bytes]) -> None:
+    """Beside the target until it is whole. Readable by this user only: a model remembers what it has seen."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    beside.mkdir(mode=0o700, parents=True)
+    try:
+        for name, content in contents.items():
+            files.write_atomically(beside / name, content, mode=0o600)
+        if target.exists():
+            raise ConfigError("refusing to write into what exists already", where=str(target))
+        os.rename(beside, target)
+    except BaseException:
+        shutil.rmtree(beside, ignore_errors=True)
+        raise

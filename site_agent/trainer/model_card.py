@@ -1,0 +1,271 @@
+"""MODEL_CARD.md: what an exported model is, told by the signed manifest, this site's own log and its own measurements.
+
+Every figure comes from there; the paragraphs on use and limits are the same for every model of this package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, Final
+
+from lazaret.errors import CodecError, ConfigError
+from security.audit.findings import Severity
+from security.audit.verify import Keys, verify
+from security.identity.membership import audit_roster
+from security.log.schema import read_line
+from security.log.store import LogFolder, lines_of
+from security.secagg import thresholds
+from site_agent.trainer.predictor import Place, Predictor
+
+# ----------------------------------------
+# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its head.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Read from the log up to its newest signed head, after every check of `privacy-audit verify` on it.
+
+    :ivar cohorts: sites in the sum of each round that this site took part in, by round.
+    :ivar privacy: the newest booking under differential privacy, None if there is none.
+    :ivar findings: what the verifier found, as `code: detail`; empty for a clean log.
+    """
+
+    origin: str
+    size: int
+    root: str
+    witnessed: int
+    findings: tuple[str, ...]
+    trained: tuple[int, ...]
+    cohorts: dict[int, int]
+    dropouts: int
+    declined: int
+    privacy: dict[str, Any] | None
+    data: tuple[dict[str, Any], ...]
+    package: dict[str, Any] | None
+
+
+def read_history(place: Place, upto: int) -> History:
+    """What led to the model after round `upto`. Privacy is told up to the head, because what is spent is spent.
+
+    :raises ConfigError: where there is no log yet.
+    """
+    if not place.vault.log.exists():
+        raise ConfigError("there is no privacy log yet", where=str(place.vault.log), hint="has the agent run?")
+    # The folder's own copy of the manifest is the one in force at its last entry; ours is signed and pinned already.
+    verified = verify(place.vault.log, Keys(roster=audit_roster(place.manifest), pinned=True))
+    newest = verified.heads.newest
+    if newest is None:
+        raise ConfigError("the privacy log has no signed head", where=str(place.vault.log))
+    entries = list(_entries(LogFolder(place.vault.log), newest.checkpoint.size, place.manifest.run))
+    before = [entry for entry in entries if entry["round"] is not None and entry["round"] <= upto]
+    survivors = [entry for entry in before if entry["type"] == "secagg.survivors"]
+    booked = [entry["body"] for entry in entries if entry["type"] in ("dp.committed", "dp.reserved")]
+    started = [entry["body"] for entry in entries if entry["type"] == "agent.start"]
+    return History(
+        origin=verified.origin,
+        size=newest.checkpoint.size,
+        root=newest.checkpoint.root.hex(),
+        witnessed=verified.heads.witnessed.checkpoint.size if verified.heads.witnessed else 0,
+        findings=tuple(f"{one.code}: {one.detail}" for one in verified.findings if one.severity is not Severity.NOTE),
+        trained=tuple(dict.fromkeys(entry["round"] for entry in before if entry["type"] == "train.done")),
+        cohorts={entry["round"]: entry["body"]["count"] for entry in survivors},
+        dropouts=sum(len(entry["body"]["dropouts"]) for entry in survivors),
+        declined=sum(entry["type"] == "round.declined" for entry in before),
+        privacy=booked[-1] if booked else None,
+        data=tuple(_once(entry["body"] for entry in entries if entry["type"] == "data.opened")),
+        package=started[-1] if started else None,
+    )
+
+
+def _entries(folder: LogFolder, size: int, run: str) -> Iterator[dict[str, Any]]:
+    """Entries below a head that belong to this run, or to none."""
+    for path in folder.segment_files():
+        for _, line in lines_of(path.read_bytes()):
+            try:
+                entry = read_line(line)
+            except CodecError:
+                continue  # the verifier has a finding for it
+            if entry["seq"] < size and entry["run"] in (run, None):
+                yield entry
+
+
+def _once(bodies: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for body in bodies:
+        if body not in found:
+            found.append(body)
+    return found
+
+
+USE: Final = """\
+Research on the kind of images it was trained on, at the hospital that exported it or at one whose images look alike. It
+gives probabilities for the classes above and for no others: an image of something else still gets one of them.
+
+It is not a medical device and not for diagnosis. Nobody has examined it for safety, for fairness between groups of
+patients, or on images of other devices than those of the hospitals that took part."""
+
+LIMITS: Final = """\
+- The figures are of this hospital's held-out images. They say little about other hospitals, cameras and years.
+- The intervals draw patients (or what the table names) anew. They do not know how another training would have ended.
+- Probabilities were calibrated for the mix of diagnoses at this hospital, if at all (see above).
+- What other hospitals trained on is known to them alone. That they trained honestly is not proven.
+- The files hold layers that were fitted to this hospital's patients. A model can remember what it has seen: before
+  these files leave the hospital, treat them as derived from patients' data. Masks and epsilon are about what the agent
+  sent, not about these files."""
+
+
+def model_card(
+    predictor: Predictor,
+    sidecar: Mapping[str, Any],
+    files: Mapping[str, str],
+    figures: Mapping[str, Any],
+    history: History,
+) -> str:
+    manifest = predictor.place.manifest
+    parts = [
+        f"# Model card: {manifest.federation}, run {manifest.run}, model of {predictor.place.site} after round "
+        f"{predictor.trained.round}",
+        "Written by `site-agent export` from the consortium's signed manifest and this site's own privacy log.",
+        _section("What it is", _table(_what(predictor, sidecar))),
+        _section("How it was trained", _table(_training(predictor, history))),
+        _section("Settings", _table(sorted(manifest.training.settings.items()))),
+        _section("Privacy", _privacy(predictor, history)),
+        _section("How good it is here", _figures(figures)),
+        _section("Files", _table((f"`{name}`", f"`{digest}`") for name, digest in files.items()), _checked(sidecar)),
+        _section("What this card rests on", _table(_grounds(predictor, history)), _verdict(history)),
+        _section("Intended use", USE),
+        _section("Limits", LIMITS),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _section(title: str, *parts: str) -> str:
+    return "\n\n".join([f"## {title}", *(part for part in parts if part)])
+
+
+def _table(rows: Iterable[tuple[str, Any]]) -> str:
+    def cell(value: Any) -> str:
+        return str(value).replace("|", "\\|").replace("\n", " ")
+
+    return "\n".join(["| | |", "|---|---|", *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)])
+
+
+def _what(predictor: Predictor, sidecar: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    shape, input_ = sidecar["input"]["shape"], sidecar["input"]
+    return [
+        ("architecture", sidecar["architecture"]),
+        ("classes", ", ".join(sidecar["classes"])),
+        ("input", f"{shape[1]} x {shape[2]} pixels, {input_['colour']}, decoded by: {input_['decoding']}"),
+        ("kind", f"{sidecar['predicts']} model, {predictor.trained.which} of this site"),
+        ("predicts by", sidecar["predicts_by"]),
+        ("SHA-256 over its tensors", f"`{predictor.trained.digest}`"),
+    ]
+
+
+def _training(predictor: Predictor, history: History) -> list[tuple[str, Any]]:
+    manifest = predictor.place.manifest
+    cohorts = list(history.cohorts.values())
+    rows: list[tuple[str, Any]] = [
+        ("federation", manifest.federation),
+        ("hospitals in the manifest", len(manifest.roster)),
+        ("method", manifest.training.method),
+        ("rounds planned", manifest.training.rounds),
+        ("rounds trained here", _rounds(history.trained)),
+        ("sums this hospital was part of", len(cohorts)),
+    ]
+    if cohorts:
+        rows.append(("hospitals in those sums", f"{min(cohorts)} to {max(cohorts)}, median {median(cohorts):g}"))
+        rows.append(("dropouts in them", history.dropouts))
+    rows.append(("rounds and attempts declined here", history.declined))
+    rows.append(("weights of hospitals", manifest.training.weights))
+    for opened in history.data:
+        rows.append(("data of this hospital", f"{opened['purpose']}; legal basis: {opened['legal_basis']}"))
+    return rows
+
+
+def _rounds(numbers: tuple[int, ...]) -> str:
+    return f"{len(numbers)} (from {min(numbers)} to {max(numbers)})" if numbers else "none"
+
+
+def _privacy(predictor: Predictor, history: History) -> str:
+    manifest = predictor.place.manifest
+    numbers = manifest.aggregation
+    quorum = thresholds.derive(n=len(manifest.roster), c=numbers.colluders, m=numbers.least_survivors)
+    colluders = f"no more than {numbers.colluders} hospitals collude" if numbers.colluders else "no hospital colludes"
+    text = (
+        f"Updates left under masks. As long as {colluders} with the coordinator, all that can be opened are sums over "
+        f"a quorum of the cohort ({quorum.t} where all hospitals take part). The hospitals checked the sums "
+        f"(`{manifest.audit.mode}`)."
+    )
+    spent = history.privacy
+    if manifest.privacy is None:
+        return f"{text}\n\nNo differential privacy: what sums and the model itself tell about patients is not bounded."
+    if spent is None:
+        return f"{text}\n\nThe manifest asks for differential privacy, and this log has no booking under it."
+    return (
+        f"{text}\n\nDifferential privacy at this hospital, up to the head below: epsilon {spent['epsilon_total']} of "
+        f"at most {spent['cap']} at delta {spent['delta']}; unit {spent['unit']}, neighbours {spent['relation']}, "
+        f"accountant {spent['accountant']}."
+    )
+
+
+def _figures(figures: Mapping[str, Any]) -> str:
+    rows = ["| | validation | test |", "|---|---|---|"]
+    sides = [figures.get(side) for side in ("validation", "test")]
+    for name, key in (("balanced accuracy", "bacc"), ("balanced AUC", "bauc"), ("calibration error", "ece")):
+        rows.append(f"| {name} | {' | '.join(_shown(side, key) for side in sides)} |")
+    rows.append(f"| calibration error, calibrated | {' | '.join(_shown(side, 'ece_calibrated') for side in sides)} |")
+    for number, name in enumerate(figures["class_names"]):
+        rows.append(f"| recall of {name} | {' | '.join(_recall(side, number) for side in sides)} |")
+    rows.append(f"| images | {' | '.join(str(side['images']) if side else 'none' for side in sides)} |")
+    kind = next((side["unit_kind"] for side in sides if side), "image")
+    fitted = (
+        f"Temperature {figures['temperature']:.3f}, fitted on the validation images."
+        if figures["temperature"] is not None
+        else "Not calibrated: there were too few validation images to fit a temperature."
+    )
+    return "\n".join(rows) + f"\n\n95 % intervals over {kind}s drawn again. {fitted}"
+
+
+def _shown(side: Mapping[str, Any] | None, key: str) -> str:
+    if side is None or side[key] is None:
+        return "none"
+    bounds = side.get(f"{key}_interval")
+    return f"{side[key]:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+
+
+def _recall(side: Mapping[str, Any] | None, number: int) -> str:
+    value = side["recall_by_class"][number] if side else None
+    return "none" if value is None else f"{value:.3f}"
+
+
+def _checked(sidecar: Mapping[str, Any]) -> str:
+    found = sidecar["checked"].get("onnx")
+    if found is None:
+        return ""
+    return (
+        f"ONNX Runtime and torch differed by {found['relative_difference']:.1e} relative at most on {found['images']} "
+        f"images of this hospital (limit {found['limit']:.0e})."
+    )
+
+
+def _grounds(predictor: Predictor, history: History) -> list[tuple[str, Any]]:
+    manifest = predictor.place.manifest
+    rows: list[tuple[str, Any]] = [
+        ("manifest", f"version {manifest.version}, SHA-256 `{manifest.digest.hex()}`"),
+        ("initial model", f"SHA-256 `{manifest.model.initial_file}`"),
+        ("learning code", f"SHA-256 `{manifest.model.code_digest}`"),
+        ("privacy log", f"{history.origin}, first {history.size} entries, root `{history.root}`"),
+        ("of them seen by witnesses", history.witnessed),
+    ]
+    if history.package is not None:
+        rows.append(("package", f"{history.package['version']}, SHA-256 `{history.package['package']}`"))
+    return rows
+
+
+def _verdict(history: History) -> str:
+    if not history.findings:
+        return "Every check of `privacy-audit verify` passed on that log."
+    listed = "\n".join(f"- {finding}" for finding in history.findings)
+    return f"`privacy-audit verify` has findings on that log, which put the above in doubt:\n\n{listed}"

@@ -1,0 +1,244 @@
+"""`site-agent predict`: a folder of images to a table of diagnoses. A file that cannot be read costs one row."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Final
+
+import numpy as np
+
+from lazaret.errors import ConfigError, DataError, ToolkitError
+from npr.data.dicom import ct_decoding
+from npr.data.fed_isic import decoding as isic_decoding
+from npr.data.manifest import SUFFIXES, Decoding, image_decoding
+from npr.data.sources import SourceName
+from npr.deployed import Pixels
+from site_agent.trainer.predictor import Predictor
+
+# ----------------------------------------
+# What `predict` reads: a folder, one file, or a table with a column `image`; decoded exactly as in training.
+
+DICOM_SUFFIX: Final = ".dcm"
+_MAGIC_AT: Final = 128
+_IGNORED: Final = ("Thumbs.db", "DICOMDIR")
+_READERS: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """Files in order, each with the name it has in the result, and how many others were passed over."""
+
+    files: tuple[tuple[str, Path], ...]
+    ignored: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some files: the pixels of those that could be read, and what was wrong with the others."""
+
+    names: tuple[str, ...]
+    problems: tuple[str | None, ...]
+    pixels: Pixels
+
+
+def decoding_for(source: str, image_size: int, channels: int) -> Decoding:
+    """How files become pixels at this site: as the data set it trains on is read."""
+    name = SourceName.parse(source)
+    if name.kind == "dicom":
+        found = ct_decoding(image_size, name.options.get("window"))
+    elif name.kind == "fed-isic":
+        found = isic_decoding(
+            image_size, name.options.get("colour_constancy", True), name.options.get("brightness", False)
+        )
+    else:
+        found = image_decoding(image_size)
+    if found.channels != channels:
+        raise ConfigError(
+            f"the model takes {channels} channels, [data] source gives {found.channels}", where="site.toml [data]"
+        )
+    return found
+
+
+def find(source: Path, decoding: Decoding) -> Found:
+    """The files behind one name, sorted; a folder is searched with its sub-folders."""
+    dicom = decoding.channels == 1
+    if source.is_dir():
+        every = sorted(path for path in source.rglob("*") if path.is_file() and not _hidden(path, source))
+        wanted = [path for path in every if (_is_dicom(path) if dicom else path.suffix.lower() in SUFFIXES)]
+        found = Found(
+            files=tuple((path.relative_to(source).as_posix(), path) for path in wanted),
+            ignored=len(every) - len(wanted),
+        )
+    elif source.suffix.lower() == ".csv":
+        found = Found(files=tuple(_listed(source)))
+    elif source.exists():
+        found = Found(files=((source.name, source),))
+    else:
+        raise DataError("there is no such folder, file or table", where=str(source))
+    if not found.files:
+        kinds = "DICOM files" if dicom else f"images ({', '.join(SUFFIXES)})"
+        raise DataError(f"there are no {kinds} here", where=str(source))
+    return found
+
+
+def _hidden(path: Path, root: Path) -> bool:
+    return path.name in _IGNORED or any(part.startswith(".") for part in path.relative_to(root).parts)
+
+
+def _is_dicom(path: Path) -> bool:
+    """By suffix, or by the four letters after the preamble (DICOM PS3.10 section 7.1): archives leave suffixes out."""
+    if path.suffix.lower() == DICOM_SUFFIX:
+        return True
+    with path.open("rb") as file:
+        return file.read(_MAGIC_AT + 4)[_MAGIC_AT:] == b"DICM"
+
+
+def _listed(table: Path) -> Iterator[tuple[str, Path]]:
+    """The column `image`, relative to the table; other columns are not read."""
+    try:
+        with table.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file, strict=True)
+            if "image" not in (reader.fieldnames or ()):
+                raise DataError("column 'image' is missing", where=f"{table.name} row 1")
+            for entry in reader:
+                name = (entry["image"] or "").strip()
+                if not name:
+                    raise DataError("image is empty", where=f"{table.name} row {reader.line_num}")
+                yield name, table.parent / name
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"not a UTF-8 CSV file ({type(error).__name__})", where=str(table)) from None
+
+
+def pieces(found: Found, decoding: Decoding, *, size: int) -> Iterator[Piece]:
+    """Decode `size` files at a time, one piece ahead of the one in work: memory holds two, however many come."""
+    parts = [found.files[start : start + size] for start in range(0, len(found.files), size)]
+    with ThreadPoolExecutor(max_workers=_READERS, thread_name_prefix="reading") as workers:
+
+        def begin(part: tuple[tuple[str, Path], ...]) -> list[Future[Pixels | str]]:
+            return [workers.submit(_decoded, path, name, decoding) for name, path in part]
+
+        waiting = begin(parts[0])
+        for number, part in enumerate(parts):
+            current = [future.result() for future in waiting]
+            waiting = begin(parts[number + 1]) if number + 1 < len(parts) else []
+            yield _piece(tuple(name for name, _ in part), current, decoding)
+
+
+def _decoded(path: Path, name: str, decoding: Decoding) -> Pixels | str:
+    """Pixels, or what is wrong. Whatever a damaged file makes a decoder raise, it is that file's problem alone."""
+    try:
+        return decoding.read(path, name)
+    except ToolkitError as error:
+        return error.message
+    except Exception as error:
+        return f"cannot be read ({type(error).__name__})"
+
+
+def _piece(names: tuple[str, ...], read: list[Pixels | str], decoding: Decoding) -> Piece:
+    good = [pixels for pixels in read if not isinstance(pixels, str)]
+    shape = (0, decoding.image_size, decoding.image_size, decoding.channels)
+    return Piece(
+        names=names,
+        problems=tuple(told if isinstance(told, str) else None for told in read),
+        pixels=np.stack(good) if good else np.empty(shape, dtype=np.uint8),
+    )
+
+
+BATCH = 32
+EXPLANATION = ("nearest_class", "nearest_cluster", "nearest_cosine")
+Tell = Callable[[int, int], None]
+
+
+@dataclass(kw_only=True)
+class Summary:
+    """What came of it. `problems` names files, so that it belongs on this machine's screen and nowhere else."""
+
+    files: int
+    ignored: int
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    predicted: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "files": self.files,
+            "predicted": self.files - len(self.problems),
+            "ignored": self.ignored,
+            "by_class": dict(self.predicted),
+            "problems": [{"file": name, "problem": told} for name, told in self.problems],
+            "seconds": round(self.seconds, 3),
+        }
+
+
+def check_target(target: Path) -> None:
+    """Said before the model is loaded, which takes a while."""
+    if target.exists():
+        raise ConfigError("refusing to overwrite an existing file", where=str(target), hint="choose another name")
+    if not target.parent.is_dir():
+        raise ConfigError("folder is missing", where=str(target.parent), hint="make it first")
+
+
+def predict(predictor: Predictor, source: Path, target: Path, *, tell: Tell, batch: int = BATCH) -> Summary:
+    """Read, predict and write, `batch` images at a time; the table appears when it is complete."""
+    check_target(target)
+    recipe = predictor.place.recipe
+    decoding = decoding_for(predictor.place.config.data.source, recipe.image_size, recipe.in_channels)
+    found = find(source, decoding)
+    summary = Summary(files=len(found.files), ignored=found.ignored)
+    started, done = time.monotonic(), 0
+    with _table(target) as file:
+        writer = csv.writer(file)
+        writer.writerow(header(predictor.class_names))
+        for piece in pieces(found, decoding, size=batch):
+            writer.writerows(_rows(predictor, piece, summary))
+            done += len(piece.names)
+            tell(done, len(found.files))
+    summary.seconds = time.monotonic() - started
+    return summary
+
+
+def header(class_names: tuple[str, ...]) -> list[str]:
+    return ["file", "predicted", *(f"p_{name}" for name in class_names), *EXPLANATION, "problem"]
+
+
+def _rows(predictor: Predictor, piece: Piece, summary: Summary) -> Iterator[list[str]]:
+    names, empty = predictor.class_names, [""] * (len(predictor.class_names) + 1 + len(EXPLANATION))
+    explained: Iterator[tuple[Any, tuple[str, int, float]]] = iter(())
+    if len(piece.pixels):
+        probabilities, features = predictor.deployed.predict(piece.pixels)
+        explained = zip(probabilities, predictor.nearest(features), strict=True)
+    for name, problem in zip(piece.names, piece.problems, strict=True):
+        if problem is not None:
+            summary.problems.append((name, problem))
+            yield [name, *empty, problem]
+            continue
+        row, (owner, cluster, cosine) = next(explained)
+        chosen = names[int(row.argmax())]
+        summary.predicted[chosen] += 1
+        yield [name, chosen, *(f"{p:.6f}" for p in row), owner, str(cluster), f"{cosine:.4f}", ""]
+
+
+@contextlib.contextmanager
+def _table(target: Path) -> Iterator[IO[str]]:
+    """Beside the target until it is whole; readable by this user only, because names of files may name patients."""
+    beside = target.with_name(f".{target.name}.{os.getpid()}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w", newline="", encoding="utf-8") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(beside, target)
+    except FileExistsError as error:
+        raise ConfigError("refusing to overwrite an existing file", where=str(target)) from error
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            beside.unlink()

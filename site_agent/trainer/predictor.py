@@ -1,0 +1,316 @@
+"""A site's own model, ready to be used: the trained network, its temperature, and prototypes to explain it by.
+
+The agent keeps the network; what belongs to it is made here from the site's own images, once for each model, and kept
+beside it. Nothing in this file or in what uses it opens a connection.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+from torch.nn import functional
+
+from lazaret import files
+from lazaret.errors import ConfigError
+from npr.data.dataset import Samples
+from npr.deployed import Deployed
+from npr.methods import registry
+from npr.methods.base import Method
+from npr.methods.regulariser import Regulariser
+from npr.metrics import LEAST_IMAGES, Scores, fit_temperature
+from npr.model import ModelSpec, SplitModel, normalisation
+from npr.prototypes import Prototypes
+from npr.wire_layout import Recipe, build_initial, spec_of
+from security.clock import Clock, ManualClock, SystemClock
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel, pinned_model
+from security.identity.manifest import Manifest
+from security.identity.membership import aggregation_policy
+from security.rng import SystemRandomness
+from security.secagg.effects import Vector
+from security.secagg.site.journal import Journal
+from site_agent.assembly import read_membership
+from site_agent.config import SiteConfig
+from site_agent.state_dir import Vault
+from site_agent.state_writer import read_records
+from site_agent.trainer.data import fingerprint, open_data
+from site_agent.trainer.training import Trainer, recipe_of
+
+Which = Literal["best", "newest"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """What lies on this machine: configuration, manifest, initial model and state directory, opened for reading.
+
+    :ivar head_alone: whatever the federation predicts by, here the head does it without prototypes.
+    """
+
+    config: SiteConfig
+    identity: Identity
+    site: str
+    manifest: Manifest
+    initial: InitialModel
+    start: Vector
+    vault: Vault
+    clock: Clock
+    head_alone: bool = False
+
+    @classmethod
+    def open(cls, config: SiteConfig) -> Place:
+        identity = Identity(folder=config.identity)
+        clock = _clock(identity)
+        site, manifest = read_membership(identity, clock)
+        initial, start = pinned_model(config.initial_model, manifest)
+        vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+        if config.site.threads is not None:
+            torch.set_num_threads(config.site.threads)
+        return cls(
+            config=config,
+            identity=identity,
+            site=site,
+            manifest=manifest,
+            initial=initial,
+            start=start,
+            vault=vault,
+            clock=clock,
+        )
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        return recipe_of(self.manifest)
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return spec_of(self.manifest.model.architecture, self.manifest.model.classes, self.recipe)
+
+    @cached_property
+    def method(self) -> Method:
+        config = self.recipe.config
+        return registry.build(config.changed(predict="head") if self.head_alone else config)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        """Reads all images of the site."""
+        return self._opened[0]
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self._opened[1]
+
+    @property
+    def fingerprint(self) -> str:
+        return self._opened[2]
+
+    @cached_property
+    def _opened(self) -> tuple[Trainer, tuple[str, ...], str]:
+        model, table = self.manifest.model, self.config.data
+        dataset, data = open_data(table, site=self.site, image_size=self.recipe.image_size, classes=model.classes)
+        key = self.identity.data_key()
+        trainer = Trainer(
+            self.manifest, self.initial, data, self.vault, data_key=key, threads=self.config.site.threads
+        )
+        return trainer, dataset.class_names, fingerprint(dataset, data, key)
+
+
+def _clock(identity: Identity) -> Clock:
+    """Today, or the last day of this site's certificate: its model stays the hospital's own when membership ends."""
+    last = int(identity.tls_certificate().not_valid_after_utc.timestamp() * 1000)
+    return ManualClock(wall=min(SystemClock().now_ms(), last))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """A network of this site after a round. `digest` is over all of its tensors, personal ones included."""
+
+    model: SplitModel
+    round: int
+    which: Which
+    digest: str
+
+
+def load(place: Place, which: Which) -> Trained:
+    """The best network by local validation, or the one that the last round gave."""
+    return _best(place) if which == "best" else _newest(place)
+
+
+def _best(place: Place) -> Trained:
+    path = place.vault.models / "best.safetensors"
+    if not path.exists():
+        raise ConfigError(
+            "no round has been evaluated yet", where=str(path), hint="let a round pass, or use --model newest"
+        )
+    content = files.read_private(path)
+    model = build_initial(place.method, place.spec, place.initial.tensors)
+    model.load_state_dict(load_tensors(content))
+    round_number = int(_metadata(content).get("round", 0))
+    return Trained(model=model, round=round_number, which="best", digest=digest_of(model))
+
+
+def _newest(place: Place) -> Trained:
+    journal = Journal.replay(read_records(place.vault.wal))
+    policy = aggregation_policy(place.manifest, now_ms=place.clock.now_ms())
+    head = journal.head(policy)
+    state = place.start if journal.last is None else place.vault.state(policy.layout, head.state_hash)
+    model = place.trainer.model_after(head.round, state)
+    return Trained(model=model, round=head.round, which="newest", digest=digest_of(model))
+
+
+def digest_of(model: SplitModel) -> str:
+    """SHA-256 over the names and values of all tensors, in order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def companion_name(which: Which) -> str:
+    return f"{which}-companion"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """What belongs to one network at this site. Prototypes are made of patients' images and stay here.
+
+    :ivar temperature: None where there are too few validation images to fit one; then probabilities are the network's.
+    """
+
+    digest: str
+    class_names: tuple[str, ...]
+    temperature: float | None
+    validation_images: int
+    present: Tensor
+    prototypes: Prototypes
+
+    def to_bytes(self) -> bytes:
+        about = {
+            "digest": self.digest,
+            "class_names": list(self.class_names),
+            "temperature": self.temperature,
+            "validation_images": self.validation_images,
+        }
+        tensors = {"present": self.present, "vectors": self.prototypes.vectors, "owners": self.prototypes.owners}
+        stored = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+        return save_tensors(stored, {"lazaret": json.dumps(about)})
+
+    @classmethod
+    def read(cls, place: Place, trained: Trained) -> Companion | None:
+        """The one on disk, if it belongs to this network."""
+        path = place.vault.models / f"{companion_name(trained.which)}.safetensors"
+        if not path.exists():
+            return None
+        content = files.read_private(path)
+        about: dict[str, Any] = json.loads(_metadata(content).get("lazaret", "{}"))
+        if about.get("digest") != trained.digest:
+            return None
+        tensors = load_tensors(content)
+        return cls(
+            digest=trained.digest,
+            class_names=tuple(about["class_names"]),
+            temperature=about["temperature"],
+            validation_images=about["validation_images"],
+            present=tensors["present"],
+            prototypes=Prototypes(tensors["vectors"], tensors["owners"]),
+        )
+
+    @classmethod
+    def make(cls, place: Place, trained: Trained) -> Companion:
+        """One pass over the training images for prototypes, one over the validation images for the temperature."""
+        site, data = place.trainer.site, place.trainer.data
+        prototypes = Regulariser.predicting(site, trained.model)
+        made = cls(
+            digest=trained.digest,
+            class_names=place.class_names,
+            temperature=None,
+            validation_images=len(data.validation) if data.validation is not None else 0,
+            present=site.prior.present.float(),
+            prototypes=prototypes,
+        )
+        if data.validation is None or len(data.validation) < LEAST_IMAGES:
+            return made
+        scores = scores_of(deploy(place, trained, made), data.validation)
+        fitted = fit_temperature(data.validation.labels, scores)
+        return cls(**{**made.__dict__, "temperature": fitted})
+
+
+def _metadata(content: bytes) -> dict[str, str]:
+    """The text in a safetensors header: eight bytes of length, then JSON."""
+    size = int.from_bytes(content[:8], "little")
+    told: dict[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    return told
+
+
+def deploy(place: Place, trained: Trained, companion: Companion, *, calibrated: bool = True) -> Deployed:
+    """The module that predicts."""
+    mean, std = normalisation(place.spec)
+    config, kind = place.recipe.config, place.method.reports[0]
+    present = companion.present if config.predict_present_only and kind != "global" else None
+    return Deployed(
+        method=place.method,
+        model=trained.model,
+        kind=kind,
+        mean=mean,
+        std=std,
+        temperature=(companion.temperature or 1.0) if calibrated else 1.0,
+        present=present,
+        prototypes=companion.prototypes,
+    )
+
+
+def scores_of(deployed: Deployed, samples: Samples, *, batch: int = 64) -> Scores:
+    """Probabilities of a whole side."""
+    parts = [deployed.predict(samples.images[start : start + batch])[0] for start in range(0, len(samples), batch)]
+    return torch.cat([torch.from_numpy(part) for part in parts]).numpy()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Predictor:
+    """Network and companion together."""
+
+    place: Place
+    trained: Trained
+    companion: Companion
+    deployed: Deployed
+
+    @classmethod
+    def open(cls, config: SiteConfig, which: Which, *, refit: bool = False) -> Predictor:
+        return cls.of(Place.open(config), which, refit=refit)
+
+    @classmethod
+    def of(cls, place: Place, which: Which, *, refit: bool = False) -> Predictor:
+        """Load the network; take its companion from disk, or make it and keep it there.
+
+        The head alone has another temperature, so its companion is made anew and not kept.
+        """
+        trained = load(place, which)
+        companion = None if refit or place.head_alone else Companion.read(place, trained)
+        if companion is None:
+            companion = Companion.make(place, trained)
+            if not place.head_alone:
+                place.vault.keep_model(companion_name(which), companion.to_bytes())
+        return cls(
+            place=place, trained=trained, companion=companion, deployed=deploy(place, trained, companion)
+        )
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        return self.companion.class_names
+
+    def nearest(self, features: Tensor) -> list[tuple[str, int, float]]:
+        """For each image the prototype it lies closest to: class, number of the sub-cluster from 1, cosine."""
+        prototypes = self.companion.prototypes
+        cosine, place = (functional.normalize(features, dim=1) @ prototypes.vectors.T).max(dim=1)
+        owners = prototypes.owners.tolist()
+        return [
+            (self.class_names[owners[at]], at - owners.index(owners[at]) + 1, near)
+            for at, near in zip(place.tolist(), cosine.tolist(), strict=True)
+        ]

@@ -1,0 +1,54 @@
+"""This process's place among several that train together, as torchrun (or the operator) tells it by environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from lazaret.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Rank 0 is the agent, all others are workers.
+
+    :ivar torchrun: the meeting point at host:port is torchrun's own; else the first process opens it.
+    """
+
+    rank: int
+    size: int
+    host: str
+    port: int
+    torchrun: bool = False
+
+    @property
+    def loopback(self) -> bool:
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] = os.environ) -> Place | None:
+        """None for the usual case of one process."""
+        if environment.get("WORLD_SIZE", "1") == "1":
+            return None
+        try:
+            place = cls(
+                rank=int(environment["RANK"]),
+                size=int(environment["WORLD_SIZE"]),
+                host=environment["MASTER_ADDR"],
+                port=int(environment["MASTER_PORT"]),
+                torchrun=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            )
+        except (KeyError, ValueError) as error:
+            raise ConfigError(
+                f"WORLD_SIZE is set, but {error.args[0]} cannot be used",
+                where="environment",
+                hint="start through torchrun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT",
+            ) from error
+        if not 0 <= place.rank < place.size:
+            raise ConfigError(f"RANK = {place.rank} is not below WORLD_SIZE = {place.size}", where="environment")
+        return place

@@ -1,0 +1,349 @@
+"""Local rounds with torch: the same method, site and seeds as in the lab, on the state that the chain names.
+
+The only file of this package that imports torch; the shell runs it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import hmac
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from lazaret.errors import BudgetExhausted, ConfigError
+from npr.data.dataset import SiteData
+from npr.dp.private_site import PrivateTraining
+from npr.methods import registry
+from npr.methods.base import Kind, Method
+from npr.methods.site import Site
+from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix
+from npr.model import SplitModel, normalisation
+from npr.params import ParameterManifest
+from npr.training import LocalReport
+from npr.wire_layout import (
+    Recipe,
+    WireModel,
+    build_initial,
+    check_code,
+    check_config_hash,
+    ever_shared,
+    groups_to_load,
+    spec_of,
+)
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel
+from security.identity.manifest import Manifest
+from security.secagg.effects import Vector
+from site_agent.budget import Budget
+from site_agent.config import SiteConfig
+from site_agent.contribution import LocalResult
+from site_agent.state_dir import Vault
+from site_agent.trainer.data import balance, fingerprint, open_data
+from site_agent.trainer.workers import Crew
+
+# Of these the log names none: they are many, and local only where a site's statistics are.
+_BODY: Final = frozenset({"extractor", "norm", "statistics", "constant"})
+
+LocalRound = Callable[[Method, Site, int], LocalReport]
+
+
+def recipe_of(manifest: Manifest) -> Recipe:
+    """The signed settings, if their hash is one that the consortium lists."""
+    recipe = Recipe.of(manifest.training.method, manifest.training.settings)
+    check_config_hash(recipe, manifest.training.config_hashes)
+    return recipe
+
+
+class Trainer:
+    """One hospital's learning. `train` and `evaluate` are called from one thread, one after the other.
+
+    :param work: how a round is worked on: by this process, or with others (`crew`).
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        initial: InitialModel,
+        data: SiteData,
+        vault: Vault,
+        *,
+        data_key: bytes,
+        threads: int | None = None,
+        work: LocalRound = Method.local_round,
+    ) -> None:
+        check_code(manifest.model.code_digest)
+        if threads is not None:
+            torch.set_num_threads(threads)
+        recipe = recipe_of(manifest)
+        spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+        self.method = registry.build(recipe.config)
+        ever_shared(self.method, manifest.training.rounds)  # refuses a method that has no place on a wire
+        model = build_initial(self.method, spec, initial.tensors)
+        self.mean, self.std = normalisation(spec)
+        self.wire = WireModel(manifest.aggregation.layout, model)
+        self.site = Site(
+            name=data.name,
+            train=data.train,
+            model=model,
+            config=recipe.config,
+            seed=recipe.seed,
+            mean=self.mean,
+            std=self.std,
+        )
+        self._promised = manifest.privacy is not None
+        self._rounds = manifest.training.rounds
+        self.data = data
+        self._work = work
+        self._vault = vault
+        self._data_key = data_key
+        self._round: int | None = None
+        self._best = max((row["validation"]["bacc"] for row in vault.read_metrics() if row.get("best")), default=-1.0)
+
+    @property
+    def samples(self) -> int:
+        return len(self.site.train)
+
+    def _recall(self, round_number: int) -> int:
+        """Stand where the newest round before this one ended; returns that round's number, 0 for the initial model."""
+        if self._round is not None and self._round < round_number:
+            return self._round
+        found = self._vault.memory_before(round_number)
+        if found is None:
+            if self._round is not None:
+                raise ConfigError("the memory of earlier rounds is gone", where=str(self._vault.memory))
+            return 0
+        self.site.remember(load_tensors(found[1]))
+        return found[0]
+
+    def train(self, round_number: int, state: Vector) -> LocalResult:
+        """One local round on the chain's state; bit for bit what the lab computes from the same numbers."""
+        started = time.monotonic_ns()
+        last = self._recall(round_number)
+        self.wire.load(self.site.model, state, groups_to_load(self.method, last, round_number))
+        report = self._local_round(round_number)
+        self._round = round_number
+        epochs = max(1, self.site.config.local_epochs)
+        return LocalResult(
+            update=self.wire.update(self.site.model, state, self.method.shares(round_number)),
+            samples=self.samples,
+            loss_sum=report.loss_sum / epochs,
+            hits=report.hits // epochs,
+            steps=report.steps,
+            wall_ms=(time.monotonic_ns() - started) // 1_000_000,
+            memory=save_tensors(_stored(self.site.memory())),
+            artefacts=self._artefacts(round_number),
+        )
+
+    def _local_round(self, round_number: int) -> LocalReport:
+        if self._promised:
+            raise ConfigError("private rounds need a ledger", where="manifest [privacy]", hint="`site-agent` opens it")
+        return self._work(self.method, self.site, round_number)
+
+    def _artefacts(self, round_number: int) -> tuple[tuple[str, int, bytes], ...]:
+        """What stays here: a keyed digest of each kind, so that the log can show later which it was."""
+        found: list[tuple[str, Tensor]] = []
+        if self.site.prototypes is not None:
+            found.append(("prototypes", self.site.prototypes.vectors))
+        tensors, shared = self.site.model.state_dict(), self.method.shares(round_number)
+        heads = (entry for entry in ParameterManifest.of(self.site.model).entries if entry.group not in _BODY)
+        found += [(f"personal.{entry.name}", tensors[entry.name]) for entry in heads if entry.group not in shared]
+        return tuple(
+            (kind, tensor.numel(), hmac.digest(self._data_key, tensor.contiguous().numpy().tobytes(), hashlib.sha256))
+            for kind, tensor in ((kind, tensor.detach()) for kind, tensor in found)
+        )
+
+    def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
+        """The site's own predictor on its own images; keeps the best by validation. Nothing of it leaves."""
+        model = self.model_after(round_number, state)
+        figures = self._judge(round_number, model)
+        chosen = figures.get("validation", figures.get("test"))
+        if chosen is not None and chosen["bacc"] is not None and chosen["bacc"] > self._best:
+            self._best, figures["best"] = chosen["bacc"], True
+            figures.setdefault("validation", chosen)
+            self._vault.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
+        return figures
+
+    def model_after(self, round_number: int, state: Vector) -> SplitModel:
+        """The predictor after a round, also in a process that has not trained: the aggregate with this site's own parts
+        in it, and after the run's last round with what the method does once more at the end.
+        """
+        if self._round is None:
+            self._round = self._recall(round_number + 1)
+        model = copy.deepcopy(self.site.model)
+        last = min(self._round or 0, round_number)
+        self.wire.load(model, state, groups_to_load(self.method, last, round_number + 1))
+        if round_number >= self._rounds:
+            self.method.finish(self.site.standing_in(model), round_number)
+        return model
+
+    def _judge(self, round_number: int, model: SplitModel) -> dict[str, Any]:
+        """Figures of the predictor after a round."""
+        kind: Kind = self.method.reports[0]
+        figures: dict[str, Any] = {"round": round_number, "kind": kind}
+        predict = self.method.predictor(self.site, model, kind)
+        for side, samples in (("validation", self.data.validation), ("test", self.data.test)):
+            if samples is not None and len(samples):
+                scores = predict(samples)
+                figures[side] = {
+                    "bacc": _finite(balanced_accuracy(samples.labels, scores)),
+                    "bauc": _finite(balanced_auc(samples.labels, scores)),
+                    "images": len(samples),
+                    "confusion": confusion_matrix(samples.labels, scores.argmax(axis=1), scores.shape[1]).tolist(),
+                }
+        return figures
+
+
+def _finite(value: float) -> float | None:
+    """None where a figure does not exist, as an AUC over a single class."""
+    return float(value) if math.isfinite(value) else None
+
+
+def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+
+
+# ----------------------------------------
+# Puts a real learner together: data, model and method. Imports torch, so it is imported late.
+
+def make_trainer(
+    config: SiteConfig,
+    manifest: Manifest,
+    initial: InitialModel,
+    vault: Vault,
+    identity: Identity,
+    site: str,
+    budget: Budget | None = None,
+) -> tuple[Trainer, str]:
+    """The trainer, and the fingerprint of the data it was given.
+
+    :param budget: under differential privacy; without it such a trainer can evaluate, not train.
+    """
+    recipe = recipe_of(manifest)
+    dataset, data = open_data(config.data, site=site, image_size=recipe.image_size, classes=manifest.model.classes)
+    crew = Crew.of(config, manifest, dataset, data)
+    key = identity.data_key()
+    version = fingerprint(dataset, data, key)
+    threads = config.site.threads
+    vault.note_data(balance(dataset, data))
+    if budget is not None:
+
+        config.policy.check_private()
+        private = PrivateTrainer(
+            manifest,
+            initial,
+            data,
+            vault,
+            budget=budget,
+            version=version,
+            data_key=key,
+            micro_batch=config.privacy.micro_batch,
+            threads=threads,
+        )
+        return private, version
+    config.policy.check_classes(dataset.class_names, data.train.class_counts().tolist())
+    work = crew.local_round if crew else Method.local_round
+    return Trainer(manifest, initial, data, vault, data_key=key, threads=threads, work=work), version
+
+
+# ----------------------------------------
+# Local rounds under differential privacy: the same agent, site and wire, with the mechanisms of npr.dp inside.
+
+_KEPT = "dp/"
+_VERSION = "dp/version"
+
+
+class PrivateTrainer(Trainer):
+    """A trainer whose rounds are paid for before the data are read, and whose weight is a noisy number.
+
+    What was released (counts, prototypes) lies in the memory of a round, so that a restart does not pay for it again;
+    with other data it is released anew.
+
+    :param version: names the data; the ledger records when it changes.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        initial: InitialModel,
+        data: SiteData,
+        vault: Vault,
+        *,
+        budget: Budget,
+        version: str,
+        data_key: bytes,
+        micro_batch: int,
+        threads: int | None = None,
+    ) -> None:
+        super().__init__(manifest, initial, data, vault, data_key=data_key, threads=threads)
+        plan = budget.plan
+        budget.take_version(version)
+        self._metrics_sigma = plan.schedule.metrics_sigma or 0.0
+        self._version = torch.frombuffer(bytearray(version.encode()), dtype=torch.uint8)
+        self._private = PrivateTraining(
+            self.method,
+            self.site,
+            schedule=plan.schedule,
+            books=budget,
+            run=plan.run,
+            mean=self.mean,
+            std=self.std,
+            dimensions=plan.settings.dimensions,
+            micro_batch=micro_batch,
+        )
+
+    @property
+    def samples(self) -> int:
+        """The noisy number of patients: the exact one would be a release of its own."""
+        return self._private.weight
+
+    def _recall(self, round_number: int) -> int:
+        standing = self._round is not None and self._round < round_number
+        last = super()._recall(round_number)
+        if not standing:
+            kept = self.site.kept
+            if _VERSION in kept and torch.equal(kept[_VERSION], self._version):
+                self._private.rounds.remember(
+                    {name.removeprefix(_KEPT): tensor for name, tensor in kept.items() if name.startswith(_KEPT)}
+                )
+        return last
+
+    def _local_round(self, round_number: int) -> LocalReport:
+        report = self._private.local_round(round_number)
+        released = self._private.rounds.memory()
+        self.site.kept |= {_KEPT + name: tensor for name, tensor in released.items()} | {_VERSION: self._version}
+        return report
+
+    def _artefacts(self, round_number: int) -> tuple[tuple[str, int, bytes], ...]:
+        released = self._private.rounds.memory()
+        return super()._artefacts(round_number) + tuple(
+            (f"private.{name}", tensor.numel(), hmac.digest(self._data_key, tensor.numpy().tobytes(), hashlib.sha256))
+            for name, tensor in released.items()
+            if name in ("counts", "vectors")
+        )
+
+    def _judge(self, round_number: int, model: SplitModel) -> dict[str, Any]:
+        """Noisy, and only where a local validation was booked with the round: what it steers would be a release."""
+        samples = self.data.validation
+        if samples is None or not len(samples):
+            return {}
+        kind = self.method.reports[0]
+        scores = self.method.predictor(self.site, model, kind)(samples)
+        try:
+            seen, right = self._private.recall_by_class(samples, scores.argmax(axis=1).astype(np.int64))
+        except BudgetExhausted:
+            return {}
+        # Classes whose number drowns in its noise are left out; decided on the noisy numbers alone.
+        clear = seen > 2 * self._metrics_sigma
+        recall = np.clip(right[clear] / seen[clear], 0.0, 1.0)
+        bacc = float(recall.mean()) if clear.any() else None
+        figures = {"bacc": bacc, "bauc": None, "images": max(0, round(float(seen.sum())))}
+        return {"round": round_number, "kind": kind, "private": True, "validation": figures}

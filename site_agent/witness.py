@@ -1,0 +1,91 @@
+"""A site as a witness of the other logs, and as one that is witnessed. The coordinator carries the messages.
+
+It can drop them, which shows as staleness, but not forge them: each party cosigns only what extends the head it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from lazaret.errors import HeadConflict, RemoteProtocolError
+from security.log import events as ev
+from security.log.note import Note, head_of
+from security.log.schema import MAX_COUNT
+from security.log.witness import Witness
+from security.log.writer import AuditLog
+from security.secagg import relay
+from security.secagg.fields import Wire
+from security.secagg.relay import HeadSignature, SignedHead
+
+
+class Witnessing:
+    """Answers what witnesses ask, and keeps what they sign."""
+
+    def __init__(self, site: str, log: AuditLog, witness: Witness) -> None:
+        self._site = site
+        self._log = log
+        self._witness = witness
+        hub = witness.roster.coordinator
+        self._hub = hub.origin if hub else ""
+        self._seen = 0
+
+    def saw(self, head: SignedHead) -> None:
+        """Log a head of the coordinator's that came with a message, when it has grown.
+
+        It is not cosigned by this. But a coordinator that shows a head to one site only is on record with it.
+        """
+        if head.origin == self._hub and self._seen < head.size <= MAX_COUNT:
+            self._seen = head.size
+            self._log.append(ev.CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
+
+    def attend(self, message: relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held) -> Iterator[Wire]:
+        """What to send in answer.
+
+        :raises ForkDetected: if another log has shown two histories; the evidence is on disk.
+        :raises RollbackDetected: if our own log was set back.
+        """
+        match message:
+            case relay.WitnessCall():
+                yield self._offer(message)
+            case relay.Head():
+                yield self._consider(message)
+            case relay.Cosignature():
+                self._keep(message)
+            case relay.Held():
+                self._log.refuse_rollback([message.held])
+
+    def _offer(self, call: relay.WitnessCall) -> relay.Head:
+        """The newest head, grown from what the witness holds. All witnesses of a round are offered the same one."""
+        head = self._log.head
+        if call.held_size > head_of(head).size:
+            head = self._log.checkpoint()
+        if call.held_size > head_of(head).size:
+            raise RemoteProtocolError("a witness claims to hold more of this log than there is", where=call.witness)
+        own = tuple(line for line in head.signatures if line.name == self._log.origin)
+        return relay.Head.of(call.witness, self._log.submission(call.held_size, Note(text=head.text, signatures=own)))
+
+    def _consider(self, message: relay.Head) -> Wire:
+        if message.witness != self._site:
+            raise RemoteProtocolError("a head that is offered to somebody else", where=message.witness)
+        origin = message.head.origin
+        try:
+            signature = self._witness.consider(message.submission)
+        except HeadConflict:
+            held = self._witness.held(origin)
+            if held is None:
+                raise
+            return relay.Held.of(self._site, held)
+        given = ev.Cosigned(
+            origin=origin,
+            size=message.head.size,
+            root=message.head.root.hex(),
+            cosigner=signature.name,
+            timestamp=signature.time,
+        )
+        self._log.append(given)
+        return relay.Cosignature(origin=origin, size=message.head.size, signature=HeadSignature.of(signature))
+
+    def _keep(self, message: relay.Cosignature) -> None:
+        if message.origin != self._log.origin:
+            raise RemoteProtocolError("a cosignature for another log", where=message.origin)
+        self._log.add_cosignature(message.size, message.signature.line)
