@@ -25,12 +25,12 @@ from npr.data.sources import open_catalogue
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation, check_sites
 from npr.lab.plan import Cell, Settings
+from npr.lab.plugins import load_plugins
 from npr.lab.request import privacy_of, private_plan, train_config
 from npr.lab.secure import SecureAggregator, require_enough_sites
 from npr.lab.store import Json, read_json, write_atomically, write_json
 from npr.lab.summary import percent
 from npr.methods.base import Kind
-from npr.methods.registry import load_plugins
 from npr.methods.regulariser import cluster
 from npr.metrics import Predictions, save_predictions, summarise
 from npr.model import ModelSpec, build_model

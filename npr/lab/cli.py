@@ -30,7 +30,7 @@ def cli(plugins: tuple[Path, ...], log_format: str | None) -> None:
     """The laboratory: methods x seeds x folds on one data set, with tables, plots and benchmarks."""
     log_to_stderr("npr-lab", log_format, json_lines=False)
     if plugins:
-        from npr.methods.registry import announce, load_plugins
+        from npr.lab.plugins import announce, load_plugins
 
         announce(plugins)
         load_plugins()

@@ -69,7 +69,7 @@ def run_ray(
 def _run(
     ray: Any, settings: Settings, cells: Sequence[Cell], store: ResultStore, reporter: Reporter, threads: int
 ) -> Iterator[Outcome]:
-    from npr.methods.registry import VARIABLE
+    from npr.lab.plugins import VARIABLE
     from npr.wire_layout import code_digest
 
     board = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
@@ -168,7 +168,7 @@ def run_on_node(job: Json, board: Any) -> Json:
     import torch
 
     from npr.lab.cell import try_cell
-    from npr.methods.registry import VARIABLE
+    from npr.lab.plugins import VARIABLE
     from npr.wire_layout import code_digest
 
     os.environ[VARIABLE] = job["plugins"]

@@ -6,7 +6,6 @@ from npr.methods.base import Method
 from npr.methods.registry import register
 
 
-@register("fednpr", "FedAvg with non-parametric regularisation of the extractor", npr=True, aliases=("fedavg+npr",))
 @register("fedavg", "one model, averaged by the number of images")
 class FedAvg(Method):
-    """The base class as it is. With the regulariser it is FedNPR: prototypes stay home, so nothing else changes."""
+    """The base class as it is."""

@@ -13,11 +13,9 @@ from npr.methods.site import Site
 from npr.training import extract
 
 
-@register("fednpr-per", "FedNPR with the head kept at the site", npr=True, predict="both")
 @register("fedper", "shared extractor, personal head, no regularisation")
 class FedPer(Method):
-    """With the regulariser it is FedNPR-Per, which predicts by head and prototypes together: on HAM10000 that won on
-    either seed, and both are at the site.
+    """The extractor is averaged; the head is trained and kept at the site.
 
     Up to round `personal_after` the head is shared, as in FedAvg: small sites then start their own head from one that
     has seen every class. From the round after, `shares` no longer names it. With `personal_start = "prototypes"` the

@@ -1,7 +1,7 @@
 """A18: a site is killed and asked again, for another answer than it gave before.
 
 What it has said is in its write-ahead log before it is said. Killing either side before every single effect of a round
-is in tests/unit/security/secagg/test_restart.py; here the attacker makes use of it.
+is in tests/unit/security/secagg/coordinator/test_recovery.py; here the attacker makes use of it.
 """
 
 from __future__ import annotations

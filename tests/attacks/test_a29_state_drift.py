@@ -1,7 +1,7 @@
 """A29: machines that round differently come to different models, and a federation falls apart without an attacker.
 
 The step is a multiplication and an addition in double precision, each rounded. A processor that fuses them rounds once.
-Flushing subnormals to zero is in tests/unit/security/secagg/test_next_state.py.
+Flushing subnormals to zero is in tests/unit/security/secagg/test_state.py.
 """
 
 from __future__ import annotations

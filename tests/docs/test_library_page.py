@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
+from npr.lab import plugins
 from npr.methods import registry
 
 ROOT = Path(__file__).parents[2]
@@ -34,7 +35,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     monkeypatch.setattr(registry, "_loaded", set())
-    monkeypatch.delenv(registry.VARIABLE, raising=False)
+    monkeypatch.delenv(plugins.VARIABLE, raising=False)
 
 
 def blocks(language: str) -> list[str]:
@@ -93,25 +94,25 @@ def test_what_the_page_says_can_be_overridden_is_there() -> None:
 def test_a_method_that_takes_a_taken_name_is_refused(tmp_path: Path) -> None:
     taken = tmp_path / "taken.py"
     taken.write_text(FOREIGN.format(name="fedavg"))
-    registry.announce((taken,))
+    plugins.announce((taken,))
     with pytest.raises(ConfigError, match="'fedavg' is registered already"):
-        registry.load_plugins()
+        plugins.load_plugins()
 
 
 def test_a_plugin_is_loaded_once_and_its_mistakes_are_its_own(tmp_path: Path) -> None:
     good, bad = tmp_path / "good.py", tmp_path / "bad.py"
     good.write_text(FOREIGN.format(name="of-a-test"))
     bad.write_text("1 / 0")
-    registry.announce((good,))
-    registry.load_plugins()
-    registry.load_plugins()
+    plugins.announce((good,))
+    plugins.load_plugins()
+    plugins.load_plugins()
     assert registry.get("of-a-test").summary == "a method of a test"
-    registry.announce((bad,))
+    plugins.announce((bad,))
     with pytest.raises(ConfigError, match=r"bad\.py: fails to load: ZeroDivisionError"):
-        registry.load_plugins()
-    registry.announce((tmp_path / "none.py",))
+        plugins.load_plugins()
+    plugins.announce((tmp_path / "none.py",))
     with pytest.raises(ConfigError, match="no such Python file"):
-        registry.load_plugins()
+        plugins.load_plugins()
 
 
 def test_a_federation_on_the_wire_loads_no_plugin() -> None:

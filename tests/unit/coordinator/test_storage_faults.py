@@ -14,8 +14,8 @@ import pytest
 from coordinator.effects import OpenRound
 from coordinator.status import read_rows
 from coordinator.storage import Storage
-from lazaret.errors import ConfigError, DataError, ToolkitError
 from lazaret import files
+from lazaret.errors import ConfigError, DataError, ToolkitError
 from security.secagg.coordinator.rounds import RoundStart
 from security.secagg.coordinator.spool import FileSpool
 from tests.support.engine_world import EngineWorld

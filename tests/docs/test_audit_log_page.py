@@ -12,7 +12,7 @@ from security.audit.cli import main
 from security.audit.findings import CODES
 from security.log.schema import SCHEMAS
 
-DOCS = Path(__file__).parents[4] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 SPEC, GUIDE = DOCS / "spec" / "audit-log.md", DOCS / "auditors.md"
 
 

@@ -32,7 +32,7 @@ from site_agent.trainer.ranks import Place
 from site_agent.trainer.training import Trainer
 from site_agent.trainer.workers import Crew, terms_of
 from tests.support.consortium_world import World
-from tests.unit.site_agent.test_trainer import RECIPE, SPEC
+from tests.unit.site_agent.trainer.test_training import RECIPE, SPEC
 
 SOURCE = "generated:scale=0.003,sites=3"
 SITE_TOML = f"""

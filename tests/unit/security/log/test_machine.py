@@ -114,8 +114,8 @@ def test_epochs_count_one_by_one() -> None:
 
 
 def test_segments_seal_each_other(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("machine", "store", "scan", "recovery"):
-        monkeypatch.setattr(f"security.audit.{name}.SEGMENT", 8)
+    for name in ("log.machine", "log.store", "audit.scan"):
+        monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     for _ in range(30):
         lonely.log.append(ev.Heartbeat(size=lonely.log.size))
     lonely.log.close()

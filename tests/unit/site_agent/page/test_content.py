@@ -32,7 +32,7 @@ from site_agent.privacy import ledger_files
 from tests.support.site_world import SiteWorld
 
 SITE = "graz"
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from site_agent.session import Phase as AgentPhase
 from tests.support.hub_world import Hub, Sample
 from tests.support.site_world import SiteWorld
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 MESSAGES = {kind.__name__ for kind in (*FROM_SITE, *FROM_COORDINATOR)}
 SITES = {"graz", "linz", "vienna"}
 VERSION = {"0.1.0"}

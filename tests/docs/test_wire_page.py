@@ -8,7 +8,7 @@ from pathlib import Path
 from protos.parse import FROM_SITE, Parcel
 from security.secagg import relay
 
-PAGE = (Path(__file__).parents[3] / "docs" / "spec" / "wire.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "spec" / "wire.md").read_text()
 
 
 def named(start: str, end: str) -> set[str]:

@@ -9,7 +9,7 @@ import pytest
 from npr.lab.cli import cli
 from npr.lab.request import PRESETS
 
-PAGE = (Path(__file__).parents[4] / "docs" / "lab.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "lab.md").read_text()
 OWN = {name: command for name, command in cli.commands.items() if name != "model"}
 
 

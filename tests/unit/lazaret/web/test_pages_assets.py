@@ -12,7 +12,8 @@ import pytest
 from lazaret.web.pages import assets
 
 ROOT = Path(__file__).parents[4]
-FOLDERS = [path for top in ("coordinator", "security", "site_agent") for path in (ROOT / top).rglob("assets")]
+TOP = ("coordinator", "lazaret", "security", "site_agent")
+FOLDERS = [path for top in TOP for path in (ROOT / top).rglob("assets")]
 FILES = sorted(path for folder in FOLDERS for path in folder.iterdir())
 
 
