@@ -13,7 +13,7 @@ ROWS = re.findall(
     r"^\| (?!term \||---)([^|]+) \| ([^|]+) \| ([^|]+) \|$", GLOSSARY.read_text(encoding="utf-8"), re.MULTILINE
 )
 # The glossary itself, and the overview that people read before it.
-WITHOUT = {"glossary.md", "architecture.md"}
+WITHOUT = {"glossary.md"}
 PAGES = [ROOT / "README.md", *(page for page in (ROOT / "docs").rglob("*.md") if page.name not in WITHOUT)]
 
 

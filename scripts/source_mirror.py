@@ -1,0 +1,157 @@
+"""`scripts/house`: figures about the source tree that say whether a newcomer can see through it.
+
+They are a mirror and no gate. Only two of them are held by a test (tests/house/test_layout.py): class names are unique,
+and the tree of unit tests mirrors the source.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import json
+import tokenize
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+ROOT: Final = Path(__file__).parents[1]
+PACKAGES: Final = ("lazaret", "security", "protos", "npr", "site_agent", "coordinator")
+GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
+# Names that two rooms share because the word is the field's own in both; each with its reason.
+SHARED_NAMES: Final[dict[str, str]] = {}
+# Where the machines say what their shells are to do.
+EFFECTS: Final = ("security/secagg/effects.py", "site_agent/effects.py", "coordinator/effects.py")
+
+
+def sources() -> list[Path]:
+    """Every module of the product, generated ones apart."""
+    found = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+    return [path for path in found if not path.name.endswith(GENERATED)]
+
+
+def is_door(path: Path) -> bool:
+    """An `__init__` that holds a contract and no code."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    return path.name == "__init__.py" and all(isinstance(node, ast.Expr) for node in body)
+
+
+def dotted(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported(path: Path, known: set[str]) -> Iterator[str]:
+    """The modules of the product that a module imports, anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                yield inner if inner in known else node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+
+
+def single_importers() -> dict[str, str]:
+    """Modules that exactly one other module imports: would they read better inside it?"""
+    modules = {dotted(path): path for path in sources()}
+    users: dict[str, set[str]] = defaultdict(set)
+    for name, path in modules.items():
+        for found in imported(path, set(modules)):
+            if found in modules and found != name:
+                users[found].add(name)
+    lone = {name: next(iter(by)) for name, by in users.items() if len(by) == 1 and not is_door(modules[name])}
+    # A package's commands import each other only from the entry; an entry is where a reader begins.
+    return {name: by for name, by in sorted(lone.items()) if not by.endswith("__main__")}
+
+
+def class_names() -> dict[str, list[str]]:
+    """Class names that more than one module defines, underscored ones apart, with the modules."""
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(dotted(path))
+    return {name: where for name, where in sorted(places.items()) if len(where) > 1}
+
+
+def code_lines(path: Path) -> int:
+    """Lines that are neither blank, nor comment, nor docstring."""
+    text = path.read_text(encoding="utf-8")
+    held: set[int] = set()
+    idle = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in idle:
+            held.update(range(token.start[0], token.end[0] + 1))
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(getattr(first.value, "value", None), str):
+                held -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    return len(held)
+
+
+def comment_share() -> float:
+    """Lines with a comment of their own, as a share of all lines."""
+    lines = [line.strip() for path in sources() for line in path.read_text(encoding="utf-8").splitlines()]
+    return round(sum(line.startswith("#") for line in lines) / len(lines), 4)
+
+
+def tests_without_source() -> list[str]:
+    """Unit tests of no module in the same place: `test_NAME.py` and `test_NAME_aspect.py` belong to NAME."""
+    unit = ROOT / "tests" / "unit"
+    lost = []
+    for path in sorted(unit.rglob("test_*.py")):
+        folder = ROOT / path.parent.relative_to(unit)
+        name = path.stem.removeprefix("test_")
+        known = {found.stem for found in folder.glob("*.py") if not found.name.endswith(GENERATED)} - {"__init__"}
+        if not any(name == module or name.startswith(f"{module}_") for module in known):
+            lost.append(str(path.relative_to(ROOT)))
+    return lost
+
+
+def effect_classes() -> int:
+    texts = [ROOT / name for name in EFFECTS if (ROOT / name).exists()]
+    return sum(isinstance(node, ast.ClassDef) for path in texts for node in ast.parse(path.read_text()).body)
+
+
+def figures(*, trace: bool) -> dict[str, Any]:
+    modules = [path for path in sources() if not is_door(path)]
+    sizes = Counter({dotted(path): len(path.read_text(encoding="utf-8").splitlines()) for path in modules})
+    ((largest, lines),) = sizes.most_common(1)
+    found: dict[str, Any] = {
+        "modules": len(modules),
+        "single_importer_modules": len(single_importers()),
+        "largest_file": lines,
+        "largest_file_name": largest,
+        "class_names_defined_twice": len(class_names().keys() - SHARED_NAMES.keys()),
+        "unit_tests_without_source": len(tests_without_source()),
+        "product_lines": sum(code_lines(path) for path in sources()),
+        "comment_share": comment_share(),
+        "effect_classes": effect_classes(),
+    }
+    if trace:
+        from scripts.local_federation.trace import files_touched_by_one_deliver
+
+        found["files_touched_by_one_deliver"] = len(files_touched_by_one_deliver())
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--no-trace", action="store_true", help="skip the round that is traced through the files")
+    parser.add_argument("--list", action="store_true", help="also the names behind the figures")
+    asked = parser.parse_args()
+    found = figures(trace=not asked.no_trace)
+    if asked.list:
+        found |= {"single_importers": single_importers(), "twice": class_names(), "lost_tests": tests_without_source()}
+    if asked.json:
+        print(json.dumps(found, indent=2))
+    else:
+        for name, value in found.items():
+            print(f"{name:32} {value}")
+
+
+if __name__ == "__main__":
+    main()
