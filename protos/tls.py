@@ -39,7 +39,7 @@ OPTIONS: Final[tuple[tuple[str, int], ...]] = (
     ("grpc.keepalive_timeout_ms", 20_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
     # Fixed windows: left to themselves they grow to many megabytes.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.enable_retries", 0),
