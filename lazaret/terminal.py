@@ -22,6 +22,7 @@ from lazaret.files import DISK_HINTS
 
 INTERRUPTED = 130
 SECONDS_BETWEEN_LINES: Final = 10.0
+TEXT_TIME: Final = "%Y-%m-%d %H:%M:%S%z"  # a service runs for months, in a zone that the reader may not know
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -98,10 +99,13 @@ def log_to_stderr(program: str, log_format: str | None, *, json_lines: bool) -> 
     global _json_lines
     _json_lines = json_lines = json_lines if log_format is None else log_format == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if json_lines else logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    handler.setFormatter(JsonLines() if json_lines else logging.Formatter("%(asctime)s %(message)s", TEXT_TIME))
     logger = logging.getLogger(program)
     logger.setLevel(logging.INFO)
     logger.handlers = [handler]
+    # A library (absl, which the accountant imports) may put a handler of its own on the root logger: it would repeat
+    # every line in a second form.
+    logger.propagate = False
 
 
 def remark(program: str, message: str) -> None:

@@ -7,6 +7,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ def as_before() -> Iterator[None]:
     yield
     terminal._json_lines = terminal._progress_shown = False
     logger.handlers = []
+    logger.propagate = True
 
 
 class Screen(io.StringIO):
@@ -37,6 +39,22 @@ def test_text_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     logging.getLogger("test-program").info("round %d: training", 3)
     said = capsys.readouterr()
     assert said.out == "" and said.err.endswith(" round 3: training\n")
+    assert re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d[+-]\d{4} ", said.err), "date and zone"
+
+
+@pytest.mark.parametrize("json_lines", [False, True])
+@pytest.mark.parametrize("propagate", [False, True])
+def test_a_handler_of_a_library_repeats_no_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, json_lines: bool, propagate: bool
+) -> None:
+    """The accountant imports a library that puts a handler on the root logger; the twin lets it have our lines."""
+    foreign = logging.StreamHandler(sys.stderr)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [foreign])
+    log_to_stderr("test-program", None, json_lines=json_lines)
+    if propagate:
+        monkeypatch.setattr(logging.getLogger("test-program"), "propagate", True)
+    logging.getLogger("test-program").info("once")
+    assert len(capsys.readouterr().err.splitlines()) == 1 + propagate
 
 
 @pytest.mark.parametrize(("flag", "configured"), [("json", False), (None, True)])
