@@ -34,7 +34,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a test registers is gone after it."""
     registry.names()
     monkeypatch.setattr(registry, "_entries", dict(registry._entries))
-    monkeypatch.setattr(registry, "_loaded", set())
+    monkeypatch.setattr(plugins, "_loaded", set())
     monkeypatch.delenv(plugins.VARIABLE, raising=False)
 
 

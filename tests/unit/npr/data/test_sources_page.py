@@ -9,7 +9,7 @@ import pytest
 
 from npr.data import manifest, npz, sources, store
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[4] / "docs" / "data.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", [*sources._BY_PATH, "ham10000", "generated"])
