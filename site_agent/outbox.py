@@ -17,8 +17,9 @@ from security.log.writer import AuditLog
 from security.secagg import messages, relay
 from security.secagg.fields import Wire
 from security.secagg.layout import Layout
+from security.secagg.registry import Shape
 from security.secagg.relay import FRAMES, SignedHead
-from security.secagg.sizes import Shape, expected_bytes
+from security.secagg.sizes import expected_bytes
 from site_agent.effects import Post, PostVector
 from site_agent.policy import SitePolicy
 

@@ -14,8 +14,9 @@ from security.crypto.ring import FRAME_BYTES
 from security.secagg import certificates, messages, relay
 from security.secagg.fields import Wire
 from security.secagg.messages import DealtShare
+from security.secagg.registry import Shape
 from security.secagg.relay import FRAMES, EpochKey, HeadSignature, SignedHead
-from security.secagg.sizes import Shape, expected_bytes
+from security.secagg.sizes import expected_bytes
 
 D, S, K = bytes(32), bytes(64), bytes(32)
 
