@@ -1,7 +1,7 @@
-"""Writes federation.proto from the message types, so that schema and code cannot drift apart.
+"""Writes federation.proto and the tables of docs/spec/wire.md from the registry, so that they cannot differ from code.
 
-Each field's comment states its data class and its bound. Run `scripts/generate-protos` after changing a message; a test
-compares what is committed with what this file writes.
+Each field's comment states its data class and its bound. Run `scripts/generate-protos` after changing a message; tests
+compare what is committed with what this file writes.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
+from lazaret.errors import LocalProtocolError
 from security.crypto.encoding import U32_MAX, U64_MAX
 from security.secagg import fields, relay
 from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, data_class, kinds
-from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD, MessageEntry, Registry
+from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD, Filing, MessageEntry, Registry
 
 HEADER: Final = """\
 // The only wire schema. Written by protos/schema.py from the message types; do not edit, run scripts/generate-protos.
@@ -132,3 +133,37 @@ def _class(cls: type[Wire], name: str, kind: Kind) -> str:
     found = data_class(cls, name)
     inner = _item(kind)
     return f"see {inner.type.__name__}" if found is None and isinstance(inner, Nested) else str(found)
+
+
+# ----------------------------------------
+# The tables of messages in docs/spec/wire.md, between two marks.
+
+_BEGIN, _END = "<!-- written by protos/schema.py: messages -->", "<!-- end of messages -->"
+_FILED: Final = {
+    Filing.NONE: "none",
+    Filing.ATTEMPT: "its attempt's",
+    Filing.PAST_ATTEMPT: "none",
+    Filing.ROUND: "the one it names",
+}
+
+
+def with_tables(page: str, registry: Registry = REGISTRY) -> str:
+    """The page with its tables of messages as the registry has them."""
+    before, _, rest = page.partition(_BEGIN)
+    _, found, after = rest.partition(_END)
+    if not found:
+        raise LocalProtocolError("has no marks around its tables of messages", where="docs/spec/wire.md")
+    return f"{before}{_BEGIN}\n\n{_tables(registry)}\n\n{_END}{after}"
+
+
+def _tables(registry: Registry) -> str:
+    lines = ["From a site:", "", "| message | number | meaning | class of data | round in the logs |", "|---" * 5 + "|"]
+    lines += [f"{_row(entry)} {_FILED[entry.filing]} |" for entry in registry if entry.from_site]
+    lines += ["", "From the coordinator:", "", "| message | number | meaning | class of data |", "|---" * 4 + "|"]
+    return "\n".join([*lines, *(_row(entry) for entry in registry if entry.from_coordinator)])
+
+
+def _row(entry: MessageEntry) -> str:
+    words = " ".join((entry.cls.__doc__ or "").split())
+    first = re.match(r".*?[.?!](?= |$)", words)
+    return f"| {entry.name} | {entry.number} | {first[0] if first else words} | {entry.data_class} |"

@@ -186,6 +186,7 @@ class Registry:
                 cls=cls, number=number, sender=sender, data_class=data_class, filing=filing, frame=frame, size=size
             )
             self._check_place(entry)
+            _check_text(entry)
             _check_data_class(entry)
             _check_filing(entry)
             _check_size(entry)
@@ -220,6 +221,12 @@ class Registry:
     def permitted(self) -> dict[str, str]:
         """Which class of data each message of a site carries. What is not here does not leave."""
         return {entry.name: entry.data_class.value for entry in self if entry.from_site}
+
+
+def _check_text(entry: MessageEntry) -> None:
+    # A dataclass without a docstring gets its own signature as one.
+    if (entry.cls.__doc__ or "").startswith(f"{entry.name}("):
+        raise LocalProtocolError("needs a docstring: schema and documentation quote it", where=entry.name)
 
 
 def _check_data_class(entry: MessageEntry) -> None:

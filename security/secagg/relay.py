@@ -215,6 +215,8 @@ class Ping(Wire):
 @message(64, Sender.SITE, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Wire):
+    """The answer to a Ping, with its number."""
+
     number: Count
 
 
@@ -240,6 +242,8 @@ class Receipt(Wire):
 @message(67, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye(Wire):
+    """The coordinator closes the stream, for the reason of this code."""
+
     code: Annotated[int, Number(limit=max(Farewell), least=min(Farewell))]
 
 

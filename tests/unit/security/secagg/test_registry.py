@@ -111,6 +111,11 @@ class Named(Wire):
     other: SiteId
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mute(Wire):
+    site: SiteId
+
+
 def other(shape: Shape) -> dict[str, Any]:
     return {"other": len(shape.named)}
 
@@ -127,6 +132,7 @@ def ruled(cls: type[Wire], **options: Any) -> Callable[[Registry], Any]:
         (ruled(Named, size=other, number=0), "0 is not the number of a message"),
         (ruled(Named, size=other, number=100), "100 is not the number of a message"),
         (ruled(messages.Ready), "there is a message of this name"),
+        (ruled(Mute), "Mute: needs a docstring"),
         (ruled(Unclassed), r"Unclassed\.note: needs a class of data"),
         (ruled(OddKey), r"OddKey\.key: needs a class of data"),
         (ruled(Wrapped, sender=Sender.COORDINATOR), r"Unclassed\.note: needs a class of data"),
