@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from lazaret.errors import CodecError
-from security.crypto import encoding
-from security.crypto.encoding import Reader
 from security.crypto.ring import FRAME_BYTES
 from security.secagg.certificates import (
     BOX_BYTES,
@@ -44,9 +42,8 @@ from security.secagg.fields import (
     Small,
     Wire,
 )
-from security.secagg.registry import REGISTRY, Filing, Lengths, Sender, Shape, message
+from security.secagg.registry import Filing, Lengths, Sender, Shape, message
 
-MAX_LOG_HEAD: Final = 4096
 MAX_PATH: Final = 32
 Path = Annotated[tuple[bytes, ...], Many(DIGEST, limit=MAX_PATH)]
 OpenedMasks = Annotated[tuple[bytes, ...], Many(DIGEST), DataClass.OPENED_MASK]
@@ -381,23 +378,3 @@ class Rollback(Wire):
     """An advert of the receiver's own that it should remember: if it does not, its state was set back."""
 
     advert: Annotated[Advert, Nested(Advert)]
-
-
-def encode(message: Wire, *, log_head: bytes = b"") -> bytes:
-    """The bytes of a message on the wire."""
-    if len(log_head) > MAX_LOG_HEAD:
-        raise CodecError(f"log head exceeds {MAX_LOG_HEAD} bytes", where=type(message).__name__)
-    return encoding.u32(REGISTRY[type(message)].number) + encoding.tlv(log_head) + message.to_bytes()
-
-
-def decode(data: bytes) -> tuple[Wire, bytes]:
-    """The message and the sender's log head. Unknown kinds, leftovers and any second form of a value are refused."""
-    reader = Reader(data)
-    number = reader.u32()
-    cls = next((entry.cls for entry in REGISTRY if entry.number == number), None)
-    if cls is None:
-        raise CodecError(f"unknown message kind {number}")
-    log_head = reader.tlv(limit=MAX_LOG_HEAD)
-    message = cls.read(reader)
-    reader.finish()
-    return message, log_head

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from protos.loopback import COORDINATOR, Drop
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.secagg import messages
 from security.secagg.fields import Wire
-from security.secagg.loopback import COORDINATOR, Drop
 from security.secagg.messages import Agree, UploadFrame
 from security.secagg.registry import Shape
 from security.secagg.relay import FRAMES, HeadSignature, SignedHead
