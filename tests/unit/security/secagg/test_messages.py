@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import security
 from lazaret.errors import CodecError
 from protos.loopback import COORDINATOR, Drop, LoopbackFederation, sent_message
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel, tag, varint
@@ -165,6 +168,29 @@ def test_ids_that_run_together_sign_different_bytes() -> None:
     assert isinstance(advert, Advert)
     bodies = {replace(advert, site=site).body() for site in ("1", "12", "23", "123")}
     assert len(bodies) == 4
+
+
+def subclasses(cls: type[Wire]) -> set[type[Wire]]:
+    return {inner for found in cls.__subclasses__() for inner in (found, *subclasses(found))}
+
+
+def test_the_length_prefixed_form_is_read_from_disks_only() -> None:
+    """The journal, two columns of the coordinator's database and the evidence file; nothing that a peer has sent."""
+    root = Path(security.__file__).parents[1]
+    known = "|".join(sorted({"cls", *(cls.__name__ for cls in subclasses(Wire))}))
+    read = re.compile(rf"\b({known})\.(from_bytes|read)\(")
+    found: dict[str, set[str]] = {}
+    for package in ("lazaret", "security", "protos", "npr", "site_agent", "coordinator"):
+        for path in (root / package).rglob("*.py"):
+            text = path.read_text()
+            if "security.secagg" in text and (names := {match[1] for match in read.finditer(text)}):
+                found[path.relative_to(root).as_posix()] = names
+    assert found == {
+        "coordinator/storage.py": {"Result", "CheckCertificate"},
+        "security/secagg/records.py": {"cls"},
+        "security/secagg/site/results.py": {"cls"},
+    }
+    assert re.search(r"\bReader\b", (root / "protos" / "parse.py").read_text()) is None
 
 
 def test_messages_of_sites_are_those_that_sites_send() -> None:
