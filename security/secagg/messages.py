@@ -171,7 +171,14 @@ class Deliver(Wire):
     shares: Annotated[tuple[DeliveredShare, ...], Many(Nested(DeliveredShare))]
 
 
-@message(16, Sender.SITE, DataClass.CONTROL, filing=Filing.ATTEMPT, size=lambda shape: {"dealer": len(shape.named)})
+@message(
+    16,
+    Sender.SITE,
+    DataClass.CONTROL,
+    filing=Filing.ATTEMPT,
+    size=lambda shape: {"dealer": len(shape.named)},
+    mentions=lambda message: {"named": message.dealer},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accusation(Wire):
     """A dealer's line is as it signed it, yet the box does not hold those shares. Dealer or accuser lies."""
@@ -372,7 +379,13 @@ class Abort(Wire):
     signature: Signature
 
 
-@message(32, Sender.BOTH, DataClass.CONTROL, size=lambda shape: {"advert": {"site": len(shape.named)}})
+@message(
+    32,
+    Sender.BOTH,
+    DataClass.CONTROL,
+    size=lambda shape: {"advert": {"site": len(shape.named)}},
+    mentions=lambda message: {"named": message.advert.site},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(Wire):
     """An advert of the receiver's own that it should remember: if it does not, its state was set back."""

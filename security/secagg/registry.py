@@ -12,7 +12,7 @@ Adding a message is one class and one test. Write the class in `messages` (steps
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
@@ -95,6 +95,9 @@ class Shape:
 # The length of each open field by name: a number for bytes and names, a dictionary for a message, a list for a list.
 Lengths = dict[str, Any]
 SizeRule = Callable[[Shape], Lengths]
+# The numbers of a shape that only the message knows, from the message; an entry of the log shows them to the auditor.
+Mentions = Callable[[Any], dict[str, Any]]
+_MENTIONED: Final = frozenset({"named", "path", "epochs", "cosigned"})
 _ANY_SHAPE: Final = Shape(federation="f", site="s", cohort=("s", "t"), vector_bytes=1)
 
 
@@ -107,6 +110,7 @@ class MessageEntry:
     :param frame: a piece of something that was announced by a message with a log head; carries none itself.
     :param size: the lengths that its kinds of fields leave open, for messages of a site; the sender's own names, in
         fields called `site` and `federation`, need none.
+    :param mentions: which of `named`, `path`, `epochs` and `cosigned` the size rule takes from the message.
     """
 
     cls: type[Wire]
@@ -116,6 +120,7 @@ class MessageEntry:
     filing: Filing
     frame: bool
     size: SizeRule | None
+    mentions: Mentions | None
 
     @property
     def name(self) -> str:
@@ -132,6 +137,16 @@ class MessageEntry:
     def lengths(self, shape: Shape) -> Lengths:
         """The lengths of all open fields."""
         return own_names(shape) | (self.size(shape) if self.size else {})
+
+    def shape_of(self, message: Wire, known: Shape) -> Shape:
+        """The public numbers that the length of this message must follow from.
+
+        :param known: what is known without looking at the message.
+        """
+        mentioned = self.mentions(message) if self.mentions else {}
+        if not mentioned.keys() <= _MENTIONED:
+            raise LocalProtocolError("a message says nothing about cohort or vector", where=self.name)
+        return replace(known, **mentioned)
 
     def attempt_of(self, message: Wire) -> bytes | None:
         """The hash by which the message names its attempt, None if it belongs to none or brings its whole context."""
@@ -178,12 +193,20 @@ class Registry:
         filing: Filing = Filing.NONE,
         frame: bool = False,
         size: SizeRule | None = None,
+        mentions: Mentions | None = None,
     ) -> Callable[[MessageClass], MessageClass]:
         """The decorator that makes a class a message; see `MessageEntry` for what is stated."""
 
         def register(cls: MessageClass) -> MessageClass:
             entry = MessageEntry(
-                cls=cls, number=number, sender=sender, data_class=data_class, filing=filing, frame=frame, size=size
+                cls=cls,
+                number=number,
+                sender=sender,
+                data_class=data_class,
+                filing=filing,
+                frame=frame,
+                size=size,
+                mentions=mentions,
             )
             self._check_place(entry)
             _check_text(entry)
@@ -263,7 +286,7 @@ def _check_filing(entry: MessageEntry) -> None:
 def _check_size(entry: MessageEntry) -> None:
     """The rule of a site's message says the length of each open field, and of no other."""
     if not entry.from_site:
-        if entry.size is not None:
+        if entry.size is not None or entry.mentions is not None:
             raise LocalProtocolError("has a size rule, and no site sends it", where=entry.name)
         return
     open_fields = {name for name, kind in kinds(entry.cls) if _is_open(kind)} - set(own_names(_ANY_SHAPE))

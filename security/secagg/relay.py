@@ -262,7 +262,11 @@ def _offer(shape: Shape) -> Lengths:
     return {"witness": len(shape.named), "path": [None] * shape.path, "head": head, "epochs": epochs}
 
 
-@message(71, Sender.BOTH, DataClass.CHECKPOINT, size=_offer)
+def _offered(message: Head) -> dict[str, Any]:
+    return {"named": message.witness, "path": len(message.path), "epochs": len(message.epochs)}
+
+
+@message(71, Sender.BOTH, DataClass.CHECKPOINT, size=_offer, mentions=_offered)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head(Wire):
     """A head offered to a witness, with the proof that it extends the one held and the keys that lead to it."""
@@ -289,7 +293,9 @@ def _vouching(shape: Shape) -> Lengths:
     return {"origin": len(shape.named), "signature": {"name": len(shape.witness), "value": COSIGNATURE_BYTES}}
 
 
-@message(72, Sender.BOTH, DataClass.CHECKPOINT, size=_vouching)
+@message(
+    72, Sender.BOTH, DataClass.CHECKPOINT, size=_vouching, mentions=lambda message: {"named": message.origin}
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosignature(Wire):
     """A witness vouches for a head of the log named."""
@@ -305,7 +311,12 @@ def _held(shape: Shape) -> Lengths:
     return {"witness": len(shape.site), "head": head, "epochs": epochs}
 
 
-@message(73, Sender.BOTH, DataClass.CHECKPOINT, size=_held)
+def _holds(message: Held) -> dict[str, Any]:
+    cosigned = sum(len(line.value) == COSIGNATURE_BYTES for line in message.head.signatures)
+    return {"named": message.head.origin, "epochs": len(message.epochs), "cosigned": cosigned}
+
+
+@message(73, Sender.BOTH, DataClass.CHECKPOINT, size=_held, mentions=_holds)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(Wire):
     """The newest head a witness holds of a log: its answer to an offer that grows from elsewhere, and at each start."""

@@ -143,6 +143,7 @@ def ruled(cls: type[Wire], **options: Any) -> Callable[[Registry], Any]:
         (ruled(Named, size=lambda shape: {"othr": 1}), "needs a size rule for exactly its open fields: other, othr"),
         (ruled(Named, size=lambda shape: other(shape) | {"x": 1}), "exactly its open fields: x"),
         (ruled(Named, size=other, sender=Sender.COORDINATOR), "no site sends it"),
+        (ruled(Named, mentions=lambda message: {}, sender=Sender.COORDINATOR), "no site sends it"),
         (ruled(Named, size=other, filing=Filing.ATTEMPT), "if and only if it names one"),
         (ruled(Named, size=other, filing=Filing.ROUND), "names no round"),
         (ruled(Weather, size=sky), "if and only if it names one"),
@@ -153,6 +154,14 @@ def test_a_class_that_states_too_little_is_refused(register: Callable[[Registry]
     with pytest.raises(LocalProtocolError, match=text):
         register(scope)
     assert list(scope) == list(REGISTRY)
+
+
+def test_a_message_says_nothing_about_cohort_or_vector() -> None:
+    """A length that followed from the message itself would prove nothing about it."""
+    scope = REGISTRY.copy()
+    scope.message(80, Sender.SITE, CONTROL, size=other, mentions=lambda message: {"vector_bytes": 9})(Named)
+    with pytest.raises(LocalProtocolError, match="nothing about cohort or vector"):
+        scope[Named].shape_of(Named(site="graz", other="linz"), SHAPE)
 
 
 def test_a_class_that_states_enough_is_taken() -> None:
