@@ -1,6 +1,6 @@
 """How close the secure sum comes to the least it could cost: ``python -m benchmarks.secagg --sites 10 --json``.
 
-Both machines are the real ones, the coordinator in a process of its own; every message is encoded to bytes and decoded.
+Both machines are the real ones, the coordinator in a process of its own; between them are the bytes of the network.
 Times are CPU times; the floor, one key stream and one addition for each mask, is timed in the same processes.
 """
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from benchmarks import secagg_coordinator as child
 from benchmarks.secagg_parts import WEIGHT_CAP, Federation, Floor, Stopwatch, warm_memory
+from protos.stream_end import StreamEnd
 from security.clock import SystemClock
 from security.crypto import encoding, masking, prg
 from security.crypto.prg import Words
@@ -74,11 +75,16 @@ class Coordinator:
 
 
 class Sites:
-    """All sites, in this process, and what they say of each burst."""
+    """All sites, in this process, and what they say of each burst.
 
-    def __init__(self, federation: Federation, workers: int) -> None:
+    :param dropped: these fall silent before they upload.
+    """
+
+    def __init__(self, federation: Federation, workers: int, dropped: set[str]) -> None:
         warm_memory(BASES + 4, federation.layout.byte_length)
         self.federation = federation
+        self.dropped = dropped
+        self.streams = {name: StreamEnd.of_site(federation.log_head(name)) for name in federation.names}
         self.watch = Stopwatch()
         self.floor = Floor(federation.layout.words, federation.layout.dtype)
         self.updates = [self._update(number) for number in range(BASES)]
@@ -129,7 +135,9 @@ class Sites:
         """Give a message to a site; its answers as bytes."""
         machine = self.machines[name]
         with self.watch.time("decode"):
-            message = messages.decode(data)[0]
+            message = self.streams[name].decode(data)
+        if name in self.dropped and isinstance(message, messages.Deliver | messages.Survivors):
+            return
         with self.watch.time("result" if isinstance(message, messages.Result | messages.SumFrame) else "receive"):
             effects = machine.receive(message)
         for answer in self._carry_out(name, effects):
@@ -142,11 +150,11 @@ class Sites:
         for effect in effects:
             if isinstance(effect, Send):
                 with self.watch.time("to bytes"):
-                    data = messages.encode(effect.message)
+                    data = self.streams[name].encode(effect.message)
                 yield data
             elif isinstance(effect, SendUpload):
                 self.masked = self.masked or effect.vector.tobytes()
-                yield from self._frames(effect)
+                yield from self._frames(name, effect)
                 self._forget(name)
             elif isinstance(effect, Advanced):
                 self.accepted[name] = effect.total
@@ -158,26 +166,25 @@ class Sites:
         if machine.burst.attempt is not None:
             machine.burst.attempt.vector = None
 
-    def _frames(self, upload: SendUpload) -> Iterator[bytes]:
+    def _frames(self, name: str, upload: SendUpload) -> Iterator[bytes]:
         frames = upload.frames()
         while True:
             with self.watch.time("to bytes"):
                 frame = next(frames, None)
-                data = messages.encode(frame) if frame is not None else b""
+                data = self.streams[name].encode(frame) if frame is not None else b""
             if frame is None:
                 return
             yield data
 
 
-def burst(sites: Sites, coordinator: Coordinator, dropped: set[str]) -> None:
-    """Carry messages until nobody has anything to say; dropped sites fall silent before they upload."""
+def burst(sites: Sites, coordinator: Coordinator) -> None:
+    """Carry messages until nobody has anything to say."""
     waiting = coordinator.ask(child.START)
     while waiting:
         name, data = waiting.pop(0)
-        silent = name in dropped and isinstance(messages.decode(data)[0], messages.Deliver | messages.Survivors)
-        for answer in () if silent else sites.receive(name, data):
+        for answer in sites.receive(name, data):
             waiting += coordinator.ask(child.RECEIVE, name, answer)
-        if not waiting and dropped and not sites.accepted:
+        if not waiting and sites.dropped and not sites.accepted:
             waiting = coordinator.ask(child.CLOSE)
 
 
@@ -185,9 +192,9 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
     """Run one round and compare every part with its floor."""
     federation = Federation(SystemRandomness().bytes(32), sites, params)
     coordinator = Coordinator(federation, workers)
-    parties = Sites(federation, workers)
     dropped = set(federation.names[:dropouts])
-    burst(parties, coordinator, dropped)
+    parties = Sites(federation, workers, dropped)
+    burst(parties, coordinator)
     told = coordinator.report()
     alive = [name for name in federation.names if name not in dropped]
     expected = sum((parties.words_of(name) for name in alive), np.zeros_like(parties.updates[0]))
@@ -256,7 +263,7 @@ def flower_python() -> Path:
 def flower(ours: dict[str, Any]) -> dict[str, float]:
     """Flower's SecAgg+ on a vector of the same length; only the vector and timings cross."""
     python = flower_python()
-    script = Path(__file__).with_name("bench_flower.py")
+    script = Path(__file__).with_name("secagg_flower.py")
     threshold = Federation(bytes(32), ours["sites"], 1000).policy.thresholds(ours["sites"]).t
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "vector.npy"

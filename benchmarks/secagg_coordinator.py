@@ -1,7 +1,7 @@
 """The coordinator of the bench, in a process of its own: messages come and go as bytes over two pipes.
 
-A request is ``operation || TLV(site) || TLV(message)``; the answer is any number of ``1 || TLV(site) || TLV(message)``,
-then 0.
+A request is ``operation || TLV(site) || TLV(parcel)``; the answer is any number of ``1 || TLV(site) || TLV(parcel)``,
+then 0. Parcels are those of the network.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from benchmarks.secagg_parts import COORDINATOR, Federation, Floor, Stopwatch, peak_bytes, warm_memory
+from protos.stream_end import StreamEnd
 from security.clock import SystemClock
 from security.crypto import encoding, merkle
 from security.crypto.masking import Accumulator
@@ -25,6 +26,7 @@ from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.unmasking import Opening
 from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import Advanced, Effect, Send, SendSum
+from security.secagg.fields import Wire
 from security.secagg.transitions import CoordinatorState as State
 
 START, RECEIVE, CLOSE, REPORT = range(4)
@@ -56,6 +58,8 @@ class Shell:
             clock=SystemClock(),
             workers=workers,
         )
+        head = federation.log_head(COORDINATOR)
+        self.streams = {name: StreamEnd.of_coordinator(head) for name in federation.names}
         self.attempt = CoordinatorAttempt(core, federation.plan(), federation.model())
         self.baseline = peak_bytes()
         self.verdict = -1
@@ -80,7 +84,7 @@ class Shell:
             elif operation == CLOSE:
                 effects = self.attempt.close_step()
             else:
-                effects = self.attempt.receive(site, messages.decode(data)[0])
+                effects = self.attempt.receive(site, self.streams[site].decode(data))
         # Before the first frame is added, and before the next state is made.
         if self.attempt.state is not self._warmed and self.attempt.state in (State.UPLOADING, State.UNMASKING):
             self._warmed = self.attempt.state
@@ -92,12 +96,15 @@ class Shell:
     def carry_out(self, effect: Effect) -> Iterator[tuple[str, bytes]]:
         listening = self.federation.names[-LISTENERS:]
         if isinstance(effect, Send) and (effect.to in listening or not isinstance(effect.message, messages.Result)):
-            yield effect.to or "", messages.encode(effect.message)
+            yield self._to(effect.to or "", effect.message)
         elif isinstance(effect, SendSum) and effect.to in listening:
             for frame in effect.frames():
-                yield effect.to, messages.encode(frame)
+                yield self._to(effect.to, frame)
         elif isinstance(effect, Advanced):
             self.verdict = int(effect.verdict)
+
+    def _to(self, site: str, message: Wire) -> tuple[str, bytes]:
+        return site, self.streams[site].encode(message)
 
     def report(self) -> dict[str, float]:
         peak = max(self._peak, peak_bytes())

@@ -3,7 +3,7 @@
 Runs in an environment of its own, as a child process: it imports Flower and nothing of ours. It drives Flower's own
 workflow and client functions in one process, hands messages over in memory, and prints CPU times and sizes as JSON.
 
-Usage: python bench_flower.py VECTOR.npy SITES DROPOUTS THRESHOLD
+Usage: python secagg_flower.py VECTOR.npy SITES DROPOUTS THRESHOLD
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
+from protos.stream_end import empty_log_head
 from security.crypto import prg
 from security.crypto.prg import CHUNK_BYTES, Words
 from security.crypto.signing import SigningKey
@@ -24,6 +25,7 @@ from security.secagg import messages, statements
 from security.secagg import state as states
 from security.secagg.context import PROTOCOL_VERSION, Member, RoundContext
 from security.secagg.layout import Block, Clips, Layout
+from security.secagg.relay import SignedHead
 from security.secagg.statements import Signer
 from security.secagg.thresholds import default_colluders
 from security.secrets import Secret
@@ -51,6 +53,10 @@ class Federation:
 
     def signer(self, name: str) -> Signer:
         return Signer(name, SigningKey(Secret(self._derived(name))))
+
+    def log_head(self, name: str) -> SignedHead:
+        """What the party's messages carry."""
+        return empty_log_head(name, self.policy.federation, self._derived(f"log {name}"))
 
     def _entry(self, name: str) -> RosterEntry:
         return RosterEntry(site=name, cert=self._derived(f"cert {name}"), key=self.signer(name).key.verify_key)

@@ -25,21 +25,11 @@ from security.log.events import (
 from security.log.schema import COUNT, MAX_COUNT, TOKEN, Event
 from security.log.writer import AuditLog
 from security.secagg import relay
-from security.secagg.certificates import Advert
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.fields import Wire
-from security.secagg.messages import (
-    Accusation,
-    Agree,
-    Ready,
-    Shares,
-    Unmask,
-    UploadFrame,
-    UploadHeader,
-)
+from security.secagg.messages import UploadFrame
+from security.secagg.registry import REGISTRY, Filing
 from security.secagg.relay import Receipt, SignedHead
-
-_OF_ATTEMPT = (Advert, Shares, Accusation, UploadHeader, UploadFrame, Agree, Unmask)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +105,10 @@ class Books:
         self._owed.pop(site, None)
 
     def _ingress(self, item: Arrived, *, round_number: int | None) -> None:
-        number = round_number if isinstance(item.message, _OF_ATTEMPT) else None
-        if isinstance(item.message, Ready | relay.Decline):
-            number = min(item.message.round, MAX_COUNT)  # a site's lie about it must not end the log
+        kind = REGISTRY[type(item.message)]
+        number = round_number if kind.filing is Filing.ATTEMPT else kind.round_of(item.message)
+        if number is not None:
+            number = min(number, MAX_COUNT)  # a site's lie about it must not end the log
         entry = self.write(
             Ingress(
                 msg_id=relay.message_id(item.site, item.session, item.sequence, from_site=True),

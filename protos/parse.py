@@ -20,7 +20,8 @@ from protos.schema import field_name
 from security.crypto.encoding import U32_MAX
 from security.secagg import relay
 from security.secagg.fields import Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
-from security.secagg.relay import FRAMES, LOG_HEAD_FIELD, MAX_PARCEL, SEQUENCE_FIELD, SignedHead
+from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD
+from security.secagg.relay import FRAMES, MAX_PARCEL, SignedHead
 
 # ----------------------------------------
 # The one encoding of a message: protobuf's wire format with every field present, in the order of its numbers.
@@ -28,7 +29,7 @@ from security.secagg.relay import FRAMES, LOG_HEAD_FIELD, MAX_PARCEL, SEQUENCE_F
 # The protobuf library reads; these few lines write. They give pieces instead of one buffer, so that a received frame
 # can be compared with its one encoding without copying a vector. A test holds them against the library.
 
-NUMBER_OF: Final = {cls: number for number, cls in relay.KINDS.items()}
+NUMBER_OF: Final = REGISTRY.numbers()
 _FIXED64, _DELIMITED, _FIXED32 = 1, 2, 5
 Pieces = list[bytes]
 Writer = Callable[[Any, Pieces], int]

@@ -1,7 +1,7 @@
-"""Writes federation.proto from the message types, so that schema and code cannot drift apart.
+"""Writes federation.proto and the tables of docs/spec/wire.md from the registry, so that they cannot differ from code.
 
-Each field's comment states its data class and its bound. Run `scripts/generate-protos` after changing a message; a test
-compares what is committed with what this file writes.
+Each field's comment states its data class and its bound. Run `scripts/generate-protos` after changing a message; tests
+compare what is committed with what this file writes.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import hashlib
 import re
 import textwrap
-from collections.abc import Collection, Iterator
+from collections.abc import Iterable
 from typing import Final
 
+from lazaret.errors import LocalProtocolError
 from security.crypto.encoding import U32_MAX, U64_MAX
 from security.secagg import fields, relay
-from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
+from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, data_class, kinds
+from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD, Filing, MessageEntry, Registry
 
 HEADER: Final = """\
 // The only wire schema. Written by protos/schema.py from the message types; do not edit, run scripts/generate-protos.
@@ -38,33 +40,13 @@ service Federation {
   rpc Converse(stream FromSite) returns (stream FromCoordinator);
 }
 """
-# Where the kind of a field does not tell its class of data.
-CLASSES: Final = {
-    "Advert.mask_key": "public-key",
-    "Advert.share_key": "public-key",
-    "EpochKey.public": "public-key",
-    "EpochKey.endorser": "checkpoint",
-    "HeadSignature.key_id": "checkpoint",
-    "HeadSignature.value": "signature",
-    "DealtShare.box": "sealed-share",
-    "OpenedShare.box": "sealed-share",
-    "OpenedShare.share": "mask-share",
-    "Unmask.shares": "mask-share",
-    "Result.seeds": "opened-mask",
-    "Result.keys": "opened-mask",
-    "UploadFrame.data": "masked-vector",
-    "ChunkPiece.data": "masked-vector",
-    "SumFrame.data": "aggregate",
-    "StateFrame.data": "model",
-    "ManifestFrame.data": "manifest",
-    "Ack.bitmap": "control",
-}
 
-
-def schema() -> str:
-    messages = "\n".join(_message(cls) for cls in _closure(relay.KINDS[number] for number in sorted(relay.KINDS)))
-    site = _envelope("FromSite", "What a site may send; nothing else leaves a hospital.", relay.FROM_SITE)
-    coordinator = _envelope("FromCoordinator", "What the coordinator may send.", relay.FROM_COORDINATOR)
+def schema(registry: Registry = REGISTRY) -> str:
+    messages = "\n".join(_message(cls) for cls in _closure(entry.cls for entry in registry))
+    upwards = [entry for entry in registry if entry.from_site]
+    downwards = [entry for entry in registry if entry.from_coordinator]
+    site = _envelope("FromSite", "What a site may send; nothing else leaves a hospital.", upwards)
+    coordinator = _envelope("FromCoordinator", "What the coordinator may send.", downwards)
     return "\n".join([HEADER, SERVICE, site, coordinator, messages])
 
 
@@ -78,7 +60,7 @@ def field_name(cls: type[Wire]) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
-def _closure(roots: Iterator[type[Wire]]) -> list[type[Wire]]:
+def _closure(roots: Iterable[type[Wire]]) -> list[type[Wire]]:
     """Every type that is used, each before the first one that holds it."""
     found: dict[type[Wire], None] = {}
 
@@ -94,17 +76,13 @@ def _closure(roots: Iterator[type[Wire]]) -> list[type[Wire]]:
     return list(found)
 
 
-def _envelope(name: str, summary: str, allowed: Collection[type[Wire]]) -> str:
+def _envelope(name: str, summary: str, allowed: Iterable[MessageEntry]) -> str:
     lines = [f"// {summary}", f"message {name} {{"]
-    lines.append(f"  fixed64 sequence = {relay.SEQUENCE_FIELD};  // control; 1, 2, 3, ... on each stream")
+    lines.append(f"  fixed64 sequence = {SEQUENCE_FIELD};  // control; 1, 2, 3, ... on each stream")
     words = "the sender's newest; none or one: not with frames"
-    lines.append(f"  SignedHead log_head = {relay.LOG_HEAD_FIELD};  // checkpoint; {words}")
+    lines.append(f"  SignedHead log_head = {LOG_HEAD_FIELD};  // checkpoint; {words}")
     lines.append(f"  oneof message {{  // exactly one; the whole at most {relay.MAX_PARCEL} bytes")
-    lines += [
-        f"    {cls.__name__} {field_name(cls)} = {number};"
-        for number, cls in sorted(relay.KINDS.items())
-        if cls in allowed
-    ]
+    lines += [f"    {entry.name} {field_name(entry.cls)} = {entry.number};" for entry in allowed]
     return "\n".join([*lines, "  }", "}", ""])
 
 
@@ -152,14 +130,40 @@ def bound(kind: Kind) -> str:
 
 
 def _class(cls: type[Wire], name: str, kind: Kind) -> str:
-    told = CLASSES.get(f"{cls.__name__}.{name}")
+    found = data_class(cls, name)
     inner = _item(kind)
-    if told:
-        return told
-    if isinstance(inner, Nested):
-        return f"see {inner.type.__name__}"
-    if isinstance(inner, Fixed):
-        return {32: "digest", 64: "signature"}[inner.length]
-    if isinstance(inner, Bounded):
-        raise TypeError(f"{cls.__name__}.{name} needs a class of data in protos/schema.py")
-    return "checkpoint" if isinstance(inner, relay.LogName) else "control"
+    return f"see {inner.type.__name__}" if found is None and isinstance(inner, Nested) else str(found)
+
+
+# ----------------------------------------
+# The tables of messages in docs/spec/wire.md, between two marks.
+
+_BEGIN, _END = "<!-- written by protos/schema.py: messages -->", "<!-- end of messages -->"
+_FILED: Final = {
+    Filing.NONE: "none",
+    Filing.ATTEMPT: "its attempt's",
+    Filing.PAST_ATTEMPT: "none",
+    Filing.ROUND: "the one it names",
+}
+
+
+def with_tables(page: str, registry: Registry = REGISTRY) -> str:
+    """The page with its tables of messages as the registry has them."""
+    before, _, rest = page.partition(_BEGIN)
+    _, found, after = rest.partition(_END)
+    if not found:
+        raise LocalProtocolError("has no marks around its tables of messages", where="docs/spec/wire.md")
+    return f"{before}{_BEGIN}\n\n{_tables(registry)}\n\n{_END}{after}"
+
+
+def _tables(registry: Registry) -> str:
+    lines = ["From a site:", "", "| message | number | meaning | class of data | round in the logs |", "|---" * 5 + "|"]
+    lines += [f"{_row(entry)} {_FILED[entry.filing]} |" for entry in registry if entry.from_site]
+    lines += ["", "From the coordinator:", "", "| message | number | meaning | class of data |", "|---" * 4 + "|"]
+    return "\n".join([*lines, *(_row(entry) for entry in registry if entry.from_coordinator)])
+
+
+def _row(entry: MessageEntry) -> str:
+    words = " ".join((entry.cls.__doc__ or "").split())
+    first = re.match(r".*?[.?!](?= |$)", words)
+    return f"| {entry.name} | {entry.number} | {first[0] if first else words} | {entry.data_class} |"

@@ -12,10 +12,11 @@ from security.log import events as ev
 from security.log.schema import MAX_COUNT
 from security.secagg import effects as fx
 from security.secagg import messages, records, relay
-from security.secagg.certificates import Ack, Advert
+from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.effects import Refused
 from security.secagg.fields import Wire
+from security.secagg.registry import REGISTRY, Filing
 from security.secagg.relay import SignedHead
 from security.secagg.site.journal import Journal
 from site_agent.contribution import LocalResult
@@ -127,16 +128,6 @@ def unmasked(context: RoundContext, sites: tuple[str, ...]) -> Note:
 # The machine's effects in the site's own words: what is logged before a message, and under which round it is filed.
 
 MOST_CONTEXTS = 256
-# Messages that both logs file under the round of their attempt; others carry a number of their own, or none.
-_OF_ATTEMPT = (
-    Advert,
-    messages.Shares,
-    messages.Accusation,
-    messages.UploadHeader,
-    messages.UploadFrame,
-    messages.Agree,
-    messages.Unmask,
-)
 
 
 class Translator:
@@ -208,16 +199,16 @@ class Translator:
         context = self._context_of(message)
         if isinstance(message, messages.UploadHeader):
             self._roots[message.kx] = message.root
-        if context is not None:
-            yield from self._stands_for(message, context)
-        number = context.round if context is not None and isinstance(message, _OF_ATTEMPT) else None
-        yield Post(message=message, round=number, cohort=context.sites if context is not None else ())
+        if context is None:
+            yield Post(message=message)
+            return
+        yield from self._stands_for(message, context)
+        filed = REGISTRY[type(message)].filing is Filing.ATTEMPT
+        yield Post(message=message, round=context.round if filed else None, cohort=context.sites)
 
     def _context_of(self, message: Wire) -> RoundContext | None:
-        key = getattr(message, "kx", None) or getattr(message, "ctx", None)
-        if isinstance(message, Ack | messages.ChunkRequest) or key is None:
-            return None
-        return self._contexts.get(key)
+        key = REGISTRY[type(message)].attempt_of(message)
+        return None if key is None else self._contexts.get(key)
 
     def _stands_for(self, message: Wire, context: RoundContext) -> Iterator[Note]:
         if isinstance(message, Advert):

@@ -17,8 +17,9 @@ from security.log.writer import AuditLog
 from security.secagg import messages, relay
 from security.secagg.fields import Wire
 from security.secagg.layout import Layout
+from security.secagg.registry import REGISTRY, Shape
 from security.secagg.relay import FRAMES, SignedHead
-from security.secagg.sizes import Shape, expected_bytes
+from security.secagg.sizes import expected_bytes
 from site_agent.effects import Post, PostVector
 from site_agent.policy import SitePolicy
 
@@ -160,25 +161,13 @@ class Outbox:
 
     def _shape(self, message: Wire, cohort: tuple[str, ...], head: SignedHead) -> Shape:
         """The public numbers that the message's length must follow from."""
-        shape = replace(
+        known = replace(
             self._base,
             cohort=cohort,
             vector_bytes=self.layout.byte_length,
             head_signatures=len(head.signatures),
         )
-        match message:
-            case messages.Accusation():
-                return replace(shape, named=message.dealer)
-            case messages.Rollback():
-                return replace(shape, named=message.advert.site)
-            case relay.Head():
-                return replace(shape, named=message.witness, path=len(message.path), epochs=len(message.epochs))
-            case relay.Cosignature():
-                return replace(shape, named=message.origin)
-            case relay.Held():
-                cosigned = sum(len(line.value) == relay.COSIGNATURE_BYTES for line in message.head.signatures)
-                return replace(shape, named=message.head.origin, epochs=len(message.epochs), cosigned=cosigned)
-        return shape
+        return REGISTRY[type(message)].shape_of(message, known)
 
 
 def own_head(log: AuditLog) -> SignedHead:

@@ -18,11 +18,11 @@ from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.wire_layout import WireModel, all_shares
+from protos.loopback import LoopbackFederation
 from security.identity.initial_model import blocks_of
 from security.secagg.context import Verdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import HITS, LOSS, Block, Clips, Layout
-from security.secagg.loopback import LoopbackFederation
 from security.secagg.state import canonical
 from security.secagg.thresholds import LEAST_SURVIVORS
 

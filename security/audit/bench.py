@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from security.audit.verify import Keys, verify
 from security.clock import ManualClock, SystemClock
-from security.log.egress import PERMITTED, due_bytes, recorded_shape
+from security.log.egress import due_bytes, permitted, recorded_shape
 from security.log.events import Egress, Heartbeat, NetCounter, Receipt
 from security.log.keys import Party, Roster
 from security.log.note import KeyType, Signer, head_of
@@ -29,7 +29,7 @@ from security.log.store import Disk, LogFolder
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
-from security.secagg.sizes import Shape
+from security.secagg.registry import Shape
 
 HEAD_EVERY: Final = 85  # a head after every batch of messages: what a site's log has
 STEP_MS: Final = 700
@@ -76,7 +76,7 @@ def _entry(number: int, head: int) -> Egress | Receipt:
     return Egress(
         msg_id=ident,
         message=message,
-        data_class=PERMITTED[message],
+        data_class=permitted()[message],
         bytes=due,
         sha256=digest,
         expected_bytes=due,

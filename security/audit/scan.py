@@ -17,7 +17,7 @@ from typing import Final
 from security.audit.checkpoints import EgressLedger, Heads
 from security.audit.findings import Findings
 from security.crypto.merkle import HASH_SIZE, CompactRange
-from security.log.egress import LEAST_UNIFORMITY, MASKED, PERMITTED, due_bytes
+from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
 from security.log.keys import SITE, EpochChain
 from security.log.machine import HEARTBEAT_MS, SEGMENT
 from security.log.schema import MAX_LINE, SCHEMAS, explain
@@ -253,7 +253,7 @@ class Scan:
             "body_head",
             "body_shape",
         )
-        if PERMITTED.get(message[1:-1]) != data_class[1:-1]:
+        if permitted().get(message[1:-1]) != data_class[1:-1]:
             self.findings.add("ForbiddenMessage", f"{message[1:-1]} with {data_class[1:-1]} at entry {seq}", seq)
         due = self._due.get((message, shape))
         if due is None:

@@ -5,8 +5,9 @@ The site's outbox asks before it sends; the auditor asks the same questions of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -15,37 +16,23 @@ from lazaret.tcp_info import SOURCE, Meter
 from security.log.events import Egress, EgressBlocked, NetCounter
 from security.log.schema import decimal
 from security.log.writer import AuditLog
+from security.secagg.fields import DataClass
 
 if TYPE_CHECKING:
-    from security.secagg.sizes import Shape
+    from security.secagg.registry import Shape
 
 
-MASKED: Final = "masked-vector"
+MASKED: Final = DataClass.MASKED_VECTOR.value
 LEAST_UNIFORMITY: Final = 1e-9
 
-# Which class of data each message of a site carries. What is not here does not leave.
-PERMITTED: Final[dict[str, str]] = {
-    "Open": "control",
-    "Hello": "control",
-    "Pong": "control",
-    "Decline": "control",
-    "Rollback": "control",
-    "Ready": "control",
-    "Refusal": "control",
-    "Accusation": "control",
-    "Abort": "control",
-    "Agree": "control",
-    "Ack": "control",
-    "ChunkRequest": "control",
-    "UploadHeader": "control",
-    "Advert": "public-key",
-    "Shares": "sealed-share",
-    "Unmask": "mask-share",
-    "UploadFrame": MASKED,
-    "Head": "checkpoint",
-    "Cosignature": "checkpoint",
-    "Held": "checkpoint",
-}
+
+@cache
+def permitted() -> Mapping[str, str]:
+    """Which class of data each message of a site carries, as the messages state it. What is not here does not leave."""
+    # The message types pull in the whole protocol, which a reader of small logs need not wait for.
+    from security.secagg.relay import PERMITTED
+
+    return PERMITTED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,8 +72,9 @@ def recorded_shape(shape: Shape) -> dict[str, Any]:
 def _due(message: str, federation: str, site: str, numbers: tuple[tuple[str, Any], ...]) -> int | None:
     # The message types pull in the whole protocol, which a reader of small logs need not wait for.
     from lazaret.errors import LocalProtocolError
+    from security.secagg.registry import Shape
     from security.secagg.relay import FROM_SITE
-    from security.secagg.sizes import Shape, expected_bytes
+    from security.secagg.sizes import expected_bytes
 
     known = {cls.__name__: cls for cls in FROM_SITE}
     told = dict(numbers)
@@ -114,7 +102,7 @@ def pass_door(outgoing: Outgoing) -> Egress:
 
     :raises PolicyViolation: by the rule it names; log `blocked` then, and send nothing.
     """
-    data_class = PERMITTED.get(outgoing.message)
+    data_class = permitted().get(outgoing.message)
     if data_class is None:
         raise _refused("type of message is not permitted", outgoing)
     numbers = recorded_shape(outgoing.shape)

@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
 
+from security.crypto.ring import FRAME_BYTES
 from security.secagg.fields import (
     DIGEST,
     Bounded,
     Count,
+    DataClass,
     Digest,
     Fixed,
     Key,
@@ -24,6 +26,7 @@ from security.secagg.fields import (
     SiteId,
     Wire,
 )
+from security.secagg.registry import Filing, Lengths, Sender, Shape, message
 
 BOX_BYTES = 12 + 2 * 32 + 16  # nonce, the two shares, tag
 MAX_BITMAP = 64 * 1024
@@ -78,6 +81,7 @@ class AbortCertificate(Wire):
     lines: Annotated[tuple[AbortLine, ...], Many(Nested(AbortLine))]
 
 
+@message(12, Sender.SITE, DataClass.PUBLIC_KEY, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advert(Wire):
     """S1: a site's fresh keys for one attempt, and the heads of its privacy log and privacy ledger."""
@@ -99,10 +103,10 @@ class OpenedShare(Wire):
     """One share that was released, with what ties it to the dealer's signed list."""
 
     holder: SiteId
-    share: Annotated[bytes, DIGEST]
+    share: Annotated[bytes, DIGEST, DataClass.MASK_SHARE]
     b_hash: Digest
     s_hash: Digest
-    box: Annotated[bytes, Bounded(BOX_BYTES)]
+    box: Annotated[bytes, Bounded(BOX_BYTES), DataClass.SEALED_SHARE]
     path: Annotated[tuple[bytes, ...], Many(DIGEST, limit=8)]
 
 
@@ -140,6 +144,13 @@ class RepeatCertificate(Wire):
     frauds: Annotated[tuple[FraudProof, ...], Many(Nested(FraudProof))]
 
 
+def _bitmap(shape: Shape) -> Lengths:
+    """One bit for each chunk of the sum."""
+    chunks = -(-shape.vector_bytes // FRAME_BYTES)
+    return {"bitmap": -(-chunks // 8)}
+
+
+@message(43, Sender.SITE, DataClass.CONTROL, size=_bitmap)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack(Wire):
     """A site has recomputed the next model and the chunks whose bits are set, and found them right."""
@@ -147,7 +158,7 @@ class Ack(Wire):
     site: SiteId
     result: Digest
     state_hash: Digest
-    bitmap: Annotated[bytes, Bounded(MAX_BITMAP)]
+    bitmap: Annotated[bytes, Bounded(MAX_BITMAP), DataClass.CONTROL]
     signature: Signature
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import Field, dataclass
+from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Protocol, Self, get_type_hints
 
-from lazaret.errors import CodecError
+from lazaret.errors import CodecError, LocalProtocolError
 from security.crypto import encoding
 from security.crypto.encoding import Reader
 
@@ -152,12 +153,30 @@ class Maybe:
         return found[0] if found else None
 
 
+class DataClass(StrEnum):
+    """What kind of information a field or a message carries, in the words of schema and privacy log."""
+
+    CONTROL = "control"  # names, counters, codes
+    DIGEST = "digest"
+    SIGNATURE = "signature"
+    PUBLIC_KEY = "public-key"
+    CHECKPOINT = "checkpoint"  # heads of privacy logs
+    SEALED_SHARE = "sealed-share"  # encrypted for one peer
+    MASK_SHARE = "mask-share"  # of a mask, released only after agreement
+    OPENED_MASK = "opened-mask"
+    MASKED_VECTOR = "masked-vector"
+    AGGREGATE = "aggregate"  # the sum over all survivors
+    MODEL = "model"
+    MANIFEST = "manifest"
+
+
 DIGEST = Fixed(32)
 SIGNATURE = Fixed(64)
 NAME = Name()
 
+# Behind the kind stands the class of data, where the kind does not tell it: see `data_class`.
 Digest = Annotated[bytes, DIGEST]
-Key = Annotated[bytes, DIGEST]
+Key = Annotated[bytes, DIGEST, DataClass.PUBLIC_KEY]
 Signature = Annotated[bytes, SIGNATURE]
 SiteId = Annotated[str, NAME]
 Count = Annotated[int, Number()]
@@ -200,6 +219,7 @@ class Wire:
 
 
 _KINDS: dict[type[Wire], tuple[tuple[str, Kind], ...]] = {}
+_STATED: dict[type[Wire], dict[str, DataClass]] = {}
 
 
 def kinds(cls: type[Wire]) -> tuple[tuple[str, Kind], ...]:
@@ -207,6 +227,29 @@ def kinds(cls: type[Wire]) -> tuple[tuple[str, Kind], ...]:
     found = _KINDS.get(cls)
     if found is None:
         hints = get_type_hints(cls, include_extras=True)
-        found = tuple((name, hints[name].__metadata__[0]) for name in cls.__dataclass_fields__)
+        notes = {name: hints[name].__metadata__ for name in cls.__dataclass_fields__}
+        found = tuple((name, note[0]) for name, note in notes.items())
+        _STATED[cls] = {name: note[1] for name, note in notes.items() if len(note) > 1}
         _KINDS[cls] = found
     return found
+
+
+def data_class(cls: type[Wire], name: str) -> DataClass | None:
+    """The class of data of a field: what it states, or what its kind tells. None for a message: its fields have theirs.
+
+    :raises LocalProtocolError: for bytes whose kind tells nothing and that state nothing.
+    """
+    kind = dict(kinds(cls))[name]
+    inner = kind.item if isinstance(kind, Many | Maybe) else kind
+    stated = _STATED[cls].get(name)
+    if stated is not None:
+        return stated
+    if isinstance(inner, Nested):
+        return None
+    if isinstance(inner, Number | Name):
+        return DataClass.CONTROL
+    if inner == DIGEST:
+        return DataClass.DIGEST
+    if inner == SIGNATURE:
+        return DataClass.SIGNATURE
+    raise LocalProtocolError("needs a class of data", where=f"{cls.__name__}.{name}")

@@ -1,8 +1,9 @@
 """Every message of the protocol (docs/spec/secure-aggregation.md, section 3).
 
 C0..C5 go from the coordinator to a site, S1..S5 from a site to the coordinator. There is no field for a plaintext
-update. On the wire a message is ``kind || TLV(log_head) || fields``: `log_head` is the sender's newest signed
-privacy-log checkpoint, added by the shell that logs and sends; a frame of a vector leaves it empty.
+update. Each class states at `@message` what `registry` derives everything else from; Advert and Ack, which certificates
+hold as well, are in `certificates`. On the wire a message is one field of a parcel (protos/parse.py); the shell that
+logs and sends adds its number on the stream and the newest checkpoint of its privacy log.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from lazaret.errors import CodecError
-from security.crypto import encoding
-from security.crypto.encoding import Reader
 from security.crypto.ring import FRAME_BYTES
 from security.secagg.certificates import (
     BOX_BYTES,
     SHARE_BYTES,
     AbortCertificate,
     AbortCode,
-    Ack,
     Advert,
     CheckCertificate,
     NamedRoots,
@@ -31,8 +29,8 @@ from security.secagg.fields import (
     DIGEST,
     Bounded,
     Count,
+    DataClass,
     Digest,
-    Digests,
     Fixed,
     Many,
     Maybe,
@@ -44,13 +42,15 @@ from security.secagg.fields import (
     Small,
     Wire,
 )
+from security.secagg.registry import Filing, Lengths, Sender, Shape, message
 
-MAX_LOG_HEAD: Final = 4096
 MAX_PATH: Final = 32
 Path = Annotated[tuple[bytes, ...], Many(DIGEST, limit=MAX_PATH)]
+OpenedMasks = Annotated[tuple[bytes, ...], Many(DIGEST), DataClass.OPENED_MASK]
 Context = Annotated[RoundContext, Nested(RoundContext)]
 
 
+@message(1, Sender.SITE, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello(Wire):
     """A site on connecting: the attempt it still holds open (zeros if none), and the newest result it has accepted."""
@@ -61,6 +61,7 @@ class Hello(Wire):
     result: Digest
 
 
+@message(2, Sender.COORDINATOR, DataClass.CONTROL, filing=Filing.ROUND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder(Wire):
     """Train this round on this state under this configuration; `check` vouches for the state where it is known."""
@@ -72,6 +73,7 @@ class TrainOrder(Wire):
     check: Annotated[CheckCertificate | None, Maybe(Nested(CheckCertificate))]
 
 
+@message(3, Sender.SITE, DataClass.CONTROL, filing=Filing.ROUND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready(Wire):
     """The update of a round is encoded and kept. No size, no loss, no time."""
@@ -80,6 +82,8 @@ class Ready(Wire):
     round: Count
 
 
+# Sealed and opened shares too: a repeat certificate may hold fraud proofs, which open those of a convicted dealer.
+@message(10, Sender.COORDINATOR, DataClass.MASK_SHARE, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Wire):
     """C0: the context of an attempt, with what a site asks to see before it joins one."""
@@ -91,6 +95,7 @@ class Plan(Wire):
     signature: Signature
 
 
+@message(11, Sender.SITE, DataClass.CONTROL, filing=Filing.PAST_ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal(Wire):
     """A site will not join an attempt. Unsigned, and binds it to nothing: nothing has left it yet."""
@@ -99,6 +104,7 @@ class Refusal(Wire):
     ctx: Digest
 
 
+@message(13, Sender.COORDINATOR, DataClass.PUBLIC_KEY, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adverts(Wire):
     """C1: the adverts of the whole cohort, in the order of the members."""
@@ -113,7 +119,7 @@ class DealtShare(Wire):
 
     b_hash: Digest
     s_hash: Digest
-    box: Annotated[bytes, Bounded(BOX_BYTES)]
+    box: Annotated[bytes, Bounded(BOX_BYTES), DataClass.SEALED_SHARE]
 
     def __post_init__(self) -> None:
         Wire.__post_init__(self)
@@ -121,6 +127,12 @@ class DealtShare(Wire):
             raise CodecError(f"a share box is empty or {BOX_BYTES} bytes", where="DealtShare.box")
 
 
+def _boxes(shape: Shape) -> Lengths:
+    """A box for each other member of the cohort; none for the dealer itself."""
+    return {"shares": [{"box": 0 if member == shape.site else BOX_BYTES} for member in shape.cohort]}
+
+
+@message(14, Sender.SITE, DataClass.SEALED_SHARE, filing=Filing.ATTEMPT, size=_boxes)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares(Wire):
     """S2: a share of the self-mask seed and of the mask key for each member, in the order of the members."""
@@ -149,6 +161,7 @@ class DeliveredShare(Wire):
     path: Path
 
 
+@message(15, Sender.COORDINATOR, DataClass.SEALED_SHARE, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deliver(Wire):
     """C2: the receiver's n - 1 boxes and all n signed dealer roots."""
@@ -158,6 +171,14 @@ class Deliver(Wire):
     shares: Annotated[tuple[DeliveredShare, ...], Many(Nested(DeliveredShare))]
 
 
+@message(
+    16,
+    Sender.SITE,
+    DataClass.CONTROL,
+    filing=Filing.ATTEMPT,
+    size=lambda shape: {"dealer": len(shape.named)},
+    mentions=lambda message: {"named": message.dealer},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accusation(Wire):
     """A dealer's line is as it signed it, yet the box does not hold those shares. Dealer or accuser lies."""
@@ -168,6 +189,7 @@ class Accusation(Wire):
     signature: Signature
 
 
+@message(17, Sender.SITE, DataClass.CONTROL, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadHeader(Wire):
     """S3: the masked vector that follows in frames, by length and Merkle root."""
@@ -180,15 +202,22 @@ class UploadHeader(Wire):
     signature: Signature
 
 
+def _frame(shape: Shape) -> Lengths:
+    """All frames are full, but for the last one of the vector."""
+    return {"data": min(FRAME_BYTES, shape.vector_bytes - shape.frame * FRAME_BYTES)}
+
+
+@message(18, Sender.SITE, DataClass.MASKED_VECTOR, filing=Filing.ATTEMPT, frame=True, size=_frame)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadFrame(Wire):
     """One leaf of the masked vector."""
 
     kx: Digest
     index: Small
-    data: Annotated[bytes, Bounded(FRAME_BYTES)]
+    data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.MASKED_VECTOR]
 
 
+@message(19, Sender.COORDINATOR, DataClass.CONTROL, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadResume(Wire):
     """The coordinator holds the frames before `next_frame`; go on from there with the same bytes."""
@@ -197,6 +226,7 @@ class UploadResume(Wire):
     next_frame: Small
 
 
+@message(20, Sender.COORDINATOR, DataClass.CONTROL, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survivors(Wire):
     """C3: whose uploads are complete, each with its signed root."""
@@ -205,6 +235,7 @@ class Survivors(Wire):
     uploads: Annotated[tuple[SignedRoot, ...], Many(Nested(SignedRoot))]
 
 
+@message(21, Sender.SITE, DataClass.CONTROL, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agree(Wire):
     """S4: this set and no other. Releases nothing yet."""
@@ -215,6 +246,7 @@ class Agree(Wire):
     signature: Signature
 
 
+@message(22, Sender.COORDINATOR, DataClass.CONTROL, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quorum(Wire):
     """C4: at least t members agree to the same set."""
@@ -224,6 +256,11 @@ class Quorum(Wire):
     agreements: SignedList
 
 
+def _one_share_each(shape: Shape) -> Lengths:
+    return {"shares": [None] * len(shape.cohort)}
+
+
+@message(23, Sender.SITE, DataClass.MASK_SHARE, filing=Filing.ATTEMPT, size=_one_share_each)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmask(Wire):
     """S5: for each member one share, of its seed if it survived and of its mask key if not; never both."""
@@ -231,10 +268,11 @@ class Unmask(Wire):
     site: SiteId
     kx: Digest
     survivors: Digest
-    shares: Annotated[tuple[bytes, ...], Many(Fixed(SHARE_BYTES))]
+    shares: Annotated[tuple[bytes, ...], Many(Fixed(SHARE_BYTES)), DataClass.MASK_SHARE]
     signature: Signature
 
 
+@message(24, Sender.COORDINATOR, DataClass.OPENED_MASK, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result(Wire):
     """C5: everything that a site needs to check the sum, be it a member of the cohort or one that catches up."""
@@ -246,21 +284,23 @@ class Result(Wire):
     agreements: SignedList
     verdict: Annotated[int, Number(limit=1)]
     sum_root: Digest
-    seeds: Digests
-    keys: Digests
+    seeds: OpenedMasks
+    keys: OpenedMasks
     state_hash: Digest
     signature: Signature
 
 
+@message(25, Sender.COORDINATOR, DataClass.AGGREGATE, frame=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SumFrame(Wire):
     """One leaf of the sum. The leaf that holds the weight comes first, the others in order."""
 
     result: Digest
     index: Small
-    data: Annotated[bytes, Bounded(FRAME_BYTES)]
+    data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.AGGREGATE]
 
 
+@message(50, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vouched(Wire):
     """The acknowledgements that cover a result: what a site that catches up needs before it takes the next one."""
@@ -269,6 +309,7 @@ class Vouched(Wire):
     check: Annotated[CheckCertificate, Nested(CheckCertificate)]
 
 
+@message(51, Sender.COORDINATOR, DataClass.OPENED_MASK)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jump(Wire):
     """A covered result whose state follows in frames, in place of the sums that led to it."""
@@ -277,15 +318,17 @@ class Jump(Wire):
     check: Annotated[CheckCertificate, Nested(CheckCertificate)]
 
 
+@message(52, Sender.COORDINATOR, DataClass.MODEL, frame=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFrame(Wire):
     """A part of a state, f32 in layout order."""
 
     state_hash: Digest
     index: Small
-    data: Annotated[bytes, Bounded(FRAME_BYTES)]
+    data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.MODEL]
 
 
+@message(40, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOrder(Wire):
     """Check this result's chunks as if the named sites were not there: the next in line take theirs."""
@@ -294,6 +337,7 @@ class AuditOrder(Wire):
     absent: SiteIds
 
 
+@message(41, Sender.SITE, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkRequest(Wire):
     """A site asks for one chunk of every upload of a result, to add them up for itself."""
@@ -303,6 +347,7 @@ class ChunkRequest(Wire):
     chunk: Small
 
 
+@message(42, Sender.COORDINATOR, DataClass.MASKED_VECTOR, frame=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkPiece(Wire):
     """One chunk of one upload, with its path to the root that the uploader signed."""
@@ -310,10 +355,11 @@ class ChunkPiece(Wire):
     result: Digest
     chunk: Small
     site: SiteId
-    data: Annotated[bytes, Bounded(FRAME_BYTES)]
+    data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.MASKED_VECTOR]
     path: Path
 
 
+@message(30, Sender.COORDINATOR, DataClass.CONTROL, filing=Filing.PAST_ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AbortRequest(Wire):
     """The coordinator gives an attempt up and asks for signed ABORTs, also of sites that never saw its Plan."""
@@ -322,6 +368,7 @@ class AbortRequest(Wire):
     signature: Signature
 
 
+@message(31, Sender.SITE, DataClass.CONTROL, filing=Filing.PAST_ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Abort(Wire):
     """A site will never release in this attempt, under whichever keys."""
@@ -332,65 +379,15 @@ class Abort(Wire):
     signature: Signature
 
 
+@message(
+    32,
+    Sender.BOTH,
+    DataClass.CONTROL,
+    size=lambda shape: {"advert": {"site": len(shape.named)}},
+    mentions=lambda message: {"named": message.advert.site},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(Wire):
     """An advert of the receiver's own that it should remember: if it does not, its state was set back."""
 
     advert: Annotated[Advert, Nested(Advert)]
-
-
-KINDS: Final[dict[int, type[Wire]]] = {
-    1: Hello,
-    2: TrainOrder,
-    3: Ready,
-    10: Plan,
-    11: Refusal,
-    12: Advert,
-    13: Adverts,
-    14: Shares,
-    15: Deliver,
-    16: Accusation,
-    17: UploadHeader,
-    18: UploadFrame,
-    19: UploadResume,
-    20: Survivors,
-    21: Agree,
-    22: Quorum,
-    23: Unmask,
-    24: Result,
-    25: SumFrame,
-    30: AbortRequest,
-    31: Abort,
-    32: Rollback,
-    40: AuditOrder,
-    41: ChunkRequest,
-    42: ChunkPiece,
-    43: Ack,
-    50: Vouched,
-    51: Jump,
-    52: StateFrame,
-}
-_NUMBERS: Final = {cls: number for number, cls in KINDS.items()}
-FROM_SITE: Final = frozenset(
-    {Hello, Ready, Refusal, Advert, Shares, Accusation, UploadHeader, UploadFrame, Agree, Unmask, Abort, Rollback}
-    | {ChunkRequest, Ack}
-)
-
-
-def encode(message: Wire, *, log_head: bytes = b"") -> bytes:
-    """The bytes of a message on the wire."""
-    if len(log_head) > MAX_LOG_HEAD:
-        raise CodecError(f"log head exceeds {MAX_LOG_HEAD} bytes", where=type(message).__name__)
-    return encoding.u32(_NUMBERS[type(message)]) + encoding.tlv(log_head) + message.to_bytes()
-
-
-def decode(data: bytes) -> tuple[Wire, bytes]:
-    """The message and the sender's log head. Unknown kinds, leftovers and any second form of a value are refused."""
-    reader = Reader(data)
-    cls = KINDS.get(number := reader.u32())
-    if cls is None:
-        raise CodecError(f"unknown message kind {number}")
-    log_head = reader.tlv(limit=MAX_LOG_HEAD)
-    message = cls.read(reader)
-    reader.finish()
-    return message, log_head

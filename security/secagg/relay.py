@@ -1,5 +1,6 @@
 """Messages around the aggregation protocol: opening a stream, the manifest, receipts, and heads between witnesses.
 
+They register themselves beside the protocol's own messages, which this file imports: with it the registry is complete.
 They use the same field kinds as the protocol's own messages, so that every byte a site can send has a type and a bound.
 Hospitals do not connect to each other: the coordinator carries heads and cosignatures. It can drop them, which shows as
 staleness, but not forge them. Notes travel in typed pieces, never as text.
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 from lazaret.errors import CodecError
@@ -22,11 +25,24 @@ from security.log.keys import Endorsement
 from security.log.note import Checkpoint, KeyType, Note, Signature, VerifierKey, head_of
 from security.log.witness import Held as HeldHead
 from security.log.witness import Submission
-from security.secagg.fields import DIGEST, Bounded, Count, Digest, Fixed, Key, Many, Nested, Number, SiteId, Small, Wire
+from security.secagg import messages as _protocol  # noqa: F401  # registers the protocol's messages
+from security.secagg.fields import (
+    DIGEST,
+    Bounded,
+    Count,
+    DataClass,
+    Digest,
+    Fixed,
+    Key,
+    Many,
+    Nested,
+    Number,
+    SiteId,
+    Small,
+    Wire,
+)
 from security.secagg.fields import Signature as SignatureBytes
-from security.secagg.messages import FROM_SITE as PROTOCOL_FROM_SITE
-from security.secagg.messages import KINDS as PROTOCOL_KINDS
-from security.secagg.messages import ChunkPiece, Rollback, StateFrame, SumFrame, UploadFrame
+from security.secagg.registry import REGISTRY, Filing, Lengths, Sender, Shape, message
 
 MAX_LOG_NAME: Final = 160
 MAX_EPOCHS: Final = 4096
@@ -35,9 +51,7 @@ MAX_PATH: Final = 63
 COSIGNATURE_BYTES: Final = 72
 MANIFEST_BYTES: Final = 4 * 1024 * 1024
 MAX_PARCEL: Final = 1024 * 1024
-# In the envelope beside the message, whose field number is its kind.
-SEQUENCE_FIELD: Final = 100
-LOG_HEAD_FIELD: Final = 101
+LOG_SIGNATURE_BYTES: Final = 64
 _LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
 
@@ -58,7 +72,7 @@ class LogName:
         return reader.text(limit=MAX_LOG_NAME)
 
 
-Origin = Annotated[str, LogName()]
+Origin = Annotated[str, LogName(), DataClass.CHECKPOINT]
 Path = Annotated[tuple[bytes, ...], Many(DIGEST, limit=MAX_PATH)]
 
 
@@ -78,12 +92,12 @@ class HeadSignature(Wire):
     """One signature line of a head: 64 bytes by a log key, 72 with its time by a cosigner."""
 
     name: Origin
-    key_id: Annotated[bytes, Fixed(4)]
-    value: Annotated[bytes, Bounded(COSIGNATURE_BYTES)]
+    key_id: Annotated[bytes, Fixed(4), DataClass.CHECKPOINT]
+    value: Annotated[bytes, Bounded(COSIGNATURE_BYTES), DataClass.SIGNATURE]
 
     def __post_init__(self) -> None:
         Wire.__post_init__(self)
-        if len(self.value) not in (64, COSIGNATURE_BYTES):
+        if len(self.value) not in (LOG_SIGNATURE_BYTES, COSIGNATURE_BYTES):
             raise CodecError("a signature has 64 or 72 bytes", where="HeadSignature.value")
 
     @classmethod
@@ -121,7 +135,7 @@ class EpochKey(Wire):
     """The key of one epoch, and the endorsement of it by the key before; its number is its place in the list."""
 
     public: Key
-    endorser: Annotated[bytes, Fixed(4)]
+    endorser: Annotated[bytes, Fixed(4), DataClass.CHECKPOINT]
     signature: SignatureBytes
 
     @classmethod
@@ -138,6 +152,13 @@ class EpochKey(Wire):
         return Note(text=Endorsement(origin=origin, epoch=number, key=key).text, signatures=(line,))
 
 
+def head_lengths(origin: str, signatures: int, witnesses: Sequence[str] = ()) -> Lengths:
+    """The open lengths of a signed head: by its own log's keys and by witnesses."""
+    own = [{"name": len(origin), "value": LOG_SIGNATURE_BYTES}] * signatures
+    others = [{"name": len(name), "value": COSIGNATURE_BYTES} for name in witnesses]
+    return {"origin": len(origin), "signatures": [*own, *others]}
+
+
 EpochKeys = Annotated[tuple[EpochKey, ...], Many(Nested(EpochKey), limit=MAX_EPOCHS)]
 
 
@@ -149,6 +170,7 @@ def _endorsements(keys: tuple[EpochKey, ...], origin: str) -> tuple[Note, ...]:
     return tuple(key.note(origin, number) for number, key in enumerate(keys))
 
 
+@message(60, Sender.SITE, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open(Wire):
     """First on a stream: who speaks which protocol, for the how-manieth time, and under which manifest."""
@@ -161,6 +183,7 @@ class Open(Wire):
     manifest_hash: Digest
 
 
+@message(61, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Welcome(Wire):
     """The coordinator's answer to Open; a newer manifest follows in frames."""
@@ -170,6 +193,7 @@ class Welcome(Wire):
     manifest_hash: Digest
 
 
+@message(62, Sender.COORDINATOR, DataClass.MANIFEST, frame=True)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestFrame(Wire):
     """A piece of the consortium's signed manifest; the site believes the signature, not the messenger."""
@@ -177,9 +201,10 @@ class ManifestFrame(Wire):
     version: Count
     length: Annotated[int, Number(limit=MANIFEST_BYTES)]
     index: Small
-    data: Annotated[bytes, Bounded(FRAME_BYTES)]
+    data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.MANIFEST]
 
 
+@message(63, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ping(Wire):
     """Is the site there? Only sites that answered lately are planned for."""
@@ -187,11 +212,15 @@ class Ping(Wire):
     number: Count
 
 
+@message(64, Sender.SITE, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pong(Wire):
+    """The answer to a Ping, with its number."""
+
     number: Count
 
 
+@message(65, Sender.SITE, DataClass.CONTROL, filing=Filing.ROUND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decline(Wire):
     """The site does not train this round. It does not say why: policy, hours and budget are its own affair."""
@@ -200,6 +229,7 @@ class Decline(Wire):
     round: Count
 
 
+@message(66, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt(Wire):
     """A message of the site is entry `entry` of the coordinator's log; the head is the one that travels with this."""
@@ -209,11 +239,15 @@ class Receipt(Wire):
     path: Path
 
 
+@message(67, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goodbye(Wire):
+    """The coordinator closes the stream, for the reason of this code."""
+
     code: Annotated[int, Number(limit=max(Farewell), least=min(Farewell))]
 
 
+@message(70, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessCall(Wire):
     """A witness holds this much of the receiver's log; a Head that grows from there can be cosigned."""
@@ -222,6 +256,17 @@ class WitnessCall(Wire):
     held_size: Count
 
 
+def _offer(shape: Shape) -> Lengths:
+    head = head_lengths(shape.origin, shape.head_signatures)
+    epochs: list[Lengths] = [{}] * shape.epochs
+    return {"witness": len(shape.named), "path": [None] * shape.path, "head": head, "epochs": epochs}
+
+
+def _offered(message: Head) -> dict[str, Any]:
+    return {"named": message.witness, "path": len(message.path), "epochs": len(message.epochs)}
+
+
+@message(71, Sender.BOTH, DataClass.CHECKPOINT, size=_offer, mentions=_offered)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head(Wire):
     """A head offered to a witness, with the proof that it extends the one held and the keys that lead to it."""
@@ -244,6 +289,13 @@ class Head(Wire):
         return Submission(old_size=self.old_size, path=self.path, head=self.head.note, endorsements=endorsements)
 
 
+def _vouching(shape: Shape) -> Lengths:
+    return {"origin": len(shape.named), "signature": {"name": len(shape.witness), "value": COSIGNATURE_BYTES}}
+
+
+@message(
+    72, Sender.BOTH, DataClass.CHECKPOINT, size=_vouching, mentions=lambda message: {"named": message.origin}
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosignature(Wire):
     """A witness vouches for a head of the log named."""
@@ -253,6 +305,18 @@ class Cosignature(Wire):
     signature: Annotated[HeadSignature, Nested(HeadSignature)]
 
 
+def _held(shape: Shape) -> Lengths:
+    head = head_lengths(shape.named, shape.head_signatures, witnesses=[shape.witness] * shape.cosigned)
+    epochs: list[Lengths] = [{}] * shape.epochs
+    return {"witness": len(shape.site), "head": head, "epochs": epochs}
+
+
+def _holds(message: Held) -> dict[str, Any]:
+    cosigned = sum(len(line.value) == COSIGNATURE_BYTES for line in message.head.signatures)
+    return {"named": message.head.origin, "epochs": len(message.epochs), "cosigned": cosigned}
+
+
+@message(73, Sender.BOTH, DataClass.CHECKPOINT, size=_held, mentions=_holds)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held(Wire):
     """The newest head a witness holds of a log: its answer to an offer that grows from elsewhere, and at each start."""
@@ -270,26 +334,15 @@ class Held(Wire):
         return HeldHead(head=self.head.note, endorsements=_endorsements(self.epochs, self.head.origin))
 
 
-RELAY_KINDS: Final[dict[int, type[Wire]]] = {
-    60: Open,
-    61: Welcome,
-    62: ManifestFrame,
-    63: Ping,
-    64: Pong,
-    65: Decline,
-    66: Receipt,
-    67: Goodbye,
-    70: WitnessCall,
-    71: Head,
-    72: Cosignature,
-    73: Held,
-}
-BOTH_WAYS: Final = frozenset({Rollback, Head, Cosignature, Held})
-FROM_SITE: Final = PROTOCOL_FROM_SITE | BOTH_WAYS | {Open, Pong, Decline}
-KINDS: Final[dict[int, type[Wire]]] = PROTOCOL_KINDS | RELAY_KINDS
+# ----------------------------------------
+# All messages are registered now. What the rest of the tree asks most often, derived from what they state.
+
+KINDS: Final = {entry.number: entry.cls for entry in REGISTRY}
+FROM_SITE: Final = REGISTRY.from_site()
+FROM_COORDINATOR: Final = REGISTRY.from_coordinator()
+PERMITTED: Final = MappingProxyType(REGISTRY.permitted())
 # Pieces of something that was announced with a head; everything else carries the sender's newest one.
-FRAMES: Final = frozenset({UploadFrame, SumFrame, StateFrame, ChunkPiece, ManifestFrame})
-FROM_COORDINATOR: Final = (frozenset(KINDS.values()) - FROM_SITE) | BOTH_WAYS
+FRAMES: Final = REGISTRY.frames()
 
 
 def message_id(site: str, session: int, sequence: int, *, from_site: bool) -> str:

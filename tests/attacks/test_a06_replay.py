@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError
+from protos.loopback import sent_message
 from security.secagg import messages
 from security.secagg.effects import Persist, Refused
 from security.secagg.site import checks
@@ -50,7 +51,7 @@ def test_a_recorded_round_changes_nothing(restart: bool) -> None:
     run = evil(wide=False)
     run.transcript = []
     run.run_round(run.updates(1))
-    recorded = [messages.decode(data)[0] for _, receiver, data in run.transcript if receiver == VICTIM]
+    recorded = [sent_message(sender, data) for sender, receiver, data in run.transcript if receiver == VICTIM]
     kinds = {messages.Plan, messages.Adverts, messages.Deliver, messages.Survivors, messages.Quorum, messages.Result}
     assert kinds <= {type(message) for message in recorded}
     run.open_round(2)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from lazaret.errors import VerificationFailed
+from protos.loopback import COORDINATOR
 from security.crypto import shamir
 from security.secagg import certificate_checks, messages, statements
 from security.secagg import context as hashes
 from security.secagg.context import Verdict
 from security.secagg.coordinator.uploads import Dealing
-from security.secagg.loopback import COORDINATOR
 from security.secagg.messages import Shares
 from security.secrets import Secret
 from tests.support.evil import EvilCoordinator, assert_refused, evil

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from protos.loopback import RoundOutcome
 from security.crypto import key_agreement
 from security.secagg import messages, statements
 from security.secagg.certificates import Advert
 from security.secagg.context import Verdict
 from security.secagg.coordinator.rounds import BlameBook
-from security.secagg.loopback import RoundOutcome
 from tests.support.evil import EvilCoordinator, evil
 from tests.support.secagg_world import reference_sum
 

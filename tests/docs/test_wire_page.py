@@ -6,9 +6,14 @@ import re
 from pathlib import Path
 
 from protos.parse import FROM_SITE, Parcel
+from protos.schema import with_tables
 from security.secagg import relay
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spec" / "wire.md").read_text()
+
+
+def test_the_tables_are_the_registry() -> None:
+    assert with_tables(PAGE) == PAGE, "run scripts/generate-protos"
 
 
 def named(start: str, end: str) -> set[str]:
@@ -19,7 +24,7 @@ def named(start: str, end: str) -> set[str]:
 
 def test_every_message_is_on_the_page() -> None:
     assert named("From a site:", "From the coordinator:") == {cls.__name__ for cls in relay.FROM_SITE}
-    assert named("From the coordinator:", "## Witnesses") == {cls.__name__ for cls in relay.FROM_COORDINATOR}
+    assert named("From the coordinator:", "### Adding a message") == {cls.__name__ for cls in relay.FROM_COORDINATOR}
 
 
 def test_the_example_is_real() -> None:

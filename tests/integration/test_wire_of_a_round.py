@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from protos.loopback import COORDINATOR, Drop
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.secagg import messages
 from security.secagg.fields import Wire
-from security.secagg.loopback import COORDINATOR, Drop
 from security.secagg.messages import Agree, UploadFrame
+from security.secagg.registry import Shape
 from security.secagg.relay import FRAMES, HeadSignature, SignedHead
-from security.secagg.sizes import Shape, expected_bytes
+from security.secagg.sizes import expected_bytes
 from tests.support.secagg_world import federation, random_updates, reference_sum, small_layout
 
 FEDERATION = "loopback"

@@ -7,14 +7,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from lazaret.errors import PolicyViolation
+from protos.loopback import Drop, RoundOutcome, sent_message
 from security.crypto.ring import BITS
 from security.identity.membership import AuditMode
 from security.log import uniformity
 from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point, messages, thresholds
-from security.secagg.certificates import Advert
+from security.secagg.certificates import Ack, Advert
 from security.secagg.context import Verdict
-from security.secagg.loopback import Drop, RoundOutcome
 from tests.support.secagg_world import RecordedFederation, federation, reference_sum, small_layout
 
 STEPS = (
@@ -24,7 +24,7 @@ STEPS = (
     messages.UploadFrame,
     messages.Agree,
     messages.Unmask,
-    messages.Ack,
+    Ack,
 )
 SLOW = settings(
     max_examples=25, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
@@ -119,7 +119,7 @@ def test_a_masked_upload_looks_like_noise_and_an_unmasked_one_does_not() -> None
     run.transcript = []
     updates = {site: np.arange(layout.words, dtype=layout.dtype) for site in run.sites}
     run.run_round(updates)
-    frames = [messages.decode(data)[0] for _, _, data in run.transcript]
+    frames = [sent_message(sender, data) for sender, _, data in run.transcript]
     uploads = [frame.data for frame in frames if isinstance(frame, messages.UploadFrame)]
     assert len(uploads) >= 4
     for upload in uploads:

@@ -10,10 +10,10 @@ import random
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from protos.loopback import COORDINATOR
 from security.secagg import messages
 from security.secagg.certificates import Ack
 from security.secagg.fields import Wire
-from security.secagg.loopback import COORDINATOR
 from security.secagg.transitions import CoordinatorState
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, reference_sum
 

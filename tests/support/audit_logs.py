@@ -27,7 +27,7 @@ from security.log.store import Disk
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
-from security.secagg.sizes import Shape
+from security.secagg.registry import Shape
 from tests.support.consortium_world import World, subject
 
 SITES = ("graz", "linz", "vienna")

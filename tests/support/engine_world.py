@@ -27,6 +27,9 @@ from coordinator.results import Chain
 from coordinator.rounds import RoundEngine, RunPlan
 from coordinator.storage import Storage
 from lazaret.errors import ToolkitError
+from protos.loopback import COORDINATOR, LoopbackFederation
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel
+from protos.stream_end import empty_log_head
 from security.clock import ManualClock
 from security.crypto.ring import frames_of
 from security.rng import CountedRandomness
@@ -39,8 +42,7 @@ from security.secagg.effects import Compact, Discard, Persist, SaveState, Send, 
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Clips, Layout
-from security.secagg.loopback import COORDINATOR, LoopbackFederation
-from security.secagg.relay import KINDS, Decline, Ping, Pong
+from security.secagg.relay import FRAMES, Decline, Ping, Pong
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
@@ -162,7 +164,7 @@ class EngineWorld:
 
     def _to(self, name: str, message: Wire) -> None:
         if name not in self.offline:
-            self.to_site.append((name, _bytes(message)))
+            self.to_site.append((name, _bytes(FROM_COORDINATOR, message)))
 
     def do_site(self, name: str, effects: tuple) -> None:
         site = self.base.sites[name]
@@ -174,9 +176,9 @@ class EngineWorld:
                     site.wal[:] = records
                 case Send(message):
                     if (name, type(message)) not in self.silent:
-                        self.to_coordinator.append((name, _bytes(message)))
+                        self.to_coordinator.append((name, _bytes(FROM_SITE, message)))
                 case SendUpload():
-                    self.to_coordinator.extend((name, _bytes(frame)) for frame in effect.frames())
+                    self.to_coordinator.extend((name, _bytes(FROM_SITE, frame)) for frame in effect.frames())
                 case SaveState(digest, state):
                     self.states[name][digest] = state
 
@@ -195,13 +197,13 @@ class EngineWorld:
         """Deliver one message; False when nothing is under way."""
         if self.to_site:
             name, data = self.to_site.popleft()
-            self._site_receives(name, _message(data))
+            self._site_receives(name, FROM_COORDINATOR.decode(data).message)
             return True
         if self.to_coordinator:
             name, data = self.to_coordinator.popleft()
             if name not in self.offline:
                 try:
-                    self.do_coordinator(self.engine.receive(name, _message(data)))
+                    self.do_coordinator(self.engine.receive(name, FROM_SITE.decode(data).message))
                 except ToolkitError as error:
                     self.errors.append(error)
             return True
@@ -237,12 +239,10 @@ class EngineWorld:
         raise AssertionError(f"stuck: {self.engine.phase}, closed {self.closed}, errors {self.errors[-3:]}")
 
 
-_NUMBERS = {cls: number for number, cls in KINDS.items()}
+HEAD = empty_log_head("somebody", "engine", bytes(32))
 
 
-def _bytes(message: Wire) -> bytes:
-    return _NUMBERS[type(message)].to_bytes(4, "big") + message.to_bytes()
-
-
-def _message(data: bytes) -> Wire:
-    return KINDS[int.from_bytes(data[:4], "big")].from_bytes(data[4:])
+def _bytes(direction: Direction, message: Wire) -> bytes:
+    """The parcel of the network. Its place on the stream is 1: the order of streams is tested with the shells."""
+    head = None if type(message) in FRAMES else HEAD
+    return direction.encode(Parcel(message=message, sequence=1, log_head=head))

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from lazaret.errors import ToolkitError
+from protos.loopback import COORDINATOR
 from security.clock import ManualClock
 from security.crypto.prg import Words
 from security.rng import CountedRandomness
@@ -27,7 +28,6 @@ from security.secagg.coordinator.rounds import CoordinatorRound
 from security.secagg.effects import Effect, Effects, Ended
 from security.secagg.fields import Wire
 from security.secagg.layout import Layout
-from security.secagg.loopback import COORDINATOR
 from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Signer
 from tests.support.secagg_world import CONFIG, RecordedFederation, names, random_updates, small_layout

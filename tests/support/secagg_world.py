@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from protos.loopback import LoopbackFederation, sent_message
 from security.clock import ManualClock
 from security.crypto.prg import Words
 from security.crypto.ring import DEFAULT_BITS
@@ -16,7 +17,6 @@ from security.secagg import state as states
 from security.secagg.effects import Effects, Persist
 from security.secagg.fields import Wire
 from security.secagg.layout import Block, Layout
-from security.secagg.loopback import LoopbackFederation
 
 CONFIG = bytes(range(32))
 
@@ -73,7 +73,7 @@ class RecordedFederation(LoopbackFederation):
         """Who has sent shares, by keys and set; needs a transcript."""
         found: dict[tuple[bytes, bytes], set[str]] = {}
         for sender, _, data in self.transcript or ():
-            message, _ = messages.decode(data)
+            message = sent_message(sender, data)
             if isinstance(message, messages.Unmask):
                 found.setdefault((message.kx, message.survivors), set()).add(sender)
         return found

@@ -121,7 +121,7 @@ class SiteMachine:
     def receive(self, message: Wire) -> Effects:
         """Take a message from the coordinator."""
         event, handler = self._route(message)
-        asked = hashlib.sha256(messages.encode(message)).digest() if event in _ANSWERED else b""
+        asked = self._question(message) if event in _ANSWERED else b""
         if asked in self._answers:
             return self._answers[asked]
         if isinstance(message, messages.Survivors) and self.state is SiteState.AGREED:
@@ -137,6 +137,11 @@ class SiteMachine:
         if event in _ANSWERED:
             self._answers[asked] = tuple(e for e in effects if isinstance(e, Send | SendUpload))
         return effects
+
+    @staticmethod
+    def _question(message: Wire) -> bytes:
+        """A question is the same if all of its fields are, whatever parcel it came in."""
+        return hashlib.sha256(type(message).__name__.encode() + message.to_bytes()).digest()
 
     def reject(self, error: ToolkitError) -> Effects:
         """Something arrived that is no message at all: the open attempt ends, if it still can."""

@@ -15,7 +15,7 @@ from security.log import egress as door
 from security.log import events as ev
 from security.log.egress import Outgoing, blocked, due_bytes, pass_door, recorded_shape
 from security.rng import CountedRandomness
-from security.secagg.sizes import Shape
+from security.secagg.registry import Shape
 from tests.support.audit_attacks import Lonely, weighty, without
 
 

@@ -14,9 +14,9 @@ from security.audit.checkpoints import UNSEEN_PER_CONNECTION
 from security.audit.verify import keys_for, verify
 from security.clock import SystemClock
 from security.log import events as ev
-from security.log.egress import PERMITTED, SecondLedger, due_bytes, recorded_shape
+from security.log.egress import SecondLedger, due_bytes, permitted, recorded_shape
 from security.rng import SystemRandomness
-from security.secagg.sizes import Shape
+from security.secagg.registry import Shape
 from site_agent.assembly import assemble
 from site_agent.client import meter_for, serve
 from site_agent.config import SiteConfig
@@ -50,7 +50,7 @@ class Site:
         event = ev.Egress(
             msg_id=msg_id,
             message=message,
-            data_class=PERMITTED[message],
+            data_class=permitted()[message],
             bytes=due,
             sha256="ab" * 32,
             expected_bytes=due,

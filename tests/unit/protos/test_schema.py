@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
+from lazaret.errors import LocalProtocolError
 from protos import federation_pb2 as pb
-from protos.schema import CLASSES, schema, schema_digest
-from security.log.egress import PERMITTED
-from security.secagg import relay
-from security.secagg.fields import kinds
+from protos.schema import schema, schema_digest
+from security.log.egress import permitted
+from security.secagg import fields, messages, relay
+from security.secagg.fields import DataClass, kinds
 
 ROOT = Path(__file__).parents[3]
 FIELD = re.compile(r"^  (repeated )?(\w+) (\w+) = (\d+);  // ([\w-]+|see \w+); (.+)$")
@@ -119,9 +120,15 @@ def test_the_digest_is_the_committed_files() -> None:
 
 def test_bytes_without_a_class_have_no_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new field that holds free bytes does not slip into the schema unseen."""
-    monkeypatch.delitem(CLASSES, "UploadFrame.data")
-    with pytest.raises(TypeError, match=r"UploadFrame\.data needs a class"):
+    kinds(messages.UploadFrame)
+    monkeypatch.delitem(fields._STATED[messages.UploadFrame], "data")
+    with pytest.raises(LocalProtocolError, match=r"UploadFrame\.data: needs a class of data"):
         schema()
+
+
+def test_the_header_explains_every_class_of_data() -> None:
+    explained = schema().split("// Classes:")[1].split("There is no field")[0]
+    assert all(re.search(rf"\b{name.value}\b", explained) for name in DataClass)
 
 
 def test_one_service_one_stream() -> None:
@@ -131,4 +138,30 @@ def test_one_service_one_stream() -> None:
 
 
 def test_the_egress_door_knows_every_message_of_a_site() -> None:
-    assert {cls.__name__ for cls in relay.FROM_SITE} <= set(PERMITTED)
+    assert {cls.__name__ for cls in relay.FROM_SITE} == set(permitted())
+
+
+def test_what_a_site_may_send_is_frozen() -> None:
+    """The list of the privacy promise, by hand: a message that a site gains, or that changes its class, shows here."""
+    assert dict(permitted()) == {
+        "Open": "control",
+        "Hello": "control",
+        "Pong": "control",
+        "Decline": "control",
+        "Rollback": "control",
+        "Ready": "control",
+        "Refusal": "control",
+        "Accusation": "control",
+        "Abort": "control",
+        "Agree": "control",
+        "Ack": "control",
+        "ChunkRequest": "control",
+        "UploadHeader": "control",
+        "Advert": "public-key",
+        "Shares": "sealed-share",
+        "Unmask": "mask-share",
+        "UploadFrame": "masked-vector",
+        "Head": "checkpoint",
+        "Cosignature": "checkpoint",
+        "Held": "checkpoint",
+    }

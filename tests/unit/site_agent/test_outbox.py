@@ -100,7 +100,7 @@ def test_twin_without_the_size_equation_92_hidden_bytes_leave(tmp_path: Path, mo
     monkeypatch.setattr(egress, "_refused", lambda rule, outgoing: pytest.fail("unused"))
 
     def lax(outgoing: egress.Outgoing) -> egress.Egress:
-        data_class = egress.PERMITTED[outgoing.message]
+        data_class = egress.permitted()[outgoing.message]
         return egress.Egress(
             msg_id=outgoing.msg_id,
             message=outgoing.message,

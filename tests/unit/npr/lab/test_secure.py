@@ -9,8 +9,8 @@ from npr.lab.cell import build_federation
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.lab.secure import SecureAggregator
 from npr.wire_layout import WireModel, ever_shared
+from protos.loopback import LoopbackFederation
 from security.secagg.fixed_point import step_size
-from security.secagg.loopback import LoopbackFederation
 
 SOURCE = "generated:scale=0.002,sites=4"
 

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import security
 from lazaret.errors import CodecError
+from protos.loopback import COORDINATOR, Drop, LoopbackFederation, sent_message
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel, tag, varint
+from protos.stream_end import empty_log_head
 from security.crypto import encoding
-from security.secagg import certificates, fields, messages, records
+from security.secagg import certificates, fields, messages, records, relay
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
-from security.secagg.loopback import COORDINATOR, Drop, LoopbackFederation
 from tests.support.secagg_world import federation, random_updates
+
+HEAD = empty_log_head("graz", "lesions", bytes(32))
+PROTOCOL = [cls for cls in relay.KINDS.values() if cls.__module__ != relay.__name__]
 
 
 @cache
@@ -39,8 +47,8 @@ def five() -> LoopbackFederation:
 @cache
 def examples() -> dict[type[Wire], tuple[Wire, bytes]]:
     found: dict[type[Wire], tuple[Wire, bytes]] = {}
-    for _, _, data in recorded():
-        message, _ = messages.decode(data)
+    for sender, _, data in recorded():
+        message = sent_message(sender, data)
         found.setdefault(type(message), (message, data))
     return found
 
@@ -77,7 +85,7 @@ def instances(cls: type[Wire]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries({name: values(kind) for name, kind in fields.kinds(cls)}).map(lambda told: cls(**told))
 
 
-@pytest.mark.parametrize("cls", [*messages.KINDS.values(), *records.KINDS.values()], ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", [*PROTOCOL, *records.KINDS.values()], ids=lambda cls: cls.__name__)
 @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_round_trip(cls: type[Wire], data: st.DataObject) -> None:
@@ -87,8 +95,10 @@ def test_round_trip(cls: type[Wire], data: st.DataObject) -> None:
     for broken in (raw + b"\0", raw[:-1]):
         with pytest.raises(CodecError):
             cls.from_bytes(broken)
-    if cls in messages.KINDS.values():
-        assert messages.decode(messages.encode(value, log_head=b"head")) == (value, b"head")
+    if cls in PROTOCOL:
+        direction = FROM_SITE if cls in relay.FROM_SITE else FROM_COORDINATOR
+        parcel = Parcel(message=value, sequence=1, log_head=None if cls in relay.FRAMES else HEAD)
+        assert direction.decode(direction.encode(parcel)) == parcel
     else:
         assert records.decode(records.encode(value)) == value
 
@@ -96,23 +106,29 @@ def test_round_trip(cls: type[Wire], data: st.DataObject) -> None:
 @settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_garbage_is_refused_or_means_exactly_itself(data: st.DataObject) -> None:
-    """Flip bytes of a real message: it is refused, or it is the one encoding of another message."""
-    _, raw = data.draw(st.sampled_from(sorted(examples().values(), key=lambda pair: pair[1][:4])))
-    changed = bytearray(raw[:2000])
+    """Flip bytes of a real parcel: it is refused, or it is the one encoding of another one."""
+    message, raw = data.draw(st.sampled_from(sorted(examples().values(), key=lambda pair: pair[1][:4])))
+    direction = FROM_SITE if type(message) in relay.FROM_SITE else FROM_COORDINATOR
+    changed = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 4))):
         changed[data.draw(st.integers(0, min(len(changed), 400) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        message, head = messages.decode(bytes(changed))
-    except CodecError:
-        return
-    assert messages.encode(message, log_head=head) == bytes(changed)
+    for bent in (bytes(changed), bytes(changed[:2000])):
+        try:
+            parcel = direction.decode(bent)
+        except CodecError:
+            continue
+        assert direction.encode(parcel) == bent
 
 
 def test_unknown_kinds_and_long_heads() -> None:
-    with pytest.raises(CodecError, match="unknown message kind 999"):
-        messages.decode(encoding.u32(999) + encoding.tlv(b""))
-    with pytest.raises(CodecError, match="log head"):
-        messages.encode(messages.Ready(site="a", round=1), log_head=bytes(messages.MAX_LOG_HEAD + 1))
+    sequence = tag(100, 1) + (1).to_bytes(8, "little")
+    with pytest.raises(CodecError, match="no message or no sequence number"):
+        FROM_SITE.decode(tag(99, 2) + varint(0) + sequence)
+    lines = (relay.HeadSignature(name="a" * relay.MAX_LOG_NAME, key_id=bytes(4), value=bytes(72)),)
+    with pytest.raises(CodecError, match=r"SignedHead\.signatures: expected a tuple of at most 64"):
+        replace(HEAD, signatures=lines * (relay.MAX_SIGNATURES + 1))
+    with pytest.raises(CodecError, match=r"SignedHead\.origin: expected a log name of at most"):
+        replace(HEAD, origin="a" * (relay.MAX_LOG_NAME + 1))
     with pytest.raises(CodecError, match="unknown record kind"):
         records.decode(encoding.u32(999))
 
@@ -154,7 +170,30 @@ def test_ids_that_run_together_sign_different_bytes() -> None:
     assert len(bodies) == 4
 
 
+def subclasses(cls: type[Wire]) -> set[type[Wire]]:
+    return {inner for found in cls.__subclasses__() for inner in (found, *subclasses(found))}
+
+
+def test_the_length_prefixed_form_is_read_from_disks_only() -> None:
+    """The journal, two columns of the coordinator's database and the evidence file; nothing that a peer has sent."""
+    root = Path(security.__file__).parents[1]
+    known = "|".join(sorted({"cls", *(cls.__name__ for cls in subclasses(Wire))}))
+    read = re.compile(rf"\b({known})\.(from_bytes|read)\(")
+    found: dict[str, set[str]] = {}
+    for package in ("lazaret", "security", "protos", "npr", "site_agent", "coordinator"):
+        for path in (root / package).rglob("*.py"):
+            text = path.read_text()
+            if "security.secagg" in text and (names := {match[1] for match in read.finditer(text)}):
+                found[path.relative_to(root).as_posix()] = names
+    assert found == {
+        "coordinator/storage.py": {"Result", "CheckCertificate"},
+        "security/secagg/records.py": {"cls"},
+        "security/secagg/site/results.py": {"cls"},
+    }
+    assert re.search(r"\bReader\b", (root / "protos" / "parse.py").read_text()) is None
+
+
 def test_messages_of_sites_are_those_that_sites_send() -> None:
     for sender, _, data in recorded():
-        message, _ = messages.decode(data)
-        assert (type(message) in messages.FROM_SITE) == (sender != COORDINATOR)
+        message = sent_message(sender, data)
+        assert (type(message) in relay.FROM_SITE) == (sender != COORDINATOR)

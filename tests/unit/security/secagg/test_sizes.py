@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,8 +15,9 @@ from security.crypto.ring import FRAME_BYTES
 from security.secagg import certificates, messages, relay
 from security.secagg.fields import Wire
 from security.secagg.messages import DealtShare
+from security.secagg.registry import REGISTRY, Shape
 from security.secagg.relay import FRAMES, EpochKey, HeadSignature, SignedHead
-from security.secagg.sizes import Shape, expected_bytes
+from security.secagg.sizes import expected_bytes
 
 D, S, K = bytes(32), bytes(64), bytes(32)
 
@@ -109,6 +111,17 @@ MAKERS: dict[type[Wire], Callable[[Shape], Wire]] = {
 
 def test_every_message_of_a_site_has_an_equation() -> None:
     assert set(MAKERS) == set(relay.FROM_SITE)
+
+
+@pytest.mark.parametrize("cls", list(MAKERS), ids=[cls.__name__ for cls in MAKERS])
+def test_what_a_message_mentions_is_all_that_its_length_takes_from_it(cls: type[Wire]) -> None:
+    """A door that knows cohort, vector and head has the whole shape once it has looked at the message."""
+    known = Shape(federation="lesions", site="graz", cohort=("graz", "linz", "wien"), vector_bytes=1000)
+    shape = replace(known, named="linz", path=3, epochs=2, cosigned=1)
+    message = MAKERS[cls](shape)
+    log_head = None if cls in FRAMES else head(shape.origin)
+    data = FROM_SITE.encode(Parcel(message=message, sequence=1, log_head=log_head))
+    assert expected_bytes(cls, REGISTRY[cls].shape_of(message, known)) == len(data)
 
 
 def check(cls: type[Wire], shape: Shape, sequence: int) -> None:

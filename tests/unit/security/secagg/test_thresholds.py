@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import ConfigError, PolicyViolation
+from protos.loopback import LoopbackFederation
 from security.secagg import thresholds
-from security.secagg.loopback import LoopbackFederation
 from tests.support.secagg_world import federation, random_updates, reference_sum
 
 

@@ -11,9 +11,10 @@ import pytest
 
 import security
 from lazaret.errors import RemoteProtocolError
+from protos.loopback import COORDINATOR as COORDINATOR_NAME
+from protos.loopback import sent_message
 from security.secagg import messages
 from security.secagg.fields import Wire
-from security.secagg.loopback import COORDINATOR as COORDINATOR_NAME
 from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import (
     COORDINATOR,
@@ -116,8 +117,8 @@ def of_any_round() -> dict[type[Wire], Wire]:
     run.transcript = []
     run.run_round(random_updates(run.policy.layout, run.sites, 1))
     found: dict[type[Wire], Wire] = {}
-    for _, receiver, data in run.transcript:
-        message, _ = messages.decode(data)
+    for sender, receiver, data in run.transcript:
+        message = sent_message(sender, data)
         if receiver != COORDINATOR_NAME:
             found.setdefault(type(message), message)
     result, check = found[messages.Result], run.check

@@ -106,7 +106,7 @@ UNSIGNED: dict[type[Wire], Callable[[Any], Wire]] = {
     messages.UploadHeader: lambda m: replace(m, length=m.length + 4),
     messages.Agree: lambda m: replace(m, survivors=bytes(32)),
     messages.Unmask: lambda m: replace(m, survivors=bytes(32)),
-    messages.Ack: lambda m: replace(m, result=bytes(32)),
+    Ack: lambda m: replace(m, result=bytes(32)),
 }
 
 
@@ -126,7 +126,7 @@ def test_answers_that_do_not_fit_are_not_counted(kind: type[Wire]) -> None:
                     ),
                     messages.Agree: lambda: statements.agree(changed.kx, changed.survivors),
                     messages.Unmask: lambda: statements.unmask(changed.kx, changed.survivors, changed.shares),
-                    messages.Ack: lambda: statements.ack(changed.result, changed.state_hash, changed.bitmap),
+                    Ack: lambda: statements.ack(changed.result, changed.state_hash, changed.bitmap),
                 }[kind]()
                 changed = replace(changed, signature=signed(run, message.site, made))
             return [changed]

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from protos.loopback import COORDINATOR, RoundOutcome, sent_message
 from security.clock import ManualClock
 from security.crypto.prg import Words
 from security.rng import CountedRandomness
@@ -19,7 +20,6 @@ from security.secagg import state as states
 from security.secagg.coordinator.recovery import restore_round, resume
 from security.secagg.coordinator.rounds import BlameBook, RoundLost
 from security.secagg.effects import Effect, Effects, SaveState, Vector
-from security.secagg.loopback import COORDINATOR, RoundOutcome
 from tests.support.secagg_world import CONFIG, RecordedFederation, names, random_updates, reference_sum, small_layout
 
 SITES = 4
@@ -119,7 +119,7 @@ def effects_of(victim: str) -> int:
 def answers(run: RecordedFederation) -> Iterator[tuple[str, type, bytes, bytes]]:
     """Every signed answer of a site, with the question it belongs to."""
     for sender, _, data in run.transcript or ():
-        message, _ = messages.decode(data)
+        message = sent_message(sender, data)
         if isinstance(message, messages.Agree | messages.Unmask | messages.Shares | messages.UploadHeader):
             yield sender, type(message), message.kx, message.to_bytes()
 
@@ -179,7 +179,7 @@ def test_all_sites_die_between_agree_and_release() -> None:
             run._queue.popleft()
             continue
         sender, receiver, data = item
-        message, _ = messages.decode(data)
+        message = run.arrived(sender, receiver, data)
         if isinstance(message, messages.Quorum):
             held.append(item)
         elif receiver == COORDINATOR:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import PolicyViolation, VerificationFailed
+from protos.loopback import COORDINATOR, Drop
 from security.crypto import shamir
 from security.secagg import certificate_checks, messages, statements
 from security.secagg.certificates import Advert
 from security.secagg.coordinator.rounds import BlameBook
 from security.secagg.fields import Wire
-from security.secagg.loopback import COORDINATOR, Drop
 from security.secagg.site import checks
 from security.secagg.site.attempt import deal_root
 from security.secagg.transitions import CoordinatorState, SiteState

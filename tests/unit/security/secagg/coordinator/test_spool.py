@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from lazaret.errors import ConfigError, DataError, LocalProtocolError, RemoteProtocolError, VerificationFailed
+from protos.loopback import Drop
 from security.crypto import masking
 from security.crypto.ring import FRAME_BYTES
 from security.secagg import messages, records
 from security.secagg.coordinator.spool import FileSpool, Gone, MemorySpool, Spool
 from security.secagg.coordinator.uploads import Uploads
 from security.secagg.fields import Wire
-from security.secagg.loopback import Drop
 from security.secagg.site.journal import Journal
 from site_agent.state_writer import MAGIC, WriteAheadLog
 from tests.support.secagg_world import federation, random_updates, small_layout

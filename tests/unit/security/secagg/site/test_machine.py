@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError, VerificationFailed
+from protos.loopback import sent_message
 from security.clock import ManualClock
 from security.secagg import messages, records, statements
 from security.secagg.certificates import AbortCode, Advert
@@ -130,11 +131,11 @@ def test_the_same_question_gets_the_same_bytes() -> None:
     run.run_round(random_updates(run.policy.layout, run.sites, 1))
     answers: dict[type, set[bytes]] = {}
     for sender, _, data in run.transcript:
-        message, _ = messages.decode(data)
+        message = sent_message(sender, data)
         if sender == "site-00" and isinstance(
             message, Advert | messages.Shares | messages.UploadHeader | messages.Agree | messages.Unmask
         ):
-            answers.setdefault(type(message), set()).add(data)
+            answers.setdefault(type(message), set()).add(message.to_bytes())
     assert len(answers) == 5 and all(len(different) == 1 for different in answers.values())
     run.check_promises()
 
@@ -403,7 +404,7 @@ def test_an_upload_resumes_at_a_frame_with_the_same_bytes() -> None:
     (effect,) = machine.receive(messages.UploadResume(kx=survivors.kx, next_frame=0))
     assert isinstance(effect, SendUpload)
     sent = [frame.data for frame in effect.frames()]
-    uploads = [messages.decode(data)[0] for sender, _, data in run.transcript or () if sender == "site-00"]
+    uploads = [sent_message(sender, data) for sender, _, data in run.transcript or () if sender == "site-00"]
     assert sent == [frame.data for frame in uploads if isinstance(frame, messages.UploadFrame)]
     with pytest.raises(RemoteProtocolError, match="no such frame"):
         machine.receive(messages.UploadResume(kx=survivors.kx, next_frame=99))

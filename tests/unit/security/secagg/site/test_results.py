@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from protos.loopback import Drop
 from security.crypto.ring import FRAME_BYTES
 from security.identity.membership import AuditMode
 from security.secagg import certificate_checks, messages, records, statements
@@ -20,7 +21,6 @@ from security.secagg.context import Verdict
 from security.secagg.effects import Advanced, DraftState, Effect, LoneChange, SaveState
 from security.secagg.fields import Wire
 from security.secagg.layout import WEIGHT, Layout
-from security.secagg.loopback import Drop
 from security.secagg.site import result_checks
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine

@@ -1,7 +1,8 @@
-"""A whole federation in one process: real machines on both sides, every message through the codec as bytes.
+"""A whole federation in one process: real machines on both sides, and between them the bytes of the network.
 
-`npr-lab` uses it for secure aggregation on one machine; tests and benchmarks do too. Sites can be told to fall silent
-at any message, which is how dropouts are simulated.
+Each message travels as a parcel, numbered on its stream and with a signed log head, as the shells of site and
+coordinator send it. `npr-lab` uses this for secure aggregation on one machine; tests and benchmarks do too. Sites can
+be told to fall silent at any message, which is how dropouts are simulated.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lazaret.errors import ToolkitError
+from protos.parse import FROM_COORDINATOR, FROM_SITE
+from protos.stream_end import StreamEnd, empty_log_head
 from security.clock import Clock, SystemClock
 from security.crypto.prg import Words
 from security.crypto.signing import SigningKey
@@ -52,6 +55,7 @@ from security.secagg.transitions import CoordinatorState
 from security.secrets import Secret
 
 COORDINATOR = "coordinator"
+FEDERATION = "loopback"
 _OPEN = (
     CoordinatorState.ADVERTISING,
     CoordinatorState.DEALING,
@@ -60,6 +64,11 @@ _OPEN = (
     CoordinatorState.UNMASKING,
     CoordinatorState.ABORTING,
 )
+
+
+def sent_message(sender: str, data: bytes) -> Wire:
+    """The message in recorded bytes of a sender, wherever on its stream they were."""
+    return (FROM_COORDINATOR if sender == COORDINATOR else FROM_SITE).decode(data).message
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +131,7 @@ class LoopbackFederation:
         self.workers = workers
         self.keys = {name: SigningKey.generate(self.randomness) for name in (*sites, COORDINATOR)}
         self.policy = AggregationPolicy(
-            federation="loopback",
+            federation=FEDERATION,
             manifest_version=1,
             manifest_hash=hashlib.sha256(layout.layout_hash + states.state_hash(model)).digest(),
             run="loopback",
@@ -156,9 +165,14 @@ class LoopbackFederation:
         # Streams of messages, so that a vector is never under way as a whole.
         self._queue: deque[Iterator[tuple[str, str, bytes]]] = deque()
         self.sites = {name: LoopbackSite(self._machine(name, model)) for name in sorted(sites)}
+        self._log_heads = {
+            name: empty_log_head(name, FEDERATION, self.randomness.bytes(32)) for name in (*self.sites, COORDINATOR)
+        }
+        self._streams: dict[str, tuple[StreamEnd, StreamEnd]] = {}
         self.planned: CoordinatorRound
         for name, site in self.sites.items():
             site.saved[states.state_hash(model)] = model
+            self._connect(name)
             self._do_site(name, site.machine.start())
         self._queue.clear()
 
@@ -177,6 +191,11 @@ class LoopbackFederation:
             workers=self.workers,
         )
         return SiteMachine(core, model)
+
+    def _connect(self, name: str) -> None:
+        """A new stream: both ends count from one again."""
+        ours = StreamEnd.of_coordinator(self._log_heads[COORDINATOR])
+        self._streams[name] = (StreamEnd.of_site(self._log_heads[name]), ours)
 
     # Rounds.
 
@@ -239,7 +258,7 @@ class LoopbackFederation:
                 self._queue.popleft()
                 continue
             sender, receiver, data = item
-            message, _ = messages.decode(data)
+            message = self.arrived(sender, receiver, data)
             try:
                 if receiver == COORDINATOR:
                     self._do_coordinator(self.planned.receive(sender, message))
@@ -247,6 +266,11 @@ class LoopbackFederation:
                     self._do_site(receiver, self.sites[receiver].machine.receive(message))
             except ToolkitError as error:
                 self._note_error(receiver, error)
+
+    def arrived(self, sender: str, receiver: str, data: bytes) -> Wire:
+        """What the receiver reads, be it silent or not: what is on its way stays in order."""
+        of_site, of_coordinator = self._streams[sender if receiver == COORDINATOR else receiver]
+        return (of_coordinator if receiver == COORDINATOR else of_site).decode(data)
 
     def _publish(self, attempt: CoordinatorAttempt, *, audit: bool) -> RoundOutcome:
         publication = attempt.publication
@@ -299,6 +323,7 @@ class LoopbackFederation:
             replace(site.machine.core, journal=journal), site.saved[journal.head(self.policy).state_hash]
         )
         site.online = True
+        self._connect(name)
         self._do_site(name, site.machine.start())
         if site.update is not None and site.update.round > journal.head(self.policy).round:
             self._do_site(name, site.machine.load_update(site.update))
@@ -317,7 +342,8 @@ class LoopbackFederation:
         for message in source:
             if sender in self.sites and not self._still_sends(sender, message):
                 return
-            data = messages.encode(message)
+            of_site, of_coordinator = self._streams[sender if sender in self.sites else receiver]
+            data = (of_site if sender in self.sites else of_coordinator).encode(message)
             if sender in self.sites:
                 self.bytes_up[sender] += len(data)
             if self.transcript is not None:
