@@ -10,13 +10,14 @@ from pathlib import Path
 from lazaret.errors import ToolkitError
 from security.audit import epsilon
 from security.audit.epsilon import Statement
-from security.audit.facts import History, Record, read_history
+from security.audit.facts import History, read_history
 from security.audit.findings import Finding, Findings, exit_code
 from security.audit.scan import SKEW_MS
 from security.audit.verify import Keys, Verified, verify
-from security.crypto.merkle import Tree, leaf_hash
+from security.crypto.merkle import Tree
 from security.log.keys import COORDINATOR, SITE, Roster
 from security.log.note import head_of
+from security.log.reader import LogReader, Record
 from security.log.store import LogFolder
 from security.log.witness import Fork, Held
 
@@ -26,9 +27,8 @@ from security.log.witness import Fork, Held
 def tree_of(path: Path) -> Tree:
     """The tree over a log's lines, whatever they say."""
     tree = Tree()
-    for file in sorted(LogFolder(path).segments.glob("*.jsonl")):
-        with file.open("rb") as lines:
-            tree.extend(leaf_hash(raw.removesuffix(b"\n")) for raw in lines)
+    for block in LogReader(path, gaps=True).blocks():
+        tree.extend(block.leaves())
     return tree
 
 

@@ -12,6 +12,7 @@ from security.crypto import encoding
 from security.crypto.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
 from security.log.keys import EpochChain, Roster
 from security.log.note import Note, VerifierKey, head_of
+from security.log.reader import LogReader
 from security.log.schema import read_line
 from security.log.store import LogFolder
 
@@ -88,13 +89,10 @@ def prove(path: Path, seq: int) -> Proof:
     folder = LogFolder(path)
     folder.check_format()
     tree, wanted = Tree(), b""
-    for file in folder.segment_files():
-        with file.open("rb") as lines:
-            for raw in lines:
-                line = raw.removesuffix(b"\n")
-                if tree.size == seq:
-                    wanted = line
-                tree.append(leaf_hash(line))
+    for block in LogReader(path).blocks():
+        if tree.size <= seq < tree.size + len(block.lines):
+            wanted = block.lines[seq - tree.size]
+        tree.extend(block.leaves())
     sizes = [size for size in folder.head_sizes() if seq < size <= tree.size]
     if not wanted or not sizes:
         raise ConfigError(f"entry {seq} is not under a signed head", where=str(path), hint=f"there are {tree.size}")

@@ -20,6 +20,7 @@ from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.egress import LEAST_UNIFORMITY, MASKED, PERMITTED, due_bytes
 from security.log.keys import SITE, EpochChain
 from security.log.machine import HEARTBEAT_MS, SEGMENT
+from security.log.reader import Block, blocks
 from security.log.schema import MAX_LINE, SCHEMAS, explain
 from security.log.store import LogFolder
 from security.log.witness import Held
@@ -98,22 +99,13 @@ class Scan:
 
     def run(self, files: list[Path]) -> None:
         """Read every segment."""
-        entry = self._entry
         for number, path in enumerate(files):
             if number:
                 self._digest_of_last = self._segment.hexdigest()
                 self._segment = sha256()
-            with path.open("rb", buffering=1 << 20) as lines:
-                for raw in lines:
-                    if self.size == self._stop:
-                        self._reach_head()
-                    self._segment.update(raw)
-                    if raw[-1] != 10:
-                        self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)
-                        self.size += 1
-                        self._pending.append(sha256(b"\x00" + raw).digest())
-                    else:
-                        entry(raw[:-1])
+            for block in blocks(path):
+                self._segment.update(block.raw)
+                self._block(block)
             if self.size != (number + 1) * SEGMENT and number + 1 < len(files):
                 self.findings.add("SegmentMissing", f"{path.name} is not full although another follows", self.size)
         self._flush()
@@ -121,12 +113,23 @@ class Scan:
             self._reach_head()
         self._check_leaves_end()
 
+    def _block(self, block: Block) -> None:
+        entry = self._torn if block.torn else self._entry
+        for line, leaf in zip(block.lines, block.leaves(), strict=True):
+            if self.size == self._stop:
+                self._reach_head()
+            self._pending.append(leaf)
+            entry(line)
+
+    def _torn(self, _line: bytes) -> None:
+        self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)
+        self.size += 1
+
     _digest_of_last = ""
 
     def _entry(self, line: bytes) -> None:
         seq = self.size
         self.size = seq + 1
-        self._pending.append(sha256(b"\x00" + line).digest())
         try:
             text = line.decode()
         except UnicodeDecodeError:

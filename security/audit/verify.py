@@ -15,6 +15,7 @@ from security.audit.findings import Finding, Findings, exit_code
 from security.audit.scan import SKEW_MS, Scan
 from security.log.keys import SITE, EpochChain, Roster
 from security.log.note import VerifierKey
+from security.log.reader import LogReader
 from security.log.schema import read_line
 from security.log.store import FORMAT, Annex, LogFolder
 from security.log.witness import Held
@@ -106,8 +107,7 @@ def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
 
 def _first_entry(folder: LogFolder) -> dict[str, Any] | None:
     try:
-        with folder.segment(0).open("rb") as lines:
-            entry = read_line(lines.readline().removesuffix(b"\n"))
+        entry = read_line(LogReader(folder.path).first_line())
     except (OSError, CodecError):
         return None
     return entry if entry["type"] == "log.genesis" else None
@@ -136,10 +136,10 @@ def _note_keys(keys: Keys, roster: Roster | None, findings: Findings) -> None:
 
 def _segments(folder: LogFolder, findings: Findings) -> list[Path]:
     try:
-        files = folder.segment_files()
+        files = LogReader(folder.path).segments()
     except AuditLogError as error:
         findings.add("SegmentMissing", error.message)
-        return sorted(folder.segments.glob("*.jsonl"))
+        return LogReader(folder.path, gaps=True).segments()
     if not files:
         findings.add("SegmentMissing", "there are no segments")
     return files

@@ -28,8 +28,9 @@ from security.log.events import (
 from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, Party, Roster, endorse
 from security.log.machine import Entry, LogMachine, Moment, Scope, State
 from security.log.note import Note, Signature, Signer, VerifierKey, head_of
+from security.log.recovery import recover
 from security.log.schema import Event
-from security.log.store import SALT_SIZE, Annex, Disk, LogWriter, recover
+from security.log.store import SALT_SIZE, Annex, Disk, LogWriter
 from security.log.witness import Held, Submission
 from security.rng import Randomness
 

@@ -17,6 +17,7 @@ from security.clock import ManualClock
 from security.crypto.merkle import Tree, leaf_hash
 from security.log.keys import SITE, EpochKeys, Roster
 from security.log.note import Checkpoint, Note, Signer
+from security.log.reader import LogReader
 from security.log.store import LogFolder
 from security.log.witness import Held, Witness
 from security.log.writer import AuditLog
@@ -113,7 +114,8 @@ class Tampering:
 
     @property
     def lines(self) -> list[bytes]:
-        return [line for file in self.folder.segment_files() for line in file.read_bytes().split(b"\n")[:-1]]
+        files = LogReader(self.folder.path).segments()
+        return [line for file in files for line in file.read_bytes().split(b"\n")[:-1]]
 
     def write(self, lines: Sequence[bytes], *, leaves: bool = True) -> None:
         """Put other entries in place, and their hashes too, as somebody would who knows about leaves.bin."""

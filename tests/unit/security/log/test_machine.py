@@ -15,8 +15,9 @@ from security.log import machine as module
 from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
 from security.log.machine import TRANSITIONS, LogMachine, Moment, Scope, State, Step
 from security.log.note import KeyType, Note, Signer, head_of
+from security.log.reader import LogReader
 from security.rng import CountedRandomness
-from tests.support.audit_attacks import Lonely, Tampering
+from tests.support.audit_attacks import Lonely
 
 VKEY = "a+00000000+" + "A" * 44
 GENESIS = ev.LogGenesis(
@@ -114,12 +115,12 @@ def test_epochs_count_one_by_one() -> None:
 
 
 def test_segments_seal_each_other(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("log.machine", "log.store", "audit.scan"):
+    for name in ("log.machine", "log.store", "log.reader", "log.recovery", "audit.scan"):
         monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     for _ in range(30):
         lonely.log.append(ev.Heartbeat(size=lonely.log.size))
     lonely.log.close()
-    files = Tampering(lonely.folder).folder.segment_files()
+    files = LogReader(lonely.folder).segments()
     assert [len(file.read_bytes().splitlines()) for file in files] == [8, 8, 8, 8, 3]
     assert lonely.codes() == set()
     log = lonely.reopen()
