@@ -18,9 +18,9 @@ from security.identity.membership import Standing, aggregation_policy, audit_ros
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
 from security.log.events import AgentStart, DataOpened, Egress, SecaggSurvivors
-from security.log.keys import Roster
-from security.log.note import head_of
+from security.log.note import checkpoint_of
 from security.log.reader import LogReader
+from security.log.roster import Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -243,7 +243,7 @@ def _machine(
     model = start if journal.last is None else vault.state(policy.layout, head.state_hash)
 
     def heads() -> Heads:
-        newest = head_of(log.head)
+        newest = checkpoint_of(log.newest_checkpoint)
         paid = bytes(32) if budget is None else budget.commitment()
         return Heads(log_size=newest.size, log_root=newest.root, ledger=paid)
 

@@ -9,20 +9,21 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from lazaret.errors import AuditLogError, CodecError, VerificationFailed
-from security.log.keys import EpochChain, Party
+from security.log.keys import EpochChain
 from security.log.machine import SEGMENT, LogMachine
-from security.log.note import Note, head_of
+from security.log.note import Note, checkpoint_of
 from security.log.reader import Block, LogReader, blocks
+from security.log.roster import Party
 from security.log.schema import read_line
 from security.log.store import LogWriter, read_leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """A machine that stands where the log stands, the newest head, the epoch keys, and bytes that were set aside."""
+    """A machine that has taken every entry, the newest checkpoint, the epoch keys, and the bytes set aside."""
 
     machine: LogMachine
-    head: Note | None
+    newest: Note | None
     chain: EpochChain
     torn: bytes
 
@@ -30,14 +31,14 @@ class Recovered:
 def recover(writer: LogWriter, party: Party) -> Recovered:
     """Read the log back.
 
-    :raises AuditLogError: if anything at or below the newest signed head is missing or changed.
+    :raises AuditLogError: if anything at or below the newest checkpoint is missing or changed.
     """
     try:
         chain = EpochChain.verify(party.origin, party.root, writer.endorsements())
-        head = _newest_head(writer, chain)
+        newest = _newest_checkpoint(writer, chain)
     except (VerificationFailed, CodecError) as error:
         raise AuditLogError(f"the log's heads do not verify: {error.message}", where=party.origin) from error
-    signed = head_of(head) if head is not None else None
+    signed = checkpoint_of(newest) if newest is not None else None
     machine = LogMachine(party.origin)
     torn = _replay(writer, machine, signed.size if signed else 0)
     if signed is not None and (machine.tree.size < signed.size or machine.tree.root(signed.size) != signed.root):
@@ -47,16 +48,16 @@ def recover(writer: LogWriter, party: Party) -> Recovered:
             hint="the log was changed or cut; keep the folder as it is and run `privacy-audit verify` on a copy",
         )
     _settle_leaves(writer, machine)
-    return Recovered(machine=machine, head=head, chain=chain, torn=torn)
+    return Recovered(machine=machine, newest=newest, chain=chain, torn=torn)
 
 
-def _newest_head(writer: LogWriter, chain: EpochChain) -> Note | None:
-    sizes = writer.head_sizes()
+def _newest_checkpoint(writer: LogWriter, chain: EpochChain) -> Note | None:
+    sizes = writer.checkpoint_sizes()
     if not sizes:
         return None
-    note = writer.head(sizes[-1])
+    note = writer.checkpoint_note(sizes[-1])
     note.verify(chain.keys)
-    if head_of(note).size != sizes[-1] or head_of(note).origin != chain.origin:
+    if checkpoint_of(note).size != sizes[-1] or checkpoint_of(note).origin != chain.origin:
         raise VerificationFailed("a head is under another's name")
     return note
 

@@ -4,10 +4,10 @@ FORMAT                    the version of this layout
 manifest.json             a copy of the signed manifest: who is who
 segments/00000000.jsonl   the entries, 65,536 to a file; the only thing synced for every entry
 leaves.bin                32 bytes for each entry; derived, rebuilt at will, never aged out
-checkpoints/<size>.note   signed heads, with the cosignatures they collected
-cosigned.note             the newest head with a full quorum
+checkpoints/<size>.note   signed checkpoints, with the cosignatures they collected
+cosigned.note             the newest checkpoint with a full quorum
 epochs/<n>.note           endorsements of the epoch keys
-witness/                  the newest heads seen of other logs
+witness/                  the newest checkpoints seen of other logs
 annex/<seq>.json          what a leaf only commits to
 evidence/                 torn writes and proofs of forks
 """
@@ -118,17 +118,17 @@ class LogFolder:
         """The file of one segment."""
         return self.segments / f"{number:08d}.jsonl"
 
-    def head_sizes(self) -> list[int]:
-        """Sizes of the signed heads, smallest first."""
+    def checkpoint_sizes(self) -> list[int]:
+        """Sizes of the signed checkpoints, smallest first."""
         return sorted(int(path.stem) for path in self.checkpoints.glob("*.note") if is_size(path.stem))
 
-    def head_path(self, size: int) -> Path:
-        """The file of one head."""
+    def checkpoint_path(self, size: int) -> Path:
+        """The file of one checkpoint."""
         return self.checkpoints / f"{size}.note"
 
-    def head(self, size: int) -> Note:
-        """One signed head, not yet verified."""
-        return Note.parse(self.head_path(size).read_bytes())
+    def checkpoint_note(self, size: int) -> Note:
+        """One signed checkpoint, not yet verified."""
+        return Note.parse(self.checkpoint_path(size).read_bytes())
 
     def endorsements(self) -> list[Note]:
         """The endorsements of epochs 0, 1, ..., as far as they go without a gap."""
@@ -142,7 +142,7 @@ class LogFolder:
         return self.annex / f"{seq}.json"
 
     def witness_path(self, origin: str) -> Path:
-        """Where the newest head of another log is kept; the name cannot climb out of the folder."""
+        """Where the newest checkpoint of another log is kept; the name cannot climb out of the folder."""
         return self.witness / f"{quote(origin, safe='')}.json"
 
     def check_format(self) -> None:

@@ -19,11 +19,11 @@ from security.secagg import thresholds
 from site_agent.trainer.predictor import Place, Predictor
 
 # ----------------------------------------
-# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its head.
+# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its checkpoint.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Read from the log up to its newest signed head, after every check of `privacy-audit verify` on it.
+    """Read from the log up to its newest checkpoint, after every check of `privacy-audit verify` on it.
 
     :ivar cohorts: sites in the sum of each round that this site took part in, by round.
     :ivar privacy: the newest booking under differential privacy, None if there is none.
@@ -45,7 +45,7 @@ class History:
 
 
 def read_history(place: Place, upto: int) -> History:
-    """What led to the model after round `upto`. Privacy is told up to the head, because what is spent is spent.
+    """What led to the model after round `upto`. Privacy is told up to that checkpoint, because what is spent is spent.
 
     :raises ConfigError: where there is no log yet.
     """
@@ -53,7 +53,7 @@ def read_history(place: Place, upto: int) -> History:
         raise ConfigError("there is no privacy log yet", where=str(place.vault.log), hint="has the agent run?")
     # The folder's own copy of the manifest is the one in force at its last entry; ours is signed and pinned already.
     verified = verify(place.vault.log, Keys(roster=audit_roster(place.manifest), pinned=True))
-    newest = verified.heads.newest
+    newest = verified.checkpoints.newest
     if newest is None:
         raise ConfigError("the privacy log has no signed head", where=str(place.vault.log))
     records = [
@@ -69,7 +69,7 @@ def read_history(place: Place, upto: int) -> History:
         origin=verified.origin,
         size=newest.checkpoint.size,
         root=newest.checkpoint.root.hex(),
-        witnessed=verified.heads.witnessed.checkpoint.size if verified.heads.witnessed else 0,
+        witnessed=verified.checkpoints.witnessed.checkpoint.size if verified.checkpoints.witnessed else 0,
         findings=tuple(f"{one.code}: {one.detail}" for one in verified.findings if one.severity is not Severity.NOTE),
         trained=tuple(dict.fromkeys(number for number, record in before if record.type == "train.done")),
         cohorts={number: body["count"] for number, body in survivors},

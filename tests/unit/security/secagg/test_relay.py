@@ -7,7 +7,7 @@ import pytest
 from lazaret.errors import CodecError
 from security.log.keys import Endorsement, endorse
 from security.log.note import Checkpoint, KeyType, Note, Signer
-from security.log.witness import Held, Submission
+from security.log.witness import HeldCheckpoint, Submission
 from security.secagg import relay
 from security.secagg.relay import EpochKey, Head, HeadSignature, SignedHead, message_id
 
@@ -36,14 +36,14 @@ def test_a_head_comes_back_byte_for_byte() -> None:
 
 
 def test_a_submission_comes_back() -> None:
-    offer = Submission(old_size=3, path=(bytes(32), bytes([7]) * 32), head=signed_head(), endorsements=endorsements())
+    offer = Submission(old_size=3, path=(bytes(32), bytes([7]) * 32), note=signed_head(), endorsements=endorsements())
     travelled = Head.from_bytes(Head.of("linz", offer).to_bytes())
     assert travelled.submission == offer
     assert travelled.witness == "linz"
 
 
 def test_a_held_head_comes_back_and_still_verifies() -> None:
-    held = Held(head=signed_head(), endorsements=endorsements())
+    held = HeldCheckpoint(note=signed_head(), endorsements=endorsements())
     travelled = relay.Held.from_bytes(relay.Held.of("linz", held).to_bytes()).held
     assert travelled == held
     travelled.verify(ROOT.key, ORIGIN)
