@@ -31,7 +31,7 @@ from security.identity.manifest import Manifest, unseal
 from security.identity.membership import Standing, aggregation_policy, audit_roster
 from security.identity.pki import Purpose, Role, Subject
 from security.log.events import AgentStart
-from security.log.keys import Roster
+from security.log.roster import Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness

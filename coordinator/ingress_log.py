@@ -71,7 +71,7 @@ class Books:
     @property
     def head(self) -> SignedHead:
         """What every message carries."""
-        return SignedHead.of(self.log.head)
+        return SignedHead.of(self.log.newest_checkpoint)
 
     def write(self, event: Event, *, round_number: int | None = None) -> int:
         return self.log.append(event, run=self._run, round=round_number)

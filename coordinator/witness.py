@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from coordinator.ingress_log import Books
-from lazaret.errors import HeadConflict, RemoteProtocolError
+from lazaret.errors import CheckpointConflict, RemoteProtocolError
 from security.log.events import Cosigned
-from security.log.keys import PEERS_FOR_QUORUM, Roster
+from security.log.roster import PEERS_FOR_QUORUM, Roster
 from security.log.schema import MAX_COUNT
 from security.log.witness import Witness
 from security.secagg.fields import Wire
@@ -86,7 +86,7 @@ class WitnessDesk:
             return [(message.witness, message)] if known else []
         try:
             cosignature = self._witness.consider(message.submission)
-        except HeadConflict as conflict:
+        except CheckpointConflict as conflict:
             return [(site, WitnessCall(witness=self._name, held_size=conflict.held_size))]
         size = message.head.size
         self._books.write(

@@ -137,7 +137,7 @@ class ForkDetected(VerificationFailed):
     code = "fork"
 
 
-class HeadConflict(RemoteProtocolError):
+class CheckpointConflict(RemoteProtocolError):
     """A head offered for cosigning grows from another size than the witness holds: go on from `held_size`."""
 
     code = "head-conflict"

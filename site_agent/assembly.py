@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
+from pathlib import Path
 
 from lazaret import software
 from lazaret.errors import CertificateNameMismatch, ConfigError
@@ -19,9 +18,9 @@ from security.identity.membership import Standing, aggregation_policy, audit_ros
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
 from security.log.events import AgentStart, DataOpened, Egress, SecaggSurvivors
-from security.log.keys import Roster
-from security.log.note import head_of
-from security.log.store import LogFolder
+from security.log.note import checkpoint_of
+from security.log.reader import LogReader
+from security.log.roster import Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -89,7 +88,7 @@ def assemble(
         destination=destination,
         pending=vault.unseal(manifest.aggregation.layout),
         rounds_done=vault.rounds_done,
-        dropouts=logged_dropouts(LogFolder(vault.log)),
+        dropouts=logged_dropouts(vault.log),
         standing=Standing(manifest, now_ms=clock.now_ms(), dp_active=manifest.privacy is not None).changed,
     )
     outbox = Outbox(
@@ -100,7 +99,7 @@ def assemble(
         run=manifest.run,
         layout=manifest.aggregation.layout,
         destination=destination,
-        spent=logged_bytes(LogFolder(vault.log), manifest.run),
+        spent=logged_bytes(vault.log, manifest.run),
     )
     session.spent = outbox.spent
     witness = Witness(vault.log, roster, identity.cosigner(_subject(manifest, site)), clock)
@@ -195,29 +194,22 @@ def open_log(
     return log, roster
 
 
-def logged_dropouts(folder: LogFolder) -> dict[str, tuple[str, ...]]:
+def logged_dropouts(log: Path) -> dict[str, tuple[str, ...]]:
     """Who was left out of the newest sums agreed to: what the write-ahead log keeps as a hash, the log has in words."""
-    newest = (entry["body"] for entry in _logged(folder, SecaggSurvivors.type, segments=1))
+    newest = (record.body for record in LogReader(log).checked(SecaggSurvivors.type, newest=1))
     return {body["context"]: tuple(body["dropouts"]) for body in newest}
 
 
-def logged_bytes(folder: LogFolder, run: str) -> Counter[int]:
+def logged_bytes(log: Path, run: str) -> Counter[int]:
     """What each of the newest rounds has cost so far, so that a restart does not give a round its limit once more.
 
     Every message has its entry before it leaves; two segments reach back far beyond a round that is still open.
     """
     spent: Counter[int] = Counter()
-    for entry in _logged(folder, Egress.type, segments=2):
-        if entry["run"] == run and entry["round"] is not None:
-            spent[entry["round"]] += entry["body"]["bytes"]
+    for record in LogReader(log).checked(Egress.type, newest=2):
+        if record.run == run and record.round is not None:
+            spent[record.round] += record.body["bytes"]
     return spent
-
-
-def _logged(folder: LogFolder, kind: str, *, segments: int) -> Iterator[dict[str, Any]]:
-    """The newest entries of one type; the log has been opened, and checked, before."""
-    mark = f'"type":"{kind}"'.encode()
-    for path in folder.segment_files()[-segments:]:
-        yield from (json.loads(line) for line in path.read_bytes().splitlines() if mark in line)
 
 
 def _started(config: SiteConfig) -> AgentStart:
@@ -251,7 +243,7 @@ def _machine(
     model = start if journal.last is None else vault.state(policy.layout, head.state_hash)
 
     def heads() -> Heads:
-        newest = head_of(log.head)
+        newest = checkpoint_of(log.newest_checkpoint)
         paid = bytes(32) if budget is None else budget.commitment()
         return Heads(log_size=newest.size, log_root=newest.root, ledger=paid)
 

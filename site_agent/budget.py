@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -25,8 +24,8 @@ from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
 from security.identity.manifest import Manifest
 from security.log.events import DpCommitted, DpReserved
+from security.log.reader import LogReader
 from security.log.schema import decimal
-from security.log.store import LogFolder
 from security.log.writer import AuditLog
 from site_agent.config import SiteConfig
 from site_agent.privacy import LEDGER_HINT, Limits, PrivatePlan, check_terms, ledger_files, validation_line
@@ -147,12 +146,7 @@ def open_budget(
 
 def logged_reservations(folder: Path) -> frozenset[str]:
     """What the privacy log says was reserved."""
-    return frozenset(
-        json.loads(line)["body"]["reservation"]
-        for path in LogFolder(folder).segment_files()
-        for line in path.read_bytes().splitlines()
-        if b'"type":"dp.reserved"' in line
-    )
+    return frozenset(record.body["reservation"] for record in LogReader(folder).checked(DpReserved.type))
 
 
 def check_logged(state: LedgerState, logged: Collection[str], where: str) -> None:

@@ -172,5 +172,5 @@ class Outbox:
 
 def own_head(log: AuditLog) -> SignedHead:
     """The newest head as it travels: under the log's own signatures only, since those of witnesses come and go."""
-    head = SignedHead.of(log.head)
+    head = SignedHead.of(log.newest_checkpoint)
     return replace(head, signatures=tuple(line for line in head.signatures if line.name == log.origin))

@@ -24,7 +24,7 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
     vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
     journal = Journal.replay(read_records(vault.wal))
     head = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms()))
-    heads = LogFolder(vault.log).head_sizes() if vault.log.exists() else []
+    heads = LogFolder(vault.log).checkpoint_sizes() if vault.log.exists() else []
     return {
         "site": site,
         "federation": manifest.federation,

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from lazaret.errors import HeadConflict, RemoteProtocolError
+from lazaret.errors import CheckpointConflict, RemoteProtocolError
 from security.log import events as ev
-from security.log.note import Note, head_of
+from security.log.note import Note, checkpoint_of
 from security.log.schema import MAX_COUNT
 from security.log.witness import Witness
 from security.log.writer import AuditLog
@@ -56,10 +56,10 @@ class Witnessing:
 
     def _offer(self, call: relay.WitnessCall) -> relay.Head:
         """The newest head, grown from what the witness holds. All witnesses of a round are offered the same one."""
-        head = self._log.head
-        if call.held_size > head_of(head).size:
+        head = self._log.newest_checkpoint
+        if call.held_size > checkpoint_of(head).size:
             head = self._log.checkpoint()
-        if call.held_size > head_of(head).size:
+        if call.held_size > checkpoint_of(head).size:
             raise RemoteProtocolError("a witness claims to hold more of this log than there is", where=call.witness)
         own = tuple(line for line in head.signatures if line.name == self._log.origin)
         return relay.Head.of(call.witness, self._log.submission(call.held_size, Note(text=head.text, signatures=own)))
@@ -70,7 +70,7 @@ class Witnessing:
         origin = message.head.origin
         try:
             signature = self._witness.consider(message.submission)
-        except HeadConflict:
+        except CheckpointConflict:
             held = self._witness.held(origin)
             if held is None:
                 raise

@@ -84,7 +84,7 @@ class Live:
             checking=previous.start.round if previous else None,
             sites=tuple(_site(shell, entry.site) for entry in engine.core.policy.roster),
             log_size=shell.books.log.size,
-            head=shell.books.log.head,
+            head=shell.books.log.newest_checkpoint,
             witnessed=shell.desk.known(),
             received=dict(shell.traffic.received),
             sent=dict(shell.traffic.sent),

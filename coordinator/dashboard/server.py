@@ -15,7 +15,7 @@ from coordinator.config import CoordinatorConfig, Dashboard
 from coordinator.dashboard.history import History
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.metrics import PhaseClock, RunCollector
-from coordinator.dashboard.state_json import Board, LogHeads
+from coordinator.dashboard.state_json import Board, LogCheckpoints
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard, read_token
 from lazaret.web.pages import Pages, assets
@@ -42,7 +42,7 @@ def open_dashboard(config: CoordinatorConfig, base: Path, ready: Assembled) -> I
     guard, tls = admission(config.dashboard, base, address, ready.identity)
     shell, manifest, phases = ready.shell, ready.manifest, PhaseClock()
     history = History(shell.storage.folder / "coordinator.sqlite")
-    board = Board(manifest, history, LogHeads(shell.storage.log, audit_roster(manifest), manifest.coordinator.id))
+    board = Board(manifest, history, LogCheckpoints(shell.storage.log, audit_roster(manifest), manifest.coordinator.id))
 
     def watch() -> None:
         board.look(Live.of(shell))

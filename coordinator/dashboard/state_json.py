@@ -15,10 +15,10 @@ from lazaret import software
 from lazaret.errors import CodecError, LocalProtocolError
 from lazaret.web.http import Response
 from security.identity.manifest import Manifest
-from security.log.keys import Roster
-from security.log.note import Checkpoint, Note, head_of
+from security.log.note import Checkpoint, Note, checkpoint_of
+from security.log.roster import Roster
 from security.log.store import LogFolder
-from security.log.witness import Held
+from security.log.witness import HeldCheckpoint
 
 # ----------------------------------------
 # One sentence that tells an operator whether all is well, and what to look at if it is not.
@@ -97,7 +97,7 @@ def _of_rounds(live: Live, told: Told) -> list[tuple[str, str]]:
 Stamp = tuple[tuple[str, int, int], ...]
 
 
-class LogHeads:
+class LogCheckpoints:
     """Reads a file again only when it has changed."""
 
     def __init__(self, folder: Path, roster: Roster, name: str) -> None:
@@ -133,7 +133,7 @@ class LogHeads:
     def _own(self, newest: Note, size: int) -> dict[str, Any]:
         witnessed = self._witnessed()
         witnesses = self._witnesses(witnessed) if witnessed else []
-        return _head(self._name, head_of(newest)) | {"entries": size, "witnesses": witnesses}
+        return _head(self._name, checkpoint_of(newest)) | {"entries": size, "witnesses": witnesses}
 
     def _witnessed(self) -> Note | None:
         try:
@@ -144,15 +144,15 @@ class LogHeads:
     def _held(self, name: str, origin: str, peers: list[dict[str, Any]]) -> dict[str, Any]:
         """A site's head was checked and cosigned here before it was kept, so that we are one of its witnesses."""
         try:
-            held = Held.parse(self._folder.witness_path(origin).read_bytes())
+            held = HeldCheckpoint.parse(self._folder.witness_path(origin).read_bytes())
         except (FileNotFoundError, CodecError):
             return {"log": name, "size": 0, "root": None, "witnesses": []}
-        return _head(name, held.checkpoint) | {"witnesses": [*self._witnesses(held.head), *peers]}
+        return _head(name, held.checkpoint) | {"witnesses": [*self._witnesses(held.note), *peers]}
 
     def _witnesses(self, note: Note) -> list[dict[str, Any]]:
         """The cosignatures of parties that the roster knows, with their times (C2SP tlog-cosignature)."""
         known = {(party.cosigner.name, party.cosigner.id): party.name for party in self._roster.parties}
-        size = head_of(note).size
+        size = checkpoint_of(note).size
         return [
             {"name": known[line.name, line.key_id], "size": size, "at": 1000 * int.from_bytes(line.value[:8], "big")}
             for line in note.signatures
@@ -167,7 +167,7 @@ def _head(name: str, head: Checkpoint) -> dict[str, Any]:
 class Board:
     """`look` is called by the engine's loop, everything else by the page's thread."""
 
-    def __init__(self, manifest: Manifest, history: History, heads: LogHeads) -> None:
+    def __init__(self, manifest: Manifest, history: History, heads: LogCheckpoints) -> None:
         self.history = history
         self._heads = heads
         self._live: Live | None = None

@@ -1,7 +1,7 @@
 """What logging and verifying cost, as ratios taken in one process: to a bare synced write, and to a plain read.
 
-The log that is verified is a real one: entries of a site's rounds, a signed head every `HEAD_EVERY` entries, and every
-check of `verify` on.
+The log that is verified is a real one: entries of a site's rounds, a checkpoint every `CHECKPOINT_EVERY` entries, and
+every check of `verify` on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from security.audit.verify import Keys, verify
 from security.clock import ManualClock, SystemClock
 from security.log.egress import due_bytes, permitted, recorded_shape
 from security.log.events import Egress, Heartbeat, NetCounter, Receipt
-from security.log.keys import Party, Roster
-from security.log.note import KeyType, Signer, head_of
+from security.log.note import KeyType, Signer, checkpoint_of
+from security.log.roster import Party, Roster
 from security.log.schema import decimal
 from security.log.store import Disk, LogFolder
 from security.log.witness import Witness
@@ -31,7 +31,7 @@ from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from security.secagg.registry import Shape
 
-HEAD_EVERY: Final = 85  # a head after every batch of messages: what a site's log has
+CHECKPOINT_EVERY: Final = 85  # a checkpoint after every batch of messages: what a site's log has
 STEP_MS: Final = 700
 
 
@@ -90,7 +90,7 @@ def _entry(number: int, head: int) -> Egress | Receipt:
 
 
 def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> tuple[Path, Roster]:
-    """A log of about `entries` entries with heads, epochs, segments and witnesses."""
+    """A log of about `entries` entries with checkpoints, epochs, segments and witnesses."""
     rng, clock = SystemRandomness(), ManualClock()
     roster, made = _parties(rng)
     party, root, _ = made[1]
@@ -110,11 +110,11 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
     number = sent = 0
     while log.size < entries:
         clock.advance(STEP_MS)
-        event = _entry(number, head_of(log.head).size)
+        event = _entry(number, checkpoint_of(log.newest_checkpoint).size)
         log.append(event, run="bench", round=number // 1000)
         sent += event.bytes if isinstance(event, Egress) else 0
         number += 1
-        if number % HEAD_EVERY == 0:
+        if number % CHECKPOINT_EVERY == 0:
             log.append(NetCounter(source="bench", connections=0, bytes_out=sent, bytes_in=0))
             log.tick()
             log.checkpoint()
@@ -125,7 +125,7 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
     for other, _, cosigner in made:
         if other is not party:
             witness = Witness(folder / other.name, roster, cosigner, clock, _Unsynced())
-            log.add_cosignature(head_of(log.head).size, witness.consider(log.submission(0)))
+            log.add_cosignature(checkpoint_of(log.newest_checkpoint).size, witness.consider(log.submission(0)))
     log.close()
     return path, roster
 
@@ -158,7 +158,7 @@ def bench_verify(folder: Path, entries: int, progress: Callable[[int], object]) 
         codes |= {finding.code for finding in found.findings}
     return {
         "entries": count,
-        "heads": len(found.heads.heads),
+        "heads": len(found.checkpoints.signed),
         "epochs": found.epochs,
         "findings": sorted(codes),
         "plain_read_s": round(min(plain), 3),
@@ -199,7 +199,7 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
         clock=SystemClock(),
         rng=rng,
     )
-    bare, ours, heads = list[float](), list[float](), list[float]()
+    bare, ours, signed = list[float](), list[float](), list[float]()
     descriptor = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     prepared = [_entry(2 * number + 1, 1) for number in range(rounds)]  # making up an event is not appending it
     before = LogFolder(folder / "append").segment(0).stat().st_size
@@ -219,7 +219,7 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
         for action, times in pair if number % 2 else reversed(pair):
             times.append(_timed(partial(action, number)))
         if number % 20 == 19:
-            heads.append(_timed(log.checkpoint))
+            signed.append(_timed(log.checkpoint))
     os.close(descriptor)
     log.close()
     return {
@@ -227,7 +227,7 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
         "bare_fsync_ms": round(statistics.median(bare) * 1000, 4),
         "append_ms": round(statistics.median(ours) * 1000, 4),
         "append_over_bare_fsync": round(_ratio_of_medians(ours, bare), 3),
-        "checkpoint_ms": round(statistics.median(heads) * 1000, 4),
+        "checkpoint_ms": round(statistics.median(signed) * 1000, 4),
     }
 
 

@@ -82,9 +82,9 @@ def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], Statement | None]
 
 
 def _held_file(path: Path) -> Any:
-    from security.log.witness import Held
+    from security.log.witness import HeldCheckpoint
 
-    return Held.parse(path.read_bytes())
+    return HeldCheckpoint.parse(path.read_bytes())
 
 
 @main.command()
@@ -99,12 +99,12 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
     from security.audit.verify import keys_for
     from security.audit.verify import verify as verify_log
 
-    heads = [_held_file(path) for path in held]
+    given = [_held_file(path) for path in held]
     everything: list[Finding] = []
     shown = []
     for path in logs:
         result = verify_log(path, keys_for(path, root_key))
-        mine = [head for head in heads if head.checkpoint.origin == result.origin]
+        mine = [one for one in given if one.checkpoint.origin == result.origin]
         if mine:
             result = verify_log(path, keys_for(path, root_key), mine)
         findings, statement = _with_privacy(result)
@@ -256,12 +256,12 @@ def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
     result = verify_log(log, keys_for(log, root_key))
     rows: list[dict[str, Any]] = [
         {
-            "size": head.checkpoint.size,
-            "root": head.checkpoint.root.hex(),
-            "epochs": list(head.epochs),
-            "cosigners": {key.name: time for key, time in sorted(head.cosigners.items(), key=lambda item: item[1])},
+            "size": one.checkpoint.size,
+            "root": one.checkpoint.root.hex(),
+            "epochs": list(one.epochs),
+            "cosigners": {key.name: time for key, time in sorted(one.cosigners.items(), key=lambda item: item[1])},
         }
-        for head in result.heads.heads
+        for one in result.checkpoints.signed
     ]
     if as_json:
         _emit({"origin": result.origin, "heads": rows})
@@ -298,7 +298,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
     from security.audit import text
     from security.audit.proof import Proof
     from security.audit.verify import roster_from
-    from security.log.note import head_of
+    from security.log.note import checkpoint_of
     from security.secagg.site.results import HEADING
 
     content = proof.read_bytes()
@@ -307,7 +307,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
     if content.startswith(HEADING):
         _check_sum(content, manifest, root_key, as_json)
     parsed = Proof.parse(content)
-    origin = head_of(parsed.head).origin
+    origin = checkpoint_of(parsed.note).origin
     if manifest is None:
         click.echo(text.plain(f"????  {origin}: whose key signed this is not known; give --manifest"), err=True)
         sys.exit(3)
@@ -323,7 +323,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
         text.plain(f"ok    entry {entry['seq']} of {origin}: {entry['type']} at {text.when(entry['ts'] / 1000)}")
     )
     seen = ", ".join(f"{name} {text.when(time)}" for name, time in sorted(witnesses.items()))
-    click.echo(text.plain(f"      head {head_of(parsed.head).size}, cosigned by {seen or 'nobody'}"))
+    click.echo(text.plain(f"      head {checkpoint_of(parsed.note).size}, cosigned by {seen or 'nobody'}"))
     if root_key is None:
         click.echo("note  keys taken from the manifest as given; pin them with --root-key")
 

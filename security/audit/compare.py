@@ -10,33 +10,32 @@ from pathlib import Path
 from lazaret.errors import ToolkitError
 from security.audit import epsilon
 from security.audit.epsilon import Statement
-from security.audit.facts import History, Record, read_history
+from security.audit.facts import History, read_history
 from security.audit.findings import Finding, Findings, exit_code
 from security.audit.scan import SKEW_MS
 from security.audit.verify import Keys, Verified, verify
-from security.crypto.merkle import Tree, leaf_hash
-from security.log.keys import COORDINATOR, SITE, Roster
-from security.log.note import head_of
+from security.crypto.merkle import Tree
+from security.log.reader import LogReader, Record
+from security.log.roster import COORDINATOR, SITE, Roster
 from security.log.store import LogFolder
-from security.log.witness import Fork, Held
+from security.log.witness import Fork, HeldCheckpoint
 
 # ----------------------------------------
-# What a party was shown of another's log, against that log: heads that came with messages, and receipts.
+# What a party was shown of another's log, against that log: checkpoints that came with messages, and receipts.
 
 def tree_of(path: Path) -> Tree:
     """The tree over a log's lines, whatever they say."""
     tree = Tree()
-    for file in sorted(LogFolder(path).segments.glob("*.jsonl")):
-        with file.open("rb") as lines:
-            tree.extend(leaf_hash(raw.removesuffix(b"\n")) for raw in lines)
+    for block in LogReader(path, gaps=True).blocks():
+        tree.extend(block.leaves())
     return tree
 
 
 def join_seen(histories: Iterable[History], trees: Mapping[str, Tree], joint: Findings) -> None:
-    """Every message carries its sender's newest head, and the receiver wrote it down.
+    """Every message carries its sender's newest checkpoint, and the receiver wrote it down.
 
-    Only the heads that witnesses hold are proof against somebody; this is one party's word. But it costs nothing to
-    ask, and whoever shows a head to one party only contradicts itself here.
+    Only the checkpoints that witnesses hold are proof against somebody; this is one party's word. But it costs nothing
+    to ask, and a log's owner who shows a checkpoint to one party only contradicts itself here.
     """
     for history in histories:
         for record in history.of("checkpoint.seen"):
@@ -50,8 +49,8 @@ def join_seen(histories: Iterable[History], trees: Mapping[str, Tree], joint: Fi
 def join_receipts(sites: Iterable[History], hub: History, tree: Tree, joint: Findings) -> int:
     """Check every receipt that the sites kept; returns how many fit.
 
-    A receipt binds the coordinator to one history of its own log: a head that it showed to one site only, or an entry
-    that it moved or dropped later, does not lead to the same root.
+    A receipt binds the coordinator to one history of its own log: a checkpoint that it showed to one site only, or an
+    entry that it moved or dropped later, does not lead to the same root.
     """
     arrived = {record.seq: record for record in hub.of("ingress")}
     roots: dict[int, str] = {}
@@ -108,9 +107,9 @@ class Crossed:
 
 
 def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False) -> Crossed:
-    """Verify each log against the heads that the others hold of it, then compare what they say."""
+    """Verify each log against the checkpoints that the others hold of it, then compare what they say."""
     roster = next((found.roster for found in keys.values() if found.roster is not None), None)
-    held = held_heads(paths, roster)
+    held = held_checkpoints(paths, roster)
     logs = tuple(_verify(path, keys[path], held, roster) for path in paths)
     histories = tuple(_history(log, roster) for log in logs)
     joint = Findings("between the logs")
@@ -142,13 +141,13 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
     )
 
 
-def held_heads(paths: Iterable[Path], roster: Roster | None) -> dict[str, list[Held]]:
-    """For each log, the genuine heads of it that the given folders hold."""
-    found: dict[str, list[Held]] = {}
+def held_checkpoints(paths: Iterable[Path], roster: Roster | None) -> dict[str, list[HeldCheckpoint]]:
+    """For each log, the genuine checkpoints of it that the given folders hold."""
+    found: dict[str, list[HeldCheckpoint]] = {}
     for path in paths:
         for file in sorted(LogFolder(path).witness.glob("*.json")):
             try:
-                kept = Held.parse(file.read_bytes())
+                kept = HeldCheckpoint.parse(file.read_bytes())
                 origin = kept.checkpoint.origin
                 if roster is not None:
                     kept.verify(roster.by_origin[origin].root, origin)
@@ -158,7 +157,7 @@ def held_heads(paths: Iterable[Path], roster: Roster | None) -> dict[str, list[H
     return found
 
 
-def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[Held]], roster: Roster | None) -> Verified:
+def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[HeldCheckpoint]], roster: Roster | None) -> Verified:
     first = verify(path, keys)
     others = held.get(first.origin, ()) if roster is not None else ()
     return verify(path, keys, others) if others else first
@@ -350,34 +349,34 @@ def _join_payments(histories: Sequence[History], joint: Findings) -> None:
                 joint.add("UnaccountedRound", f"{site.name} took part in round {record.round} unpaid", record.seq)
 
 
-# Heads that others hold
+# Checkpoints that others hold
 
 
-def _join_held(held: Mapping[str, Sequence[Held]], logs: Sequence[Verified], joint: Findings) -> None:
-    """Heads of a log that is not here can still contradict each other."""
+def _join_held(held: Mapping[str, Sequence[HeldCheckpoint]], logs: Sequence[Verified], joint: Findings) -> None:
+    """Checkpoints of a log that is not here can still contradict each other."""
     here = {log.origin for log in logs}
-    for origin, heads in held.items():
+    for origin, found in held.items():
         roots: dict[int, bytes] = {}
-        for other in heads if origin not in here else ():
+        for other in found if origin not in here else ():
             size, root = other.checkpoint.size, other.checkpoint.root
             if roots.setdefault(size, root) != root:
                 joint.add("Fork", f"two heads of {origin} of size {size} differ", size - 1)
 
 
-def _forks(log: Verified, held: Sequence[Held]) -> Iterable[Fork]:
-    """Two signed heads that contradict each other, with the proof that the shown one has another beginning."""
-    newest = log.heads.newest
+def _forks(log: Verified, held: Sequence[HeldCheckpoint]) -> Iterable[Fork]:
+    """Two checkpoints that contradict each other, with the proof that the shown one has another beginning."""
+    newest = log.checkpoints.newest
     if newest is None or not any(finding.code == "Fork" for finding in log.findings):
         return
     tree = tree_of(log.folder)
     for other in held:
-        head = head_of(other.head)
-        if head.size <= newest.checkpoint.size <= tree.size and tree.root(head.size) != head.root:
+        theirs = other.checkpoint
+        if theirs.size <= newest.checkpoint.size <= tree.size and tree.root(theirs.size) != theirs.root:
             yield Fork(
                 origin=log.origin,
-                held=other.head,
+                held=other.note,
                 shown=newest.note,
                 endorsements=tuple(LogFolder(log.folder).endorsements()),
-                other_root=tree.root(head.size),
-                path=tree.consistency_path(head.size, newest.checkpoint.size),
+                other_root=tree.root(theirs.size),
+                path=tree.consistency_path(theirs.size, newest.checkpoint.size),
             )

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from security.audit.facts import History, Record
+from security.audit.facts import History
 from security.audit.findings import Findings
+from security.log.reader import Record
 
 if TYPE_CHECKING:
     from security.dp.accountant import MechanismEvent

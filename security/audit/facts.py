@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from lazaret.errors import CodecError
-from security.log.schema import read_line, type_of
-from security.log.store import LogFolder
+from security.log.reader import LogReader, Record
 
 TYPES: Final = frozenset(
     {
@@ -38,24 +36,6 @@ TYPES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """One entry, as far as a comparison needs it."""
-
-    seq: int
-    ts: int
-    boot: str
-    type: str
-    run: str | None
-    round: int | None
-    body: dict[str, Any]
-
-    @property
-    def key(self) -> tuple[str | None, int | None]:
-        """The round it belongs to."""
-        return self.run, self.round
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class History:
     """The records of one log by type, in order, and when each boot began and ended."""
 
@@ -74,32 +54,11 @@ class History:
 def read_history(path: Path, *, origin: str, name: str, role: str) -> History:
     """Read a log that was verified; lines that are no entries are left to the verifier's findings."""
     history = History(origin=origin, name=name, role=role)
-    for file in sorted(LogFolder(path).segments.glob("*.jsonl")):
-        with file.open("rb") as lines:
-            for raw in lines:
-                _take(history, raw.removesuffix(b"\n"))
+    for record in LogReader(path, gaps=True).records(*TYPES):
+        history.by_type.setdefault(record.type, []).append(record)
+        first, _ = history.boots.get(record.boot, (record.ts, record.ts))
+        history.boots[record.boot] = (first, record.ts)
     return history
-
-
-def _take(history: History, line: bytes) -> None:
-    if type_of(line.decode(errors="replace")) not in TYPES:
-        return
-    try:
-        entry = read_line(line)
-    except CodecError:
-        return
-    record = Record(
-        seq=entry["seq"],
-        ts=entry["ts"],
-        boot=entry["boot"],
-        type=entry["type"],
-        run=entry["run"],
-        round=entry["round"],
-        body=entry["body"],
-    )
-    history.by_type.setdefault(record.type, []).append(record)
-    first, _ = history.boots.get(record.boot, (record.ts, record.ts))
-    history.boots[record.boot] = (first, record.ts)
 
 
 def rounds_of(histories: Sequence[History]) -> list[tuple[str | None, int]]:

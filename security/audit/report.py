@@ -13,7 +13,7 @@ from security.audit.compare import Crossed
 from security.audit.facts import RoundFacts, round_json, rounds_of
 from security.audit.findings import Finding, Severity
 from security.audit.report_text import STYLE
-from security.log.keys import SITE
+from security.log.roster import SITE
 
 # ----------------------------------------
 # The six things that "prototypes never left" rests on, each with what these logs show for it.

@@ -14,15 +14,18 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from security.audit.checkpoints import EgressLedger, Heads
+from security.audit.checkpoints import Checkpoints
+from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Findings
 from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
-from security.log.keys import SITE, EpochChain
+from security.log.keys import EpochChain
 from security.log.machine import HEARTBEAT_MS, SEGMENT
+from security.log.reader import Block, blocks
+from security.log.roster import SITE
 from security.log.schema import MAX_LINE, SCHEMAS, explain
 from security.log.store import LogFolder
-from security.log.witness import Held
+from security.log.witness import HeldCheckpoint
 
 SKEW_MS: Final = 5 * 60 * 1000
 SILENCE_MS: Final = 2 * HEARTBEAT_MS
@@ -38,10 +41,10 @@ class Scan:
     def __init__(
         self,
         folder: LogFolder,
-        heads: Heads,
+        checkpoints: Checkpoints,
         chain: EpochChain | None,
         findings: Findings,
-        held: Sequence[Held] = (),
+        held: Sequence[HeldCheckpoint] = (),
         names: Collection[str] = (),
     ) -> None:
         self.folder = folder
@@ -53,16 +56,16 @@ class Scan:
         self.ledger = EgressLedger(findings)
         self.types: dict[str, int] = {}
         self.manifest: str | None = None
-        self.latest_at: dict[int, int] = {}  # for each head, the latest time among the entries it covers
+        self.latest_at: dict[int, int] = {}  # for each checkpoint, the latest time among the entries it covers
         self.rounds_after_witness: set[str] = set()
         self.vector_sizes: dict[int, int] = {}  # under the manifest in force: each length, and an entry that has it
-        self._heads = {head.checkpoint.size: head for head in heads.heads}
-        self._held: dict[int, list[Held]] = {}
+        self._checkpoints = {one.checkpoint.size: one for one in checkpoints.signed}
+        self._held: dict[int, list[HeldCheckpoint]] = {}
         for other in held:
             self._held.setdefault(other.checkpoint.size, []).append(other)
-        self._stops = iter([*sorted({*self._heads, *self._held}), 1 << 62])
+        self._stops = iter([*sorted({*self._checkpoints, *self._held}), 1 << 62])
         self._stop = next(self._stops)
-        self._witnessed = heads.witnessed.checkpoint.size if heads.witnessed else 0
+        self._witnessed = checkpoints.witnessed.checkpoint.size if checkpoints.witnessed else 0
         self._chain = chain
         self._origin = f'"{findings.log}"'
         self._pending: list[bytes] = []
@@ -98,35 +101,37 @@ class Scan:
 
     def run(self, files: list[Path]) -> None:
         """Read every segment."""
-        entry = self._entry
         for number, path in enumerate(files):
             if number:
                 self._digest_of_last = self._segment.hexdigest()
                 self._segment = sha256()
-            with path.open("rb", buffering=1 << 20) as lines:
-                for raw in lines:
-                    if self.size == self._stop:
-                        self._reach_head()
-                    self._segment.update(raw)
-                    if raw[-1] != 10:
-                        self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)
-                        self.size += 1
-                        self._pending.append(sha256(b"\x00" + raw).digest())
-                    else:
-                        entry(raw[:-1])
+            for block in blocks(path):
+                self._segment.update(block.raw)
+                self._block(block)
             if self.size != (number + 1) * SEGMENT and number + 1 < len(files):
                 self.findings.add("SegmentMissing", f"{path.name} is not full although another follows", self.size)
         self._flush()
         while self._stop <= self.size:
-            self._reach_head()
+            self._reach_checkpoint()
         self._check_leaves_end()
+
+    def _block(self, block: Block) -> None:
+        entry = self._torn if block.torn else self._entry
+        for line, leaf in zip(block.lines, block.leaves(), strict=True):
+            if self.size == self._stop:
+                self._reach_checkpoint()
+            self._pending.append(leaf)
+            entry(line)
+
+    def _torn(self, _line: bytes) -> None:
+        self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)
+        self.size += 1
 
     _digest_of_last = ""
 
     def _entry(self, line: bytes) -> None:
         seq = self.size
         self.size = seq + 1
-        self._pending.append(sha256(b"\x00" + line).digest())
         try:
             text = line.decode()
         except UnicodeDecodeError:
@@ -298,7 +303,7 @@ class Scan:
         if seq % SEGMENT or int(segment) != seq // SEGMENT - 1 or digest != f'"{self._digest_of_last}"':
             self.findings.add("SegmentMismatch", f"entry {seq} seals segment {segment}", seq)
 
-    # Tree, heads and leaves.bin
+    # Tree, checkpoints and leaves.bin
 
     def _flush(self) -> None:
         pending, self._pending = self._pending, []
@@ -312,8 +317,8 @@ class Scan:
         start = self.size - len(pending)
         for index, leaf in enumerate(pending):
             mine = kept[index * HASH_SIZE : (index + 1) * HASH_SIZE]
-            # The file is derived and not synced, so it may end early; but never below the newest signed head.
-            if mine != leaf and (mine or start + index < max(self._heads, default=0)):
+            # The file is derived and not synced, so it may end early; but never below the newest checkpoint.
+            if mine != leaf and (mine or start + index < max(self._checkpoints, default=0)):
                 self.findings.add("LeavesMismatch", f"entry {start + index} has another hash", start + index)
 
     def _check_leaves_end(self) -> None:
@@ -321,11 +326,11 @@ class Scan:
             self.findings.add("LeavesMismatch", "leaves.bin has hashes of entries that are not here", self.size)
         self._leaves.close()
 
-    def _reach_head(self) -> None:
+    def _reach_checkpoint(self) -> None:
         self._flush()
-        size, root, head = self._stop, self.root.root(), self._heads.get(self._stop)
-        if head is not None:
-            if root == head.checkpoint.root:
+        size, root, own = self._stop, self.root.root(), self._checkpoints.get(self._stop)
+        if own is not None:
+            if root == own.checkpoint.root:
                 self._fits = size
             else:
                 between = f"a change between entries {self._fits} and {size - 1}"
@@ -337,9 +342,9 @@ class Scan:
                 self._contradicted(other, size)
         self._stop = next(self._stops)
 
-    def _contradicted(self, other: Held, size: int) -> None:
+    def _contradicted(self, other: HeldCheckpoint, size: int) -> None:
         """Entries that differ from what a witness saw: changed afterwards, or signed as another history?"""
-        own = self._heads.get(size)
+        own = self._checkpoints.get(size)
         agrees = own is not None and own.checkpoint.root == other.checkpoint.root
         if agrees or "RootMismatch" in self.findings:
             self.findings.add("RootMismatch", f"a witness saw other entries up to {size}", max(size - 1, 0))

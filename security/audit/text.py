@@ -58,8 +58,8 @@ def clean(findings: Iterable[Finding], codes: frozenset[str]) -> bool:
 
 
 def witness_names(log: Verified) -> str:
-    """Who saw the newest witnessed head."""
-    witnessed = log.heads.witnessed
+    """Who saw the newest witnessed checkpoint."""
+    witnessed = log.checkpoints.witnessed
     if witnessed is None:
         return "not witnessed"
     parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
@@ -79,12 +79,13 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
 def log_lines(log: Verified, findings: Iterable[Finding], statement: Statement | None) -> Iterator[str]:
     """What one log turned out to be."""
     found = tuple(findings)
-    newest = log.heads.newest
+    newest = log.checkpoints.newest
     yield plain(
         f"{log.origin}   {log.size:,} entries   head {newest.checkpoint.size if newest else '-'}   {witness_names(log)}"
     )
     if clean(found, RECORD):
-        yield f"ok    tree re-derived from entries equals {len(log.heads.heads)} signed heads, {log.epochs} epoch(s)"
+        signed = len(log.checkpoints.signed)
+        yield f"ok    tree re-derived from entries equals {signed} signed heads, {log.epochs} epoch(s)"
     if log.ledger.count and clean(found, EGRESS):
         yield (
             f"ok    {log.ledger.count:,} messages left, {quantity(log.ledger.total)}: "
@@ -109,13 +110,13 @@ def epsilon_line(statement: Statement) -> str:
 
 def log_json(log: Verified, findings: Iterable[Finding], statement: Statement | None) -> dict[str, Any]:
     """The same for machines."""
-    newest, witnessed = log.heads.newest, log.heads.witnessed
+    newest, witnessed = log.checkpoints.newest, log.checkpoints.witnessed
     return {
         "origin": log.origin,
         "role": log.role,
         "entries": log.size,
         "epochs": log.epochs,
-        "heads": len(log.heads.heads),
+        "heads": len(log.checkpoints.signed),
         "head": newest.checkpoint.size if newest else None,
         "witnessed": witnessed.checkpoint.size if witnessed else None,
         "witnesses": sorted(key.name for key in witnessed.cosigners) if witnessed else [],

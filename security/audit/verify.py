@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from lazaret.errors import AuditLogError, CodecError, ConfigError, ToolkitError, VerificationFailed
-from security.audit.checkpoints import EgressLedger, Heads, check_epochs, read_heads
+from security.audit.checkpoints import Checkpoints, check_epochs, read_checkpoints
+from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Finding, Findings, exit_code
 from security.audit.scan import SKEW_MS, Scan
-from security.log.keys import SITE, EpochChain, Roster
+from security.log.keys import EpochChain
 from security.log.note import VerifierKey
+from security.log.reader import LogReader
+from security.log.roster import SITE, Roster
 from security.log.schema import read_line
 from security.log.store import FORMAT, Annex, LogFolder
-from security.log.witness import Held
+from security.log.witness import HeldCheckpoint
 
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
@@ -45,7 +48,7 @@ class Verified:
     origin: str
     role: str
     size: int
-    heads: Heads
+    checkpoints: Checkpoints
     epochs: int
     ledger: EgressLedger
     types: Mapping[str, int] = field(default_factory=dict)
@@ -53,15 +56,20 @@ class Verified:
     roster: Roster | None = None
 
     @property
+    def heads(self) -> Checkpoints:
+        """The checkpoints under the name by which the report asks for them; goes when the report is a template."""
+        return self.checkpoints
+
+    @property
     def exit_code(self) -> int:
         """0, 1 or 3."""
         return exit_code(self.findings)
 
 
-def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
+def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verified:
     """Run every check on one log.
 
-    :param held: heads of this log that others hold, if the auditor has them.
+    :param held: checkpoints of this log that others hold, if the auditor has them.
     :raises ConfigError: only where there is no log at all.
     """
     folder = LogFolder(path)
@@ -75,18 +83,18 @@ def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
     roster = keys.roster if keys.roster is None or origin in keys.roster.by_origin else None
     _note_keys(keys, roster, findings)
     chain = _chain(folder, genesis, roster, findings)
-    heads = read_heads(folder, chain, roster, findings)
+    checkpoints = read_checkpoints(folder, chain, roster, findings)
     names = {*roster.by_name, *roster.by_origin} if roster else set[str]()
-    scan = Scan(folder, heads, chain, findings, held, names)
+    scan = Scan(folder, checkpoints, chain, findings, held, names)
     scan.run(_segments(folder, findings))
     _check_genesis(genesis, roster, chain, findings)
     _check_manifest(folder, scan, findings)
     _check_layout(roster, scan, findings)
     _check_counted(genesis, scan, findings)
-    check_epochs(heads, scan.rotations, findings)
+    check_epochs(checkpoints, scan.rotations, findings)
     _check_chain_length(chain, scan, findings)
-    _check_coverage(heads, scan, findings)
-    _check_times(heads, scan, findings)
+    _check_coverage(checkpoints, scan, findings)
+    _check_times(checkpoints, scan, findings)
     _check_witnesses(folder, roster, findings)
     _check_held(scan, held, findings)
     _check_annexes(folder, scan, findings)
@@ -95,7 +103,7 @@ def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
         origin=origin,
         role=genesis["body"]["role"] if genesis else "unknown",
         size=scan.size,
-        heads=heads,
+        checkpoints=checkpoints,
         epochs=len(scan.rotations) + 1,
         ledger=scan.ledger,
         types=scan.types,
@@ -106,19 +114,18 @@ def verify(path: Path, keys: Keys, held: Sequence[Held] = ()) -> Verified:
 
 def _first_entry(folder: LogFolder) -> dict[str, Any] | None:
     try:
-        with folder.segment(0).open("rb") as lines:
-            entry = read_line(lines.readline().removesuffix(b"\n"))
+        entry = read_line(LogReader(folder.path).first_line())
     except (OSError, CodecError):
         return None
     return entry if entry["type"] == "log.genesis" else None
 
 
 def _origin_of(folder: LogFolder, genesis: Mapping[str, Any] | None) -> str:
-    """The log's own name; where its first entry is unreadable, that of its heads."""
+    """The log's own name; where its first entry is unreadable, that of its checkpoints."""
     if genesis is not None:
         return str(genesis["origin"])
-    for size in folder.head_sizes():
-        first = folder.head_path(size).read_bytes().split(b"\n", 1)[0]
+    for size in folder.checkpoint_sizes():
+        first = folder.checkpoint_path(size).read_bytes().split(b"\n", 1)[0]
         return first.decode(errors="replace")[:100]
     return folder.path.name
 
@@ -136,10 +143,10 @@ def _note_keys(keys: Keys, roster: Roster | None, findings: Findings) -> None:
 
 def _segments(folder: LogFolder, findings: Findings) -> list[Path]:
     try:
-        files = folder.segment_files()
+        files = LogReader(folder.path).segments()
     except AuditLogError as error:
         findings.add("SegmentMissing", error.message)
-        return sorted(folder.segments.glob("*.jsonl"))
+        return LogReader(folder.path, gaps=True).segments()
     if not files:
         findings.add("SegmentMissing", "there are no segments")
     return files
@@ -208,8 +215,8 @@ def _check_chain_length(chain: EpochChain | None, scan: Scan, findings: Findings
         findings.add("EpochChain", f"{len(chain.keys)} keys are endorsed, {len(scan.rotations) + 1} were announced")
 
 
-def _check_coverage(heads: Heads, scan: Scan, findings: Findings) -> None:
-    newest = heads.newest
+def _check_coverage(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
+    newest = checkpoints.newest
     if newest is None:
         findings.add("Unsealed", f"{scan.size} entries and not one valid signed head")
         return
@@ -218,9 +225,9 @@ def _check_coverage(heads: Heads, scan: Scan, findings: Findings) -> None:
         findings.add("TruncatedTail", f"the newest head covers {size} entries, {scan.size} are here", scan.size)
     elif size < scan.size:
         findings.add("UnsealedTail", f"entries {size} to {scan.size - 1} are not under a signed head", size)
-    witnessed = heads.witnessed
+    witnessed = checkpoints.witnessed
     if witnessed is None:
-        findings.add("NotWitnessed", f"no head of this log has a quorum; missing: {'; '.join(heads.missing)}")
+        findings.add("NotWitnessed", f"no head of this log has a quorum; missing: {'; '.join(checkpoints.missing)}")
     elif len(scan.rounds_after_witness) > MAX_ROUNDS_UNWITNESSED:
         findings.add(
             "NotWitnessed",
@@ -231,31 +238,31 @@ def _check_coverage(heads: Heads, scan: Scan, findings: Findings) -> None:
         findings.add("BeyondWitnessed", f"witnessed up to {witnessed.checkpoint.size} of {size} entries")
 
 
-def _check_times(heads: Heads, scan: Scan, findings: Findings) -> None:
-    """An entry is no later than the first witness's time on a head that covers it."""
-    for head in heads.heads:
-        if not head.cosigners or head.checkpoint.size not in scan.latest_at:
+def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
+    """An entry is no later than the first witness's time on a checkpoint that covers it."""
+    for one in checkpoints.signed:
+        if not one.cosigners or one.checkpoint.size not in scan.latest_at:
             continue
-        seen = min(head.cosigners.values()) * 1000
-        if scan.latest_at[head.checkpoint.size] > seen + SKEW_MS:
-            late = scan.latest_at[head.checkpoint.size] - seen
+        seen = min(one.cosigners.values()) * 1000
+        if scan.latest_at[one.checkpoint.size] > seen + SKEW_MS:
+            late = scan.latest_at[one.checkpoint.size] - seen
             findings.add(
                 "Backdated",
-                f"an entry under head {head.checkpoint.size} is {late // 1000} s later than a witness saw it",
-                head.checkpoint.size - 1,
+                f"an entry under head {one.checkpoint.size} is {late // 1000} s later than a witness saw it",
+                one.checkpoint.size - 1,
             )
 
 
 def _check_witnesses(folder: LogFolder, roster: Roster | None, findings: Findings) -> None:
-    """Heads that this party keeps for others must be genuine, or they could not serve as evidence."""
+    """Checkpoints that this party keeps for others must be genuine, or they could not serve as evidence."""
     for path in sorted(folder.witness.glob("*.json")):
         origin = unquote(path.stem)
         party = roster.by_origin.get(origin) if roster else None
         try:
-            kept = Held.parse(path.read_bytes())
+            kept = HeldCheckpoint.parse(path.read_bytes())
             if party is not None and roster is not None:
                 kept.verify(party.root, origin)
-                kept.head.verify((roster.by_origin[findings.log].cosigner,))
+                kept.note.verify((roster.by_origin[findings.log].cosigner,))
             elif roster is not None:
                 raise VerificationFailed("of a log that is not in the roster")
         except ToolkitError as error:
@@ -264,8 +271,8 @@ def _check_witnesses(folder: LogFolder, roster: Roster | None, findings: Finding
         findings.add("Fork", f"this party holds evidence of a fork: evidence/{path.name[:80]}")
 
 
-def _check_held(scan: Scan, held: Sequence[Held], findings: Findings) -> None:
-    """Heads that others hold: one beyond the end means that the end was cut off. The scan compared the others."""
+def _check_held(scan: Scan, held: Sequence[HeldCheckpoint], findings: Findings) -> None:
+    """Checkpoints that others hold: one beyond the end means that the end was cut off. The scan compared the others."""
     largest = max((other.checkpoint.size for other in held), default=0)
     if largest > scan.size:
         findings.add("TruncatedTail", f"a witness holds a head of {largest} entries, {scan.size} are here", scan.size)

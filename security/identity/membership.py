@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from lazaret.errors import ConfigError, PolicyViolation
 from security.crypto.signing import VerifyKey
 from security.identity.manifest import Manifest, Member
-from security.log.keys import COORDINATOR, SITE, Party, Roster
 from security.log.note import VerifierKey
+from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.secagg import thresholds
 from security.secagg.layout import Layout
 from security.secagg.thresholds import Thresholds

@@ -1,20 +1,19 @@
-"""Epoch keys: each signs the heads of about a day, endorses its successor, and is erased.
+"""Epoch keys: each signs the checkpoints of about a day, endorses its successor, and is erased.
 
 The offline root key endorses epoch 0, each epoch key the next one. An intruder who takes today's key can therefore
 not re-sign yesterday. Python cannot promise that erased bytes are gone from memory or disk; what lasts is that other
-parties hold the old heads.
+parties hold the old checkpoints.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from lazaret import files
-from lazaret.errors import AuditLogError, CodecError, ConfigError, LocalProtocolError, VerificationFailed
+from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, VerificationFailed
 from security.identity import keystore
 from security.log.note import KeyType, Note, Signer, VerifierKey, check_key_name
 from security.rng import Randomness
@@ -25,7 +24,7 @@ EPOCH_MS: Final = 24 * 60 * 60 * 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endorsement:
-    """The statement that `key` signs the heads of `origin` in `epoch`."""
+    """The statement that `key` signs the checkpoints of `origin` in `epoch`."""
 
     origin: str
     epoch: int
@@ -131,91 +130,3 @@ class EpochKeys:
         for other in self.held():
             if other != epoch:
                 self.erase(other)
-
-
-# ----------------------------------------
-# Who is who: the parties of a federation, with the keys that speak for their logs.
-#
-# The consortium's signed manifest is where these come from; the verifier sees only this small view of it.
-
-PEERS_FOR_QUORUM: Final = 2
-COORDINATOR: Final = "coordinator"
-SITE: Final = "site"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Party:
-    """One hospital or the coordinator, as far as its log is concerned."""
-
-    name: str
-    role: str
-    origin: str
-    root: VerifierKey
-    cosigner: VerifierKey
-
-    def __post_init__(self) -> None:
-        if self.role not in (SITE, COORDINATOR):
-            raise ConfigError(f"a party is a site or the coordinator, not {self.role!r}", where=self.name)
-        if self.root.kind is not KeyType.LOG or self.cosigner.kind is not KeyType.COSIGNER:
-            raise ConfigError("root and cosigner keys are mixed up", where=self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Roster:
-    """All parties; names, origins and keys are each unique."""
-
-    parties: tuple[Party, ...]
-    digest: str = field(default="")  # SHA-256 of the manifest, in hexadecimal; empty where there was none
-    vector_bytes: int | None = None  # what a whole masked vector of the manifest's layout has
-
-    def __post_init__(self) -> None:
-        for what in ("name", "origin"):
-            if len({getattr(party, what) for party in self.parties}) != len(self.parties):
-                raise ConfigError(f"two parties share one {what}", where="roster")
-        keys = [key.public for party in self.parties for key in (party.root, party.cosigner)]
-        if len(set(keys)) != len(keys):
-            raise ConfigError("one key serves two purposes", where="roster")
-        if sum(party.role == COORDINATOR for party in self.parties) > 1:
-            raise ConfigError("more than one coordinator", where="roster")
-
-    @cached_property
-    def by_origin(self) -> dict[str, Party]:
-        """Parties by the origin line of their log."""
-        return {party.origin: party for party in self.parties}
-
-    @cached_property
-    def by_name(self) -> dict[str, Party]:
-        """Parties by name."""
-        return {party.name: party for party in self.parties}
-
-    @property
-    def sites(self) -> tuple[Party, ...]:
-        """The hospitals."""
-        return tuple(party for party in self.parties if party.role == SITE)
-
-    @property
-    def coordinator(self) -> Party | None:
-        """The coordinator, where the roster has one."""
-        return next((party for party in self.parties if party.role == COORDINATOR), None)
-
-    def cosigners_for(self, origin: str) -> tuple[VerifierKey, ...]:
-        """Whose cosignatures count for a log: everybody's but its owner's."""
-        return tuple(party.cosigner for party in self.parties if party.origin != origin)
-
-    def missing_for_quorum(self, origin: str, cosigners: Iterable[VerifierKey]) -> tuple[str, ...]:
-        """What a head still lacks to count as witnessed; empty when it does.
-
-        A site's head needs the coordinator and two other sites (all others, where there are fewer); the coordinator's
-        needs two sites. One honest witness among them is what the evidence rests on.
-        """
-        have = set(cosigners)
-        peers = [party for party in self.sites if party.origin != origin]
-        missing = [
-            party.name
-            for party in self.parties
-            if party.role == COORDINATOR and party.origin != origin and party.cosigner not in have
-        ]
-        lacking = min(PEERS_FOR_QUORUM, len(peers)) - sum(party.cosigner in have for party in peers)
-        if lacking > 0:
-            missing.append(f"{lacking} more of {', '.join(p.name for p in peers if p.cosigner not in have)}")
-        return tuple(missing)

@@ -1,4 +1,4 @@
-"""The log as a machine without files, clocks or randomness: event and time in, entries and heads out.
+"""The log as a machine without files, clocks or randomness: event and time in, entries and checkpoints out.
 
 What it guarantees: `seq` counts without gaps, time never goes back silently, a full segment is sealed by the next
 entry, a key is announced before it signs, and a log that failed once takes nothing more.
@@ -48,7 +48,7 @@ class Step(Enum):
     GENESIS = "genesis"
     APPEND = "append"
     ROTATE = "rotate"
-    HEAD = "head"
+    CHECKPOINT = "checkpoint"
     STOP = "stop"
     FAIL = "fail"
 
@@ -57,9 +57,9 @@ TRANSITIONS: Final[dict[tuple[State, Step], State]] = {
     (State.NEW, Step.GENESIS): State.OPEN,
     (State.OPEN, Step.APPEND): State.OPEN,
     (State.OPEN, Step.ROTATE): State.OPEN,
-    (State.OPEN, Step.HEAD): State.OPEN,
+    (State.OPEN, Step.CHECKPOINT): State.OPEN,
     (State.OPEN, Step.STOP): State.STOPPED,
-    (State.STOPPED, Step.HEAD): State.STOPPED,
+    (State.STOPPED, Step.CHECKPOINT): State.STOPPED,
     (State.NEW, Step.FAIL): State.FAILED,
     (State.OPEN, Step.FAIL): State.FAILED,
     (State.STOPPED, Step.FAIL): State.FAILED,
@@ -221,9 +221,9 @@ class LogMachine:
         last = self.last
         return last is not None and (now.boot != last.boot or now.mono_ms - last.mono_ms >= HEARTBEAT_MS)
 
-    def head(self, *signers: Signer) -> Note:
-        """The signed head of everything so far."""
-        self._step(Step.HEAD)
+    def checkpoint(self, *signers: Signer) -> Note:
+        """The signed checkpoint over everything so far."""
+        self._step(Step.CHECKPOINT)
         text = Checkpoint(origin=self.origin, size=self.tree.size, root=self.tree.root()).text
         return Note(text=text, signatures=tuple(signer.sign(text) for signer in signers))
 

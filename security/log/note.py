@@ -243,7 +243,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A log's head: the statement that its first `size` entries have this root."""
+    """A log's tree head: the statement that its first `size` entries have this root."""
 
     origin: str
     size: int
@@ -268,6 +268,6 @@ class Checkpoint:
         return cls(origin=lines[0], size=int(lines[1]), root=_unbase64(lines[2], "root hash"))
 
 
-def head_of(note: Note) -> Checkpoint:
+def checkpoint_of(note: Note) -> Checkpoint:
     """The checkpoint a note speaks of; verify the note first."""
     return Checkpoint.parse(note.text)

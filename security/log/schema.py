@@ -233,9 +233,9 @@ def match_line(text: str) -> re.Match[str] | None:
     return schema.line.fullmatch(text)
 
 
-def type_of(text: str) -> str:
-    """The type of a line that `match_line` has accepted."""
-    return text[text.rfind('"', 0, -8) + 1 : -8]
+def type_of(line: bytes) -> bytes:
+    """The type that a line claims at its end, at a tenth of the cost of parsing it. Only `match_line` checks it."""
+    return line[line.rfind(b'"', 0, -8) + 1 : -8]
 
 
 def read_line(line: bytes) -> dict[str, Any]:

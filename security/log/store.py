@@ -4,10 +4,10 @@ FORMAT                    the version of this layout
 manifest.json             a copy of the signed manifest: who is who
 segments/00000000.jsonl   the entries, 65,536 to a file; the only thing synced for every entry
 leaves.bin                32 bytes for each entry; derived, rebuilt at will, never aged out
-checkpoints/<size>.note   signed heads, with the cosignatures they collected
-cosigned.note             the newest head with a full quorum
+checkpoints/<size>.note   signed checkpoints, with the cosignatures they collected
+cosigned.note             the newest checkpoint with a full quorum
 epochs/<n>.note           endorsements of the epoch keys
-witness/                  the newest heads seen of other logs
+witness/                  the newest checkpoints seen of other logs
 annex/<seq>.json          what a leaf only commits to
 evidence/                 torn writes and proofs of forks
 """
@@ -19,7 +19,7 @@ import hmac
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -31,10 +31,8 @@ from lazaret.errors import AuditLogError, CodecError, VerificationFailed
 from lazaret.files import naming
 from security.crypto import encoding
 from security.crypto.merkle import HASH_SIZE
-from security.log.keys import EpochChain, Party
-from security.log.machine import SEGMENT, Entry, LogMachine
-from security.log.note import Note, head_of
-from security.log.schema import read_line
+from security.log.machine import SEGMENT, Entry
+from security.log.note import Note
 
 # ----------------------------------------
 # The private annex: details behind a salted commitment, for the site's own auditor, erasable at any time.
@@ -120,24 +118,17 @@ class LogFolder:
         """The file of one segment."""
         return self.segments / f"{number:08d}.jsonl"
 
-    def segment_files(self) -> list[Path]:
-        """All segments in order; a gap in their numbers is an error, since it could hide entries."""
-        found = sorted(self.segments.glob("*.jsonl"))
-        if found != [self.segment(number) for number in range(len(found))]:
-            raise AuditLogError("segment files are not numbered without gaps", where=str(self.segments))
-        return found
-
-    def head_sizes(self) -> list[int]:
-        """Sizes of the signed heads, smallest first."""
+    def checkpoint_sizes(self) -> list[int]:
+        """Sizes of the signed checkpoints, smallest first."""
         return sorted(int(path.stem) for path in self.checkpoints.glob("*.note") if is_size(path.stem))
 
-    def head_path(self, size: int) -> Path:
-        """The file of one head."""
+    def checkpoint_path(self, size: int) -> Path:
+        """The file of one checkpoint."""
         return self.checkpoints / f"{size}.note"
 
-    def head(self, size: int) -> Note:
-        """One signed head, not yet verified."""
-        return Note.parse(self.head_path(size).read_bytes())
+    def checkpoint_note(self, size: int) -> Note:
+        """One signed checkpoint, not yet verified."""
+        return Note.parse(self.checkpoint_path(size).read_bytes())
 
     def endorsements(self) -> list[Note]:
         """The endorsements of epochs 0, 1, ..., as far as they go without a gap."""
@@ -151,7 +142,7 @@ class LogFolder:
         return self.annex / f"{seq}.json"
 
     def witness_path(self, origin: str) -> Path:
-        """Where the newest head of another log is kept; the name cannot climb out of the folder."""
+        """Where the newest checkpoint of another log is kept; the name cannot climb out of the folder."""
         return self.witness / f"{quote(origin, safe='')}.json"
 
     def check_format(self) -> None:
@@ -164,18 +155,6 @@ class LogFolder:
             ) from None
         if found != FORMAT:
             raise AuditLogError("a log of another format", where=str(self.format))
-
-
-def lines_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """(offset, line without newline) of a segment; where the last newline is missing, the rest is the last line."""
-    start = 0
-    while start < len(data):
-        end = data.find(b"\n", start)
-        if end < 0:
-            yield start, data[start:]
-            return
-        yield start, data[start:end]
-        start = end + 1
 
 
 class LogWriter(LogFolder):
@@ -272,97 +251,3 @@ def read_leaves(path: Path) -> list[bytes]:
     if len(data) % HASH_SIZE:
         raise CodecError("leaves.bin is not a whole number of hashes", where=str(path))
     return [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
-
-
-# ----------------------------------------
-# What a start finds in a log folder: a sound log, a torn write beyond the last head, or damage that must stop it.
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recovered:
-    """A machine that stands where the log stands, the newest head, the epoch keys, and bytes that were set aside."""
-
-    machine: LogMachine
-    head: Note | None
-    chain: EpochChain
-    torn: bytes
-
-
-def recover(writer: LogWriter, party: Party) -> Recovered:
-    """Read the log back.
-
-    :raises AuditLogError: if anything at or below the newest signed head is missing or changed.
-    """
-    try:
-        chain = EpochChain.verify(party.origin, party.root, writer.endorsements())
-        head = _newest_head(writer, chain)
-    except (VerificationFailed, CodecError) as error:
-        raise AuditLogError(f"the log's heads do not verify: {error.message}", where=party.origin) from error
-    signed = head_of(head) if head is not None else None
-    machine = LogMachine(party.origin)
-    torn = _replay(writer, machine, signed.size if signed else 0)
-    if signed is not None and (machine.tree.size < signed.size or machine.tree.root(signed.size) != signed.root):
-        raise AuditLogError(
-            f"the entries do not lead to the signed head of size {signed.size}",
-            where=party.origin,
-            hint="the log was changed or cut; keep the folder as it is and run `privacy-audit verify` on a copy",
-        )
-    _settle_leaves(writer, machine)
-    return Recovered(machine=machine, head=head, chain=chain, torn=torn)
-
-
-def _newest_head(writer: LogWriter, chain: EpochChain) -> Note | None:
-    sizes = writer.head_sizes()
-    if not sizes:
-        return None
-    note = writer.head(sizes[-1])
-    note.verify(chain.keys)
-    if head_of(note).size != sizes[-1] or head_of(note).origin != chain.origin:
-        raise VerificationFailed("a head is under another's name")
-    return note
-
-
-def _replay(writer: LogWriter, machine: LogMachine, signed_size: int) -> bytes:
-    files = writer.segment_files()
-    for number, path in enumerate(files):
-        data = path.read_bytes()
-        for offset, line in lines_of(data):
-            if data[offset + len(line) : offset + len(line) + 1] == b"\n" and _is_next(line, machine):
-                machine.replay(line)
-                continue
-            if machine.tree.size < signed_size or number != len(files) - 1:
-                raise AuditLogError(
-                    f"entry {machine.tree.size} is damaged although it was signed",
-                    where=str(path),
-                    hint="this is no torn write; keep the folder as it is and run `privacy-audit verify` on a copy",
-                )
-            torn = data[offset:]
-            name = f"torn-{machine.tree.size}-{sha256(torn).hexdigest()[:16]}.bin"
-            writer.evidence.mkdir(exist_ok=True)
-            writer.disk.publish(writer.evidence / name, torn)
-            writer.truncate_segment(number, offset)
-            return torn
-        if number != len(files) - 1 and machine.tree.size != (number + 1) * SEGMENT:
-            raise AuditLogError("a segment is not full although another follows", where=str(path))
-    return b""
-
-
-def _is_next(line: bytes, machine: LogMachine) -> bool:
-    """Whether a line is a whole, canonical entry that continues the log."""
-    try:
-        entry = read_line(line)
-    except CodecError:
-        return False
-    return bool(
-        entry["seq"] == machine.tree.size and entry["origin"] == machine.origin and entry["epoch"] == machine.epoch
-    )
-
-
-def _settle_leaves(writer: LogWriter, machine: LogMachine) -> None:
-    """leaves.bin is derived and not synced, so it may lag behind or be torn after a crash: rebuild it if it differs."""
-    ours = [machine.tree.leaf(index) for index in range(machine.tree.size)]
-    try:
-        if read_leaves(writer.leaves) == ours:
-            return
-    except (FileNotFoundError, CodecError):
-        pass
-    writer.write_leaves(ours)

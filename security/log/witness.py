@@ -1,7 +1,8 @@
-"""Witnesses: each party remembers the newest head of every other log and cosigns only what extends it.
+"""Witnesses: each party remembers the newest checkpoint of every other log and cosigns only what extends it.
 
-The rules are those of C2SP tlog-witness. Checking against the head held and replacing it is one atomic step; else two
-requests at once could roll the log back by the difference. The new head is on disk before the cosignature is given.
+The rules are those of C2SP tlog-witness. Checking against the checkpoint held and replacing it is one atomic step; else
+two requests at once could roll the log back by the difference. The new checkpoint is on disk before the cosignature is
+given.
 """
 
 from __future__ import annotations
@@ -17,22 +18,23 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from lazaret.errors import CodecError, ForkDetected, HeadConflict, VerificationFailed
+from lazaret.errors import CheckpointConflict, CodecError, ForkDetected, VerificationFailed
 from security.clock import Clock
 from security.crypto import encoding
 from security.crypto.merkle import EMPTY_ROOT, MAX_PATH, verify_consistency
-from security.log.keys import EpochChain, Roster
-from security.log.note import Checkpoint, Note, Signature, Signer, VerifierKey, head_of
+from security.log.keys import EpochChain
+from security.log.note import Checkpoint, Note, Signature, Signer, VerifierKey, checkpoint_of
+from security.log.roster import Roster
 from security.log.store import Disk, LogFolder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A head offered for cosigning: what it grows from, the proof, and the epoch keys that lead to its signature."""
+    """A checkpoint offered for cosigning: what it grows from, the proof, and the epoch keys behind its signature."""
 
     old_size: int
     path: tuple[bytes, ...]
-    head: Note
+    note: Note
     endorsements: tuple[Note, ...]
 
     def __post_init__(self) -> None:
@@ -44,7 +46,7 @@ class Submission:
         return encoding.dumps(
             {
                 "endorsements": [note.encode().decode() for note in self.endorsements],
-                "head": self.head.encode().decode(),
+                "head": self.note.encode().decode(),
                 "old_size": self.old_size,
                 "path": [base64.b64encode(step).decode() for step in self.path],
             }
@@ -58,7 +60,7 @@ class Submission:
             return cls(
                 old_size=_integer(value["old_size"]),
                 path=tuple(base64.b64decode(step, validate=True) for step in value["path"]),
-                head=Note.parse(value["head"].encode()),
+                note=Note.parse(value["head"].encode()),
                 endorsements=tuple(Note.parse(note.encode()) for note in value["endorsements"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -72,24 +74,24 @@ def _integer(value: Any) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """The newest head seen of one log, with our cosignature on it and the keys it was checked with."""
+class HeldCheckpoint:
+    """The newest checkpoint seen of one log, with our cosignature on it and the keys it was checked with."""
 
-    head: Note
+    note: Note
     endorsements: tuple[Note, ...]
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """What the head says."""
-        return head_of(self.head)
+        """What the note says."""
+        return checkpoint_of(self.note)
 
     def encode(self) -> bytes:
         """The bytes of the file it is kept in."""
         notes = [note.encode().decode() for note in self.endorsements]
-        return encoding.dumps({"endorsements": notes, "head": self.head.encode().decode()}) + b"\n"
+        return encoding.dumps({"endorsements": notes, "head": self.note.encode().decode()}) + b"\n"
 
     @classmethod
-    def parse(cls, data: bytes) -> Held:
+    def parse(cls, data: bytes) -> HeldCheckpoint:
         """Read it back strictly."""
         if not data.endswith(b"\n"):
             raise CodecError("not a held head")
@@ -98,14 +100,14 @@ class Held:
             raise CodecError("not a held head")
         try:
             notes = tuple(Note.parse(note.encode()) for note in value["endorsements"])
-            return cls(head=Note.parse(value["head"].encode()), endorsements=notes)
+            return cls(note=Note.parse(value["head"].encode()), endorsements=notes)
         except (TypeError, AttributeError) as error:
             raise CodecError("not a held head") from error
 
     def verify(self, root: VerifierKey, origin: str) -> EpochChain:
-        """Check that the head is signed by an epoch key that leads back to the log's root key."""
+        """Check that it is signed by an epoch key that leads back to the log's root key."""
         chain = EpochChain.verify(origin, root, self.endorsements)
-        self.head.verify(chain.keys)
+        self.note.verify(chain.keys)
         if self.checkpoint.origin != origin:
             raise VerificationFailed("a held head is of another log", where=origin)
         return chain
@@ -113,10 +115,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fork:
-    """Two heads of one log, both signed by its keys, that no one history explains: proof that travels.
+    """Two checkpoints of one log, both signed by its keys, that no one history explains: proof that travels.
 
-    :param other_root: the root that the shown history has at the size of the held head; it differs from the held one.
-    :param path: the consistency proof from `other_root` to the shown head.
+    :param other_root: the root that the shown history has at the size of the held one; it differs.
+    :param path: the consistency proof from `other_root` to the shown checkpoint.
     """
 
     origin: str
@@ -132,11 +134,11 @@ class Fork:
         :raises VerificationFailed: if it does not convict the holder of the log's keys.
         """
         chain = EpochChain.verify(self.origin, root, self.endorsements)
-        heads = []
+        checkpoints = []
         for note in (self.held, self.shown):
             note.verify(chain.keys)
-            heads.append(head_of(note))
-        held, shown = heads
+            checkpoints.append(checkpoint_of(note))
+        held, shown = checkpoints
         if held.origin != self.origin or shown.origin != self.origin or self.other_root == held.root:
             raise VerificationFailed("this is no fork", where=self.origin)
         verify_consistency(
@@ -172,31 +174,33 @@ class Fork:
             raise CodecError("not evidence of a fork") from error
 
 
-def decide(held: Held | None, offer: Submission, root: VerifierKey, origin: str) -> Checkpoint:
-    """Whether a head may be cosigned, given the one held. Pure.
+def decide(held: HeldCheckpoint | None, offer: Submission, root: VerifierKey, origin: str) -> Checkpoint:
+    """Whether a checkpoint may be cosigned, given the one held. Pure.
 
-    :raises VerificationFailed: bad signature, or a proof that does not lead to the head.
-    :raises HeadConflict: the offer grows from another size than the one held.
+    :raises VerificationFailed: bad signature, or a proof that does not lead to the checkpoint.
+    :raises CheckpointConflict: the offer grows from another size than the one held.
     :raises ForkDetected: the same size with another root, both signed.
     """
     chain = EpochChain.verify(origin, root, offer.endorsements)
-    offer.head.verify(chain.keys)
-    head = head_of(offer.head)
-    if head.origin != origin:
+    offer.note.verify(chain.keys)
+    offered = checkpoint_of(offer.note)
+    if offered.origin != origin:
         raise VerificationFailed("the head is of another log", where=origin)
     old_size, old_root = (0, EMPTY_ROOT) if held is None else (held.checkpoint.size, held.checkpoint.root)
-    if head.size == old_size and head.root != old_root:
-        raise ForkDetected("two signed heads of one size differ", where=f"{origin} size {head.size}")
-    if offer.old_size != old_size or head.size < old_size:
-        raise HeadConflict("the head held has another size", where=origin, held_size=old_size)
-    verify_consistency(old_size=old_size, old_root=old_root, new_size=head.size, new_root=head.root, path=offer.path)
+    if offered.size == old_size and offered.root != old_root:
+        raise ForkDetected("two signed heads of one size differ", where=f"{origin} size {offered.size}")
+    if offer.old_size != old_size or offered.size < old_size:
+        raise CheckpointConflict("the head held has another size", where=origin, held_size=old_size)
+    verify_consistency(
+        old_size=old_size, old_root=old_root, new_size=offered.size, new_root=offered.root, path=offer.path
+    )
     if held is not None and offer.endorsements[: len(held.endorsements)] != held.endorsements:
         raise ForkDetected("the log shows other epoch keys than before", where=origin)
-    return head
+    return offered
 
 
 class Witness:
-    """The heads this party holds of all other logs, in its own log folder."""
+    """The checkpoints this party holds of all other logs, in its own log folder."""
 
     def __init__(self, folder: Path, roster: Roster, signer: Signer, clock: Clock, disk: Disk | None = None) -> None:
         self._folder = LogFolder(folder)
@@ -218,10 +222,10 @@ class Witness:
             finally:
                 os.close(descriptor)
 
-    def held(self, origin: str) -> Held | None:
-        """The newest head held of a log."""
+    def held(self, origin: str) -> HeldCheckpoint | None:
+        """The newest checkpoint held of a log."""
         try:
-            return Held.parse(self._folder.witness_path(origin).read_bytes())
+            return HeldCheckpoint.parse(self._folder.witness_path(origin).read_bytes())
         except FileNotFoundError:
             return None
 
@@ -231,15 +235,15 @@ class Witness:
         return held.checkpoint.size if held else 0
 
     def consider(self, offer: Submission) -> Signature:
-        """Check a head against the one held, keep it, and cosign it. The same head again gets a cosignature again."""
-        origin = head_of(offer.head).origin
+        """Check a checkpoint against the one held, keep it, and cosign it; also if it is the one held."""
+        origin = checkpoint_of(offer.note).origin
         party = self.roster.by_origin.get(origin)
         if party is None or self._signer.key == party.cosigner:
             raise VerificationFailed("not a log this party witnesses", where=origin)
         with self._exclusive():
             held = self.held(origin)
             try:
-                head = decide(held, offer, party.root, origin)
+                checkpoint = decide(held, offer, party.root, origin)
             except ForkDetected as fork:
                 self._keep_evidence(origin, held, offer)
                 raise fork
@@ -247,39 +251,38 @@ class Witness:
                 if held is not None and self._is_signed(offer, party.root, origin):
                     self._keep_evidence(origin, held, offer)
                 raise
-            cosignature = self._signer.cosign(head.text, self._clock.now_ms() // 1000)
-            kept = Note(text=offer.head.text, signatures=(*self._by_log(offer, party.root), cosignature))
+            cosignature = self._signer.cosign(checkpoint.text, self._clock.now_ms() // 1000)
+            kept = Note(text=offer.note.text, signatures=(*self._by_log(offer, party.root), cosignature))
             self._disk.publish(
-                self._folder.witness_path(origin), Held(head=kept, endorsements=offer.endorsements).encode()
+                self._folder.witness_path(origin), HeldCheckpoint(note=kept, endorsements=offer.endorsements).encode()
             )
         return cosignature
 
     @staticmethod
     def _by_log(offer: Submission, root: VerifierKey) -> tuple[Signature, ...]:
         """Only the log's own signatures are kept: those of others were not checked here."""
-        known = {
-            (key.name, key.id) for key in EpochChain.verify(head_of(offer.head).origin, root, offer.endorsements).keys
-        }
-        return tuple(line for line in offer.head.signatures if (line.name, line.key_id) in known)
+        chain = EpochChain.verify(checkpoint_of(offer.note).origin, root, offer.endorsements)
+        known = {(key.name, key.id) for key in chain.keys}
+        return tuple(line for line in offer.note.signatures if (line.name, line.key_id) in known)
 
     @staticmethod
     def _is_signed(offer: Submission, root: VerifierKey, origin: str) -> bool:
         try:
-            offer.head.verify(EpochChain.verify(origin, root, offer.endorsements).keys)
+            offer.note.verify(EpochChain.verify(origin, root, offer.endorsements).keys)
         except (VerificationFailed, CodecError):
             return False
         return True
 
-    def _keep_evidence(self, origin: str, held: Held | None, offer: Submission) -> None:
+    def _keep_evidence(self, origin: str, held: HeldCheckpoint | None, offer: Submission) -> None:
         if held is None:
             return
-        # At one size the two heads are the whole proof; at another, the log's owner has to show where it branched.
+        # At one size the two checkpoints are the whole proof; else the log's owner has to show where it branched.
         fork = Fork(
             origin=origin,
-            held=held.head,
-            shown=offer.head,
+            held=held.note,
+            shown=offer.note,
             endorsements=offer.endorsements,
-            other_root=head_of(offer.head).root,
+            other_root=checkpoint_of(offer.note).root,
         )
         data = fork.encode()
         name = f"fork-{canonical_name(data)}.json"

@@ -25,12 +25,14 @@ from security.log.events import (
     ManifestAdopted,
     PolicyChanged,
 )
-from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, Party, Roster, endorse
+from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
 from security.log.machine import Entry, LogMachine, Moment, Scope, State
-from security.log.note import Note, Signature, Signer, VerifierKey, head_of
+from security.log.note import Note, Signature, Signer, VerifierKey, checkpoint_of
+from security.log.recovery import recover
+from security.log.roster import Party, Roster
 from security.log.schema import Event
-from security.log.store import SALT_SIZE, Annex, Disk, LogWriter, recover
-from security.log.witness import Held, Submission
+from security.log.store import SALT_SIZE, Annex, Disk, LogWriter
+from security.log.witness import HeldCheckpoint, Submission
 from security.rng import Randomness
 
 
@@ -76,7 +78,7 @@ class AuditLog:
         roster: Roster,
         clock: Clock,
         rng: Randomness,
-        head: Note | None = None,
+        newest: Note | None = None,
     ) -> None:
         self._machine = machine
         self._writer = writer
@@ -85,7 +87,7 @@ class AuditLog:
         self._roster = roster
         self._clock = clock
         self._rng = rng
-        self._head = head
+        self._newest = newest
         self._boot = rng.bytes(16).hex()
         self._mutex = RLock()
 
@@ -104,7 +106,7 @@ class AuditLog:
         rng: Randomness,
         disk: Disk | None = None,
     ) -> AuditLog:
-        """Start a log: the root key endorses epoch 0, the genesis entry names all keys, the first head is signed."""
+        """Start a log: the root key endorses epoch 0, the genesis entry names all keys, a checkpoint is signed."""
         if root.key != party.root:
             raise LocalProtocolError("the root key is not the one in the roster", where=party.origin)
         writer = LogWriter(folder, disk or Disk())
@@ -151,7 +153,7 @@ class AuditLog:
         rng: Randomness,
         disk: Disk | None = None,
     ) -> AuditLog:
-        """Go on with a log: check it against its own heads, set a torn write aside, settle the keys after a crash."""
+        """Go on with a log: check it against its checkpoints, set a torn write aside, settle the keys after a crash."""
         writer = LogWriter(folder, disk or Disk())
         try:
             writer.check_format()
@@ -165,7 +167,7 @@ class AuditLog:
                 roster=roster,
                 clock=clock,
                 rng=rng,
-                head=found.head,
+                newest=found.newest,
             )
             log._settle_epoch(found.chain)
             if found.torn:
@@ -181,10 +183,10 @@ class AuditLog:
         epoch = self._machine.epoch
         if epoch >= len(chain.keys) or chain.keys[epoch] != self._signer.key:
             raise AuditLogError("the epoch key is not the one endorsed", where=self.origin)
-        boundary = self._head is None or head_of(self._head).size < self.size
+        boundary = self._newest is None or checkpoint_of(self._newest).size < self.size
         if boundary and epoch and epoch - 1 in self._keys.held():
-            # The rotation is in the log but its head is not: both keys are still here, so sign it as rotation would.
-            self._publish_head(self._keys.load(epoch - 1), self._signer)
+            # The rotation is in the log but its checkpoint is not: both keys are still here, so sign as rotation would.
+            self._publish_checkpoint(self._keys.load(epoch - 1), self._signer)
         self._keys.settle(epoch)
         for stale in range(epoch + 1, len(chain.keys)):
             (self._writer.epochs / f"{stale}.note").unlink()
@@ -210,11 +212,11 @@ class AuditLog:
         return self._machine.epoch
 
     @property
-    def head(self) -> Note:
-        """The newest signed head: what every message carries."""
-        if self._head is None:
+    def newest_checkpoint(self) -> Note:
+        """The newest signed checkpoint: what every message carries."""
+        if self._newest is None:
             raise LocalProtocolError("the log has no head yet", where=self.origin)
-        return self._head
+        return self._newest
 
     def _now(self) -> Moment:
         return Moment(wall_ms=self._clock.now_ms(), mono_ms=self._clock.mono_ms(), boot=self._boot)
@@ -247,21 +249,21 @@ class AuditLog:
         return entries[-1].seq
 
     def checkpoint(self) -> Note:
-        """Sign everything so far. Where nothing is new, the newest head is given again."""
+        """Sign everything so far. Where nothing is new, the newest one is given again."""
         with self._guard("write a head"):
-            if self._head is not None and head_of(self._head).size == self.size:
-                return self._head
-            return self._publish_head(self._signer)
+            if self._newest is not None and checkpoint_of(self._newest).size == self.size:
+                return self._newest
+            return self._publish_checkpoint(self._signer)
 
-    def _publish_head(self, *signers: Signer) -> Note:
-        note = self._machine.head(*signers)
-        self._writer.disk.publish(self._writer.head_path(self.size), note.encode())
+    def _publish_checkpoint(self, *signers: Signer) -> Note:
+        note = self._machine.checkpoint(*signers)
+        self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
         self._writer.write_leaves()
-        self._head = note
+        self._newest = note
         return note
 
     def rotate(self, reason: str) -> Note:
-        """Begin the next epoch: new key, entry, head signed by both keys, old key erased. Survives a crash anywhere."""
+        """Begin the next epoch: new key, entry, checkpoint signed by both keys, old key erased. Survives any crash."""
         with self._guard("rotate the log key"):
             old, epoch = self._signer, self.epoch + 1
             self._write(self._machine.heartbeat(self._now()))
@@ -272,7 +274,7 @@ class AuditLog:
             self._writer.disk.publish(self._writer.epochs / f"{epoch}.note", endorsement.encode())
             rotated = KeyRotated(epoch=epoch, old_vkey=str(old.key), new_vkey=str(new.key), reason=reason)
             self._write(self._machine.append(rotated, self._now()))
-            note = self._publish_head(old, new)
+            note = self._publish_checkpoint(old, new)
             self._signer = new
             self._keys.erase(epoch - 1)
             return note
@@ -287,25 +289,25 @@ class AuditLog:
                 self.checkpoint()
 
     def submission(self, old_size: int, note: Note | None = None) -> Submission:
-        """What a witness that holds `old_size` of this log needs to cosign a head (the newest, if none is given)."""
+        """What a witness that holds `old_size` of this log needs to cosign a checkpoint (by default the newest)."""
         with self._mutex:
-            head = note or self.head
-            path = self._machine.tree.consistency_path(old_size, head_of(head).size)
+            offered = note or self.newest_checkpoint
+            path = self._machine.tree.consistency_path(old_size, checkpoint_of(offered).size)
             endorsements = tuple(self._writer.endorsements())
-            return Submission(old_size=old_size, path=path, head=head, endorsements=endorsements)
+            return Submission(old_size=old_size, path=path, note=offered, endorsements=endorsements)
 
     def inclusion_path(self, seq: int, size: int) -> tuple[bytes, ...]:
-        """Proof that an entry is under a head."""
+        """Proof that an entry is under a checkpoint."""
         with self._mutex:
             return self._machine.tree.inclusion_path(seq, size)
 
     def add_cosignature(self, size: int, cosignature: Signature) -> None:
-        """Keep a witness's signature on one of our heads, and log it.
+        """Keep a witness's signature on one of our checkpoints, and log it.
 
-        :raises VerificationFailed: if it is not a witness of ours, or not over that head.
+        :raises VerificationFailed: if it is not a witness of ours, or not over that checkpoint.
         """
         with self._guard("keep a cosignature"):
-            note = self._signed_head(size)
+            note = self._own_checkpoint(size)
             keys = {(key.name, key.id): key for key in self._roster.cosigners_for(self.origin)}
             key = keys.get((cosignature.name, cosignature.key_id))
             if key is None:
@@ -313,19 +315,19 @@ class AuditLog:
             timestamp = key.verify(note.text, cosignature.value)
             others = tuple(line for line in note.signatures if (line.name, line.key_id) != (key.name, key.id))
             merged = Note(text=note.text, signatures=(*others, cosignature))
-            self._writer.disk.publish(self._writer.head_path(size), merged.encode())
+            self._writer.disk.publish(self._writer.checkpoint_path(size), merged.encode())
             self._keep_if_quorum(merged, size, keys.values())
-            if self._head is not None and head_of(self._head).size == size:
-                self._head = merged
+            if self._newest is not None and checkpoint_of(self._newest).size == size:
+                self._newest = merged
             if self._machine.state is State.OPEN:
-                root = head_of(note).root.hex()
+                root = checkpoint_of(note).root.hex()
                 self.append(
                     Cosigned(origin=self.origin, size=size, root=root, cosigner=key.name, timestamp=timestamp or 0)
                 )
 
-    def _signed_head(self, size: int) -> Note:
+    def _own_checkpoint(self, size: int) -> Note:
         try:
-            return self._writer.head(size)
+            return self._writer.checkpoint_note(size)
         except FileNotFoundError:
             # What others say must not look like a fault of our disk, which would close the log.
             raise VerificationFailed("there is no head of this size", where=self.origin) from None
@@ -334,11 +336,11 @@ class AuditLog:
         if self._roster.missing_for_quorum(self.origin, note.verify(keys)):
             return
         kept = self._writer.cosigned
-        if not kept.exists() or head_of(Note.parse(kept.read_bytes())).size <= size:
+        if not kept.exists() or checkpoint_of(Note.parse(kept.read_bytes())).size <= size:
             self._writer.disk.publish(kept, note.encode())
 
-    def refuse_rollback(self, held_elsewhere: Iterable[Held]) -> None:
-        """Compare with the heads that others hold of this log, before anything is sent.
+    def refuse_rollback(self, held_elsewhere: Iterable[HeldCheckpoint]) -> None:
+        """Compare with the checkpoints that others hold of this log, before anything is sent.
 
         :raises RollbackDetected: if one is larger than this log, or is of another history.
         """
@@ -347,12 +349,12 @@ class AuditLog:
                 try:
                     held.verify(self._roster.by_origin[self.origin].root, self.origin)
                 except ToolkitError:
-                    continue  # A head that our keys did not sign proves nothing about our log.
-                head = held.checkpoint
-                if head.size > self.size or self._machine.tree.root(head.size) != head.root:
+                    continue  # A checkpoint that our keys did not sign proves nothing about our log.
+                theirs = held.checkpoint
+                if theirs.size > self.size or self._machine.tree.root(theirs.size) != theirs.root:
                     self._machine.fail("this log was set back")
                     raise RollbackDetected(
-                        f"others hold a head of size {head.size} that this log does not lead to (it has {self.size})",
+                        f"others hold a head of size {theirs.size} that this log does not lead to (it has {self.size})",
                         where=self.origin,
                         hint="this folder was restored from an old copy or changed: stop, keep it, and enroll anew",
                     )

@@ -22,9 +22,8 @@ from security.crypto import encoding
 from security.crypto.encoding import Reader
 from security.crypto.ring import FRAME_BYTES
 from security.log.keys import Endorsement
-from security.log.note import Checkpoint, KeyType, Note, Signature, VerifierKey, head_of
-from security.log.witness import Held as HeldHead
-from security.log.witness import Submission
+from security.log.note import Checkpoint, KeyType, Note, Signature, VerifierKey, checkpoint_of
+from security.log.witness import HeldCheckpoint, Submission
 from security.secagg import messages as _protocol  # noqa: F401  # registers the protocol's messages
 from security.secagg.fields import (
     DIGEST,
@@ -120,7 +119,7 @@ class SignedHead(Wire):
 
     @classmethod
     def of(cls, note: Note) -> SignedHead:
-        head = head_of(note)
+        head = checkpoint_of(note)
         signatures = tuple(HeadSignature.of(line) for line in note.signatures)
         return cls(origin=head.origin, size=head.size, root=head.root, signatures=signatures)
 
@@ -279,14 +278,14 @@ class Head(Wire):
 
     @classmethod
     def of(cls, witness: str, offer: Submission) -> Head:
-        head = SignedHead.of(offer.head)
+        head = SignedHead.of(offer.note)
         epochs = _epoch_keys(offer.endorsements)
         return cls(witness=witness, old_size=offer.old_size, path=offer.path, head=head, epochs=epochs)
 
     @property
     def submission(self) -> Submission:
         endorsements = _endorsements(self.epochs, self.head.origin)
-        return Submission(old_size=self.old_size, path=self.path, head=self.head.note, endorsements=endorsements)
+        return Submission(old_size=self.old_size, path=self.path, note=self.head.note, endorsements=endorsements)
 
 
 def _vouching(shape: Shape) -> Lengths:
@@ -326,12 +325,12 @@ class Held(Wire):
     epochs: EpochKeys
 
     @classmethod
-    def of(cls, witness: str, held: HeldHead) -> Held:
-        return cls(witness=witness, head=SignedHead.of(held.head), epochs=_epoch_keys(held.endorsements))
+    def of(cls, witness: str, held: HeldCheckpoint) -> Held:
+        return cls(witness=witness, head=SignedHead.of(held.note), epochs=_epoch_keys(held.endorsements))
 
     @property
-    def held(self) -> HeldHead:
-        return HeldHead(head=self.head.note, endorsements=_endorsements(self.epochs, self.head.origin))
+    def held(self) -> HeldCheckpoint:
+        return HeldCheckpoint(note=self.head.note, endorsements=_endorsements(self.epochs, self.head.origin))
 
 
 # ----------------------------------------

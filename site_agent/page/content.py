@@ -16,9 +16,9 @@ from safetensors import SafetensorError, safe_open
 from lazaret.errors import ToolkitError
 from lazaret.web.http import Response
 from security.clock import Clock
+from security.log.events import Egress, EgressBlocked, RoundDeclined
 from security.log.machine import HEARTBEAT_MS
-from security.log.schema import type_of
-from security.log.store import LogFolder
+from security.log.reader import LogFollower
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.status import overview
@@ -118,11 +118,7 @@ class Outflow:
     """Totals over a log. `catch_up` reads what has been added since it was last called."""
 
     def __init__(self, log: Path) -> None:
-        self._folder = LogFolder(log)
-        self._segment = 0
-        self._offset = 0
-        self.entries = 0
-        self.newest_ms = 0
+        self._log = LogFollower(log)
         self._blocked: Counter[str] = Counter()
         self._declined: Counter[str] = Counter()
         self._rule = ""
@@ -130,41 +126,26 @@ class Outflow:
         self._messages: dict[str, Counter[str]] = defaultdict(Counter)
         self._rounds: Counter[int] = Counter()
 
+    @property
+    def entries(self) -> int:
+        return self._log.size
+
     def catch_up(self) -> None:
-        while (path := self._folder.segment(self._segment)).exists():
-            self._read(path)
-            if not self._folder.segment(self._segment + 1).exists():
-                return
-            self._segment, self._offset = self._segment + 1, 0
+        for entry in self._log.new_entries(Egress.type, EgressBlocked.type, RoundDeclined.type):
+            self._take(entry)
 
-    def _read(self, path: Path) -> None:
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]  # the rest is a line that is being written just now
-        self._offset += len(whole)
-        lines = whole.splitlines()
-        for line in lines:
-            self._take(line)
-        self.entries += len(lines)
-        if lines:
-            self.newest_ms = int(json.loads(lines[-1])["ts"])
-
-    def _take(self, line: bytes) -> None:
-        kind = type_of(line.decode(errors="replace"))
-        if kind == "egress":
-            entry = json.loads(line)
-            day, body = day_of(entry["ts"]), entry["body"]
+    def _take(self, entry: dict[str, Any]) -> None:
+        day, body = day_of(entry["ts"]), entry["body"]
+        if entry["type"] == Egress.type:
             self._days[day][body["data_class"]] += body["bytes"]
             self._messages[day][body["data_class"]] += 1
             if entry["round"] is not None:
                 self._rounds[entry["round"]] += body["bytes"]
-        elif kind == "egress.blocked":
-            self._blocked[day_of(json.loads(line)["ts"])] += 1
-        elif kind == "round.declined":
-            entry = json.loads(line)
-            self._declined[day_of(entry["ts"])] += 1
-            self._rule = entry["body"]["rule"]
+        elif entry["type"] == EgressBlocked.type:
+            self._blocked[day] += 1
+        else:
+            self._declined[day] += 1
+            self._rule = body["rule"]
 
     def to_json(self, now_ms: int) -> dict[str, Any]:
         today = day_of(now_ms)
@@ -180,7 +161,7 @@ class Outflow:
             "declined_today": self._declined[today],
             "declined_by": self._rule,
             "entries": self.entries,
-            "newest": self.newest_ms,
+            "newest": self._log.newest_ms,
         }
 
 

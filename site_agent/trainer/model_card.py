@@ -10,21 +10,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from lazaret.errors import CodecError, ConfigError
+from lazaret.errors import ConfigError
 from security.audit.findings import Severity
 from security.audit.verify import Keys, verify
 from security.identity.membership import audit_roster
-from security.log.schema import read_line
-from security.log.store import LogFolder, lines_of
+from security.log.reader import LogReader
 from security.secagg import thresholds
 from site_agent.trainer.predictor import Place, Predictor
 
 # ----------------------------------------
-# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its head.
+# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its checkpoint.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """Read from the log up to its newest signed head, after every check of `privacy-audit verify` on it.
+    """Read from the log up to its newest checkpoint, after every check of `privacy-audit verify` on it.
 
     :ivar cohorts: sites in the sum of each round that this site took part in, by round.
     :ivar privacy: the newest booking under differential privacy, None if there is none.
@@ -46,7 +45,7 @@ class History:
 
 
 def read_history(place: Place, upto: int) -> History:
-    """What led to the model after round `upto`. Privacy is told up to the head, because what is spent is spent.
+    """What led to the model after round `upto`. Privacy is told up to that checkpoint, because what is spent is spent.
 
     :raises ConfigError: where there is no log yet.
     """
@@ -54,40 +53,32 @@ def read_history(place: Place, upto: int) -> History:
         raise ConfigError("there is no privacy log yet", where=str(place.vault.log), hint="has the agent run?")
     # The folder's own copy of the manifest is the one in force at its last entry; ours is signed and pinned already.
     verified = verify(place.vault.log, Keys(roster=audit_roster(place.manifest), pinned=True))
-    newest = verified.heads.newest
+    newest = verified.checkpoints.newest
     if newest is None:
         raise ConfigError("the privacy log has no signed head", where=str(place.vault.log))
-    entries = list(_entries(LogFolder(place.vault.log), newest.checkpoint.size, place.manifest.run))
-    before = [entry for entry in entries if entry["round"] is not None and entry["round"] <= upto]
-    survivors = [entry for entry in before if entry["type"] == "secagg.survivors"]
-    booked = [entry["body"] for entry in entries if entry["type"] in ("dp.committed", "dp.reserved")]
-    started = [entry["body"] for entry in entries if entry["type"] == "agent.start"]
+    records = [
+        record
+        for record in LogReader(place.vault.log).records()
+        if record.seq < newest.checkpoint.size and record.run in (place.manifest.run, None)
+    ]
+    before = [(record.round, record) for record in records if record.round is not None and record.round <= upto]
+    survivors = [(number, record.body) for number, record in before if record.type == "secagg.survivors"]
+    booked = [record.body for record in records if record.type in ("dp.committed", "dp.reserved")]
+    started = [record.body for record in records if record.type == "agent.start"]
     return History(
         origin=verified.origin,
         size=newest.checkpoint.size,
         root=newest.checkpoint.root.hex(),
-        witnessed=verified.heads.witnessed.checkpoint.size if verified.heads.witnessed else 0,
+        witnessed=verified.checkpoints.witnessed.checkpoint.size if verified.checkpoints.witnessed else 0,
         findings=tuple(f"{one.code}: {one.detail}" for one in verified.findings if one.severity is not Severity.NOTE),
-        trained=tuple(dict.fromkeys(entry["round"] for entry in before if entry["type"] == "train.done")),
-        cohorts={entry["round"]: entry["body"]["count"] for entry in survivors},
-        dropouts=sum(len(entry["body"]["dropouts"]) for entry in survivors),
-        declined=sum(entry["type"] == "round.declined" for entry in before),
+        trained=tuple(dict.fromkeys(number for number, record in before if record.type == "train.done")),
+        cohorts={number: body["count"] for number, body in survivors},
+        dropouts=sum(len(body["dropouts"]) for _, body in survivors),
+        declined=sum(record.type == "round.declined" for _, record in before),
         privacy=booked[-1] if booked else None,
-        data=tuple(_once(entry["body"] for entry in entries if entry["type"] == "data.opened")),
+        data=tuple(_once(record.body for record in records if record.type == "data.opened")),
         package=started[-1] if started else None,
     )
-
-
-def _entries(folder: LogFolder, size: int, run: str) -> Iterator[dict[str, Any]]:
-    """Entries below a head that belong to this run, or to none."""
-    for path in folder.segment_files():
-        for _, line in lines_of(path.read_bytes()):
-            try:
-                entry = read_line(line)
-            except CodecError:
-                continue  # the verifier has a finding for it
-            if entry["seq"] < size and entry["run"] in (run, None):
-                yield entry
 
 
 def _once(bodies: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from security.audit.verify import verify
 from security.log import events as ev
-from security.log.witness import Held
+from security.log.witness import HeldCheckpoint
 from tests.support.audit_attacks import Lonely, Tampering, copied, weighty
 
 POSITIONS = st.integers(0, 10_000)
@@ -31,7 +31,7 @@ class HonestAndAdversary(RuleBasedStateMachine):
     def start(self) -> None:
         self.alone = Lonely(self.folder)
         self.watcher = self.alone.watcher(self.folder / "outside")
-        self.held: Held = self.alone.show(self.watcher)
+        self.held: HeldCheckpoint = self.alone.show(self.watcher)
 
     def teardown(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -141,7 +141,7 @@ class HonestAndAdversary(RuleBasedStateMachine):
     @rule(position=POSITIONS)
     def cut_the_tail(self, position: int) -> None:
         def change(tampering: Tampering, lines: list[bytes]) -> None:
-            sizes = [size for size in tampering.folder.head_sizes() if size < self.held.checkpoint.size]
+            sizes = [size for size in tampering.folder.checkpoint_sizes() if size < self.held.checkpoint.size]
             if sizes:
                 tampering.cut(sizes[position % len(sizes)])
             else:
@@ -153,8 +153,8 @@ class HonestAndAdversary(RuleBasedStateMachine):
     @rule()
     def strip_every_head(self) -> None:
         def change(tampering: Tampering, lines: list[bytes]) -> None:
-            for size in tampering.folder.head_sizes():
-                tampering.folder.head_path(size).unlink()
+            for size in tampering.folder.checkpoint_sizes():
+                tampering.folder.checkpoint_path(size).unlink()
 
         assert "Unsealed" in self._attack(change)
 

@@ -15,10 +15,12 @@ from security.audit.findings import Finding, Findings, Severity
 from security.audit.verify import Keys, verify
 from security.clock import ManualClock
 from security.crypto.merkle import Tree, leaf_hash
-from security.log.keys import SITE, EpochKeys, Roster
+from security.log.keys import EpochKeys
 from security.log.note import Checkpoint, Note, Signer
+from security.log.reader import LogReader
+from security.log.roster import SITE, Roster
 from security.log.store import LogFolder
-from security.log.witness import Held, Witness
+from security.log.witness import HeldCheckpoint, Witness
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
 from tests.support.audit_logs import NOW, Member, QuickDisk, new_member
@@ -94,14 +96,14 @@ class Lonely:
         roster = Roster(parties=(self.member.party, other.party))
         return Witness(other.folder, roster, other.cosigner, self.clock, QuickDisk())
 
-    def show(self, watcher: Witness) -> Held:
+    def show(self, watcher: Witness) -> HeldCheckpoint:
         """Let somebody see the newest head."""
         watcher.consider(self.log.submission(watcher.held_size(self.log.origin)))
         held = watcher.held(self.log.origin)
         assert held is not None
         return held
 
-    def codes(self, held: Sequence[Held] = ()) -> set[str]:
+    def codes(self, held: Sequence[HeldCheckpoint] = ()) -> set[str]:
         return weighty(verify(self.folder, self.keys, held).findings)
 
 
@@ -113,7 +115,8 @@ class Tampering:
 
     @property
     def lines(self) -> list[bytes]:
-        return [line for file in self.folder.segment_files() for line in file.read_bytes().split(b"\n")[:-1]]
+        files = LogReader(self.folder.path).segments()
+        return [line for file in files for line in file.read_bytes().split(b"\n")[:-1]]
 
     def write(self, lines: Sequence[bytes], *, leaves: bool = True) -> None:
         """Put other entries in place, and their hashes too, as somebody would who knows about leaves.bin."""
@@ -136,28 +139,28 @@ class Tampering:
     def resign(self, signer: Signer, sizes: Iterable[int] | None = None, *, least: int = 0) -> None:
         """Drop heads from `least` on and sign new ones at the same sizes, or at those given."""
         tree = Tree(map(leaf_hash, self.lines))
-        old = [size for size in self.folder.head_sizes() if size >= least]
+        old = [size for size in self.folder.checkpoint_sizes() if size >= least]
         for size in old:
-            self.folder.head_path(size).unlink()
+            self.folder.checkpoint_path(size).unlink()
         for size in old if sizes is None else sizes:
             if size <= tree.size:
                 text = Checkpoint(origin=signer.key.name, size=size, root=tree.root(size)).text
-                self.folder.head_path(size).write_bytes(Note(text=text, signatures=(signer.sign(text),)).encode())
+                self.folder.checkpoint_path(size).write_bytes(Note(text=text, signatures=(signer.sign(text),)).encode())
 
     def cut(self, size: int) -> None:
         """Go back to an earlier head: entries, hashes and later heads are gone."""
         self.write(self.lines[:size])
-        for head in self.folder.head_sizes():
+        for head in self.folder.checkpoint_sizes():
             if head > size:
-                self.folder.head_path(head).unlink()
+                self.folder.checkpoint_path(head).unlink()
 
     def strip_cosignatures(self) -> None:
         """Leave only the log's own signatures."""
         self.folder.cosigned.unlink(missing_ok=True)
-        for size in self.folder.head_sizes():
-            note = self.folder.head(size)
+        for size in self.folder.checkpoint_sizes():
+            note = self.folder.checkpoint_note(size)
             own = tuple(line for line in note.signatures if line.name == note.text.split("\n", 1)[0])
-            self.folder.head_path(size).write_bytes(Note(text=note.text, signatures=own).encode())
+            self.folder.checkpoint_path(size).write_bytes(Note(text=note.text, signatures=own).encode())
 
 
 def encode(entry: dict[str, Any]) -> bytes:

@@ -20,8 +20,8 @@ from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.log import events as ev
 from security.log.egress import Outgoing, due_bytes, pass_door, recorded_shape
-from security.log.keys import COORDINATOR, SITE, Party, Roster
-from security.log.note import KeyType, Signer, head_of
+from security.log.note import KeyType, Signer, checkpoint_of
+from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.schema import decimal
 from security.log.store import Disk
 from security.log.witness import Witness
@@ -327,7 +327,7 @@ class Federation:
             payload=payload,
             shape=shape,
             destination=digest("hub spki"),
-            head=head_of(member.log.head).size,
+            head=checkpoint_of(member.log.newest_checkpoint).size,
             modulus_bits=32 if vector else None,
             vector=payload[100:] if vector else None,
         )
@@ -347,7 +347,7 @@ class Federation:
     def give_receipts(self) -> None:
         """One head of the coordinator's for all messages since the last one."""
         self.hub.log.checkpoint()
-        head = head_of(self.hub.log.head)
+        head = checkpoint_of(self.hub.log.newest_checkpoint)
         for member, msg_id, at, number in self._owed:
             path = self.hub.log.inclusion_path(at, head.size)
             receipt = ev.Receipt(
@@ -386,14 +386,14 @@ class Federation:
         for member in self.members.values():
             member.log.checkpoint()
         for member in self.members.values():
-            size = head_of(member.log.head).size
-            note = member.log.head
+            size = checkpoint_of(member.log.newest_checkpoint).size
+            note = member.log.newest_checkpoint
             for other in self.members.values():
                 if other is member:
                     continue
                 offer = member.log.submission(other.witness.held_size(member.party.origin), note)
                 member.log.add_cosignature(size, other.witness.consider(offer))
-                root = head_of(note).root.hex()
+                root = checkpoint_of(note).root.hex()
                 other.log.append(ev.CheckpointSeen(origin=member.party.origin, size=size, root=root))
         self.clock.advance(5)
 

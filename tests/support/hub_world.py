@@ -13,7 +13,7 @@ from coordinator.dashboard.history import History
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.metrics import PhaseClock
 from coordinator.dashboard.server import pages
-from coordinator.dashboard.state_json import Board, LogHeads
+from coordinator.dashboard.state_json import Board, LogCheckpoints
 from coordinator.effects import CloseRound, Keep, KeepCertificate, KeepLink, OpenRound
 from coordinator.storage import Storage
 from lazaret.web.access import Address, Guard
@@ -52,7 +52,7 @@ class Hub:
         config, base = CoordinatorConfig.read(folder / "coordinator.toml")
         ready = assemble(config, base, clock=world.clock, rng=CountedRandomness(b"hub"))
         storage, manifest = ready.shell.storage, ready.manifest
-        heads = LogHeads(storage.log, audit_roster(manifest), manifest.coordinator.id)
+        heads = LogCheckpoints(storage.log, audit_roster(manifest), manifest.coordinator.id)
         board = Board(manifest, History(storage.folder / "coordinator.sqlite"), heads)
         hub = cls(world, config, ready, board, PhaseClock())
         hub.look()

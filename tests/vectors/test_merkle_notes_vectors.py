@@ -12,7 +12,7 @@ from reference import merkle_notes_generate, merkle_notes_trees
 
 from lazaret.errors import ToolkitError
 from security.crypto import merkle
-from security.log.note import Note, VerifierKey, head_of
+from security.log.note import Note, VerifierKey, checkpoint_of
 
 HERE = Path(__file__).parent
 Case = dict[str, Any]
@@ -97,7 +97,7 @@ def test_notes(case: Case) -> None:
         note = Note.parse(bytes.fromhex(case["note"]))
         assert note.encode().hex() == case["note"]
         verified = note.verify([VerifierKey.parse(key) for key in case["keys"]])
-        head = head_of(note)
+        head = checkpoint_of(note)
         assert (head.origin, head.size, head.root.hex()) == (case["origin"], case["size"], case["root"])
         return {key.name: time for key, time in verified.items()}
 

@@ -207,10 +207,10 @@ def test_key_id_depends_on_name_type_and_key() -> None:
 
 def test_head_with_a_strangers_line_is_a_finding(lonely: Lonely) -> None:
     folder = Tampering(lonely.folder).folder
-    size = folder.head_sizes()[-1]
-    note = folder.head(size)
+    size = folder.checkpoint_sizes()[-1]
+    note = folder.checkpoint_note(size)
     stranger = Signer.from_seed("nobody", _seed(9))
-    folder.head_path(size).write_bytes(note.with_signatures(stranger.sign(note.text)).encode())
+    folder.checkpoint_path(size).write_bytes(note.with_signatures(stranger.sign(note.text)).encode())
     assert lonely.codes() == {"UnknownSigner"}
     with without("UnknownSigner"):
         assert lonely.codes() == set(), "twin"

@@ -16,7 +16,7 @@ from security.log import events as ev
 from security.log.machine import LogMachine, State
 from security.log.note import VerifierKey
 from security.log.store import Disk
-from security.log.witness import Held
+from security.log.witness import HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, without
 from tests.support.audit_logs import Federation, QuickDisk
@@ -256,5 +256,5 @@ def test_missing_part_is_never_clean(tiny: Federation, tmp_path: Path, name: str
 
 def test_held_heads_read_back(tiny: Federation) -> None:
     for file in (tiny.members["a"].folder / "witness").glob("*.json"):
-        held = Held.parse(file.read_bytes())
+        held = HeldCheckpoint.parse(file.read_bytes())
         assert held.encode() == file.read_bytes()

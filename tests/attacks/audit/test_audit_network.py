@@ -10,7 +10,7 @@ import pytest
 
 from lazaret import tcp_info
 from lazaret.tcp_info import Flow, Flows, Meter, tcp_flows
-from security.audit.checkpoints import UNSEEN_PER_CONNECTION
+from security.audit.egress_ledger import UNSEEN_PER_CONNECTION
 from security.audit.verify import keys_for, verify
 from security.clock import SystemClock
 from security.log import events as ev

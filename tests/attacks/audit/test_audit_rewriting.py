@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.errors import ForkDetected, HeadConflict, RollbackDetected, VerificationFailed
+from lazaret.errors import CheckpointConflict, ForkDetected, RollbackDetected, VerificationFailed
 from security.audit.compare import cross
 from security.audit.verify import verify
 from security.log import events as ev
 from security.log.keys import EpochKeys
-from security.log.note import head_of
+from security.log.note import checkpoint_of
 from security.log.witness import Fork, Submission, Witness
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
@@ -116,7 +116,7 @@ def test_rewritten_log_meets_a_held_head_twin(lonely: Lonely, tmp_path: Path) ->
 def test_cut_tail_at_every_head(lonely: Lonely, tmp_path: Path) -> None:
     held = lonely.show(lonely.watcher(tmp_path))
     tampering = Tampering(lonely.folder)
-    for size in reversed(tampering.folder.head_sizes()[:-1]):
+    for size in reversed(tampering.folder.checkpoint_sizes()[:-1]):
         tampering.cut(size)
         assert lonely.codes([held]) == {"TruncatedTail"}
         with without("TruncatedTail"):
@@ -128,7 +128,7 @@ def test_cut_tail_without_witnesses_is_no_pass(federation: Federation, tmp_path:
     path = copied(federation.members["graz"].folder, tmp_path / "graz")
     tampering = Tampering(path)
     tampering.strip_cosignatures()
-    for size in reversed(tampering.folder.head_sizes()):
+    for size in reversed(tampering.folder.checkpoint_sizes()):
         tampering.cut(size)
         result = verify(path, federation.pinned)
         assert result.exit_code == 3
@@ -275,7 +275,7 @@ def test_log_stripped_of_every_note_is_never_clean(federation: Federation, tmp_p
 
 def _two_branches(lonely: Lonely, tmp_path: Path) -> tuple[Submission, Submission]:
     """The same log goes on twice, with one key: what it shows to one it does not show to the other."""
-    held = head_of(lonely.log.head).size
+    held = checkpoint_of(lonely.log.newest_checkpoint).size
     other = Lonely.__new__(Lonely)
     other.__dict__.update(lonely.__dict__)
     copied(lonely.folder, tmp_path / "branch" / "graz")
@@ -333,7 +333,7 @@ def test_fork_between_logs_gives_transferable_evidence(federation: Federation, t
     again = Fork.parse(fork.encode())
     again.verify(hub.party.root)
     for honest in (
-        dataclasses.replace(again, other_root=head_of(again.held).root),
+        dataclasses.replace(again, other_root=checkpoint_of(again.held).root),
         dataclasses.replace(again, shown=again.held),
     ):
         with pytest.raises(VerificationFailed):
@@ -360,7 +360,7 @@ def _race(lonely: Lonely, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tu
         offers.append(lonely.log.submission(start))
     small, large = offers
     through, publish = threading.Event(), watcher._disk.publish
-    small_size = head_of(small.head).size
+    small_size = checkpoint_of(small.note).size
 
     def slow_publish(path: Path, data: bytes, mode: int = 0o644) -> None:
         if f"\\n{small_size}\\n".encode() in data:
@@ -373,9 +373,9 @@ def _race(lonely: Lonely, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tu
     def offer(submission: Submission) -> None:
         try:
             watcher.consider(submission)
-        except HeadConflict:
+        except CheckpointConflict:
             return
-        signed.append(head_of(submission.head).size)
+        signed.append(checkpoint_of(submission.note).size)
 
     first = threading.Thread(target=offer, args=(small,))
     second = threading.Thread(target=lambda: (offer(large), through.set()))

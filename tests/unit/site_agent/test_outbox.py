@@ -14,7 +14,6 @@ from lazaret.errors import AuditLogError, LocalProtocolError, PolicyViolation
 from protos.parse import FROM_SITE
 from security.crypto.masking import vector_root
 from security.log import egress
-from security.log.store import LogFolder
 from security.rng import CountedRandomness
 from security.secagg import messages, relay
 from security.secagg.effects import SendUpload
@@ -178,7 +177,7 @@ def test_a_restart_does_not_give_a_round_its_limit_once_more(tmp_path: Path) -> 
 def test_what_a_round_has_cost_is_told_by_run(tmp_path: Path) -> None:
     world, agent = agent_of(tmp_path)
     list(agent.outbox.post(Post(message=shares(3), round=1, cohort=SITES)))
-    folder = LogFolder(agent.vault.log)
+    folder = agent.vault.log
     assert logged_bytes(folder, world.manifest.run) == {1: agent.outbox.spent(1)}
     assert logged_bytes(folder, "another-run") == {}
 

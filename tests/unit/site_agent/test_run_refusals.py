@@ -16,7 +16,7 @@ from lazaret.errors import (
     RollbackDetected,
 )
 from security.crypto.ring import FRAME_BYTES
-from security.log.witness import Held
+from security.log.witness import HeldCheckpoint
 from security.secagg import messages, relay
 from security.secagg.certificates import Advert
 from security.secagg.transitions import CoordinatorState
@@ -120,7 +120,7 @@ def test_a_head_that_our_log_does_not_reach_is_a_rollback(world: SiteWorld) -> N
     world.start_all()
     agent = world.agents[VICTIM]
     head = agent.log.checkpoint()
-    held = Held(head=head, endorsements=agent.log.submission(0).endorsements)
+    held = HeldCheckpoint(note=head, endorsements=agent.log.submission(0).endorsements)
     world.kill(VICTIM)
     # The folder is set back: the newest entries and heads are gone.
     segment = next((agent.vault.log / "segments").glob("*.jsonl"))

@@ -101,7 +101,7 @@ def test_held_head_shows_a_cut_tail(signed: Federation, tmp_path: Path) -> None:
     path = copied(signed.members["graz"].folder, tmp_path / "graz")
     held = next((signed.hub.folder / "witness").glob("graz*.json"))
     tampering = Tampering(path)
-    tampering.cut(tampering.folder.head_sizes()[3])
+    tampering.cut(tampering.folder.checkpoint_sizes()[3])
     (path / "cosigned.note").unlink()
     result = _run("verify", path, "--held", held)
     assert result.exit_code == 1

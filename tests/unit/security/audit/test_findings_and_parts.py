@@ -7,13 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.errors import AuditLogError, CodecError, ConfigError, HeadConflict, LocalProtocolError, VerificationFailed
+from lazaret.errors import (
+    AuditLogError,
+    CheckpointConflict,
+    CodecError,
+    ConfigError,
+    LocalProtocolError,
+    VerificationFailed,
+)
 from security.audit.charts import Markup, code, table, tag
 from security.audit.findings import CODES, Finding, Findings, exit_code
 from security.audit.text import plain, quantity
 from security.log import events as ev
-from security.log.keys import COORDINATOR, SITE, Party, Roster
-from security.log.note import KeyType, Note, Signature, Signer, head_of
+from security.log.note import KeyType, Note, Signature, Signer, checkpoint_of
+from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.store import Annex, LogFolder
 from security.log.witness import Submission
 from tests.support.audit_attacks import Lonely
@@ -73,7 +80,7 @@ def test_witness_tells_what_it_holds(lonely: Lonely, tmp_path: Path) -> None:
     lonely.show(watcher)
     lonely.log.append(ev.Heartbeat(size=1))
     lonely.log.checkpoint()
-    with pytest.raises(HeadConflict) as conflict:
+    with pytest.raises(CheckpointConflict) as conflict:
         watcher.consider(lonely.log.submission(0))
     assert conflict.value.held_size == 1
     watcher.consider(lonely.log.submission(1))
@@ -83,12 +90,12 @@ def test_witness_tells_what_it_holds(lonely: Lonely, tmp_path: Path) -> None:
 def test_witness_refuses_strangers_and_itself(lonely: Lonely, tmp_path: Path) -> None:
     watcher = lonely.watcher(tmp_path / "outside")
     offer = lonely.log.submission(0)
-    unknown = Note(text="x/audit\n0\n" + "A" * 43 + "=\n", signatures=offer.head.signatures)
+    unknown = Note(text="x/audit\n0\n" + "A" * 43 + "=\n", signatures=offer.note.signatures)
     with pytest.raises(VerificationFailed):
-        watcher.consider(dataclasses.replace(offer, head=unknown))
-    forged = Signature(name=lonely.log.origin, key_id=offer.head.signatures[0].key_id, value=bytes(64))
+        watcher.consider(dataclasses.replace(offer, note=unknown))
+    forged = Signature(name=lonely.log.origin, key_id=offer.note.signatures[0].key_id, value=bytes(64))
     with pytest.raises(VerificationFailed):
-        watcher.consider(dataclasses.replace(offer, head=Note(text=offer.head.text, signatures=(forged,))))
+        watcher.consider(dataclasses.replace(offer, note=Note(text=offer.note.text, signatures=(forged,))))
     assert watcher.held(lonely.log.origin) is None
 
 
@@ -110,14 +117,14 @@ def test_submissions_travel(lonely: Lonely) -> None:
 def test_foreign_cosignature_is_refused(lonely: Lonely) -> None:
     stranger = Signer.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
     with pytest.raises(VerificationFailed):
-        lonely.log.add_cosignature(1, stranger.cosign(lonely.log.head.text, 5))
+        lonely.log.add_cosignature(1, stranger.cosign(lonely.log.newest_checkpoint.text, 5))
 
 
 @pytest.mark.parametrize("size", [7, 2**53 - 1])
 def test_a_cosignature_of_a_head_that_never_was_does_not_close_the_log(lonely: Lonely, size: int) -> None:
     stranger = Signer.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
     with pytest.raises(VerificationFailed):
-        lonely.log.add_cosignature(size, stranger.cosign(lonely.log.head.text, 5))
+        lonely.log.add_cosignature(size, stranger.cosign(lonely.log.newest_checkpoint.text, 5))
     lonely.log.append(ev.OperatorAction(command="still open", role="operator"))
 
 
@@ -128,7 +135,7 @@ def test_cosignatures_are_kept_and_logged(tmp_path: Path) -> None:
     kept = LogFolder(site.folder)
     note = Note.parse(kept.cosigned.read_bytes())
     assert {line.name for line in note.signatures} >= {f"{name}.lesions/witness" for name in ("hub", "linz", "vienna")}
-    assert head_of(note).size in kept.head_sizes()
+    assert checkpoint_of(note).size in kept.checkpoint_sizes()
     federation.stop()
 
 

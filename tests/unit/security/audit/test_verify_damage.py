@@ -16,8 +16,8 @@ from security.audit.verify import Keys, verify
 from security.crypto import merkle
 from security.log import events as ev
 from security.log.keys import EpochKeys
-from security.log.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, head_of
-from security.log.witness import Fork, Held
+from security.log.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, checkpoint_of
+from security.log.witness import Fork, HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, encode, weighty
 from tests.support.audit_logs import Federation, QuickDisk
@@ -52,12 +52,12 @@ def test_trees_refuse_what_cannot_be() -> None:
 
 def _break(lonely: Lonely, how: str) -> None:
     tampering = Tampering(lonely.folder)
-    folder, newest = tampering.folder, tampering.folder.head_sizes()[-1]
+    folder, newest = tampering.folder, tampering.folder.checkpoint_sizes()[-1]
     if how == "head does not verify":
-        path = folder.head_path(newest)
+        path = folder.checkpoint_path(newest)
         path.write_bytes(path.read_bytes().replace(b"audit\n", b"audit\n", 1)[:-10] + b"AAAAAAAA=\n")
     elif how == "head under another name":
-        folder.head_path(newest).rename(folder.head_path(newest + 5))
+        folder.checkpoint_path(newest).rename(folder.checkpoint_path(newest + 5))
     elif how == "entries cut below the head":
         tampering.write(tampering.lines[:-1])
     elif how == "entry changed below the head":
@@ -134,7 +134,7 @@ def test_forged_rollback_claims_prove_nothing(lonely: Lonely, tmp_path: Path) ->
     held = lonely.show(lonely.watcher(tmp_path / "outside"))
     text = Checkpoint(origin=lonely.log.origin, size=99, root=bytes(32)).text
     forged = Note(text=text, signatures=(Signer.from_seed(lonely.log.origin, bytes(32)).sign(text),))
-    lonely.log.refuse_rollback([dataclasses.replace(held, head=forged)])
+    lonely.log.refuse_rollback([dataclasses.replace(held, note=forged)])
     lonely.log.append(ev.Heartbeat(size=1))
 
 
@@ -156,9 +156,9 @@ def test_close_says_farewell(lonely: Lonely) -> None:
         lambda: Signature.parse("\N{EM DASH} a AAAA"),
         lambda: Note.parse(b"x" * (1 << 19)),
         lambda: Note(text="no newline", signatures=()),
-        lambda: Held.parse(b"{}"),
-        lambda: Held.parse(b"{}\n"),
-        lambda: Held.parse(b'{"endorsements":[1],"head":2}\n'),
+        lambda: HeldCheckpoint.parse(b"{}"),
+        lambda: HeldCheckpoint.parse(b"{}\n"),
+        lambda: HeldCheckpoint.parse(b'{"endorsements":[1],"head":2}\n'),
         lambda: Fork.parse(b"{}\n"),
         lambda: Proof.parse(b"nothing"),
         lambda: Proof.parse(b"x\nextra e30=\nindex 1\n\n"),
@@ -272,7 +272,7 @@ def test_too_many_endorsed_keys(lonely: Lonely) -> None:
     lonely.log.close()
     tampering = Tampering(lonely.folder)
     first = next(n for n, line in enumerate(tampering.lines) if b"key.rotated" in line)
-    tampering.cut(tampering.folder.head_sizes()[0])
+    tampering.cut(tampering.folder.checkpoint_sizes()[0])
     assert first > 0
     assert "EpochChain" in lonely.codes()
 
@@ -284,12 +284,12 @@ def test_heads_of_an_absent_log_can_contradict_each_other(tmp_path: Path) -> Non
     hub, graz = federation.hub, federation.members["graz"]
     federation.stop()
     path = next((graz.folder / "witness").glob("hub*.json"))
-    held = Held.parse(path.read_bytes())
-    head = head_of(held.head)
+    held = HeldCheckpoint.parse(path.read_bytes())
+    head = checkpoint_of(held.note)
     text = Checkpoint(origin=head.origin, size=head.size, root=bytes(32)).text
     signer = EpochKeys(hub.keys, hub.party.origin, federation.rng).load(0)
     forked = Note(text=text, signatures=(signer.sign(text), graz.cosigner.cosign(text, 1_800_000_000)))
-    path.write_bytes(Held(head=forked, endorsements=held.endorsements).encode())
+    path.write_bytes(HeldCheckpoint(note=forked, endorsements=held.endorsements).encode())
     folders = [member.folder for member in federation.sites]
     result = cross(folders, dict.fromkeys(folders, federation.pinned))
     assert {"Fork", "LogMissing"} <= weighty(result.findings)

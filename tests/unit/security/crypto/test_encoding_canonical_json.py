@@ -165,7 +165,7 @@ def test_every_event_type_makes_lines_that_match(case: tuple[str, dict[str, Any]
     name, body = case
     line = _line(name, body)
     assert rfc8785.dumps(json.loads(line)) == line
-    assert type_of(line.decode()) == name
+    assert type_of(line) == name.encode()
     entry = read_line(line)
     assert entry["body"] == json.loads(json.dumps(body))
     assert event_from(entry).body() == SCHEMAS[name].cls(**event_from(entry).body()).body()

@@ -14,9 +14,10 @@ from security.log import events as ev
 from security.log import machine as module
 from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
 from security.log.machine import TRANSITIONS, LogMachine, Moment, Scope, State, Step
-from security.log.note import KeyType, Note, Signer, head_of
+from security.log.note import KeyType, Note, Signer, checkpoint_of
+from security.log.reader import LogReader
 from security.rng import CountedRandomness
-from tests.support.audit_attacks import Lonely, Tampering
+from tests.support.audit_attacks import Lonely
 
 VKEY = "a+00000000+" + "A" * 44
 GENESIS = ev.LogGenesis(
@@ -34,7 +35,7 @@ STEPS = {
     Step.ROTATE: lambda machine: machine.append(
         ev.KeyRotated(epoch=machine.epoch + 1, old_vkey=VKEY, new_vkey=VKEY, reason="test"), _at(0)
     ),
-    Step.HEAD: lambda machine: machine.head(Signer.from_seed("a", bytes(32))),
+    Step.CHECKPOINT: lambda machine: machine.checkpoint(Signer.from_seed("a", bytes(32))),
     Step.STOP: lambda machine: machine.append(ev.AgentStop(reason="end"), _at(0)),
     Step.FAIL: lambda machine: machine.fail("disk full"),
 }
@@ -114,12 +115,12 @@ def test_epochs_count_one_by_one() -> None:
 
 
 def test_segments_seal_each_other(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("log.machine", "log.store", "audit.scan"):
+    for name in ("log.machine", "log.store", "log.reader", "log.recovery", "audit.scan"):
         monkeypatch.setattr(f"security.{name}.SEGMENT", 8)
     for _ in range(30):
         lonely.log.append(ev.Heartbeat(size=lonely.log.size))
     lonely.log.close()
-    files = Tampering(lonely.folder).folder.segment_files()
+    files = LogReader(lonely.folder).segments()
     assert [len(file.read_bytes().splitlines()) for file in files] == [8, 8, 8, 8, 3]
     assert lonely.codes() == set()
     log = lonely.reopen()
@@ -213,7 +214,7 @@ def test_endorsement_is_strict(text: str) -> None:
 def test_endorsement_is_no_checkpoint() -> None:
     _, notes = _chain(1)
     with pytest.raises(CodecError):
-        head_of(notes[0])
+        checkpoint_of(notes[0])
 
 
 def test_epoch_key_of_another_kind() -> None:

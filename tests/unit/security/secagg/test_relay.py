@@ -8,7 +8,7 @@ from lazaret.errors import CodecError
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.log.keys import Endorsement, endorse
 from security.log.note import Checkpoint, KeyType, Note, Signer
-from security.log.witness import Held, Submission
+from security.log.witness import HeldCheckpoint, Submission
 from security.secagg import relay
 from security.secagg.fields import Wire
 from security.secagg.relay import EpochKey, Head, HeadSignature, SignedHead, message_id
@@ -47,7 +47,7 @@ def test_a_head_comes_back_byte_for_byte() -> None:
 
 
 def test_a_submission_comes_back() -> None:
-    offer = Submission(old_size=3, path=(bytes(32), bytes([7]) * 32), head=signed_head(), endorsements=endorsements())
+    offer = Submission(old_size=3, path=(bytes(32), bytes([7]) * 32), note=signed_head(), endorsements=endorsements())
     travelled = over_the_wire(Head.of("linz", offer))
     assert isinstance(travelled, Head)
     assert travelled.submission == offer
@@ -55,7 +55,7 @@ def test_a_submission_comes_back() -> None:
 
 
 def test_a_held_head_comes_back_and_still_verifies() -> None:
-    held = Held(head=signed_head(), endorsements=endorsements())
+    held = HeldCheckpoint(note=signed_head(), endorsements=endorsements())
     travelled = over_the_wire(relay.Held.of("linz", held))
     assert isinstance(travelled, relay.Held) and travelled.held == held
     travelled.held.verify(ROOT.key, ORIGIN)

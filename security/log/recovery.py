@@ -1,0 +1,124 @@
+"""What a start finds in a log folder: a sound log, a torn write beyond the newest checkpoint, or damage.
+
+A torn write is set aside and logged. Damage at or below the newest checkpoint stops the party: it is no torn write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+
+from lazaret.errors import AuditLogError, CodecError, VerificationFailed
+from security.log.keys import EpochChain
+from security.log.machine import SEGMENT, LogMachine
+from security.log.note import Note, checkpoint_of
+from security.log.reader import Block, LogReader, blocks
+from security.log.roster import Party
+from security.log.schema import read_line
+from security.log.store import LogWriter, read_leaves
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """A machine that has taken every entry, the newest checkpoint, the epoch keys, and the bytes set aside."""
+
+    machine: LogMachine
+    newest: Note | None
+    chain: EpochChain
+    torn: bytes
+
+
+def recover(writer: LogWriter, party: Party) -> Recovered:
+    """Read the log back.
+
+    :raises AuditLogError: if anything at or below the newest checkpoint is missing or changed.
+    """
+    try:
+        chain = EpochChain.verify(party.origin, party.root, writer.endorsements())
+        newest = _newest_checkpoint(writer, chain)
+    except (VerificationFailed, CodecError) as error:
+        raise AuditLogError(f"the log's heads do not verify: {error.message}", where=party.origin) from error
+    signed = checkpoint_of(newest) if newest is not None else None
+    machine = LogMachine(party.origin)
+    torn = _replay(writer, machine, signed.size if signed else 0)
+    if signed is not None and (machine.tree.size < signed.size or machine.tree.root(signed.size) != signed.root):
+        raise AuditLogError(
+            f"the entries do not lead to the signed head of size {signed.size}",
+            where=party.origin,
+            hint="the log was changed or cut; keep the folder as it is and run `privacy-audit verify` on a copy",
+        )
+    _settle_leaves(writer, machine)
+    return Recovered(machine=machine, newest=newest, chain=chain, torn=torn)
+
+
+def _newest_checkpoint(writer: LogWriter, chain: EpochChain) -> Note | None:
+    sizes = writer.checkpoint_sizes()
+    if not sizes:
+        return None
+    note = writer.checkpoint_note(sizes[-1])
+    note.verify(chain.keys)
+    if checkpoint_of(note).size != sizes[-1] or checkpoint_of(note).origin != chain.origin:
+        raise VerificationFailed("a head is under another's name")
+    return note
+
+
+def _replay(writer: LogWriter, machine: LogMachine, signed_size: int) -> bytes:
+    """Feed every entry to the machine; returns the bytes of a torn write, after they were set aside."""
+    files = LogReader(writer.path).segments()
+    for number, path in enumerate(files):
+        for block in blocks(path):
+            whole = _replay_block(block, machine)
+            if whole is None:
+                continue
+            if machine.tree.size < signed_size or number != len(files) - 1:
+                raise AuditLogError(
+                    f"entry {machine.tree.size} is damaged although it was signed",
+                    where=str(path),
+                    hint="this is no torn write; keep the folder as it is and run `privacy-audit verify` on a copy",
+                )
+            return _set_aside(writer, number, whole, machine.tree.size)
+        if number != len(files) - 1 and machine.tree.size != (number + 1) * SEGMENT:
+            raise AuditLogError("a segment is not full although another follows", where=str(path))
+    return b""
+
+
+def _replay_block(block: Block, machine: LogMachine) -> int | None:
+    """Take the lines that continue the log; where one does not, the offset at which it begins."""
+    offset = block.offset
+    for line in block.lines:
+        if block.torn or not _is_next(line, machine):
+            return offset
+        machine.replay(line)
+        offset += len(line) + 1
+    return None
+
+
+def _set_aside(writer: LogWriter, number: int, length: int, size: int) -> bytes:
+    """Keep what follows the last whole entry as evidence, then cut it off."""
+    torn = writer.segment(number).read_bytes()[length:]
+    writer.evidence.mkdir(exist_ok=True)
+    writer.disk.publish(writer.evidence / f"torn-{size}-{sha256(torn).hexdigest()[:16]}.bin", torn)
+    writer.truncate_segment(number, length)
+    return torn
+
+
+def _is_next(line: bytes, machine: LogMachine) -> bool:
+    """Whether a line is a whole, canonical entry that continues the log."""
+    try:
+        entry = read_line(line)
+    except CodecError:
+        return False
+    return bool(
+        entry["seq"] == machine.tree.size and entry["origin"] == machine.origin and entry["epoch"] == machine.epoch
+    )
+
+
+def _settle_leaves(writer: LogWriter, machine: LogMachine) -> None:
+    """leaves.bin is derived and not synced, so it may lag behind or be torn after a crash: rebuild it if it differs."""
+    ours = [machine.tree.leaf(index) for index in range(machine.tree.size)]
+    try:
+        if read_leaves(writer.leaves) == ours:
+            return
+    except (FileNotFoundError, CodecError):
+        pass
+    writer.write_leaves(ours)
