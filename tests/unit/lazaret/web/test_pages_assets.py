@@ -52,7 +52,7 @@ def test_there_are_two_pages_and_what_they_share() -> None:
 def test_markup_has_nothing_inline_and_names_only_its_neighbours(path: Path) -> None:
     page = Seen(path.read_text(encoding="utf-8"))
     assert not any(page.text_of.values()), "script or style in the page itself"
-    here = {file.name for file in FILES if file.parent in (path.parent, ROOT / "security" / "web" / "assets")}
+    here = {file.name for file in FILES if file.parent in (path.parent, ROOT / "lazaret" / "web" / "assets")}
     for tag, attributes in page.tags:
         assert not [name for name in attributes if name.startswith("on") or name == "style"], tag
         for name in ("src", "href"):
