@@ -166,12 +166,12 @@ def cohort_chart(rounds: Sequence[str], sites: Sequence[str], took_part: Mapping
 
 
 def witness_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str]]]]) -> Drawing:
-    """For each log, when a head of it was cosigned."""
+    """For each log, when a checkpoint of it was cosigned."""
     times = [time for _, seen in rows for time, _ in seen]
     left, step_y = 110, 26
     height = 44 + step_y * len(rows)
     x = _Scale(min(times), max(times), left + 6, WIDTH - 18)
-    drawing = Drawing(title="when heads were cosigned", height=height)
+    drawing = Drawing(title="when checkpoints were cosigned", height=height)
     for row, (name, seen) in enumerate(rows):
         y = 22 + row * step_y
         drawing.labels.append(Label(left - 12, y + 4, name, "end"))

@@ -109,10 +109,10 @@ def digest(value: str, length: int | None = None) -> Span:
 
 
 # ----------------------------------------
-# The six things that "prototypes never left" rests on, each with what these logs show for it.
+# The six conditions for "prototypes never left", each with what these logs show for it.
 
 HOLDS, BROKEN, OPEN = "pass", "fault", "unsure"
-WORDS: Final = {HOLDS: "holds", BROKEN: "BROKEN", OPEN: "not shown"}
+WORDS: Final = {HOLDS: "holds", BROKEN: "VIOLATED", OPEN: "not shown"}
 
 
 def state_of(findings: Iterable[Finding], codes: frozenset[str]) -> str:
@@ -144,9 +144,9 @@ def _schema(result: Crossed) -> tuple[str, Piece]:
     return _digests(result, "proto")
 
 
-def _door(result: Crossed) -> tuple[str, Piece]:
+def _filter(result: Crossed) -> tuple[str, Piece]:
     state, shown = _digests(result, "package")
-    return state, ("package, ", shown)
+    return state, ("package digest, ", shown)
 
 
 def _sizes(result: Crossed) -> tuple[str, Piece]:
@@ -164,18 +164,18 @@ def _uniformity(result: Crossed) -> tuple[str, Piece]:
     ]
     blocked = sum(log.types.get("egress.blocked", 0) for log in result.logs)
     state = state_of(result.findings, frozenset({"UnmaskedVector"}))
-    shown = f"{len(seen):,} vectors, least p-value {min(seen):.2g}; {blocked} blocked" if seen else "no vector left"
+    shown = f"{len(seen):,} vectors, smallest p-value {min(seen):.2g}; {blocked} blocked" if seen else "no vector left"
     return (state if seen else OPEN), shown
 
 
-def _second_ledger(result: Crossed) -> tuple[str, Piece]:
+def _network_counters(result: Crossed) -> tuple[str, Piece]:
     sites = [log.ledger for log in result.logs if log.role == SITE and log.ledger.count]
     counted, logged = sum(ledger.counted for ledger in sites), sum(ledger.covered for ledger in sites)
     total = sum(ledger.total for ledger in sites)
     if not counted:
         return OPEN, "no readings"
     rest = f"; {text.quantity(total - logged)} without a reading" if total > logged else ""
-    shown = f"{text.quantity(counted)} counted for {text.quantity(logged)} logged{rest}"
+    shown = f"{text.quantity(counted)} counted, {text.quantity(logged)} logged{rest}"
     return state_of(result.findings, frozenset({"UnloggedTraffic"})), shown
 
 
@@ -185,16 +185,16 @@ def _matching(result: Crossed) -> tuple[str, Piece]:
 
 
 EVIDENCE: Final = (
-    ("Schema", "the wire has no field that could carry them; the schema's digest is in every agent.start", _schema),
-    ("One door", "one module holds the channel, and it logs before it sends", _door),
-    ("Size equation", "each message has exactly the length that its type, cohort and dimension give", _sizes),
-    ("Uniformity", "a vector that does not look like noise is stopped before it leaves", _uniformity),
+    ("Schema", "no message has a field that could carry them; the schema's digest is in every agent.start", _schema),
+    ("Egress filter", "one module holds the network channel, and it logs a message before it sends it", _filter),
+    ("Size equation", "the length of each message follows exactly from its type, cohort and dimension", _sizes),
+    ("Uniformity", "a vector that does not look random is blocked before it leaves", _uniformity),
     (
-        "Second ledger",
+        "Network counters",
         "the kernel counted no more bytes, over all connections, than the log and TLS explain",
-        _second_ledger,
+        _network_counters,
     ),
-    ("Matching", "each message that left is the one that arrived, and none arrived that did not leave", _matching),
+    ("Matching", "each message that left is the one that arrived, and no other message arrived", _matching),
 )
 
 
@@ -235,19 +235,19 @@ def _done(result: Crossed) -> list[tuple[str, str]]:
     cosigned = sum(len(head.cosigners) for log in result.logs for head in log.heads.heads)
     messages = sum(log.ledger.count for log in result.logs)
     done = [
-        (f"{entries:,} entries read strictly and hashed again, {heads:,} signed heads", text.RECORD),
-        (f"{cosigned:,} cosignatures, and the heads that each party holds of the others", text.RECORD),
+        (f"{entries:,} entries read and hashed again, {heads:,} signed checkpoints", text.RECORD),
+        (f"{cosigned:,} cosignatures, and the checkpoints that each party holds of the other logs", text.RECORD),
         (f"{messages:,} outgoing messages: type, exact length, mask", text.EGRESS),
         (
             f"{result.matched:,} of them in the coordinator's log too: identity, digest, length; {result.receipts:,} "
-            "receipts lead there",
+            "receipts point to the right entry",
             text.MATCHING,
         ),
         ("one model, one cohort and one survivor set in each round", text.AGREEMENT),
     ]
     if result.statements:
         names = ", ".join(statement.site for statement in result.statements)
-        done.append((f"epsilon of {names}, recomputed from the mechanisms", text.PRIVACY))
+        done.append((f"epsilon of {names}, recomputed from the recorded mechanisms", text.PRIVACY))
     return [(words, state_of(result.findings, codes)) for words, codes in done]
 
 
@@ -359,7 +359,7 @@ def _egress(result: Crossed) -> dict[str, Any]:
         ]
         row.append(log.types.get("egress.blocked", 0))
         rows.append(row)
-    return {"titles": ["site", *classes, "all", "network counted", "blocked"], "rows": rows}
+    return {"titles": ["site", *classes, "all", "counted by the kernel", "blocked"], "rows": rows}
 
 
 def _privacy(result: Crossed) -> dict[str, Any]:

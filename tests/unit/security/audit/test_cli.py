@@ -166,7 +166,7 @@ def test_report(signed: Federation, tmp_path: Path, root_pem: Path) -> None:
     ):
         assert heading in text
     assert "<svg" in text
-    assert text.count(">holds</span>") == 6, "the legs that `prototypes never left` rests on"
+    assert text.count(">holds</span>") == 6, "the conditions for `prototypes never left`"
     assert "<script" not in text
     assert "src=" not in text
     assert _run("report", *signed.folders, "-o", data).exit_code == 0
