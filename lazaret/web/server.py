@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
+import weakref
 from threading import Thread
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 SECONDS: Final = 15  # for a request to come, and again for its answer to be taken
 MOST_CONNECTIONS: Final = 64
+MOST_SOCKETS: Final = 2 * MOST_CONNECTIONS  # with those that have not finished their TLS handshake
 STOP_SECONDS: Final = 5.0
 
 
@@ -66,6 +68,27 @@ class WebServer:
             self._thread.join(timeout=0.5)
 
 
+class BoundedListener(socket.socket):
+    """Accepts only so many at once, so that a flood takes no file descriptors from the run in this process.
+
+    The server counts connections that speak HTTP. Under TLS one that never finishes its handshake is not among them,
+    and asyncio waits a minute for it.
+    """
+
+    def __init__(self, bound: socket.socket) -> None:
+        super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
+        self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """:raises ConnectionAbortedError: if there are too many, as if the client had gone in the meantime."""
+        stream, where = super().accept()
+        if sum(one.fileno() >= 0 for one in self._accepted) >= MOST_SOCKETS:
+            stream.close()
+            raise ConnectionAbortedError
+        self._accepted.add(stream)
+        return stream, where
+
+
 def _listening(address: Address) -> list[socket.socket]:
     """One socket for each address that the host has, as `localhost` may have two.
 
@@ -75,7 +98,8 @@ def _listening(address: Address) -> list[socket.socket]:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, where in dict.fromkeys(found):
-            sockets.append(socket.create_server(where[:2], family=family, backlog=MOST_CONNECTIONS))
+            bound = socket.create_server(where[:2], family=family, backlog=MOST_CONNECTIONS)
+            sockets.append(BoundedListener(bound))
     except OSError as error:
         for one in sockets:
             one.close()

@@ -359,7 +359,7 @@ def _egress(result: Crossed) -> dict[str, Any]:
         ]
         row.append(log.types.get("egress.blocked", 0))
         rows.append(row)
-    return {"titles": ["site", *classes, "all", "counted by the kernel", "blocked"], "rows": rows}
+    return {"titles": ["site", *classes, "all", "kernel count", "blocked"], "rows": rows}
 
 
 def _privacy(result: Crossed) -> dict[str, Any]:

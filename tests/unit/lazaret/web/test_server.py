@@ -6,22 +6,29 @@ import contextlib
 import http.client
 import os
 import socket
+import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
+from pathlib import Path
 from threading import current_thread
 from threading import enumerate as enumerate_threads
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from lazaret.errors import ConfigError, DataError
 from lazaret.web.access import Address, Guard
 from lazaret.web.connection import MOST_REQUESTS
 from lazaret.web.http import MAX_HEAD, Response
 from lazaret.web.pages import Pages, assets
-from lazaret.web.server import MOST_CONNECTIONS, WebServer
+from lazaret.web.server import MOST_CONNECTIONS, MOST_SOCKETS, WebServer
 
 HERE = Address(host="127.0.0.1", port=0)
 
@@ -204,6 +211,7 @@ def test_a_flood_of_connections_leaves_none_behind(impatient: WebServer) -> None
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
+    get(impatient, "/thread").read()  # the loop has its own descriptors by now
     before, started = descriptors(), time.monotonic()
     for _ in range(10):
         streams = [socket.create_connection(("127.0.0.1", impatient.port), timeout=5) for _ in range(50)]
@@ -215,6 +223,54 @@ def test_a_flood_of_connections_leaves_none_behind(impatient: WebServer) -> None
         time.sleep(0.1)
     assert descriptors() <= before + 2
     assert get(impatient, "/thread").read() == b"web"
+
+
+def self_signed(folder: Path) -> ssl.SSLContext:
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    made = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(1))
+    kept = (serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    pem = made.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    (folder / "both.pem").write_bytes(pem + key.private_bytes(serialization.Encoding.PEM, *kept))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "both.pem")
+    return context
+
+
+def secure_get(server: WebServer) -> bytes:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    connection = http.client.HTTPSConnection("localhost", server.port, context=context, timeout=5)
+    with contextlib.closing(connection):
+        connection.request("GET", "/thread")
+        return connection.getresponse().read()
+
+
+def test_handshakes_that_never_end_are_bounded_too(tmp_path: Path) -> None:
+    """They are no connections yet for the server, and each holds a file descriptor of the run's process."""
+    routes = {"/thread": lambda: Response.of(current_thread().name.encode(), "text/plain")}
+    running = WebServer(Pages(routes, Guard()).answer, HERE, tls=self_signed(tmp_path))
+    running.start()
+    assert secure_get(running) == b"web"  # the loop has its own descriptors by now
+    before = len(os.listdir("/proc/self/fd"))
+    many = [socket.create_connection(("127.0.0.1", running.port), timeout=5) for _ in range(MOST_SOCKETS + 70)]
+    time.sleep(0.5)
+    ours = len(os.listdir("/proc/self/fd")) - before - len(many)
+    assert ours <= MOST_SOCKETS
+    assert ended(many[-1]), "the last ones are turned away"
+    for stream in many:
+        stream.close()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert secure_get(running) == b"web"
+            break
+        except OSError:
+            assert time.monotonic() < deadline, "the page is there again when they are gone"
+            time.sleep(0.1)
+    started = time.monotonic()
+    running.stop()
+    assert time.monotonic() - started < 3
 
 
 def test_stopping_waits_for_nobody() -> None:
