@@ -1,20 +1,21 @@
-"""Requests and answers as values (RFC 9110, RFC 9112), as much of them as a read-only page needs: GET and HEAD."""
+"""Requests and answers as values, as much of HTTP (RFC 9110) as a read-only page needs: GET and HEAD.
+
+The bytes of a request are read by h11, under uvicorn (`lazaret/web/connection.py`).
+"""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from email.utils import formatdate
 from hashlib import sha256
 from http import HTTPStatus
 from typing import Any, Final
 
 MAX_HEAD: Final = 8 * 1024
 MAX_FIELDS: Final = 64
-_REQUEST_LINE: Final = re.compile(r"([A-Z]{1,16}) (/[!-~]{0,2048}) HTTP/1\.1")
-_FIELD: Final = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}):[ \t]*([\x20-\x7e\t]*?)[ \t]*")
+MAX_TARGET: Final = 2048
+MAX_NAME: Final = 64  # characters in the name of a field
 
 # No inline script or style, nothing from elsewhere, in nobody's frame. Everything a page shows goes in as text.
 POLICY: Final = (
@@ -50,32 +51,29 @@ class Request:
     fields: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def parse(cls, head: bytes) -> Request:
-        """Read everything up to and with the empty line.
+    def of_scope(cls, scope: Mapping[str, Any]) -> Request:
+        """Take what the HTTP server has read (an ASGI scope), and refuse what a read-only page has no use for.
+
+        The path stays as it was sent: `%2e` is no dot here, so no spelling leads to a file that has no route.
 
         :raises BadRequest: if it is anything but a plain GET or HEAD.
         """
-        if len(head) > MAX_HEAD:
+        target, headers = scope["raw_path"], scope["headers"]
+        # The server bounds a head that is still incomplete; one that comes in a single piece is measured here.
+        if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD:
             raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
-        first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
-        match = _REQUEST_LINE.fullmatch(first)
-        if match is None or len(lines) > MAX_FIELDS:
+        if scope["http_version"] != "1.1" or len(headers) > MAX_FIELDS:
             raise BadRequest(HTTPStatus.BAD_REQUEST)
-        fields: dict[str, str] = {}
-        for line in lines:
-            found = _FIELD.fullmatch(line)
-            if found is None or (found[1].lower() == "host" and "host" in fields):
-                raise BadRequest(HTTPStatus.BAD_REQUEST)
-            fields[found[1].lower()] = found[2]
-        if match[1] not in ("GET", "HEAD"):
+        if not target.startswith(b"/") or len(target) + len(scope["query_string"]) > MAX_TARGET:
+            raise BadRequest(HTTPStatus.BAD_REQUEST)
+        if not all(len(name) <= MAX_NAME and value.isascii() for name, value in headers):
+            raise BadRequest(HTTPStatus.BAD_REQUEST)
+        if scope["method"] not in ("GET", "HEAD"):
             raise BadRequest(HTTPStatus.METHOD_NOT_ALLOWED)
+        fields = {name.decode("ascii"): value.decode("ascii") for name, value in headers}
         if "transfer-encoding" in fields or fields.get("content-length", "0") != "0":
             raise BadRequest(HTTPStatus.BAD_REQUEST)
-        return cls(method=match[1], path=match[2].partition("?")[0], fields=fields)
-
-    @property
-    def keeps_open(self) -> bool:
-        return self.fields.get("connection", "").lower() != "close"
+        return cls(method=scope["method"], path=target.decode("ascii"), fields=fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,18 +107,16 @@ class Response:
             return Response(status=HTTPStatus.NOT_MODIFIED, etag=self.etag, kind=self.kind)
         return self
 
-    def encode(self, *, head_only: bool = False, keep_open: bool = False) -> bytes:
-        told = {
-            "Date": formatdate(usegmt=True),
-            "Content-Type": self.kind,
-            **HEADERS,
-            **self.fields,
-            "Connection": "keep-alive" if keep_open else "close",
-        }
+    def headers(self, *, close: bool = False) -> list[tuple[bytes, bytes]]:
+        """The fields of the head as ASGI wants them; the server adds the date.
+
+        :param close: whether this is the last answer on its connection.
+        """
+        named = {"Content-Type": self.kind, **HEADERS, **self.fields}
         if self.status is not HTTPStatus.NOT_MODIFIED:
-            told["Content-Length"] = str(len(self.body))
+            named["Content-Length"] = str(len(self.body))
         if self.etag is not None:
-            told["ETag"] = self.etag
-        lines = [f"HTTP/1.1 {self.status.value} {self.status.phrase}", *(f"{key}: {told[key]}" for key in told)]
-        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
-        return head if head_only else head + self.body
+            named["ETag"] = self.etag
+        if close:
+            named["Connection"] = "close"
+        return [(name.lower().encode("ascii"), value.encode("latin-1")) for name, value in named.items()]

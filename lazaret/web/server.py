@@ -5,38 +5,38 @@ never keeps the party behind it waiting.
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import socket
 import ssl
-from collections.abc import Callable
-from http import HTTPStatus
-from threading import Event, Thread
-from typing import Final
+import weakref
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address
-from lazaret.web.http import MAX_HEAD, BadRequest, Request, Response
 
-READ_SECONDS: Final = 15.0
-WRITE_SECONDS: Final = 15.0
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+    from lazaret.web.connection import Answer
+
+SECONDS: Final = 15  # for a request to come, and again for its answer to be taken
 MOST_CONNECTIONS: Final = 64
-MOST_REQUESTS: Final = 1000  # on one connection
-
-Answer = Callable[[Request], Response]
+MOST_SOCKETS: Final = 2 * MOST_CONNECTIONS  # with those that have not finished their TLS handshake
+STOP_SECONDS: Final = 5.0
 
 
 class WebServer:
     """Listens when `start` has returned, and is gone when `stop` has."""
 
-    def __init__(self, answer: Answer, address: Address, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, answer: Answer, address: Address, *, tls: ssl.SSLContext | None = None, seconds: int = SECONDS
+    ) -> None:
         self._answer = answer
         self._address = address
         self._tls = tls
-        self._ready = Event()
-        self._failure: OSError | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: asyncio.Event | None = None
-        self._open = 0
-        self._thread = Thread(target=self._run, name="web", daemon=True)
+        self._seconds = seconds
+        self._server: Server | None = None
+        self._thread: Thread | None = None
         self.port = address.port
 
     @property
@@ -45,77 +45,67 @@ class WebServer:
 
     def start(self) -> None:
         """:raises ConfigError: if nothing can listen there."""
+        # Only here: a command that serves no page does not pay for the server.
+        from lazaret.web.connection import make_server
+
+        server = make_server(self._answer, seconds=self._seconds, connections=MOST_CONNECTIONS, tls=self._tls)
+        sockets = _listening(self._address)
+        self.port = sockets[0].getsockname()[1]
+        # Not `server.run`, which may choose another kind of loop and would answer to this process's signals.
+        work = server.serve(sockets=sockets)
+        self._server, self._thread = server, Thread(target=asyncio.run, args=(work,), name="web", daemon=True)
         self._thread.start()
-        self._ready.wait()
-        if self._failure is not None:
-            self._thread.join()
-            raise ConfigError(
-                f"cannot listen: {(self._failure.strerror or str(self._failure)).lower()}",
-                where=f"{self._address.url_host}:{self._address.port}",
-                hint="is the port in use, or the address not of this host?",
-            )
 
     def stop(self) -> None:
-        if self._loop is not None and self._over is not None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed already
-                self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(timeout=5)
+        """Bounded in time, whatever the clients do."""
+        if self._server is not None and self._thread is not None:
+            self._server.should_exit = True
+            self._thread.join(timeout=STOP_SECONDS)
 
     def wait(self) -> None:
         """Until the server ends; for commands that do nothing else."""
-        while self._thread.is_alive():
+        while self._thread is not None and self._thread.is_alive():
             self._thread.join(timeout=0.5)
 
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        except OSError as error:
-            self._failure = error
-        finally:
-            self._ready.set()
 
-    async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        server = await asyncio.start_server(
-            self._converse, self._address.host, self._address.port, limit=MAX_HEAD, ssl=self._tls
-        )
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        async with server:
-            await self._over.wait()
+class BoundedListener(socket.socket):
+    """Accepts only so many at once, so that a flood takes no file descriptors from the run in this process.
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
-        try:
-            if self._open > MOST_CONNECTIONS:
-                await self._write(writer, Response.refusal(HTTPStatus.SERVICE_UNAVAILABLE).encode())
-                return
-            for _ in range(MOST_REQUESTS):
-                if not await self._one(reader, writer):
-                    return
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, asyncio.CancelledError):
-            pass  # who asked is gone or too slow, or the server ends
-        finally:
-            self._open -= 1
-            writer.close()
+    The server counts connections that speak HTTP. Under TLS one that never finishes its handshake is not among them,
+    and asyncio waits a minute for it.
+    """
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its answer; whether another may follow on this connection."""
-        try:
-            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), READ_SECONDS)
-            request = Request.parse(head)
-        except asyncio.LimitOverrunError:
-            await self._write(writer, Response.refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE).encode())
-            return False
-        except BadRequest as error:
-            await self._write(writer, Response.refusal(error.status).encode())
-            return False
-        response = self._answer(request)
-        data = response.encode(head_only=request.method == "HEAD", keep_open=request.keeps_open)
-        await self._write(writer, data)
-        return request.keeps_open
+    def __init__(self, bound: socket.socket) -> None:
+        super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
+        self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
-    @staticmethod
-    async def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-        writer.write(data)
-        await asyncio.wait_for(writer.drain(), WRITE_SECONDS)
+    def accept(self) -> tuple[socket.socket, Any]:
+        """:raises ConnectionAbortedError: if there are too many, as if the client had gone in the meantime."""
+        stream, where = super().accept()
+        if sum(one.fileno() >= 0 for one in self._accepted) >= MOST_SOCKETS:
+            stream.close()
+            raise ConnectionAbortedError
+        self._accepted.add(stream)
+        return stream, where
+
+
+def _listening(address: Address) -> list[socket.socket]:
+    """One socket for each address that the host has, as `localhost` may have two.
+
+    :raises ConfigError: if one of them cannot be had.
+    """
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, where in dict.fromkeys(found):
+            bound = socket.create_server(where[:2], family=family, backlog=MOST_CONNECTIONS)
+            sockets.append(BoundedListener(bound))
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        raise ConfigError(
+            f"cannot listen: {(error.strerror or str(error)).lower()}",
+            where=f"{address.url_host}:{address.port}",
+            hint="is the port in use, or the address not of this host?",
+        ) from error
+    return sockets

@@ -265,7 +265,7 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
         remarks.append(("bad", privacy["problem"]))
     if egress["blocked"]:
         level = "bad" if egress["blocked_today"] else "look"
-        told = f"stopped at the door and not sent: {egress['blocked_today']} today, {egress['blocked']} in all"
+        told = f"blocked by the egress filter and not sent: {egress['blocked_today']} today, {egress['blocked']} in all"
         remarks.append((level, f"{told}; `privacy-audit egress` has more"))
     if egress["declined_today"]:
         remarks.append(("look", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))

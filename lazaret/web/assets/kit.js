@@ -96,7 +96,7 @@ const short = (value) => String(Number(value.toPrecision(4)));
 /** Lines over rounds. `series`: [{name, points: [[x, y], ...]}]; the first four are told apart by colour and dash. */
 export function lines(title, series, { width, height = 190, from = null, to = null, unit = "" }) {
   const all = series.flatMap((one) => one.points);
-  if (!all.length) return el("p", { class: "soft" }, "Nothing yet.");
+  if (!all.length) return el("p", { class: "soft" }, "No data yet.");
   const xs = all.map((point) => point[0]);
   const ys = all.map((point) => point[1]);
   const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
@@ -186,7 +186,7 @@ export function follow(url, show, every = 1000) {
       state("live", "good");
     } catch (error) {
       failedSince ??= Date.now();
-      state(`no answer for ${span(Date.now() - failedSince)}: what you see is old`, "bad");
+      state(`no answer for ${span(Date.now() - failedSince)}: these figures are old`, "bad");
       if (!(error instanceof TypeError)) console.warn(error.message);
     }
     document.querySelectorAll("time[data-at]").forEach(tell);

@@ -9,9 +9,9 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lazaret.errors import CodecError, LocalProtocolError, VerificationFailed
-from security.audit import charts
+from security.audit import report
 from security.audit.compare import cross
-from security.audit.report import render
+from security.audit.report import environment, render
 from security.log import events as ev
 from security.log.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, key_id
 from tests.support.audit_attacks import Lonely, Tampering, encode, without
@@ -120,7 +120,7 @@ def test_report_runs_nothing(tmp_path: Path) -> None:
 
 def test_report_runs_nothing_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     federation = _attacked(tmp_path)
-    monkeypatch.setattr(charts, "escape", lambda text: text)
+    monkeypatch.setattr(report, "environment", lambda: environment().overlay(autoescape=False))
     page = render(cross(federation.folders, dict.fromkeys(federation.folders, federation.pinned)), pinned=True)
     # The detail is quoted as JSON in the log, so it is the bare tag that would reach the browser.
     assert "<script" in page

@@ -42,7 +42,7 @@ def test_there_are_two_pages_and_what_they_share() -> None:
     names = {"coordinator/dashboard", "lazaret/web", "site_agent/page"}
     assert {str(folder.parent.relative_to(ROOT)) for folder in FOLDERS} == names
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    assert project["tool"]["setuptools"]["package-data"]["*"] == ["assets/*"]
+    assert project["tool"]["setuptools"]["package-data"]["*"] == ["assets/*", "templates/*"]
     packages = project["tool"]["setuptools"]["packages"]
     assert {name.replace("/", ".") for name in names} <= set(packages)
     assert set(assets("site_agent.page", "index.html", "app.js")) == {"/", "/app.js"}

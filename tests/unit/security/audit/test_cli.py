@@ -166,7 +166,7 @@ def test_report(signed: Federation, tmp_path: Path, root_pem: Path) -> None:
     ):
         assert heading in text
     assert "<svg" in text
-    assert text.count(">holds</span>") == 6, "the legs that `prototypes never left` rests on"
+    assert text.count(">holds</span>") == 6, "the conditions for `prototypes never left`"
     assert "<script" not in text
     assert "src=" not in text
     assert _run("report", *signed.folders, "-o", data).exit_code == 0
@@ -211,13 +211,13 @@ def test_bench_small(tmp_path: Path) -> None:
 
 
 def test_help_is_quick_and_light() -> None:
-    """No torch, no grpc, no accountant: help answers at once."""
+    """No torch, no grpc, no accountant, no templates: help answers at once."""
     program = (
         "import sys, time; start = time.process_time()\n"
         "from security.audit.cli import main\n"
         "try: main(['verify', '--help'])\n"
         "except SystemExit: pass\n"
-        "heavy = {'torch', 'grpc', 'numpy', 'scipy', 'dp_accounting', 'pydantic'} & set(sys.modules)\n"
+        "heavy = {'torch', 'grpc', 'numpy', 'scipy', 'dp_accounting', 'pydantic', 'jinja2'} & set(sys.modules)\n"
         "print(round(time.process_time() - start, 3), sorted(heavy), file=sys.stderr)"
     )
     start = time.perf_counter()
