@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from security.secagg.certificates import CheckCertificate
 from security.secagg.coordinator.rounds import RoundStart
@@ -11,6 +12,9 @@ from security.secagg.effects import Effect as ProtocolEffect
 from security.secagg.effects import Persist
 from security.secagg.fields import Wire
 from security.secagg.messages import Result
+
+PUBLISHED: Final = "published"  # a sum that gave a model
+VOID: Final = "void"  # a sum that nobody can use; the model stays as it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class CloseRound:
-    """A round is over: "published", "void", or why it was lost."""
+    """A round is over: `PUBLISHED`, `VOID`, or why it was lost."""
 
     round: int
     outcome: str

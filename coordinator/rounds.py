@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from coordinator.effects import (
+    PUBLISHED,
+    VOID,
     CloseRound,
     Effect,
     Effects,
@@ -427,7 +429,7 @@ class RoundEngine:
         self.model = attempt.model
         self.completed += good
         self.check.watch(self._round)
-        closed = CloseRound(self._round.start.round, "published" if good else "void")
+        closed = CloseRound(self._round.start.round, PUBLISHED if good else VOID)
         if self.completed >= self.plan.rounds:
             self.phase = follow(self.phase, Turn.LAST_PUBLISHED)
             return (closed,)

@@ -63,9 +63,9 @@ def read_published(coordinator: Path) -> list[Published]:
     storage = Storage(base / config.state)
     try:
         found = []
-        for link in storage.links():
-            result = storage.result(link.result_hash)
-            checked = storage.certificate(link.result_hash) is not None
+        for link in storage.history.links():
+            result = storage.history.result(link.result_hash)
+            checked = storage.history.certificate(link.result_hash) is not None
             same = result.context.layout_hash == layout.layout_hash
             total = _total(storage, link.sum_root, layout) if same else None
             found.append(_published(result, total, checked=checked))

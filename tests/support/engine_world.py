@@ -91,18 +91,19 @@ class EngineWorld:
             spool=FileSpool(self.storage.spool),
             clock=self.clock,
         )
-        book = self.storage.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
-        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate, self.base.policy)
+        history = self.storage.history
+        book = history.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
+        chain = Chain(history.links(), history.result, history.certificate, self.base.policy)
         model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
-        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=self.storage.completed())
-        rebuilt = restore_round(core, book, self.storage.newest_records(), self.storage.load_state)
-        start = self.storage.open_round()
+        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=history.completed())
+        rebuilt = restore_round(core, book, history.newest_records(), self.storage.load_state)
+        start = history.open_round()
         if start is not None:
             first = self.engine.restore(start, rebuilt)
         elif self.engine.completed >= self.plan.rounds:
             first = self.engine.restore_done(rebuilt)
         else:
-            first = self.engine.start(self.storage.last_round(), rebuilt)
+            first = self.engine.start(history.last_round(), rebuilt)
         self.do_coordinator(first)
         for name in self.names:
             if name not in self.offline:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from coordinator.assembly import Assembled, assemble
 from coordinator.config import CoordinatorConfig
-from coordinator.dashboard.history import History
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.metrics import PhaseClock
 from coordinator.dashboard.server import pages
 from coordinator.dashboard.state_json import Board, LogHeads
 from coordinator.effects import CloseRound, Keep, KeepCertificate, KeepLink, OpenRound
+from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
 from lazaret.web.access import Address, Guard
 from lazaret.web.server import WebServer
@@ -53,7 +53,7 @@ class Hub:
         ready = assemble(config, base, clock=world.clock, rng=CountedRandomness(b"hub"))
         storage, manifest = ready.shell.storage, ready.manifest
         heads = LogHeads(storage.log, audit_roster(manifest), manifest.coordinator.id)
-        board = Board(manifest, History(storage.folder / "coordinator.sqlite"), heads)
+        board = Board(manifest, ReadOnlyHistory(storage.path), heads)
         hub = cls(world, config, ready, board, PhaseClock())
         hub.look()
         return hub
@@ -96,9 +96,9 @@ class Sample:
     def of(cls, folder: Path, sites: int) -> Sample:
         world = EngineWorld(folder, sites=sites, rounds=1)
         world.run(until=1, most=200_000)
-        found = {type(record): record for record in world.storage.newest_records()}
-        link = world.storage.links()[0]
-        check = world.storage.certificate(link.result_hash)
+        found = {type(record): record for record in world.storage.history.newest_records()}
+        link = world.storage.history.links()[0]
+        check = world.storage.history.certificate(link.result_hash)
         assert check is not None
         world.kill_coordinator()
         return cls(

@@ -48,7 +48,7 @@ def test_a_site_says_anything_to_a_coordinator_in_mid_run(federation: WholeFeder
     shell = federation.shell
     assert shell is not None
     stream = shell.streams[SITE]
-    link = shell.storage.links()[-1]
+    link = shell.storage.history.links()[-1]
     attempts = [attempt for known in (shell.engine.round, shell.engine.previous) for attempt in known.attempts]
     known = {
         "site": [SITE],
