@@ -24,7 +24,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.unmasking import Opening
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Advanced, Effect, Send, SendSum
+from security.secagg.effects import Advanced, Effect, Send, SendFrames
 from security.secagg.transitions import CoordinatorState as State
 
 START, RECEIVE, CLOSE, REPORT = range(4)
@@ -93,7 +93,7 @@ class Shell:
         listening = self.federation.names[-LISTENERS:]
         if isinstance(effect, Send) and (effect.to in listening or not isinstance(effect.message, messages.Result)):
             yield effect.to or "", messages.encode(effect.message)
-        elif isinstance(effect, SendSum) and effect.to in listening:
+        elif isinstance(effect, SendFrames) and effect.to in listening:
             for frame in effect.frames():
                 yield effect.to, messages.encode(frame)
         elif isinstance(effect, Advanced):

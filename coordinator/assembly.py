@@ -15,8 +15,9 @@ from coordinator import ingress_log
 from coordinator.config import CoordinatorConfig
 from coordinator.effects import Effects
 from coordinator.ingress_log import Books
+from coordinator.phases import RunPlan
 from coordinator.results import Chain
-from coordinator.rounds import RoundEngine, RunPlan
+from coordinator.rounds import RoundEngine
 from coordinator.run import Shell
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
@@ -180,7 +181,14 @@ def _engine(
     )
     history = storage.history
     book = history.blame_book({entry.site: entry.cert for entry in policy.roster})
-    chain = Chain(history.links(), history.result, history.certificate, policy)
+    chain = Chain(
+        history.links(),
+        policy,
+        core.spool,
+        load_result=history.result,
+        load_check=history.certificate,
+        load_state=storage.load_state,
+    )
     model = storage.load_state(chain.head.state_hash) if chain.head else initial
     engine = RoundEngine(
         core,

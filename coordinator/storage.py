@@ -21,27 +21,18 @@ from safetensors.numpy import save as save_tensors
 
 from coordinator import database
 from coordinator.config import KEPT_MODELS
-from coordinator.effects import (
-    PUBLISHED,
-    VOID,
-    CloseRound,
-    Exclude,
-    Keep,
-    KeepCertificate,
-    KeepLink,
-    KeepStrikes,
-    OpenRound,
-)
+from coordinator.effects import PUBLISHED, VOID, CloseRound, OpenRound, StoreBlame, Stored
 from coordinator.round_history import Figures, RoundHistory, Rows
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
 from security.secagg.context import Verdict
-from security.secagg.effects import SaveState, Vector
+from security.secagg.effects import Certified, Persist, SaveState, Vector
+from security.secagg.messages import Result
+from security.secagg.site.result_checks import result_digests
 from security.secagg.state import state_hash
 
 _OF_A_RUN: Final = ("models", "spool", database.FILE)
-Stored = Keep | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | KeepStrikes
 
 
 class Storage:
@@ -131,33 +122,26 @@ class Storage:
         with self._transaction() as db:
             for effect in listed:
                 self._write(db, effect, now_ms)
-        if any(isinstance(effect, KeepLink) for effect in listed):
+        if any(isinstance(effect, Persist) and isinstance(effect.record, records.ResultShown) for effect in listed):
             self._prune_models()
 
     def _write(self, db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
         _note_attempt(db, effect, now_ms)
         match effect:
-            case Exclude(site, cert, reason):
-                db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", (site, reason, cert))
-            case KeepStrikes(strikes, pause):
-                db.execute("DELETE FROM strikes")
-                rows = [(site, strikes.get(site, 0), pause.get(site, 0)) for site in sorted({*strikes, *pause})]
-                db.executemany("INSERT INTO strikes VALUES (?, ?, ?)", rows)
-            case Keep(number, record):
-                data = records.encode(record)
-                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (number, data))
+            case Persist(record, number):
+                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (number, records.encode(record)))
+                if isinstance(record, records.ResultShown):
+                    _write_result(db, record.result)
+            case Certified(result_hash, check):
+                update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
+                db.execute(update, (check.to_bytes(), result_hash))
             case OpenRound(start):
                 opened = (start.round, start.state_hash, start.config_hash, start.prev_result, now_ms)
                 db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, NULL, NULL)", opened)
             case CloseRound(number, outcome):
                 db.execute("UPDATE rounds SET closed_ms = ?, outcome = ? WHERE number = ?", (now_ms, outcome, number))
-            case KeepLink(result_hash, result):
-                context = result.context
-                link = (result_hash, context.round, context.prev_result, result.state_hash, result.sum_root)
-                db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, NULL)", (*link, result.to_bytes()))
-            case KeepCertificate(result_hash, check):
-                update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
-                db.execute(update, (check.to_bytes(), result_hash))
+            case StoreBlame():
+                _write_blame(db, effect)
 
     def save_state(self, state: Vector) -> None:
         self._save(state_hash(state), state)
@@ -260,24 +244,41 @@ class Storage:
         return np.ascontiguousarray(state)
 
 
+def _write_result(db: sqlite3.Connection, result: Result) -> None:
+    """The chain has a new result. It is a row of its own beside the record, for it stays when records are of no use."""
+    context, (_, _, result_hash) = result.context, result_digests(result)
+    link = (result_hash, context.round, context.prev_result, result.state_hash, result.sum_root)
+    db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, NULL)", (*link, result.to_bytes()))
+
+
+def _write_blame(db: sqlite3.Connection, blame: StoreBlame) -> None:
+    """Strikes as they are now. Nobody is taken off the list of the excluded: only another certificate does that."""
+    strikes, pause = blame.strikes, blame.pause
+    rows = [(site, strikes.get(site, 0), pause.get(site, 0)) for site in sorted({*strikes, *pause})]
+    db.execute("DELETE FROM strikes")
+    db.executemany("INSERT INTO strikes VALUES (?, ?, ?)", rows)
+    excluded = [(site, reason, cert) for site, (reason, cert) in sorted(blame.excluded.items())]
+    db.executemany("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", excluded)
+
+
 # ----------------------------------------
 # A row for each attempt, for people. It is written in the transaction of the record that it follows from, so that it is
 # never ahead of it.
 
 def _note_attempt(db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
     match effect:
-        case Keep(number, records.Planned(plan=plan)):
+        case Persist(records.Planned(plan=plan), number):
             context = plan.context
             row = (context.ctx(), number, context.attempt, context.t, context.n, " ".join(context.sites), now_ms)
             db.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, NULL, ?, NULL, NULL, '')", row)
-        case Keep(number, records.SurvivorsShown(survivors=shown)):
+        case Persist(records.SurvivorsShown(survivors=shown), number):
             names = " ".join(line.site for line in shown.uploads)
             newest = "(SELECT MAX(attempt) FROM attempts WHERE round = ?)"
             update = f"UPDATE attempts SET survivors = ? WHERE round = ? AND attempt = {newest}"
             db.execute(update, (names, number, number))
-        case Keep(_, records.AttemptClosed(ctx=ctx, reason=reason)):
+        case Persist(records.AttemptClosed(ctx=ctx, reason=reason)):
             _close_attempt(db, ctx, reason.decode("utf-8", errors="replace"), now_ms)
-        case Keep(_, records.ResultShown(result=result)):
+        case Persist(records.ResultShown(result=result)):
             _close_attempt(db, result.context.ctx(), PUBLISHED if result.verdict == Verdict.GOOD else VOID, now_ms)
 
 

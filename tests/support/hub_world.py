@@ -13,7 +13,7 @@ from coordinator.dashboard.live import Live
 from coordinator.dashboard.metrics import PhaseClock
 from coordinator.dashboard.server import pages
 from coordinator.dashboard.state_json import Board, LogHeads
-from coordinator.effects import CloseRound, Keep, KeepCertificate, KeepLink, OpenRound
+from coordinator.effects import CloseRound, OpenRound
 from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
 from lazaret.web.access import Address, Guard
@@ -21,7 +21,10 @@ from lazaret.web.server import WebServer
 from security.identity.membership import audit_roster
 from security.rng import CountedRandomness
 from security.secagg import records
+from security.secagg.certificates import CheckCertificate
 from security.secagg.coordinator.rounds import RoundStart
+from security.secagg.effects import Certified, Persist
+from security.secagg.site.result_checks import result_digests
 from tests.support.consortium_world import World
 from tests.support.engine_world import EngineWorld
 
@@ -90,7 +93,7 @@ class Sample:
     planned: records.Planned
     shown: records.SurvivorsShown
     result: records.ResultShown
-    certificate: KeepCertificate
+    check: CheckCertificate
 
     @classmethod
     def of(cls, folder: Path, sites: int) -> Sample:
@@ -105,7 +108,7 @@ class Sample:
             found[records.Planned],
             found[records.SurvivorsShown],
             found[records.ResultShown],
-            KeepCertificate(link.result_hash, check),
+            check,
         )
 
     def write(self, storage: Storage, number: int, *, now_ms: int, open_round: bool = True) -> None:
@@ -120,13 +123,12 @@ class Sample:
         shown = replace(result, context=context, state_hash=digest)
         if open_round:
             storage.keep([OpenRound(start)], now_ms=now_ms)
-        storage.keep([Keep(number, planned)], now_ms=now_ms + 30_000)
+        storage.keep([Persist(planned, number)], now_ms=now_ms + 30_000)
         storage.keep(
             [
-                Keep(number, self.shown),
-                Keep(number, records.ResultShown(result=shown)),
-                KeepLink(digest, shown),
-                KeepCertificate(digest, self.certificate.check),
+                Persist(self.shown, number),
+                Persist(records.ResultShown(result=shown), number),
+                Certified(result_digests(shown)[2], self.check),
                 CloseRound(number, "published"),
             ],
             now_ms=now_ms + 60_000,

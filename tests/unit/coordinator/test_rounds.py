@@ -8,12 +8,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from coordinator.effects import Exclude, KeepCertificate
+from coordinator.effects import StoreBlame
 from coordinator.phases import TURNS, Phase, Turn, follow
 from coordinator.storage import Storage
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
 from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.effects import Certified
 from security.secagg.relay import Decline
 from security.secagg.state import state_hash
 from security.secagg.transitions import CoordinatorState
@@ -116,12 +117,12 @@ def test_a_site_that_was_away_for_long_gets_a_covered_state(tmp_path):
 
 
 def test_a_kill_between_the_last_acknowledgement_and_its_certificate(tmp_path, monkeypatch):
-    """They are two transactions: after the first one the sum is covered, and nobody has written that down."""
+    """Here each effect is a transaction: after the first one the sum is covered, and nobody has written that down."""
     world = EngineWorld(tmp_path, rounds=2)
     keep = world.storage.keep
 
     def dies(effects, **more):
-        if any(isinstance(effect, KeepCertificate) for effect in effects):
+        if any(isinstance(effect, Certified) for effect in effects):
             raise KeyboardInterrupt
         keep(effects, **more)
 
@@ -157,7 +158,7 @@ def test_exclusion_holds_for_the_certificate_it_was_earned_under(tmp_path):
     world = EngineWorld(tmp_path)
     world.run(until=1)
     cert = world.base.policy.entry("site3").cert
-    world.storage.keep([Exclude("site3", cert, "two uploads")], now_ms=0)
+    world.storage.keep([StoreBlame({}, {}, {"site3": ("two uploads", cert)})], now_ms=0)
     assert world.storage.history.excluded({"site3": cert}) == {"site3": "two uploads"}
     assert world.storage.history.excluded({"site3": bytes(32)}) == {}, "a new certificate is the consortium's word"
     assert world.storage.history.excluded({}) == {}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coordinator.ingress_log import Arrived
 from coordinator.send_queue import Stream
 from lazaret.errors import PolicyViolation, RemoteProtocolError
+from security.secagg.effects import SendFrames
 from security.secagg.fields import Wire
 from security.secagg.relay import FROM_SITE, Cosignature, Head, HeadSignature, Held, Pong, SignedHead
 from tests.support.hub_world import Hub
@@ -117,5 +118,7 @@ def test_a_site_whose_certificate_has_ended_is_refused_and_no_more(hub: Hub, mon
 
 
 def test_a_model_that_is_gone_when_its_turn_comes_is_no_end(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(hub.ready.shell._state(bytes(32))) == []
+    shell = hub.ready.shell
+    frames = SendFrames(SITE, lambda: shell.engine.chain._state(bytes(32)))
+    assert list(shell._frames(frames)) == []
     assert "cannot be sent" in caplog.text
