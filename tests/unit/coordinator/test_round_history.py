@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from security.secagg.certificates import Ack
 from security.secagg.fixed_point import decode, encode
 from security.secagg.layout import Clips, Layout
 from tests.support.engine_world import EngineWorld
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("benchmarks", "coordinator", "lazaret", "npr", "protos", "scripts", "security", "site_agent")
 
 
 def attempts(folder: Path) -> list[tuple[object, ...]]:
@@ -124,3 +128,16 @@ def test_a_sum_waits_for_its_check_until_the_certificate_is_there(tmp_path: Path
             world.do_coordinator(world.engine.tick())
     assert world.storage.history.unchecked_sum() is None
     world.kill_coordinator()
+
+
+def test_one_module_asks_the_database_and_one_writes_to_it() -> None:
+    """Tables and columns are named where they are made, where they are written and where they are read."""
+    sources = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+    assert len(sources) > 100
+    opens = {str(path.relative_to(ROOT)) for path in sources if "sqlite3" in path.read_text()}
+    assert opens == {f"coordinator/{name}.py" for name in ("database", "round_history", "storage")}
+    asks = {path.name for path in sources if re.search(r"\bSELECT\b.*\bFROM\b", path.read_text())}
+    assert asks == {"round_history.py", "storage.py"}
+    storage = (ROOT / "coordinator" / "storage.py").read_text()
+    # The format, before there is anything that could ask; the rest are parts of updates.
+    assert len(re.findall(r'execute\("SELECT', storage)) == 1
