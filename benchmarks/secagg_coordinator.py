@@ -25,7 +25,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.unmasking import Opening
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Advanced, Effect, Send, SendSum
+from security.secagg.effects import Advanced, Effect, Send, SendFrames
 from security.secagg.fields import Wire
 from security.secagg.transitions import CoordinatorState as State
 
@@ -97,7 +97,7 @@ class Shell:
         listening = self.federation.names[-LISTENERS:]
         if isinstance(effect, Send) and (effect.to in listening or not isinstance(effect.message, messages.Result)):
             yield self._to(effect.to or "", effect.message)
-        elif isinstance(effect, SendSum) and effect.to in listening:
+        elif isinstance(effect, SendFrames) and effect.to in listening:
             for frame in effect.frames():
                 yield self._to(effect.to, frame)
         elif isinstance(effect, Advanced):

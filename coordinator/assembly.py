@@ -15,8 +15,9 @@ from coordinator import ingress_log
 from coordinator.config import CoordinatorConfig
 from coordinator.effects import Effects
 from coordinator.ingress_log import Books
+from coordinator.phases import RunPlan
 from coordinator.results import Chain
-from coordinator.rounds import RoundEngine, RunPlan
+from coordinator.rounds import RoundEngine
 from coordinator.run import Shell
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
@@ -178,8 +179,16 @@ def _engine(
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
         workers=min(MOST_WORKERS, len(os.sched_getaffinity(0))),
     )
-    book = storage.blame_book({entry.site: entry.cert for entry in policy.roster})
-    chain = Chain(storage.links(), storage.result, storage.certificate, policy)
+    history = storage.history
+    book = history.blame_book({entry.site: entry.cert for entry in policy.roster})
+    chain = Chain(
+        history.links(),
+        policy,
+        core.spool,
+        load_result=history.result,
+        load_check=history.certificate,
+        load_state=storage.load_state,
+    )
     model = storage.load_state(chain.head.state_hash) if chain.head else initial
     engine = RoundEngine(
         core,
@@ -187,7 +196,7 @@ def _engine(
         run_plan(config, manifest),
         chain,
         model,
-        completed=storage.completed(),
+        completed=history.completed(),
         standing=Standing(manifest, now_ms=clock.now_ms()).changed,
     )
     rebuilt, start = _take_up(core, book, storage, chain, clock)
@@ -195,7 +204,7 @@ def _engine(
         return engine, engine.restore(start, rebuilt)
     if engine.completed >= engine.plan.rounds:
         return engine, engine.restore_done(rebuilt)
-    return engine, engine.start(storage.last_round(), rebuilt)
+    return engine, engine.start(history.last_round(), rebuilt)
 
 
 def _take_up(
@@ -205,7 +214,7 @@ def _take_up(
     published sum can.
     """
     storage.end_round_of_older_manifest(core.policy.manifest_hash.hex(), now_ms=clock.now_ms())
-    found, start = storage.newest_records(), storage.open_round()
+    found, start = storage.history.newest_records(), storage.history.open_round()
     plans = [record.plan.context for record in found if isinstance(record, records.Planned)]
     if all(plan.manifest_hash == core.policy.manifest_hash for plan in plans):
         return restore_round(core, book, found, storage.load_state), start

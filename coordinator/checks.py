@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from coordinator.config import CoordinatorConfig
+from coordinator.config import CHECK_NAMES, CoordinatorConfig
 from coordinator.dashboard.server import admission
 from lazaret import checks
-from lazaret.checks import Check, Line, Unchecked, ok, problem, run, shared, warning
+from lazaret.checks import CheckList, Line, Unchecked, ok, problem, run, shared, warning
 from lazaret.errors import ToolkitError
 from lazaret.web.access import Address
 from security.clock import Clock, SystemClock
@@ -68,28 +68,37 @@ class Context:
         return pinned_model(self.base / self.config.initial_model, self.manifest)[0]
 
 
+CHECKS: Final = CheckList[Context](CHECK_NAMES)
+
+
+@CHECKS.add
 def configuration(context: Context) -> Iterator[Line]:
     yield ok(f"{context.path} is whole")
 
 
+@CHECKS.add
 def certificates(context: Context) -> Iterator[Line]:
     yield from credentials.certificates(context.papers)
 
 
+@CHECKS.add
 def keys(context: Context) -> Iterator[Line]:
     yield from credentials.key_files(context.papers)
     yield credentials.audit_root(context.papers, context.state / "log")
 
 
+@CHECKS.add
 def manifest(context: Context) -> Iterator[Line]:
     yield from credentials.manifest(context.papers)
 
 
+@CHECKS.add
 def clock(context: Context) -> Iterator[Line]:
     """Nobody is there to compare with: sites compare theirs with this one."""
     yield from credentials.clock_by_papers(context.papers)
 
 
+@CHECKS.add
 def rounds(context: Context) -> Iterator[Line]:
     """Can a round come about at all, with the sites whose certificates are good today?"""
     told, now = context.manifest, context.papers.now_ms
@@ -110,11 +119,13 @@ def rounds(context: Context) -> Iterator[Line]:
         yield warning(f"certificates have ended: {', '.join(ended)}", "these sites are left out until they are renewed")
 
 
+@CHECKS.add
 def model(context: Context) -> Iterator[Line]:
     context.initial  # noqa: B018  # its error is the finding
     yield ok("the initial model is the one that the manifest pins")
 
 
+@CHECKS.add
 def names(context: Context) -> Iterator[Line]:
     """What sites may dial; another name needs another certificate."""
     held = names_of(context.papers.identity.tls_certificate())
@@ -124,6 +135,7 @@ def names(context: Context) -> Iterator[Line]:
         yield problem("the certificate is for no host", "enrol anew, with --host for every name that sites dial")
 
 
+@CHECKS.add
 def port(context: Context) -> Iterator[Line]:
     """Free, or ours already."""
     listen, page = context.config.listen, context.config.dashboard.listen
@@ -164,6 +176,7 @@ def _runs_here(context: Context) -> bool:
         return False
 
 
+@CHECKS.add
 def disk(context: Context) -> Iterator[Line]:
     """A round fills the spool with one vector of each site; the newest models are kept; the log only grows."""
     layout, sites = context.manifest.aggregation.layout, len(context.manifest.roster)
@@ -175,28 +188,13 @@ def disk(context: Context) -> Iterator[Line]:
     yield checks.disk(context.state, free=context.free(context.state), least=least, whole=whole)
 
 
+@CHECKS.add
 def memory(context: Context) -> Iterator[Line]:
     available = context.available()
     if available is None:
         raise Unchecked("this system does not tell how much memory there is")
     needed = VECTORS_IN_MEMORY * 2 * context.manifest.aggregation.layout.memory_bytes
     yield checks.memory(available=available, needed=needed, what="a round")
-
-
-# In this order: what others depend on first.
-CHECKS: Final[Mapping[str, Check[Context]]] = {
-    "configuration": configuration,
-    "certificates": certificates,
-    "keys": keys,
-    "manifest": manifest,
-    "rounds": rounds,
-    "clock": clock,
-    "model": model,
-    "names": names,
-    "port": port,
-    "disk": disk,
-    "memory": memory,
-}
 
 
 def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 import click
 
-from coordinator.config import HIGHEST_PORT, TEMPLATE, CoordinatorConfig
+from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from lazaret.checks import report, skip_option
 from lazaret.errors import ConfigError
-from lazaret.terminal import ask, emit, log_option, log_to_stderr, run_command, say
+from lazaret.terminal import ask, config_option, emit, log_option, log_to_stderr, run_command, say
 from security.clock import SystemClock
 from security.identity import enrolment
 from security.identity.enrolment import Identity
@@ -23,24 +23,7 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 
-# ----------------------------------------
-# Options that several commands of `coordinator` take.
-
-DEFAULT_CONFIG = Path("coordinator.toml")
-
-
-def _or_the_groups(context: click.Context, _: click.Parameter, value: Path | None) -> Path:
-    """`--config` may stand before or after the name of a subcommand."""
-    return value or context.obj or DEFAULT_CONFIG
-
-
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path),
-    callback=_or_the_groups,
-    help=f"Default: {DEFAULT_CONFIG}.",
-)
+with_config = config_option(Path("coordinator.toml"), "This coordinator's configuration.")
 
 
 # ----------------------------------------
@@ -61,14 +44,14 @@ def open_for_people(config_path: Path) -> AuditLog:
     )
 
 
-log_commands = keeper_commands(open_for_people, config_option)
+log_commands = keeper_commands(open_for_people, with_config)
 
 
 # ----------------------------------------
 # `coordinator renew`: new keys for the coordinator. What is in force stays so until the consortium answers.
 
 @click.command()
-@config_option
+@with_config
 @click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; if not given, they stay.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
@@ -88,10 +71,6 @@ def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
 # `coordinator init` and `check`: from nothing to a coordinator that may start.
 
 LISTEN: Final = "0.0.0.0:7443"
-# The checks by name; a test compares the list with the registry, which takes long to import.
-CHECKS: Final = (
-    "configuration", "certificates", "keys", "manifest", "rounds", "clock", "model", "names", "port", "disk", "memory",
-)  # fmt: skip
 
 
 @click.command()
@@ -128,8 +107,8 @@ def _listed(answer: str) -> tuple[str, ...]:
 
 
 @click.command()
-@skip_option(CHECKS)
-@config_option
+@skip_option(CHECK_NAMES)
+@with_config
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
     """Look at everything that a start needs, and say what to do. Starts nothing."""
@@ -139,7 +118,7 @@ def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@config_option
+@with_config
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
@@ -168,7 +147,7 @@ def run(config_path: Path, *, log_format: str | None = None) -> None:
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
 @click.option("--root-fingerprint", help="The consortium's root, as told over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
-@config_option
+@with_config
 def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
     """Install the consortium's ANSWER and its manifest."""
     config, base = CoordinatorConfig.read(config_path)
@@ -179,7 +158,7 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
 
 
 @cli.command()
-@config_option
+@with_config
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(config_path: Path, as_json: bool) -> None:
     """Rounds so far, from the database of a coordinator that is running or stopped."""
@@ -199,7 +178,7 @@ def status(config_path: Path, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("target", type=click.Path(path_type=Path))
-@config_option
+@with_config
 @click.option("--round", "number", type=int, help="After this round; the newest if not given.")
 @click.option("--onnx", is_flag=True, help="Also write ONNX beside it, and check it: extra [export].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

@@ -1,24 +1,24 @@
-"""What the round engine asks its shell to do, beside the effects of the aggregation machine itself."""
+"""What the round engine asks its shell to do, beside the effects of the aggregation machine itself.
+
+There is one vocabulary. The engine passes on what an attempt asks for (`security.secagg.effects`) as it is, and adds
+what only a run knows: where a round begins and ends, and what is held against sites. `Stored` lists the effects that
+are records: those that stand side by side go into one transaction, which is on disk before anything behind it is
+carried out.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
-from security.secagg.certificates import CheckCertificate
-from security.secagg.coordinator.rounds import RoundStart
+from security.identity.membership import AggregationPolicy
+from security.secagg.coordinator.rounds import BlameBook, RoundStart
+from security.secagg.effects import Certified, Persist, SaveState
 from security.secagg.effects import Effect as ProtocolEffect
-from security.secagg.effects import Persist
-from security.secagg.fields import Wire
-from security.secagg.messages import Result
 
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """A record of the aggregation machine, with the round it belongs to: the engine may be in the next one already."""
-
-    round: int
-    record: Wire
+PUBLISHED: Final = "published"  # a sum that gave a model
+VOID: Final = "void"  # a sum that nobody can use; the model stays as it was
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,78 +30,33 @@ class OpenRound:
 
 @dataclass(frozen=True, slots=True)
 class CloseRound:
-    """A round is over: "published", "void", or why it was lost."""
+    """A round is over: `PUBLISHED`, `VOID`, or why it was lost."""
 
     round: int
     outcome: str
 
 
 @dataclass(frozen=True, slots=True)
-class KeepLink:
-    """The chain has a new result. Persisted in the same transaction as the machine's own record of it."""
+class StoreBlame:
+    """What is held against sites, as it is now.
 
-    result_hash: bytes
-    result: Result
-
-
-@dataclass(frozen=True, slots=True)
-class KeepCertificate:
-    """A result is covered; the certificate goes with the next plan and to every site that catches up."""
-
-    result_hash: bytes
-    check: CheckCertificate
-
-
-@dataclass(frozen=True, slots=True)
-class Exclude:
-    """A site is left out until the consortium has cleared it, by giving it another signing certificate than this."""
-
-    site: str
-    cert: bytes
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class KeepStrikes:
-    """What is held against sites that were absent: how often in a row, and how many cohorts they still sit out."""
+    :ivar strikes: how often in a row a site was absent.
+    :ivar pause: how many cohorts it still sits out for that.
+    :ivar excluded: who is left out until the consortium has cleared it: why, and under which signing certificate. A new
+        certificate is the consortium's word that the site may take part again.
+    """
 
     strikes: Mapping[str, int]
     pause: Mapping[str, int]
+    excluded: Mapping[str, tuple[str, bytes]]
+
+    @classmethod
+    def of(cls, book: BlameBook, policy: AggregationPolicy) -> StoreBlame:
+        certs = {entry.site: entry.cert for entry in policy.roster}
+        excluded = {site: (reason, certs[site]) for site, reason in book.excluded.items() if site in certs}
+        return cls(dict(book.strikes), dict(book.pause), excluded)
 
 
-@dataclass(frozen=True, slots=True)
-class SendState:
-    """Send a whole state in frames to a site that was away for too long to replay the sums."""
-
-    to: str
-    state_hash: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class ReplaySum:
-    """Send the sum of an older result in frames, read from the spool."""
-
-    to: str
-    result_hash: bytes
-    sum_root: bytes
-
-
-Effect = (
-    ProtocolEffect
-    | Keep
-    | OpenRound
-    | CloseRound
-    | KeepLink
-    | KeepCertificate
-    | Exclude
-    | KeepStrikes
-    | SendState
-    | ReplaySum
-)
+Effect = ProtocolEffect | OpenRound | CloseRound | StoreBlame
 Effects = tuple[Effect, ...]
-
-
-def of_round(number: int, effects: Iterable[Effect]) -> Iterator[Effect]:
-    """The machine's effects, with its records filed under their round."""
-    for effect in effects:
-        yield Keep(number, effect.record) if isinstance(effect, Persist) else effect
+Stored = Persist | SaveState | Certified | OpenRound | CloseRound | StoreBlame

@@ -16,7 +16,8 @@ from safetensors.numpy import save as save_tensors
 
 from coordinator.assembly import read_manifest
 from coordinator.config import CoordinatorConfig
-from coordinator.status import read_rows
+from coordinator.database import FILE
+from coordinator.round_history import ReadOnlyHistory
 from lazaret import files, software
 from lazaret.errors import ConfigError, DataError
 from security.clock import SystemClock
@@ -67,11 +68,11 @@ def _refuse(paths: dict[str, Path], target: Path) -> None:
 
 def _model(state: Path, number: int | None) -> tuple[int, str, Vector]:
     """The model after a round, if it has the hash that the result names."""
-    query = "SELECT round, state_hash FROM results WHERE ? IS NULL OR round = ? ORDER BY round DESC LIMIT 1"
-    found = read_rows(state / "coordinator.sqlite", query, number, number)
-    if not found:
+    with ReadOnlyHistory(state / FILE) as history:
+        found = history.model_after(number)
+    if found is None:
         raise DataError("there is no result of this round" if number else "there is no result yet", where=str(state))
-    place, digest = found[0]
+    place, digest = found
     path = state / "models" / f"{digest.hex()}.safetensors"
     try:
         vector: Vector = load_file(path)["state"]

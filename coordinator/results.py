@@ -6,21 +6,26 @@ covered state in their place (docs/spec/secure-aggregation.md, section 11).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import partial
 
-from coordinator.effects import Effect, Effects, ReplaySum, SendState, of_round
+import numpy as np
+
+from coordinator.effects import Effect, Effects
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security.crypto.ring import frames_of
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, messages
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
-from security.secagg.coordinator.publication import Publication
+from security.secagg.coordinator.publication import Publication, read_sum, sum_frames
 from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Send
+from security.secagg.effects import Certified, Send, SendFrames, Vector
 from security.secagg.fields import Wire
-from security.secagg.messages import Jump, Result, Vouched
+from security.secagg.messages import Jump, Result, StateFrame, Vouched
 
 KEPT_SUMS = 8
 
@@ -35,25 +40,42 @@ class Link:
     state_hash: bytes
     sum_root: bytes
 
+    @classmethod
+    def of(cls, published: Publication) -> Link:
+        result = published.result
+        return cls(
+            round=result.context.round,
+            result_hash=published.result_hash,
+            prev_result=result.context.prev_result,
+            state_hash=result.state_hash,
+            sum_root=result.sum_root,
+        )
+
 
 class Chain:
     """All results, oldest first.
 
     :param policy: of the manifest in force. A site reads results by it: sums of an older manifest cannot be replayed,
         and a state of another layout cannot be taken.
+    :param spool: has the newest sums.
     """
 
     def __init__(
         self,
         links: list[Link],
+        policy: AggregationPolicy,
+        spool: Spool,
+        *,
         load_result: Callable[[bytes], Result],
         load_check: Callable[[bytes], CheckCertificate | None],
-        policy: AggregationPolicy,
+        load_state: Callable[[bytes], Vector],
     ) -> None:
         self.links = links
         self._policy = policy
+        self._spool = spool
         self._load_result = load_result
         self._load_check = load_check
+        self._load_state = load_state
         self._head_check = load_check(links[-1].result_hash) if links else None
 
     @property
@@ -91,7 +113,7 @@ class Chain:
             self._vouch(site, number - 1, effects)
             link = self.links[number]
             effects += [Send(self._load_result(link.result_hash), to=site)]
-            effects += [ReplaySum(site, link.result_hash, link.sum_root)]
+            effects += [SendFrames(site, partial(self._sum, link))]
         self._vouch(site, len(self.links) - 1, effects)
         return tuple(effects)
 
@@ -141,10 +163,22 @@ class Chain:
             result = self._load_result(link.result_hash)
             if result.context.layout_hash != self._policy.layout.layout_hash or not self._counts(number):
                 break
-            effects += [Send(Jump(result=result, check=check), to=site), SendState(site, link.state_hash)]
+            effects += [Send(Jump(result=result, check=check), to=site)]
+            effects += [SendFrames(site, partial(self._state, link.state_hash))]
             return number + 1 if self._replayable(number + 1) else len(self.links)
         # There is nothing yet that this site could believe. It is fetched when the next result is covered.
         return len(self.links)
+
+    def _sum(self, link: Link) -> Iterator[Wire]:
+        """The sum of an older result, read when its first frame is sent."""
+        words = read_sum(self._spool, link.sum_root, self._policy.layout)
+        yield from sum_frames(link.result_hash, words, self._policy.layout)
+
+    def _state(self, state_hash: bytes) -> Iterator[Wire]:
+        """A whole state, for a site that was away for too long to replay the sums."""
+        state = self._load_state(state_hash)
+        for index, part in frames_of(state.view(np.uint8)):
+            yield StateFrame(state_hash=state_hash, index=index, data=part)
 
     def _vouch(self, site: str, number: int, effects: list[Effect]) -> None:
         if number >= 0 and (check := self._check(number)) is not None:
@@ -242,18 +276,18 @@ class SumCheck:
             return ()
         self._wait()
         self._named = None
-        effects: list[Effect] = list(of_round(attempt.context.round, attempt.receive(site, message)))
+        effects: list[Effect] = list(attempt.receive(site, message))
         if any(isinstance(effect, Certified) for effect in effects):
             self.open = False
         return tuple(effects)
 
-    def certificate(self) -> tuple[bytes, CheckCertificate] | None:
+    def certificate(self) -> Certified | None:
         """The result that was checked and its certificate, once it is covered."""
         attempt = self.round.current if self.round is not None else None
         if attempt is None or attempt.publication is None:
             return None
         check = attempt.publication.certificate()
-        return (attempt.publication.result_hash, check) if check is not None else None
+        return Certified(attempt.publication.result_hash, check) if check is not None else None
 
     def press(self, online: Collection[str]) -> Effects:
         """Nothing came for a while: hand the chunks of members that are not there to the next in line.

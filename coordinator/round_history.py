@@ -1,34 +1,120 @@
-"""What an operator looks at later: a row for each attempt, and what each sum says beside the model.
+"""Everything that looks at the past of a run: what a restart, an operator, an export or the page asks the database.
 
-Written in the transaction of the record it belongs to, so that it is never ahead of it. The engine reads none of it: it
-could be deleted without harm to a run.
+Two kinds of callers ask the same questions. The coordinator itself asks through the connection it writes with
+(`Storage.history`), when it starts. Everybody else opens the file with `ReadOnlyHistory`, which cannot write, needs no
+lock and may be used while the coordinator runs.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple, Self
 
-from coordinator.effects import Keep
-from lazaret.errors import DataError
+from coordinator import database
+from coordinator.effects import PUBLISHED, VOID
+from coordinator.results import Link
+from lazaret.errors import ConfigError, DataError
 from security.crypto.prg import Words
 from security.secagg import records
-from security.secagg.context import Verdict
+from security.secagg.certificates import CheckCertificate
+from security.secagg.coordinator.rounds import BlameBook, RoundStart
+from security.secagg.fields import Wire
 from security.secagg.fixed_point import decode_slots
 from security.secagg.layout import Layout
+from security.secagg.messages import Result
 
-SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS attempts (
-    ctx BLOB PRIMARY KEY, round INTEGER NOT NULL, attempt INTEGER NOT NULL, threshold INTEGER NOT NULL,
-    members INTEGER NOT NULL, cohort TEXT NOT NULL, survivors TEXT, opened_ms INTEGER NOT NULL, closed_ms INTEGER,
-    outcome TEXT, missing TEXT NOT NULL DEFAULT '') STRICT;
-CREATE INDEX IF NOT EXISTS attempts_by_round ON attempts (round, attempt);
-CREATE TABLE IF NOT EXISTS figures (
-    round INTEGER PRIMARY KEY, weight INTEGER NOT NULL, loss REAL, hits INTEGER) STRICT;
-CREATE TABLE IF NOT EXISTS traffic (
-    round INTEGER PRIMARY KEY, bytes_in INTEGER NOT NULL, bytes_out INTEGER NOT NULL) STRICT;
+Rows = list[tuple[Any, ...]]
+Ask = Callable[..., Rows]
+WAIT_SECONDS: Final = 2.0  # for a database that another process holds
+
+_ROUND_FIGURES: Final = """
+SELECT r.number, r.opened_ms, r.closed_ms, r.outcome, NULLIF(lower(hex(s.state_hash)), ''),
+    s.certificate IS NOT NULL, f.weight, f.loss, f.hits, t.bytes_in, t.bytes_out
+FROM rounds r LEFT JOIN results s ON s.round = r.number LEFT JOIN figures f ON f.round = r.number
+    LEFT JOIN traffic t ON t.round = r.number
+WHERE r.number > ? ORDER BY r.number
 """
+_LAST_ATTEMPTS: Final = """
+SELECT round, attempt, members, LENGTH(survivors) - LENGTH(REPLACE(survivors, ' ', '')) + 1
+FROM attempts WHERE round > ? ORDER BY round, attempt
+"""
+_COHORTS: Final = """
+SELECT round, cohort, survivors, outcome FROM attempts WHERE round > (SELECT MAX(number) FROM rounds) - ?
+ORDER BY round, attempt
+"""
+_ABORTS: Final = """
+SELECT closed_ms, round, attempt, outcome, missing FROM attempts
+WHERE outcome IS NOT NULL AND outcome <> ? AND outcome <> ?
+UNION ALL SELECT closed_ms, number, NULL, outcome, '' FROM rounds
+WHERE outcome IS NOT NULL AND outcome <> ?
+ORDER BY 1 DESC LIMIT ?
+"""
+
+
+# ----------------------------------------
+# Answers.
+
+class RoundRow(NamedTuple):
+    """One round; `closed_ms` and `outcome` are None while it is open."""
+
+    number: int
+    opened_ms: int
+    closed_ms: int | None
+    outcome: str | None
+
+
+class RoundFigures(NamedTuple):
+    """One round with what is known of it. None where it gave no model, or nothing was noted."""
+
+    number: int
+    opened_ms: int
+    closed_ms: int | None
+    outcome: str | None
+    model: str | None
+    checked: bool
+    weight: int | None
+    loss: float | None
+    hits: int | None
+    bytes_in: int | None
+    bytes_out: int | None
+
+
+class LastAttempt(NamedTuple):
+    """The newest attempt of a round: its number, and how many sites were planned and in the sum."""
+
+    attempt: int
+    members: int | None
+    survivors: int | None
+
+
+class Cohort(NamedTuple):
+    """Who was planned in an attempt, and who was in its sum; `outcome` is None while it goes on."""
+
+    round: int
+    planned: list[str]
+    survivors: list[str]
+    outcome: str | None
+
+
+class AbortRow(NamedTuple):
+    """An attempt that ended without a sum; a whole round where `attempt` is None."""
+
+    closed_ms: int
+    round: int
+    attempt: int | None
+    reason: str
+    missing: list[str]
+
+
+class UncheckedSum(NamedTuple):
+    """The newest sum while its certificate is lacking, and which sites have acknowledged it."""
+
+    round: int
+    since_ms: int | None
+    acknowledged: set[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,38 +135,208 @@ class Figures:
         return cls(weight=weight, loss=loss, hits=hits)
 
 
-def note(db: sqlite3.Connection, effect: object, now_ms: int) -> None:
-    """The row that follows from an effect, if one does."""
-    match effect:
-        case Keep(number, records.Planned(plan=plan)):
-            told = plan.context
-            row = (told.ctx(), number, told.attempt, told.t, told.n, " ".join(told.sites), now_ms)
-            db.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, NULL, ?, NULL, NULL, '')", row)
-        case Keep(number, records.SurvivorsShown(survivors=shown)):
-            names = " ".join(line.site for line in shown.uploads)
-            newest = "(SELECT MAX(attempt) FROM attempts WHERE round = ?)"
-            update = f"UPDATE attempts SET survivors = ? WHERE round = ? AND attempt = {newest}"
-            db.execute(update, (names, number, number))
-        case Keep(_, records.AttemptClosed(ctx=ctx, reason=reason)):
-            _close(db, ctx, reason.decode("utf-8", errors="replace"), now_ms)
-        case Keep(_, records.ResultShown(result=result)):
-            _close(db, result.context.ctx(), "published" if result.verdict == Verdict.GOOD else "void", now_ms)
+# ----------------------------------------
+# Questions.
+
+class RoundHistory:
+    """Every question to the database.
+
+    :param ask: carries out a query with its values. Its errors are ours, and name the file.
+    """
+
+    def __init__(self, ask: Ask, path: Path) -> None:
+        self._ask = ask
+        self._path = path
+
+    def _row(self, query: str, *values: object) -> Any:
+        """The first row of an answer; None if it is empty."""
+        return next(iter(self._ask(query, *values)), None)
+
+    def about(self, key: str) -> str | None:
+        """What the database says of itself, such as `run` or `manifest`."""
+        row = self._row("SELECT value FROM about WHERE key = ?", key)
+        return None if row is None else str(row[0])
+
+    # Rounds and results, for a restart and for people.
+
+    def rounds(self) -> list[RoundRow]:
+        """Every round, newest last."""
+        rows = self._ask("SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number")
+        return [RoundRow(*row) for row in rows]
+
+    def open_round(self) -> RoundStart | None:
+        """The round that no CloseRound has ended."""
+        columns = "number, state_hash, config_hash, prev_result"
+        row = self._row(f"SELECT {columns} FROM rounds WHERE closed_ms IS NULL ORDER BY number DESC")
+        if row is None:
+            return None
+        return RoundStart(round=row[0], state_hash=row[1], config_hash=row[2], prev_result=row[3])
+
+    def last_round(self) -> int:
+        return int(self._row("SELECT COALESCE(MAX(number), 0) FROM rounds")[0])
+
+    def completed(self) -> int:
+        """How many rounds ended with a model."""
+        return int(self._row("SELECT COUNT(*) FROM rounds WHERE outcome = ?", PUBLISHED)[0])
+
+    def links(self) -> list[Link]:
+        """The chain of results, oldest first."""
+        rows = self._ask("SELECT round, result_hash, prev_result, state_hash, sum_root FROM results ORDER BY round")
+        names = ("round", "result_hash", "prev_result", "state_hash", "sum_root")
+        return [Link(**dict(zip(names, row, strict=True))) for row in rows]
+
+    def result(self, result_hash: bytes) -> Result:
+        row = self._row("SELECT result FROM results WHERE result_hash = ?", result_hash)
+        if row is None:
+            raise DataError("result is not in the database", where=str(self._path))
+        return Result.from_bytes(row[0])
+
+    def certificate(self, result_hash: bytes) -> CheckCertificate | None:
+        row = self._row("SELECT certificate FROM results WHERE result_hash = ?", result_hash)
+        return CheckCertificate.from_bytes(row[0]) if row and row[0] else None
+
+    def model_after(self, number: int | None) -> tuple[int, bytes] | None:
+        """Round and hash of the state after a round, of the newest if none is named; None if there is no result."""
+        query = "SELECT round, state_hash FROM results WHERE ? IS NULL OR round = ? ORDER BY round DESC LIMIT 1"
+        found: tuple[int, bytes] | None = self._row(query, number, number)
+        return found
+
+    def states_in_use(self, newest: int) -> set[bytes]:
+        """Hashes of the first state and of so many of the newest: what a restart and a late site need."""
+        first = self._ask("SELECT state_hash FROM rounds ORDER BY number LIMIT 1")
+        last = self._ask("SELECT state_hash FROM results ORDER BY round DESC LIMIT ?", newest)
+        return {digest for (digest,) in (*first, *last)}
+
+    # What the aggregation machine has said.
+
+    def newest_records(self) -> list[Wire]:
+        """The records of the newest round that has any."""
+        (newest,) = self._row("SELECT MAX(round) FROM records")
+        return self._records(newest)
+
+    def _records(self, number: int | None) -> list[Wire]:
+        rows = self._ask("SELECT data FROM records WHERE round = ? ORDER BY id", number)
+        return [records.decode(data) for (data,) in rows]
+
+    def unchecked_sum(self) -> UncheckedSum | None:
+        """The newest sum, if its certificate is not there: without it no further sum is made."""
+        row = self._row("SELECT round, certificate IS NULL FROM results ORDER BY round DESC LIMIT 1")
+        if row is None or not row[1]:
+            return None
+        number = row[0]
+        (since,) = self._row("SELECT closed_ms FROM rounds WHERE number = ?", number)
+        seen = {record.ack.site for record in self._records(number) if isinstance(record, records.AckSeen)}
+        return UncheckedSum(number, since, seen)
+
+    # Sites.
+
+    def sessions(self) -> dict[str, tuple[int, int]]:
+        """Last session number, and time of the last contact, of every site that ever connected."""
+        rows = self._ask("SELECT site, session, seen_ms FROM sessions ORDER BY site")
+        return {site: (session, seen) for site, session, seen in rows}
+
+    def exclusions(self) -> dict[str, tuple[str, bytes | None]]:
+        """Why sites were left out, and the signing certificate under which they lied."""
+        return {site: (reason, cert) for site, reason, cert in self._ask("SELECT site, reason, cert FROM blame")}
+
+    def excluded(self, certs: Mapping[str, bytes]) -> dict[str, str]:
+        """Who is left out and why: those whose signing certificate is still the one under which they lied."""
+        found = self.exclusions().items()
+        return {site: reason for site, (reason, cert) in found if cert is not None and certs.get(site) == cert}
+
+    def blame_book(self, certs: Mapping[str, bytes]) -> BlameBook:
+        """What was held against sites when the last process ended."""
+        rows = self._ask("SELECT site, strikes, pause FROM strikes")
+        return BlameBook(
+            strikes={site: strikes for site, strikes, _ in rows if strikes},
+            pause={site: pause for site, _, pause in rows if pause},
+            excluded=self.excluded(certs),
+        )
+
+    # Attempts and figures, for the page and its metrics.
+
+    def round_figures(self, *, after: int) -> list[RoundFigures]:
+        """The rounds after this one, with what is known of them."""
+        found = [RoundFigures(*row) for row in self._ask(_ROUND_FIGURES, after)]
+        return [row._replace(checked=bool(row.checked)) for row in found]  # SQLite has 0 and 1
+
+    def last_attempts(self, *, after: int) -> dict[int, LastAttempt]:
+        """By round, of the rounds after this one."""
+        return {row[0]: LastAttempt(*row[1:]) for row in self._ask(_LAST_ATTEMPTS, after)}
+
+    def cohorts(self, *, rounds: int) -> list[Cohort]:
+        """All attempts of so many of the newest rounds, in order."""
+        return [
+            Cohort(number, planned.split(), (survivors or "").split(), outcome)
+            for number, planned, survivors, outcome in self._ask(_COHORTS, rounds)
+        ]
+
+    def aborts(self, *, most: int) -> list[AbortRow]:
+        """Attempts and rounds that ended without a sum, newest first."""
+        return [
+            AbortRow(closed_ms, number, attempt, reason, missing.split())
+            for closed_ms, number, attempt, reason, missing in self._ask(_ABORTS, PUBLISHED, VOID, PUBLISHED, most)
+        ]
+
+    def outcomes(self) -> dict[str, int]:
+        """How many rounds ended how; whatever else is written there counts as lost."""
+        counted = {PUBLISHED: 0, VOID: 0, "lost": 0}
+        for outcome, count in self._ask("SELECT outcome, COUNT(*) FROM rounds WHERE outcome IS NOT NULL GROUP BY 1"):
+            counted[outcome if outcome in (PUBLISHED, VOID) else "lost"] += count
+        return counted
+
+    def durations(self) -> tuple[int, float]:
+        """How many rounds have ended, and how many seconds they took together."""
+        query = "SELECT COUNT(*), COALESCE(SUM(closed_ms - opened_ms), 0) FROM rounds WHERE closed_ms IS NOT NULL"
+        count, total = self._row(query)
+        return count, total / 1000
+
+    def abort_reasons(self) -> dict[str, int]:
+        query = "SELECT outcome, COUNT(*) FROM attempts WHERE outcome IS NOT NULL AND outcome NOT IN (?, ?) GROUP BY 1"
+        return dict(self._ask(query, PUBLISHED, VOID))
 
 
-def _close(db: sqlite3.Connection, ctx: bytes, outcome: str, now_ms: int) -> None:
-    db.execute("UPDATE attempts SET closed_ms = ?, outcome = ? WHERE ctx = ?", (now_ms, outcome, ctx))
+# ----------------------------------------
+# From outside.
 
+class ReadOnlyHistory(RoundHistory):
+    """The history of a coordinator that is running or stopped.
 
-def note_missing(db: sqlite3.Connection, site: str) -> None:
-    """Who fell silent in the newest attempt."""
-    newest = "(SELECT ctx FROM attempts ORDER BY round DESC, attempt DESC LIMIT 1)"
-    db.execute(f"UPDATE attempts SET missing = TRIM(missing || ' ' || ?) WHERE ctx = {newest}", (site,))
+    The file is opened when it is first asked, and may be closed by another thread than the one that asks.
+    """
 
+    def __init__(self, path: Path) -> None:
+        super().__init__(self._read, path)
+        self._db: sqlite3.Connection | None = None
 
-def note_figures(db: sqlite3.Connection, number: int, figures: Figures) -> None:
-    row = (number, figures.weight, figures.loss, figures.hits)
-    db.execute("INSERT OR REPLACE INTO figures VALUES (?, ?, ?, ?)", row)
+    def __enter__(self) -> Self:
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
-def note_traffic(db: sqlite3.Connection, number: int, bytes_in: int, bytes_out: int) -> None:
-    db.execute("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", (number, bytes_in, bytes_out))
+    def close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def version(self) -> int:
+        """Another number whenever somebody else has written (SQLite: PRAGMA data_version)."""
+        return int(self._row("PRAGMA data_version")[0])
+
+    @property
+    def _connection(self) -> sqlite3.Connection:
+        if self._db is None:
+            if not self._path.exists():
+                raise ConfigError("there is no database yet", where=str(self._path), hint="has the coordinator run?")
+            # The two threads never use it at once.
+            where = f"{self._path.resolve().as_uri()}?mode=ro"
+            self._db = sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS, check_same_thread=False)
+        return self._db
+
+    def _read(self, query: str, *values: object) -> Rows:
+        try:
+            return self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            message, hint = f"cannot read the database: {error}", database.hint_of(error)
+            raise ConfigError(message, where=str(self._path), hint=hint) from error

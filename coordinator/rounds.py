@@ -1,27 +1,34 @@
 """The run, round after round, as a machine without sockets, files or clock: event in, effects out.
 
-A round is ordered, trained, planned and summed; while the next one is being trained, the sites check the sum of this
-one, and no burst begins before its certificate is there. Everything that a restart must know is in the effects.
+`phases` says where a run can be and what each phase has promised. This module says what becomes of an event in it.
+
+Events are: a site connects (`hello`), its stream ends (`gone`), it says something (`receive`), time passes (`tick`),
+the operator stops the coordinator (`stop`). A message belongs to one of three things, and goes there and nowhere else:
+
+1. to the round that is open: `Ready`, `Decline` and `Pong` of an older round or ping are late, and dropped; what names
+   an attempt of the round goes to that attempt (`security/secagg/coordinator/attempt.py`), which checks signatures,
+   order and sender.
+2. to the sum of the round before, which is under check while this round trains: requests for chunks, and
+   acknowledgements. Enough of these are its certificate, without which no further sum is begun: a sum that nobody has
+   checked is never built upon.
+3. to an attempt of the round before, as an answer that came when enough others had answered. It changes no sum.
+
+A site that connects is first told what it missed: the end of an attempt that is still open there, then results and sums
+up to the newest, or a whole state, each with the certificate by which it can be believed (`results`).
+
+The engine knows what is on disk, since it has asked for it: an effect that is a record (`coordinator.effects.Stored`)
+always stands before the messages that depend on it. What sites are held responsible for (strikes, exclusion) is stored
+as soon as an attempt has found it out, before anything that follows from it is sent. After a crash, `start`, `restore`
+or `restore_done` gets the same engine from the records; nothing else has to be remembered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from coordinator.effects import (
-    CloseRound,
-    Effect,
-    Effects,
-    Exclude,
-    Keep,
-    KeepCertificate,
-    KeepLink,
-    KeepStrikes,
-    OpenRound,
-    of_round,
-)
-from coordinator.phases import Phase, Turn, follow
+from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, OpenRound, StoreBlame
+from coordinator.phases import Attendance, Phase, RunPlan, Turn, follow
 from coordinator.results import QUESTIONS, Chain, Link, Standings, SumCheck, publication_of
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.identity.membership import AggregationPolicy
@@ -32,7 +39,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.recovery import resume
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Discard, Send, Vector
+from security.secagg.effects import Certified, Discard, Persist, Send, Vector
 from security.secagg.fields import Wire
 from security.secagg.relay import Decline, Ping, Pong
 from security.secagg.transitions import CoordinatorState
@@ -41,24 +48,6 @@ _S = CoordinatorState
 _OVER = (_S.DEAD, _S.LOST)
 _DONE = (_S.PUBLISHED, _S.CERTIFIED)
 _ENDING = (*_OVER, *_DONE, _S.UNMASKING, _S.ABORTING)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunPlan:
-    """What the manifest and the operator decide about a run. Milliseconds.
-
-    :param least: the smallest cohort the operator wants; never below the manifest's.
-    :param grace_ms: how long sites that are not connected are waited for when all others are ready.
-    :param audit_ms: how long a check may stand still before the chunks of absent sites are handed on.
-    """
-
-    rounds: int
-    config_hash: bytes
-    train_ms: int
-    least: int
-    grace_ms: int = 60_000
-    ping_ms: int = 3_000
-    audit_ms: int = 15_000
 
 
 class RoundEngine:
@@ -85,20 +74,14 @@ class RoundEngine:
         self.model = model
         self.completed = completed
         self.phase = Phase.TRAINING
-        self.online: set[str] = set()
-        self.ready: set[str] = set()
-        self.declined: set[str] = set()
-        self.answered: set[str] = set()
+        self.sites = Attendance()
         self.round: CoordinatorRound | None = None
         self.check = SumCheck(core, plan.audit_ms)
         self.standings = Standings(chain)
         self.deadline = 0
-        self._all_ready_since: int | None = None
-        self._ping = 0
-        self._pinged: set[str] = set()
         self._stopping = False
         self._standing = standing
-        self._strikes = _strikes(book)
+        self._stored_blame = StoreBlame.of(book, core.policy)
 
     @property
     def previous(self) -> CoordinatorRound | None:
@@ -122,7 +105,9 @@ class RoundEngine:
             return self._tidy()
         self.check.watch(rebuilt)
         # The last acknowledgement may be on disk without the certificate that it completes.
-        return self._tidy(current) if self.check.open else (*self._covered(), *self._tidy())
+        if (covered := self.check.certificate()) is None:
+            return self._tidy(current)
+        return covered, *self._covered(covered), *self._tidy()
 
     def restore(self, start: RoundStart, rebuilt: CoordinatorRound | None) -> Effects:
         """Go on with the round that was open when the last process ended."""
@@ -155,23 +140,27 @@ class RoundEngine:
         self.book.new_round()
         self.round = CoordinatorRound(self.core, self.book, start, self.model)
         self._begin_training()
-        orders = tuple(Send(self._order(), to=site) for site in sorted(self.online))
-        return OpenRound(start), *orders
+        return OpenRound(start), *self._orders(sorted(self.sites.online))
 
     def _begin_training(self) -> None:
-        self.ready, self.declined, self.answered = set(), set(), set()
-        self._all_ready_since = None
+        self.sites.new_round()
         self.deadline = self._now() + self.plan.train_ms
 
-    def _order(self) -> messages.TrainOrder:
+    def _orders(self, sites: Iterable[str]) -> Effects:
         start = self._round.start
-        return messages.TrainOrder(
+        order = messages.TrainOrder(
             round=start.round,
             state_hash=start.state_hash,
             config_hash=start.config_hash,
             prev_result=start.prev_result,
             check=self.chain.head_check(),
         )
+        return tuple(Send(order, to=site) for site in sites)
+
+    @property
+    def _ordering(self) -> bool:
+        """Whether a site that comes now can still take part in the round."""
+        return self.phase in (Phase.TRAINING, Phase.PINGING)
 
     @property
     def _round(self) -> CoordinatorRound:
@@ -188,14 +177,14 @@ class RoundEngine:
         """A site has connected and says where it stands."""
         if hello.site != site:
             raise RemoteProtocolError("message names another sender", where=f"site {site}")
-        self.online.add(site)
+        self.sites.online.add(site)
         effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
         effects += self.standings.greet(site, hello.round, hello.result)
         attempt = self.round.current if self.round else None
         if self.phase is Phase.BURST and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
-        if self.phase in (Phase.TRAINING, Phase.PINGING):
-            effects.append(Send(self._order(), to=site))
+        if self._ordering:
+            effects += self._orders([site])
         return tuple(effects)
 
     def _close_there(self, site: str, open_ctx: bytes) -> Effects:
@@ -207,9 +196,7 @@ class RoundEngine:
 
     def gone(self, site: str) -> Effects:
         """A stream has ended. What the site said in this round it will say again when it is back."""
-        self.online.discard(site)
-        self.ready.discard(site)
-        self.answered.discard(site)
+        self.sites.gone(site)
         return self._look()
 
     # Messages.
@@ -228,7 +215,7 @@ class RoundEngine:
             return self._about_sum(site, message)
         if self.previous is not None and self._names(self.previous, message):
             # An answer that came when enough others had answered.
-            return tuple(of_round(self.previous.start.round, self.previous.receive(site, message)))
+            return *self.previous.receive(site, message), *self._changed_blame()
         return self._settle(self._round.attempt_of(message).receive(site, message))
 
     def round_of(self, message: Wire) -> int | None:
@@ -247,15 +234,15 @@ class RoundEngine:
         if self.round is None or message.round != self.round.start.round or self.phase is Phase.DONE:
             return ()  # of a round that is over
         if isinstance(message, messages.Ready):
-            self.ready.add(site)
+            self.sites.ready.add(site)
             self.standings.accepted_head(site)
             return self._look()
-        self.declined.add(site)
+        self.sites.declined.add(site)
         return *self._fetch(site), *self._look()
 
     def _pong(self, site: str, pong: Pong) -> Effects:
-        if pong.number == self._ping and self.phase is Phase.PINGING:
-            self.answered.add(site)
+        if pong.number == self.sites.ping and self.phase is Phase.PINGING:
+            self.sites.answered.add(site)
         return self._look()
 
     def _about_sum(self, site: str, message: Wire) -> Effects:
@@ -263,27 +250,24 @@ class RoundEngine:
         effects = self.check.receive(site, message)
         if effects and isinstance(message, Ack) and self.previous is not None:
             self.standings.accepted(site, self.previous.start.round, message.result)
-        return effects if self.check.open or not effects else (*effects, *self._covered())
+        covered = [effect for effect in effects if isinstance(effect, Certified)]
+        return *effects, *(effect for one in covered for effect in self._covered(one))
 
-    def _covered(self) -> Effects:
-        found = self.check.certificate()
-        if found is None:
-            return ()
-        result, check = found
-        self.chain.cover(result, check)
-        vouched = messages.Vouched(result=result, check=check)
-        told = tuple(Send(vouched, to=site) for site in self.online)
-        behind = (effect for site in sorted(self.online & self.declined) for effect in self._fetch(site))
-        return KeepCertificate(result, check), *told, *behind
+    def _covered(self, covered: Certified) -> Effects:
+        """The newest sum has its certificate: everybody is told, and who lacks the model gets it."""
+        self.chain.cover(covered.result, covered.check)
+        vouched = messages.Vouched(result=covered.result, check=covered.check)
+        online = self.sites.online
+        behind = (effect for site in sorted(online & self.sites.declined) for effect in self._fetch(site))
+        return *(Send(vouched, to=site) for site in online), *behind
 
     def _fetch(self, site: str) -> Effects:
         """Bring a site that declined for want of the model to its end, and ask it again."""
         brought = self.standings.fetch(site)
         if brought is None:
             return ()
-        self.declined.discard(site)
-        orders = (Send(self._order(), to=site),) if self.phase in (Phase.TRAINING, Phase.PINGING) else ()
-        return *brought, *orders
+        self.sites.declined.discard(site)
+        return *brought, *(self._orders([site]) if self._ordering else ())
 
     # Time.
 
@@ -294,7 +278,7 @@ class RoundEngine:
             effects += self._settle(self._round.current.tick())
         elif (policy := self._standing(self.core.clock.now_ms())) is not None:
             self.core.policy = policy
-        return *effects, *self._look(), *self.check.press(self.online)
+        return *effects, *self._look(), *self.check.press(self.sites.online)
 
     def stop(self) -> Effects:
         """Begin nothing new; end a burst that can still end cleanly. Masks that are being opened are, if sites answer;
@@ -315,32 +299,24 @@ class RoundEngine:
         if self._stopping:
             return ()
         if self.phase is Phase.TRAINING and self._enough_ready():
-            self._ping += 1
             self.phase = follow(self.phase, Turn.ENOUGH_READY)
             return self._send_pings()
-        if self.phase is Phase.PINGING and (self.answered >= self._pinged or self._now() >= self.deadline):
+        if self.phase is Phase.PINGING and (self.sites.all_answered or self._now() >= self.deadline):
             return self._plan()
         return ()
 
     def _send_pings(self) -> Effects:
-        self.answered, self._pinged = set(), set(self.ready)
+        asked = self.sites.next_ping()
         self.deadline = self._now() + self.plan.ping_ms
-        return tuple(Send(Ping(number=self._ping), to=site) for site in sorted(self.ready))
+        return tuple(Send(Ping(number=self.sites.ping), to=site) for site in asked)
 
     def _enough_ready(self) -> bool:
-        if len(self.ready) < self._least or (self.chain.head is not None and self.chain.head_check() is None):
+        """Enough for a cohort, the sum before checked, and nobody left to wait for."""
+        if len(self.sites.ready) < self._least or (self.chain.head is not None and self.chain.head_check() is None):
             return False
-        policy = self.core.policy
-        awaited = {entry.site for entry in policy.roster if policy.lists(entry.site)}
-        awaited -= self.ready | self.declined | set(self.book.excluded)
-        if not awaited or self._now() >= self.deadline:
-            return True
-        if awaited & self.online:
-            self._all_ready_since = None
-            return False
-        # Only sites that are not connected are missing: they get a little time to come back.
-        self._all_ready_since = self._all_ready_since or self._now()
-        return self._now() >= self._all_ready_since + self.plan.grace_ms
+        policy, now = self.core.policy, self._now()
+        able = {entry.site for entry in policy.roster if policy.lists(entry.site)} - set(self.book.excluded)
+        return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
 
     @property
     def _least(self) -> int:
@@ -350,15 +326,11 @@ class RoundEngine:
     # The burst.
 
     def _plan(self) -> Effects:
-        present = self.ready & self.answered
+        present = self.sites.present
         if len(present) < self._least:
-            # Who did not answer may only be slow: it is asked again with the next ping, as long as it is connected.
-            # Who came back during a burst has not been asked at all; it holds its update, and says so.
             self.phase = follow(self.phase, Turn.TOO_FEW)
-            self.ready &= self.online
             self.deadline = self._now() + self.plan.train_ms
-            unasked = self.online - self.ready - self.declined
-            return tuple(Send(self._order(), to=site) for site in sorted(unasked))
+            return self._orders(self.sites.keep_connected())
         self._round.start = replace(self._round.start, check=self.chain.head_check())
         try:
             attempt = self._round.next_attempt(sorted(present))
@@ -366,53 +338,40 @@ class RoundEngine:
             # RoundLost, or a set to be repeated with a site that the policy does not allow any more.
             return self._lose(lost)
         self.phase = follow(self.phase, Turn.ANSWERED)
-        return (*of_round(self._round.start.round, attempt.start()), *self._changed_strikes())
+        return *self._changed_blame(), *attempt.start()
 
     def _settle(self, effects: Iterable[Effect]) -> Effects:
         """Take note of what an attempt did, and move on when it is over."""
-        told: list[Effect] = []
-        listed, before = tuple(effects), set(self.book.excluded)
-        for effect in of_round(self._round.start.round, listed):
-            told.append(effect)
-            if isinstance(effect, Keep) and isinstance(effect.record, records.ResultShown):
-                told += self._link(effect.record.result)
+        done: list[Effect] = []
+        listed = tuple(effects)
+        for effect in listed:
+            done.append(effect)
+            if isinstance(effect, Persist) and isinstance(effect.record, records.ResultShown):
+                done += self._link()
         self._round.note(listed)
-        told += self._newly_excluded(before)
+        done += self._changed_blame()
         attempt = self._round.current
-        if self.phase is not Phase.BURST or attempt is None:
-            return *told, *self._changed_strikes()
-        if attempt.state in _DONE:
-            told += self._published(attempt)
-        elif attempt.state in _OVER:
-            told += self._again()
-        return *told, *self._changed_strikes()
+        if self.phase is Phase.BURST and attempt is not None:
+            if attempt.state in _DONE:
+                done += self._published(attempt)
+            elif attempt.state in _OVER:
+                done += self._again()
+        return tuple(done)
 
-    def _newly_excluded(self, before: set[str]) -> Effects:
-        """Exclusion holds for the certificate under which the site spoke: a new one is the consortium's word."""
-        certs = {entry.site: entry.cert for entry in self.core.policy.roster}
-        fresh = {site: reason for site, reason in self.book.excluded.items() if site not in before and site in certs}
-        return tuple(Exclude(site, certs[site], reason) for site, reason in sorted(fresh.items()))
-
-    def _changed_strikes(self) -> Effects:
-        now = _strikes(self.book)
-        if now == self._strikes:
+    def _changed_blame(self) -> Effects:
+        blame = StoreBlame.of(self.book, self.core.policy)
+        if blame == self._stored_blame:
             return ()
-        self._strikes = now
-        return (now,)
+        self._stored_blame = blame
+        return (blame,)
 
-    def _link(self, result: messages.Result) -> Effects:
+    def _link(self) -> Effects:
+        """The chain has a new result, which is in the record: storage needs no second one."""
         attempt = self._round.current
         if attempt is None:
             return ()
-        link = Link(
-            round=result.context.round,
-            result_hash=publication_of(attempt).result_hash,
-            prev_result=result.context.prev_result,
-            state_hash=result.state_hash,
-            sum_root=result.sum_root,
-        )
-        self.chain.add(link)
-        return KeepLink(link.result_hash, result), *self._tidy(attempt)
+        self.chain.add(Link.of(publication_of(attempt)))
+        return self._tidy(attempt)
 
     def _tidy(self, *under_way: CoordinatorAttempt) -> Effects:
         """Everything leaves the spool but sums that a late site may ask for, and uploads that are still needed."""
@@ -427,7 +386,7 @@ class RoundEngine:
         self.model = attempt.model
         self.completed += good
         self.check.watch(self._round)
-        closed = CloseRound(self._round.start.round, "published" if good else "void")
+        closed = CloseRound(self._round.start.round, PUBLISHED if good else VOID)
         if self.completed >= self.plan.rounds:
             self.phase = follow(self.phase, Turn.LAST_PUBLISHED)
             return (closed,)
@@ -436,7 +395,6 @@ class RoundEngine:
 
     def _again(self) -> Effects:
         """The next attempt of this round, with those that are still there."""
-        self._ping += 1
         self.phase = follow(self.phase, Turn.ATTEMPT_ENDED)
         return self._send_pings()
 
@@ -444,7 +402,3 @@ class RoundEngine:
         self.phase = follow(self.phase, Turn.ROUND_LOST)
         closed = CloseRound(self._round.start.round, lost.message)
         return closed, *self._open_round(self._round.start.round + 1)
-
-
-def _strikes(book: BlameBook) -> KeepStrikes:
-    return KeepStrikes(dict(book.strikes), dict(book.pause))

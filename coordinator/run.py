@@ -1,6 +1,25 @@
-"""The coordinator's hands: feeds the round engine, carries out its effects in order, keeps the log.
+"""The shell of a coordinator: feeds the round engine, carries out its effects in order, keeps the log.
 
-No decision is made here. `perform` is the one place where an effect becomes an action.
+No decision is made here. Each event is one step, and no step begins before the last one has ended:
+
+1. *Logged.* A message of a site is entered in the privacy log before the engine sees it, whatever it turns out to be.
+2. *Decided.* The engine turns the event into effects; `phases` and `rounds` say how. A message that breaks the protocol
+   or the policy is refused here, and changes nothing.
+3. *Carried out*, in the order in which they were given (`execute`):
+
+   - Records (`coordinator.effects.Stored`) that stand side by side are one transaction. It is on disk before anything
+     behind it happens. If the disk refuses it, the process ends: what was not written must not be sent.
+   - Then the privacy log and the operator are told what these records mean: an upload counted, survivors shown, a sum
+     published.
+   - Then the rest, one by one: messages and frames go into the queue of their site's stream, vectors that a record has
+     made useless leave the spool.
+
+So the order is always persist, then log, then send. A crash between two of them leaves something written that was not
+said. That is safe: after the restart it is said, word for word, since it comes from the record. The other way round, a
+site could hold a message that the coordinator does not know of, and would contradict.
+
+A queue takes any number of messages; how fast they leave is between `send_queue` and `service`. A message for a site
+that is not connected is dropped: when it connects, the engine tells it everything that it needs.
 """
 
 from __future__ import annotations
@@ -8,52 +27,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 
-import numpy as np
-
 from coordinator import malloc
-from coordinator.effects import (
-    CloseRound,
-    Effect,
-    Effects,
-    Exclude,
-    Keep,
-    KeepCertificate,
-    KeepLink,
-    KeepStrikes,
-    OpenRound,
-    ReplaySum,
-    SendState,
-)
+from coordinator.effects import CloseRound, Effect, Effects, OpenRound, Stored
 from coordinator.ingress_log import Arrived, Books, Traffic
 from coordinator.round_history import Figures
 from coordinator.rounds import RoundEngine
 from coordinator.send_queue import Stream
-from coordinator.storage import Storage, Stored
+from coordinator.storage import Storage
 from coordinator.witness import Letter, WitnessDesk
 from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.clock import Clock
-from security.crypto.ring import frames_of
 from security.secagg import records
 from security.secagg.coordinator.attempt import CoordinatorAttempt
-from security.secagg.coordinator.publication import read_sum
 from security.secagg.coordinator.spool import Gone
-from security.secagg.effects import (
-    Advanced,
-    Blamed,
-    Certified,
-    Discard,
-    Ended,
-    SaveState,
-    Send,
-    SendPieces,
-    SendSum,
-)
+from security.secagg.effects import Advanced, Blamed, Certified, Discard, Ended, Persist, Send, SendFrames
 from security.secagg.fields import Wire
-from security.secagg.messages import StateFrame
 from security.secagg.relay import Cosignature, Farewell, Goodbye, Head, Held
 
 log = logging.getLogger("coordinator")
-_STORED = (Keep, SaveState, OpenRound, CloseRound, KeepLink, KeepCertificate, Exclude, KeepStrikes)
 _HEADS = (Head, Cosignature, Held)
 
 
@@ -135,10 +126,10 @@ class Shell:
     # Effects.
 
     def execute(self, effects: Effects) -> None:
-        """Carry out effects in order; what is to be stored together goes into one transaction."""
+        """Carry out effects in order; records that stand side by side go into one transaction."""
         pending: list[Stored] = []
         for effect in effects:
-            if isinstance(effect, _STORED):
+            if isinstance(effect, Stored):
                 pending.append(effect)
                 continue
             self._store(pending)
@@ -150,22 +141,25 @@ class Shell:
             return
         self.storage.keep(pending, now_ms=self.clock.now_ms())
         for effect in pending:
-            self._report(effect)
+            self.perform(effect)
         pending.clear()
 
     def perform(self, effect: Effect) -> None:
-        """One effect that is not a record."""
+        """The one place where an effect becomes an action. One that is a record is on disk already."""
         match effect:
+            case Persist(record):
+                self._report(record)
+            case Certified():
+                log.info("the sum of round %d is checked", self._previous_number())
+            case OpenRound(start):
+                log.info("round %d: training", start.round)
+            case CloseRound(number, outcome):
+                self.storage.note_traffic(number, *self.traffic.since_last())
+                log.info("round %d: %s", number, outcome)
             case Send(message, to) if to is not None:
                 self._queue(to, [message])
-            case SendSum():
-                self._queue(effect.to, effect.frames(), vector=True)
-            case SendPieces(to, pieces):
-                self._queue(to, self._served(pieces()), vector=True)
-            case ReplaySum():
-                self._queue(effect.to, self._sum(effect), vector=True)
-            case SendState(to, state_hash):
-                self._queue(to, self._state(state_hash), vector=True)
+            case SendFrames(to):
+                self._queue(to, self._frames(effect), vector=True)
             case Discard(keys):
                 for key in keys:
                     self.engine.core.spool.remove(key)
@@ -180,8 +174,6 @@ class Shell:
                 figures = Figures.of(self.engine.core.policy.layout, effect.total)
                 if figures is not None:
                     self.storage.note_figures(effect.round, figures)
-            case Certified():
-                log.info("the sum of round %d is checked", self._previous_number())
 
     def _previous_number(self) -> int:
         return self.engine.previous.start.round if self.engine.previous else 0
@@ -190,51 +182,28 @@ class Shell:
         if site in self.streams:
             self.streams[site].put(messages, vector=vector)
 
-    def _served(self, pieces: Iterator[Wire]) -> Iterator[Wire]:
-        """Chunks for a check, as long as the spool has them: another site's acknowledgement may have ended it."""
+    def _frames(self, effect: SendFrames) -> Iterator[Wire]:
+        """As long as the disk has them: it may take long until a slow site has room for the next one."""
         try:
-            yield from pieces
-        except Gone:
-            return
-
-    def _sum(self, effect: ReplaySum) -> Iterator[Wire]:
-        core, layout = self.engine.core, self.engine.core.policy.layout
-        try:
-            words = read_sum(core.spool, effect.sum_root, layout)
-        except Gone:
-            log.warning("the sum of an older round is not in the spool any more")
-            return
-        yield from SendSum(to=effect.to, result=effect.result_hash, words=words, layout=layout).frames()
-
-    def _state(self, state_hash: bytes) -> Iterator[StateFrame]:
-        try:
-            state = self.storage.load_state(state_hash)
-        except DataError as error:
-            log.warning("a model for a site that was away cannot be sent: %s", error)  # it may have waited too long
-            return
-        for index, part in frames_of(state.view(np.uint8)):
-            yield StateFrame(state_hash=state_hash, index=index, data=part)
+            yield from effect.frames()
+        except (Gone, DataError) as error:
+            log.warning("the rest of a vector for site %s cannot be sent: %s", effect.to, error)
 
     # What goes into the log and to the operator.
 
-    def _report(self, effect: Stored) -> None:
-        match effect:
-            case Keep(_, records.UploadCounted(header=header)):
+    def _report(self, record: Wire) -> None:
+        match record:
+            case records.UploadCounted(header=header):
                 stream = self.streams.get(header.site)
                 number = self.engine.round_of(header)
                 if stream is not None and number is not None:
                     self.books.upload_complete(header.site, stream.session, header.root, round_number=number)
-            case Keep(_, records.SurvivorsShown()):
+            case records.SurvivorsShown():
                 self.books.survivors(self._current())
-            case Keep(_, records.QuorumShown()):
+            case records.QuorumShown():
                 malloc.give_back()  # what the uploads needed, before the sum is opened
-            case Keep(_, records.ResultShown(result=result)):
+            case records.ResultShown(result=result):
                 self.books.published(self._attempt_of(result.context.ctx()))
-            case OpenRound(start):
-                log.info("round %d: training", start.round)
-            case CloseRound(number, outcome):
-                self.storage.note_traffic(number, *self.traffic.since_last())
-                log.info("round %d: %s", number, outcome)
 
     def _current(self) -> CoordinatorAttempt:
         return self._attempt_of(None)

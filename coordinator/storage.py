@@ -9,83 +9,30 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load as load_tensors
 from safetensors.numpy import save as save_tensors
 
-from coordinator import round_history
+from coordinator import database
 from coordinator.config import KEPT_MODELS
-from coordinator.effects import CloseRound, Exclude, Keep, KeepCertificate, KeepLink, KeepStrikes, OpenRound
-from coordinator.results import Link
+from coordinator.effects import PUBLISHED, VOID, CloseRound, OpenRound, StoreBlame, Stored
+from coordinator.round_history import Figures, RoundHistory, Rows
 from lazaret import files
-from lazaret.errors import ConfigError, DataError, ToolkitError
+from lazaret.errors import ConfigError, DataError
 from security.secagg import records
-from security.secagg.certificates import CheckCertificate
-from security.secagg.coordinator.rounds import BlameBook, RoundStart
-from security.secagg.effects import SaveState, Vector
-from security.secagg.fields import Wire
+from security.secagg.context import Verdict
+from security.secagg.effects import Certified, Persist, SaveState, Vector
 from security.secagg.messages import Result
+from security.secagg.site.result_checks import result_digests
 from security.secagg.state import state_hash
 
-# ----------------------------------------
-# What SQLite refuses, as an operator needs it: which file it was, and what to do.
-
-_DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-_LOOK_AT_IT: Final = "keep the file, look at the disk, and put no old copy in its place: docs/operators.md, Backup"
-_HINTS: Final[Mapping[str, str]] = {
-    "SQLITE_FULL": "make room on that disk and start again",
-    "SQLITE_IOERR": "that disk fails, or is full: look at `df` and at the system's log before you start again",
-    "SQLITE_READONLY": "this account must be able to write to the file and its folder",
-    "SQLITE_CANTOPEN": "this account must be able to read and write the file and its folder",
-    **dict.fromkeys(_DAMAGED, _LOOK_AT_IT),
-}
-
-
-def hint_of(error: sqlite3.Error) -> str:
-    """What to do about it. SQLite's names have endings, such as SQLITE_IOERR_WRITE."""
-    name = _name(error)
-    return next((hint for known, hint in _HINTS.items() if name.startswith(known)), "docs/operators.md, Disk")
-
-
-def _name(error: sqlite3.Error) -> str:
-    return str(getattr(error, "sqlite_errorname", ""))
-
-
-@contextmanager
-def database(path: Path) -> Iterator[None]:
-    """:raises ToolkitError: in the place of SQLite's own errors; DataError where the file is damaged."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        kind = DataError if _name(error).startswith(_DAMAGED) else ToolkitError
-        raise kind(f"the database failed: {error}", where=str(path), hint=hint_of(error)) from error
-
-
-FORMAT: Final = 2
-_OF_A_RUN: Final = ("models", "spool", "coordinator.sqlite")
-# What older formats lack.
-_UPGRADES: Final = {"1": "ALTER TABLE blame ADD COLUMN cert BLOB"}
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS rounds (
-    number INTEGER PRIMARY KEY, state_hash BLOB NOT NULL, config_hash BLOB NOT NULL, prev_result BLOB NOT NULL,
-    opened_ms INTEGER NOT NULL, closed_ms INTEGER, outcome TEXT) STRICT;
-CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, round INTEGER NOT NULL, data BLOB NOT NULL) STRICT;
-CREATE INDEX IF NOT EXISTS records_by_round ON records (round);
-CREATE TABLE IF NOT EXISTS results (
-    result_hash BLOB PRIMARY KEY, round INTEGER NOT NULL UNIQUE, prev_result BLOB NOT NULL, state_hash BLOB NOT NULL,
-    sum_root BLOB NOT NULL, result BLOB NOT NULL, certificate BLOB) STRICT;
-CREATE TABLE IF NOT EXISTS blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL, cert BLOB) STRICT;
-CREATE TABLE IF NOT EXISTS strikes (site TEXT PRIMARY KEY, strikes INTEGER NOT NULL, pause INTEGER NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS sessions (site TEXT PRIMARY KEY, session INTEGER NOT NULL, seen_ms INTEGER NOT NULL) STRICT;
-"""
-Stored = Keep | SaveState | OpenRound | CloseRound | KeepLink | KeepCertificate | Exclude | KeepStrikes
+_OF_A_RUN: Final = ("models", "spool", database.FILE)
 
 
 class Storage:
@@ -100,8 +47,9 @@ class Storage:
         self._keep_models = keep_models
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock = self._take_lock(folder / ".lock")
-        self._path = folder / "coordinator.sqlite"
-        self._db = self._open(self._path)
+        self.path = folder / database.FILE
+        self._db = self._open(self.path)
+        self.history = RoundHistory(self._rows, self.path)
 
     def _open(self, path: Path) -> sqlite3.Connection:
         self.models.mkdir(mode=0o700, exist_ok=True)
@@ -110,10 +58,11 @@ class Storage:
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA cache_size = -256")  # KiB; share lists of large cohorts are written once, hardly read
-            db.executescript(_SCHEMA + round_history.SCHEMA)
+            db.executescript(database.SCHEMA)
             self._check_format(db, path)
         except sqlite3.Error as error:
-            raise ConfigError(f"cannot open the database: {error}", where=str(path), hint=hint_of(error)) from error
+            message, hint = f"cannot open the database: {error}", database.hint_of(error)
+            raise ConfigError(message, where=str(path), hint=hint) from error
         os.chmod(path, 0o600)
         return db
 
@@ -130,13 +79,14 @@ class Storage:
 
     @staticmethod
     def _check_format(db: sqlite3.Connection, path: Path) -> None:
-        db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(FORMAT),))
+        db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(database.FORMAT),))
         (found,) = db.execute("SELECT value FROM about WHERE key = 'format'").fetchone()
-        if found in _UPGRADES:
-            upgrade = f"BEGIN; {_UPGRADES[found]}; UPDATE about SET value = '{FORMAT}' WHERE key = 'format'; COMMIT"
-            db.executescript(upgrade)
-        elif found != str(FORMAT):
-            raise ConfigError(f"database of format {found}, this version knows {FORMAT}", where=str(path))
+        wanted = database.FORMAT
+        if found in database.UPGRADES:
+            change = database.UPGRADES[found]
+            db.executescript(f"BEGIN; {change}; UPDATE about SET value = '{wanted}' WHERE key = 'format'; COMMIT")
+        elif found != str(wanted):
+            raise ConfigError(f"database of format {found}, this version knows {wanted}", where=str(path))
 
     def close(self) -> None:
         self._db.close()
@@ -145,7 +95,7 @@ class Storage:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """:raises ToolkitError: if it is not on disk; the process must not go on as if it were."""
-        with database(self._path):
+        with database.in_use(self.path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 yield self._db
@@ -156,13 +106,10 @@ class Storage:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _rows(self, query: str, *arguments: object) -> list[Any]:
-        with database(self._path):
+    def _rows(self, query: str, *arguments: object) -> Rows:
+        """For `history`: through the connection that also writes, whose own errors end the process."""
+        with database.in_use(self.path):
             return self._db.execute(query, arguments).fetchall()
-
-    def _row(self, query: str, *arguments: object) -> Any:
-        """The first row of an answer; None if it is empty."""
-        return next(iter(self._rows(query, *arguments)), None)
 
     # Writing.
 
@@ -175,33 +122,26 @@ class Storage:
         with self._transaction() as db:
             for effect in listed:
                 self._write(db, effect, now_ms)
-        if any(isinstance(effect, KeepLink) for effect in listed):
+        if any(isinstance(effect, Persist) and isinstance(effect.record, records.ResultShown) for effect in listed):
             self._prune_models()
 
     def _write(self, db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
-        round_history.note(db, effect, now_ms)
+        _note_attempt(db, effect, now_ms)
         match effect:
-            case Exclude(site, cert, reason):
-                db.execute("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", (site, reason, cert))
-            case KeepStrikes(strikes, pause):
-                db.execute("DELETE FROM strikes")
-                rows = [(site, strikes.get(site, 0), pause.get(site, 0)) for site in sorted({*strikes, *pause})]
-                db.executemany("INSERT INTO strikes VALUES (?, ?, ?)", rows)
-            case Keep(number, record):
-                data = records.encode(record)
-                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (number, data))
+            case Persist(record, number):
+                db.execute("INSERT INTO records (round, data) VALUES (?, ?)", (number, records.encode(record)))
+                if isinstance(record, records.ResultShown):
+                    _write_result(db, record.result)
+            case Certified(result_hash, check):
+                update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
+                db.execute(update, (check.to_bytes(), result_hash))
             case OpenRound(start):
                 opened = (start.round, start.state_hash, start.config_hash, start.prev_result, now_ms)
                 db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, NULL, NULL)", opened)
             case CloseRound(number, outcome):
                 db.execute("UPDATE rounds SET closed_ms = ?, outcome = ? WHERE number = ?", (now_ms, outcome, number))
-            case KeepLink(result_hash, result):
-                context = result.context
-                link = (result_hash, context.round, context.prev_result, result.state_hash, result.sum_root)
-                db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, NULL)", (*link, result.to_bytes()))
-            case KeepCertificate(result_hash, check):
-                update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
-                db.execute(update, (check.to_bytes(), result_hash))
+            case StoreBlame():
+                _write_blame(db, effect)
 
     def save_state(self, state: Vector) -> None:
         self._save(state_hash(state), state)
@@ -222,26 +162,25 @@ class Storage:
             db.execute("UPDATE sessions SET seen_ms = ? WHERE site = ?", (now_ms, site))
 
     def note_missing(self, site: str) -> None:
-        """Keep who fell silent, for people: the protocol's own book has it too."""
+        """Keep who fell silent in the newest attempt, for people: the protocol's own book has it too."""
         with self._transaction() as db:
-            round_history.note_missing(db, site)
+            newest = "(SELECT ctx FROM attempts ORDER BY round DESC, attempt DESC LIMIT 1)"
+            db.execute(f"UPDATE attempts SET missing = TRIM(missing || ' ' || ?) WHERE ctx = {newest}", (site,))
 
-    def note_figures(self, number: int, figures: round_history.Figures) -> None:
+    def note_figures(self, number: int, figures: Figures) -> None:
         """Keep what a sum says beside the model, for people."""
         with self._transaction() as db:
-            round_history.note_figures(db, number, figures)
+            row = (number, figures.weight, figures.loss, figures.hits)
+            db.execute("INSERT OR REPLACE INTO figures VALUES (?, ?, ?, ?)", row)
 
     def note_traffic(self, number: int, bytes_in: int, bytes_out: int) -> None:
         """Keep what a round has moved."""
         with self._transaction() as db:
-            round_history.note_traffic(db, number, bytes_in, bytes_out)
+            db.execute("INSERT OR REPLACE INTO traffic VALUES (?, ?, ?)", (number, bytes_in, bytes_out))
 
     def _prune_models(self) -> None:
         """Old models go: all but the first, and the newest few, which are what a restart and a late site need."""
-        newest = "SELECT state_hash FROM results ORDER BY round DESC LIMIT ?"
-        first = "SELECT state_hash FROM rounds ORDER BY number LIMIT 1"
-        rows = [*self._rows(newest, self._keep_models), *self._rows(first)]
-        kept = {self._state_path(digest).name for (digest,) in rows}
+        kept = {self._state_path(digest).name for digest in self.history.states_in_use(self._keep_models)}
         for path in self.models.glob("*.safetensors"):
             if path.name not in kept:
                 path.unlink(missing_ok=True)
@@ -255,10 +194,10 @@ class Storage:
         wanted = f"{federation}/{run}"
         with self._transaction() as db:
             db.execute("INSERT OR IGNORE INTO about VALUES ('run', ?)", (wanted,))
-            (found,) = db.execute("SELECT value FROM about WHERE key = 'run'").fetchone()
+        found = self.history.about("run") or ""
         if found == wanted:
             return None
-        other, _, ended = str(found).partition("/")
+        other, _, ended = found.partition("/")
         if other != federation:
             raise ConfigError(
                 f"this folder holds a run of federation {other}",
@@ -278,18 +217,17 @@ class Storage:
         for name in _OF_A_RUN:
             if (self.folder / name).exists() and not (target / name).exists():
                 (self.folder / name).rename(target / name)
-        self._db = self._open(self._path)
+        self._db = self._open(self.path)
 
     def end_round_of_older_manifest(self, manifest: str, *, now_ms: int) -> None:
         """A round belongs to one manifest: updates are encoded for its layout, attempts signed under its hash."""
         with self._transaction() as db:
-            row = db.execute("SELECT value FROM about WHERE key = 'manifest'").fetchone()
-            if row is not None and row[0] != manifest:
+            if self.history.about("manifest") not in (None, manifest):
                 ended = "UPDATE rounds SET closed_ms = ?, outcome = 'the manifest changed' WHERE closed_ms IS NULL"
                 db.execute(ended, (now_ms,))
             db.execute("INSERT OR REPLACE INTO about VALUES ('manifest', ?)", (manifest,))
 
-    # Reading.
+    # States, which are files of their own.
 
     def _state_path(self, digest: bytes) -> Path:
         return self.models / f"{digest.hex()}.safetensors"
@@ -305,62 +243,44 @@ class Storage:
             raise DataError("model does not have the hash in its name", where=str(path))
         return np.ascontiguousarray(state)
 
-    def links(self) -> list[Link]:
-        query = "SELECT round, result_hash, prev_result, state_hash, sum_root FROM results ORDER BY round"
-        rows = self._rows(query)
-        names = ("round", "result_hash", "prev_result", "state_hash", "sum_root")
-        return [Link(**dict(zip(names, row, strict=True))) for row in rows]
 
-    def result(self, result_hash: bytes) -> Result:
-        row = self._row("SELECT result FROM results WHERE result_hash = ?", result_hash)
-        if row is None:
-            raise DataError("result is not in the database", where=str(self.folder))
-        return Result.from_bytes(row[0])
+def _write_result(db: sqlite3.Connection, result: Result) -> None:
+    """The chain has a new result. It is a row of its own beside the record, for it stays when records are of no use."""
+    context, (_, _, result_hash) = result.context, result_digests(result)
+    link = (result_hash, context.round, context.prev_result, result.state_hash, result.sum_root)
+    db.execute("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?, NULL)", (*link, result.to_bytes()))
 
-    def certificate(self, result_hash: bytes) -> CheckCertificate | None:
-        row = self._row("SELECT certificate FROM results WHERE result_hash = ?", result_hash)
-        return CheckCertificate.from_bytes(row[0]) if row and row[0] else None
 
-    def open_round(self) -> RoundStart | None:
-        """The round that no CloseRound has ended."""
-        columns = "number, state_hash, config_hash, prev_result"
-        query = f"SELECT {columns} FROM rounds WHERE closed_ms IS NULL ORDER BY number DESC"
-        row = self._row(query)
-        if row is None:
-            return None
-        return RoundStart(round=row[0], state_hash=row[1], config_hash=row[2], prev_result=row[3])
+def _write_blame(db: sqlite3.Connection, blame: StoreBlame) -> None:
+    """Strikes as they are now. Nobody is taken off the list of the excluded: only another certificate does that."""
+    strikes, pause = blame.strikes, blame.pause
+    rows = [(site, strikes.get(site, 0), pause.get(site, 0)) for site in sorted({*strikes, *pause})]
+    db.execute("DELETE FROM strikes")
+    db.executemany("INSERT INTO strikes VALUES (?, ?, ?)", rows)
+    excluded = [(site, reason, cert) for site, (reason, cert) in sorted(blame.excluded.items())]
+    db.executemany("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", excluded)
 
-    def last_round(self) -> int:
-        return int(self._row("SELECT COALESCE(MAX(number), 0) FROM rounds")[0])
 
-    def completed(self) -> int:
-        """How many rounds ended with a model."""
-        return int(self._row("SELECT COUNT(*) FROM rounds WHERE outcome = 'published'")[0])
+# ----------------------------------------
+# A row for each attempt, for people. It is written in the transaction of the record that it follows from, so that it is
+# never ahead of it.
 
-    def newest_records(self) -> list[Wire]:
-        """The records of the newest round that has any."""
-        rows = self._rows("SELECT data FROM records WHERE round = (SELECT MAX(round) FROM records) ORDER BY id")
-        return [records.decode(row[0]) for row in rows]
+def _note_attempt(db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
+    match effect:
+        case Persist(records.Planned(plan=plan), number):
+            context = plan.context
+            row = (context.ctx(), number, context.attempt, context.t, context.n, " ".join(context.sites), now_ms)
+            db.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, NULL, ?, NULL, NULL, '')", row)
+        case Persist(records.SurvivorsShown(survivors=shown), number):
+            names = " ".join(line.site for line in shown.uploads)
+            newest = "(SELECT MAX(attempt) FROM attempts WHERE round = ?)"
+            update = f"UPDATE attempts SET survivors = ? WHERE round = ? AND attempt = {newest}"
+            db.execute(update, (names, number, number))
+        case Persist(records.AttemptClosed(ctx=ctx, reason=reason)):
+            _close_attempt(db, ctx, reason.decode("utf-8", errors="replace"), now_ms)
+        case Persist(records.ResultShown(result=result)):
+            _close_attempt(db, result.context.ctx(), PUBLISHED if result.verdict == Verdict.GOOD else VOID, now_ms)
 
-    def excluded(self, certs: Mapping[str, bytes]) -> dict[str, str]:
-        """Who is left out and why: those whose signing certificate is still the one under which they lied."""
-        rows = self._rows("SELECT site, reason, cert FROM blame")
-        return {site: reason for site, reason, cert in rows if cert is not None and certs.get(site) == cert}
 
-    def blame_book(self, certs: Mapping[str, bytes]) -> BlameBook:
-        """What was held against sites when the last process ended."""
-        rows = self._rows("SELECT site, strikes, pause FROM strikes")
-        return BlameBook(
-            strikes={site: strikes for site, strikes, _ in rows if strikes},
-            pause={site: pause for site, _, pause in rows if pause},
-            excluded=self.excluded(certs),
-        )
-
-    def sessions(self) -> dict[str, tuple[int, int]]:
-        """Last session number and time of every site that ever connected."""
-        rows = self._rows("SELECT site, session, seen_ms FROM sessions")
-        return {site: (session, seen) for site, session, seen in rows}
-
-    def rounds(self) -> list[tuple[int, int, int | None, str | None]]:
-        """(number, opened, closed, outcome) of every round, newest last."""
-        return self._rows("SELECT number, opened_ms, closed_ms, outcome FROM rounds ORDER BY number")
+def _close_attempt(db: sqlite3.Connection, ctx: bytes, outcome: str, now_ms: int) -> None:
+    db.execute("UPDATE attempts SET closed_ms = ?, outcome = ? WHERE ctx = ?", (now_ms, outcome, ctx))

@@ -16,7 +16,7 @@ from typing import Any, Final, Generic, Self, TypeVar, overload
 
 import click
 
-from lazaret.errors import ToolkitError
+from lazaret.errors import LocalProtocolError, ToolkitError
 from lazaret.terminal import emit, say
 
 Context = TypeVar("Context")
@@ -117,6 +117,34 @@ def tried(what: str, attempt: Callable[[], object]) -> Line:
 
 
 Check = Callable[[Context], Iterator[Line]]
+
+
+class CheckList(Mapping[str, Check[Context]]):
+    """The checks of one command, in the order of their names. Each function adds itself, under its own name."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = tuple(names)
+        self._checks: dict[str, Check[Context]] = {}
+
+    def add(self, check: Check[Context]) -> Check[Context]:
+        """For use as a decorator.
+
+        :raises LocalProtocolError: if there is no such name, or it has its function already: a fault of the program.
+        """
+        name = check.__name__
+        if name not in self._names or name in self._checks:
+            raise LocalProtocolError(f"{name} is not the name of one check", where=check.__module__)
+        self._checks[name] = check
+        return check
+
+    def __getitem__(self, name: str) -> Check[Context]:
+        return self._checks[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def run(checks: Mapping[str, Check[Context]], context: Context, *, skip: Collection[str] = ()) -> Iterator[Line]:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 import click
@@ -88,6 +89,21 @@ def log_option(command: Command) -> Command:
     """`--log-format`, before a sub-command; left out, the configuration decides."""
     told = "Of lines on stderr; the configuration's if left out."
     return click.option("--log-format", type=click.Choice(["text", "json"]), help=told)(command)
+
+
+def config_option(default: Path, what: str) -> Callable[[Command], Command]:
+    """`--config FILE`, as `config_path`: before or behind the name of a subcommand, for which the group keeps it."""
+
+    def found(context: click.Context, _: click.Parameter, value: Path | None) -> Path:
+        return value or context.obj or default
+
+    return click.option(
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        callback=found,
+        help=f"{what} Default: {default}.",
+    )
 
 
 def log_to_stderr(program: str, log_format: str | None, *, json_lines: bool) -> None:

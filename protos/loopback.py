@@ -39,8 +39,7 @@ from security.secagg.effects import (
     Refused,
     SaveState,
     Send,
-    SendPieces,
-    SendSum,
+    SendFrames,
     SendUpload,
     Vector,
 )
@@ -365,13 +364,11 @@ class LoopbackFederation:
                     self.coordinator_wal.append(record)
                 case Send(message, to) if to is not None:
                     self._send(COORDINATOR, to, message)
-                case SendSum():
-                    self._queue.append(self._stream(COORDINATOR, effect.to, effect.frames()))
+                case SendFrames(to, frames):
+                    self._queue.append(self._stream(COORDINATOR, to, frames()))
                 case Discard(keys):
                     for key in keys:
                         self.core.spool.remove(key)
-                case SendPieces(to, pieces):
-                    self._queue.append(self._stream(COORDINATOR, to, pieces()))
                 case _:
                     self._note(COORDINATOR, effect)
 

@@ -16,23 +16,14 @@ from security.identity.enrolment import Identity
 from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.model_commands import evaluate, export, help_agent, predict, worker
-from site_agent.options import also_config, json_option
+from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
 from site_agent.setup_commands import check, init, ledger, log_commands, renew
 from site_agent.trainer.ranks import Place
 
-config_option = click.option(
-    "--config",
-    "config_path",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=Path("site.toml"),
-    show_default=True,
-    help="This site's configuration.",
-)
-
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@config_option
+@with_config
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
@@ -85,17 +76,15 @@ def stop_on_signals(stopped: asyncio.Event) -> None:
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
 @click.option("--root-fingerprint", help="The consortium's root, as told over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
-@also_config
-@click.pass_obj
+@with_config
 def join(
     config_path: Path,
-    own_config: Path | None,
     answer: Path | None,
     root_fingerprint: str | None,
     manifest: Path | None,
 ) -> None:
     """Install the consortium's ANSWER and its manifest."""
-    identity, now = Identity(folder=SiteConfig.read(own_config or config_path).identity), SystemClock().now_ms()
+    identity, now = Identity(folder=SiteConfig.read(config_path).identity), SystemClock().now_ms()
     told = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
     for line in told:
         say(line)
@@ -104,19 +93,18 @@ def join(
 @cli.command()
 @click.option("--web", is_flag=True, help="Show it as a page to a browser on this machine, until Ctrl-C.")
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where the page is; port 0 takes a free one.")
-@also_config
+@with_config
 @json_option
-@click.pass_obj
-def status(config_path: Path, own_config: Path | None, as_json: bool, web: bool, listen: str) -> None:
+def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
     """What this site has done so far, from its state directory; the agent may be running."""
     from site_agent.status import overview
 
     if web:
         from site_agent.page.server import show_page
 
-        show_page(SiteConfig.read(own_config or config_path), listen)
+        show_page(SiteConfig.read(config_path), listen)
         return
-    told = overview(SiteConfig.read(own_config or config_path))
+    told = overview(SiteConfig.read(config_path))
     if as_json:
         emit(told)
         return

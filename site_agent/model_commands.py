@@ -12,7 +12,7 @@ import click
 from lazaret.errors import ConfigError
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from site_agent.config import SiteConfig
-from site_agent.options import also_config, json_option
+from site_agent.options import json_option, with_config
 from site_agent.trainer.ranks import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -30,15 +30,14 @@ def model_option(default: str) -> Callable[[Command], Command]:
 
 @click.command()
 @model_option("newest")
-@also_config
+@with_config
 @json_option
-@click.pass_obj
-def evaluate(config_path: Path, own_config: Path | None, model: Any, as_json: bool) -> None:
+def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
     """Evaluate this site's model on its own held-out images. Nothing leaves."""
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
-    told = evaluate_site(SiteConfig.read(own_config or config_path), model=model)
+    told = evaluate_site(SiteConfig.read(config_path), model=model)
     if as_json:
         emit(told)
     else:
@@ -50,11 +49,10 @@ def evaluate(config_path: Path, own_config: Path | None, model: Any, as_json: bo
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The CSV file.")
 @model_option("best")
 @click.option("--batch", type=click.IntRange(1, 1024), default=32, show_default=True, help="Images at a time.")
-@also_config
+@with_config
 @json_option
-@click.pass_obj
 def predict(
-    config_path: Path, own_config: Path | None, source: Path, output: Path, model: Any, batch: int, as_json: bool
+    config_path: Path, source: Path, output: Path, model: Any, batch: int, as_json: bool
 ) -> None:
     """Predict a folder, a file, or the images that a CSV table lists. Nothing leaves.
 
@@ -66,7 +64,7 @@ def predict(
 
     show_progress()
     check_target(output)
-    predictor = Predictor.open(SiteConfig.read(own_config or config_path), model)
+    predictor = Predictor.open(SiteConfig.read(config_path), model)
     with progress("predicting") as tell:
         summary = run(predictor, source, output, tell=tell, batch=batch)
     for name, problem in summary.problems:
@@ -91,12 +89,10 @@ def predict(
 @model_option("best")
 @click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
 @click.option("--with-prototypes", is_flag=True, help="Put the site's prototypes into the files too.")
-@also_config
+@with_config
 @json_option
-@click.pass_obj
 def export(
     config_path: Path,
-    own_config: Path | None,
     folder: Path,
     model: Any,
     onnx: bool,
@@ -109,7 +105,7 @@ def export(
 
     show_progress()
     check_target(folder, onnx=onnx)
-    settings = SiteConfig.read(own_config or config_path)
+    settings = SiteConfig.read(config_path)
     predictor = open_for_export(settings, model, with_prototypes=with_prototypes)
     told = run(predictor, folder, onnx=onnx)
     if as_json:
@@ -131,11 +127,10 @@ def export(
 # `site-agent worker`: one of several processes or machines that train together. It has no keys and sends nothing.
 
 @click.command()
-@also_config
-@click.pass_obj
-def worker(config_path: Path, own_config: Path | None) -> None:
+@with_config
+def worker(config_path: Path) -> None:
     """Train with the agent on another machine of this hospital (docs/site-agent.md, several processes)."""
-    config, place = SiteConfig.read(own_config or config_path), Place.read()
+    config, place = SiteConfig.read(config_path), Place.read()
     if place is None or place.rank == 0:
         raise ConfigError(
             "a worker cannot be the first process: that is the agent",

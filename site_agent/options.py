@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-# Behind a subcommand it may stand as well as before it.
-also_config = click.option(
-    "--config", "own_config", type=click.Path(path_type=Path, dir_okay=False), help="This site's configuration."
-)
+from lazaret.terminal import config_option
+
+with_config = config_option(Path("site.toml"), "This site's configuration.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")

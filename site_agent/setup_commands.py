@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
-from functools import wraps
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 from pydantic import ValidationError
@@ -28,8 +26,9 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from site_agent.assembly import read_membership
+from site_agent.checks import CHECK_NAMES
 from site_agent.config import LAST_PORT, CoordinatorTable, SiteConfig, placed
-from site_agent.options import also_config, json_option
+from site_agent.options import json_option, with_config
 from site_agent.privacy import PrivatePlan, budget_status, ledger_files, planned_cost, status_line
 
 # ----------------------------------------
@@ -41,12 +40,11 @@ _NEW = "before any data"
 @click.command()
 @click.option("--create", is_flag=True, help="Begin one; the budget of a population is never begun twice.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
-@also_config
+@with_config
 @json_option
-@click.pass_obj
-def ledger(config_path: Path, own_config: Path | None, create: bool, epsilon: float | None, as_json: bool) -> None:
+def ledger(config_path: Path, create: bool, epsilon: float | None, as_json: bool) -> None:
     """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
-    config = SiteConfig.read(own_config or config_path)
+    config = SiteConfig.read(config_path)
     _, manifest = read_membership(Identity(folder=config.identity), SystemClock())
     plan = PrivatePlan.of(config, manifest)
     if plan is None:
@@ -90,8 +88,6 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
 
 def open_for_people(config_path: Path) -> AuditLog:
     """This site's log, if no agent holds it. The keys in it are those of the manifest it was last used with."""
-    from site_agent.assembly import read_membership
-
     config, clock = SiteConfig.read(config_path), SystemClock()
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
@@ -101,27 +97,18 @@ def open_for_people(config_path: Path) -> AuditLog:
     return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
 
 
-def _with_config(command: Callable[..., None]) -> Callable[..., None]:
-    @wraps(command)
-    def run(config_path: Path, own_config: Path | None, **told: Any) -> None:
-        command(config_path=own_config or config_path, **told)
-
-    return click.pass_obj(also_config(run))
-
-
-log_commands = keeper_commands(open_for_people, _with_config)
+log_commands = keeper_commands(open_for_people, with_config)
 
 
 # ----------------------------------------
 # `site-agent renew`: new keys for this site, also in mid-run. What is in force stays so until the answer is there.
 
 @click.command()
-@also_config
+@with_config
 @json_option
-@click.pass_obj
-def renew(config_path: Path, own_config: Path | None, as_json: bool) -> None:
+def renew(config_path: Path, as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
-    identity = Identity(folder=SiteConfig.read(own_config or config_path).identity)
+    identity = Identity(folder=SiteConfig.read(config_path).identity)
     request = enrolment.renew(identity, Role.SITE)
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
@@ -213,11 +200,6 @@ def site_toml(*, identity: str, state: str, initial_model: str, address: str, so
 
 
 INITIAL: Final = "initial.safetensors"
-# The checks by name; a test compares the list with the registry, which takes long to import.
-CHECKS: Final = (
-    "configuration", "certificates", "keys", "manifest", "policy", "coordinator", "clock", "state", "model", "disk",
-    "device", "privacy", "data", "images", "code", "trial",
-)  # fmt: skip
 
 
 @click.command()
@@ -285,14 +267,13 @@ def _checked_source(source: str) -> str:
 
 
 @click.command()
-@skip_option(CHECKS)
-@also_config
+@skip_option(CHECK_NAMES)
+@with_config
 @json_option
-@click.pass_obj
-def check(config_path: Path, own_config: Path | None, skipped: tuple[str, ...], as_json: bool) -> None:
+def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
     """Look at everything that a start needs, and say what to do. Only knocks at the coordinator's door."""
     from site_agent.checks.run import look
 
     if not as_json:
         show_progress()
-    sys.exit(report(look(own_config or config_path, skip=skipped), as_json=as_json))
+    sys.exit(report(look(config_path, skip=skipped), as_json=as_json))

@@ -126,6 +126,6 @@ def _state(shell: Shell, name: str) -> str:
     if engine.phase is Phase.BURST:
         attempt = engine.round.current if engine.round else None
         return "in the sum" if attempt is not None and name in attempt.context.sites else "waiting"
-    if name in engine.declined:
+    if name in engine.sites.declined:
         return "declined"
-    return "ready" if name in engine.ready else "training"
+    return "ready" if name in engine.sites.ready else "training"

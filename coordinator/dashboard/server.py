@@ -12,10 +12,10 @@ from cryptography import x509
 
 from coordinator.assembly import Assembled
 from coordinator.config import CoordinatorConfig, Dashboard
-from coordinator.dashboard.history import History
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.metrics import PhaseClock, RunCollector
 from coordinator.dashboard.state_json import Board, LogCheckpoints
+from coordinator.round_history import ReadOnlyHistory
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard, read_token
 from lazaret.web.pages import Pages, assets
@@ -41,7 +41,7 @@ def open_dashboard(config: CoordinatorConfig, base: Path, ready: Assembled) -> I
     address = Address.parse(listen, where="coordinator.toml: dashboard.listen")
     guard, tls = admission(config.dashboard, base, address, ready.identity)
     shell, manifest, phases = ready.shell, ready.manifest, PhaseClock()
-    history = History(shell.storage.folder / "coordinator.sqlite")
+    history = ReadOnlyHistory(shell.storage.path)
     board = Board(manifest, history, LogCheckpoints(shell.storage.log, audit_roster(manifest), manifest.coordinator.id))
 
     def watch() -> None:

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from coordinator.dashboard.history import COLUMNS, PUBLISHED, History, Told
+from coordinator.dashboard.history import COLUMNS, PageHistory, PageReader
 from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
+from coordinator.effects import PUBLISHED
 from coordinator.phases import Phase
+from coordinator.round_history import ReadOnlyHistory
 from lazaret import software
 from lazaret.errors import CodecError, LocalProtocolError
 from lazaret.web.http import Response
@@ -40,7 +42,7 @@ class Health:
         return {"level": self.level, "sentence": self.sentence, "remarks": remarks}
 
 
-def judge(live: Live, told: Told) -> Health:
+def judge(live: Live, told: PageHistory) -> Health:
     """Pure: the same picture gives the same words."""
     remarks = [*_of_sites(live, told), *_of_rounds(live, told)]
     level = max((level for level, _ in remarks), key=_ORDER.index, default=GOOD)
@@ -61,7 +63,7 @@ def _sentence(live: Live) -> str:
             return f"Round {live.round}: training, {ready} of {len(connected)} connected sites are ready"
 
 
-def _of_sites(live: Live, told: Told) -> list[tuple[str, str]]:
+def _of_sites(live: Live, told: PageHistory) -> list[tuple[str, str]]:
     remarks = [(BAD, f"{name} is excluded: {reason}") for name, reason in sorted(told.excluded.items())]
     there = sum(site.state not in (AWAY, EXCLUDED) for site in live.sites)
     away = [site.name for site in live.sites if site.state == AWAY]
@@ -78,7 +80,7 @@ def _of_sites(live: Live, told: Told) -> list[tuple[str, str]]:
     return remarks
 
 
-def _of_rounds(live: Live, told: Told) -> list[tuple[str, str]]:
+def _of_rounds(live: Live, told: PageHistory) -> list[tuple[str, str]]:
     remarks = []
     ended = [row for row in told.rounds if row[3] is not None]
     if ended and ended[-1][3] != PUBLISHED:
@@ -167,11 +169,12 @@ def _head(name: str, head: Checkpoint) -> dict[str, Any]:
 class Board:
     """`look` is called by the engine's loop, everything else by the page's thread."""
 
-    def __init__(self, manifest: Manifest, history: History, heads: LogCheckpoints) -> None:
+    def __init__(self, manifest: Manifest, history: ReadOnlyHistory, heads: LogCheckpoints) -> None:
         self.history = history
+        self._reader = PageReader(history)
         self._heads = heads
         self._live: Live | None = None
-        self._history: tuple[int, Told] | None = None
+        self._history: tuple[int, PageHistory] | None = None
         self._shown: tuple[object, Response] | None = None
         self._about = {
             "federation": manifest.federation,
@@ -195,14 +198,14 @@ class Board:
             raise LocalProtocolError("the run has not begun", where="dashboard")
         return self._live
 
-    def told(self) -> Told:
+    def told(self) -> PageHistory:
         """What the database says; read again only when somebody has written to it."""
         return self._newest()[1]
 
-    def _newest(self) -> tuple[int, Told]:
+    def _newest(self) -> tuple[int, PageHistory]:
         version = self.history.version()
         if self._history is None or self._history[0] != version:
-            self._history = (version, self.history.read())
+            self._history = (version, self._reader.read())
         return self._history
 
     def state(self) -> Response:
@@ -213,7 +216,7 @@ class Board:
             self._shown = (key, Response.of(self._content(live, told), "application/json"))
         return self._shown[1]
 
-    def _content(self, live: Live, told: Told) -> bytes:
+    def _content(self, live: Live, told: PageHistory) -> bytes:
         """One JSON object. Its rounds, nearly all of it in a long run, come written already."""
         rest = {
             "about": self._about,
@@ -245,7 +248,7 @@ def _now(live: Live) -> dict[str, Any]:
     }
 
 
-def _site(site: SiteNow, told: Told) -> dict[str, Any]:
+def _site(site: SiteNow, told: PageHistory) -> dict[str, Any]:
     return {
         "name": site.name,
         "state": site.state,

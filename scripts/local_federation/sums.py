@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from coordinator.config import CoordinatorConfig
-from coordinator.storage import Storage
+from coordinator.database import FILE
+from coordinator.round_history import ReadOnlyHistory
 from lazaret.errors import ConfigError
 from security.clock import SystemClock
 from security.crypto import masking
@@ -57,30 +58,28 @@ def manifest_at(identity: Path) -> Manifest:
 
 
 def read_published(coordinator: Path) -> list[Published]:
-    """Every result in the state folder of a coordinator that has stopped."""
+    """Every result in the state folder of a coordinator."""
     config, base = CoordinatorConfig.read(coordinator / "coordinator.toml")
     layout = manifest_at(base / config.identity).aggregation.layout
-    storage = Storage(base / config.state)
-    try:
-        found = []
-        for link in storage.links():
-            result = storage.result(link.result_hash)
-            checked = storage.certificate(link.result_hash) is not None
+    state = base / config.state
+    found = []
+    with ReadOnlyHistory(state / FILE) as history:
+        for link in history.links():
+            result = history.result(link.result_hash)
+            checked = history.certificate(link.result_hash) is not None
             same = result.context.layout_hash == layout.layout_hash
-            total = _total(storage, link.sum_root, layout) if same else None
+            total = _total(state / "spool", link.sum_root, layout) if same else None
             found.append(_published(result, total, checked=checked))
-        return found
-    finally:
-        storage.close()
+    return found
 
 
-def _total(storage: Storage, root: bytes, layout: Layout) -> Words | None:
+def _total(spool: Path, root: bytes, layout: Layout) -> Words | None:
     try:
-        total = read_sum(FileSpool(storage.spool), root, layout)
+        total = read_sum(FileSpool(spool), root, layout)
     except Gone:
         return None
     if masking.words_root(total, layout.ring) != root:
-        raise ConfigError("a sum in the spool does not have the root that was signed", where=str(storage.spool))
+        raise ConfigError("a sum in the spool does not have the root that was signed", where=str(spool))
     return total
 
 

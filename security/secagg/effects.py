@@ -15,19 +15,24 @@ import numpy.typing as npt
 from lazaret.errors import ToolkitError
 from security.crypto.prg import Words
 from security.crypto.ring import Packed, frames_of
+from security.secagg.certificates import CheckCertificate
 from security.secagg.context import Verdict
 from security.secagg.fields import Wire
-from security.secagg.layout import Layout
-from security.secagg.messages import ChunkPiece, SumFrame, UploadFrame
+from security.secagg.messages import UploadFrame
 
 Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """Append the record to the write-ahead log and wait until it is on disk."""
+    """Append the record to the write-ahead log and wait until it is on disk.
+
+    :ivar round: under which a coordinator files it, since its attempts of two rounds may speak in turn; a site has one
+        log for all rounds.
+    """
 
     record: Wire
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +64,15 @@ class SendUpload:
 
 
 @dataclass(frozen=True, slots=True)
-class SendSum:
-    """Send the sum in frames to one site."""
+class SendFrames:
+    """Send something large to one site: a sum, a state, or a chunk of every upload for a check.
+
+    The frames are made one by one when there is room for them on the way, so that nothing large waits in memory. What
+    they are read from may have left the disk by then: they end there, with `Gone` or DataError.
+    """
 
     to: str
-    result: bytes
-    words: Words = field(repr=False)
-    layout: Layout = field(repr=False)
-
-    def frames(self) -> Iterator[SumFrame]:
-        for index in self.layout.sum_order:
-            yield SumFrame(result=self.result, index=index, data=self.layout.ring.frame(self.words, index))
-
-
-@dataclass(frozen=True, slots=True)
-class SendPieces:
-    """Send a chunk of every upload to a site that checks the sum; read from the spool one by one."""
-
-    to: str
-    pieces: Callable[[], Iterator[ChunkPiece]] = field(repr=False)
+    frames: Callable[[], Iterator[Wire]] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +124,10 @@ class LoneChange:
 
 @dataclass(frozen=True, slots=True)
 class Certified:
-    """Enough acknowledgements cover the result."""
+    """Enough acknowledgements cover the result. A coordinator keeps them, for the next plan and for late sites."""
 
     result: bytes
+    check: CheckCertificate = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +175,7 @@ Effect = (
     | Compact
     | Send
     | SendUpload
-    | SendSum
-    | SendPieces
+    | SendFrames
     | DraftState
     | SaveState
     | Discard

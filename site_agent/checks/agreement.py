@@ -11,24 +11,28 @@ from security.identity import credentials
 from security.identity.credentials import clock_by_papers
 from security.identity.rules import CLOCK_SKEW_MS
 from site_agent.assembly import config_hash_of
-from site_agent.checks.context import Context
+from site_agent.checks.context import CHECKS, Context
 from site_agent.privacy import LEDGER_HINT, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 
 
+@CHECKS.add
 def certificates(context: Context) -> Iterator[Line]:
     yield from credentials.certificates(context.papers)
 
 
+@CHECKS.add
 def keys(context: Context) -> Iterator[Line]:
     yield from credentials.key_files(context.papers)
     yield credentials.audit_root(context.papers, context.config.state / "log")
 
 
+@CHECKS.add
 def manifest(context: Context) -> Iterator[Line]:
     yield from credentials.manifest(context.papers)
 
 
+@CHECKS.add
 def policy(context: Context) -> Iterator[Line]:
     """What would be declined at the first order is said now."""
     ours, told = context.config.policy, context.manifest
@@ -45,6 +49,7 @@ def policy(context: Context) -> Iterator[Line]:
         )
 
 
+@CHECKS.add
 def model(context: Context) -> Iterator[Line]:
     """The pinned file, and that this package computes what was agreed."""
     yield tried("one training configuration", lambda: config_hash_of(context.manifest))
@@ -52,6 +57,7 @@ def model(context: Context) -> Iterator[Line]:
     yield ok("the initial model is the one that the manifest pins")
 
 
+@CHECKS.add
 def code(context: Context) -> Iterator[Line]:
     from npr.wire_layout import check_code
 
@@ -60,6 +66,7 @@ def code(context: Context) -> Iterator[Line]:
     yield tried("the settings are the manifest's", lambda: context.recipe)
 
 
+@CHECKS.add
 def privacy(context: Context) -> Iterator[Line]:
     """What the run will cost, and whether that is within what this hospital and the manifest allow."""
     cost = planned_cost(context.config, context.manifest)
@@ -89,6 +96,7 @@ def _more_noise(proposed: float | None) -> str:
     )
 
 
+@CHECKS.add
 def state(context: Context) -> Iterator[Line]:
     """Of this run, of none, or of one that is over."""
     folder, run = context.config.state, context.manifest.run
@@ -110,6 +118,7 @@ def state(context: Context) -> Iterator[Line]:
 SLIGHT_MS: Final = 120_000
 
 
+@CHECKS.add
 def coordinator(context: Context) -> Iterator[Line]:
     """As far as TLS with anybody, then as ourselves."""
     yield from context.served
@@ -117,6 +126,7 @@ def coordinator(context: Context) -> Iterator[Line]:
     yield ok("the coordinator lets this site in")
 
 
+@CHECKS.add
 def clock(context: Context) -> Iterator[Line]:
     """By the dates of our papers, and by the coordinator's clock."""
     yield from clock_by_papers(context.papers)
@@ -154,6 +164,7 @@ KEPT_MEMORIES: Final = 3
 LOG_BYTES_PER_ROUND: Final = 200_000
 
 
+@CHECKS.add
 def disk(context: Context) -> Iterator[Line]:
     """By the sizes in the layout: models, memories and a sealed update are replaced as rounds go by, the log grows."""
     layout, folder = context.manifest.aggregation.layout, context.config.state
@@ -166,6 +177,7 @@ def disk(context: Context) -> Iterator[Line]:
     yield checks.disk(folder, free=context.free(folder), least=least, whole=whole)
 
 
+@CHECKS.add
 def device(context: Context) -> Iterator[Line]:
     """What training will run on."""
     threads, there = context.config.site.threads, checks.processors()

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazaret import checks
-from lazaret.checks import Line, Unchecked, Verdict, shared
+from lazaret.checks import CheckList, Line, Unchecked, Verdict, shared
 from lazaret.errors import ToolkitError
 from npr.data.catalogue import assemble
 from npr.data.dataset import FederatedDataset, SiteData
@@ -28,6 +28,7 @@ from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, judge
+from site_agent.checks import CHECK_NAMES
 from site_agent.config import CoordinatorTable, SiteConfig
 from site_agent.trainer.data import check_class_count, image_size_of, ours
 
@@ -164,3 +165,6 @@ class Context:
     @shared("this site's part of the data set is not known")
     def data(self) -> SiteData:
         return ours(self.dataset, self.config.data, self.papers.subject.member)
+
+
+CHECKS: Final = CheckList[Context](CHECK_NAMES)

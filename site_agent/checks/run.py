@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
-from lazaret.checks import Check, Line, Unchecked, ok, problem, run, tried, warning
+from lazaret.checks import Line, Unchecked, ok, problem, run, tried, warning
 from lazaret.errors import ToolkitError
 from npr.data.dataset import Samples
 from npr.data.sources import Look, Survey, inspect_images
 from npr.data.store import Fault, Kind
-from site_agent.checks import agreement
-from site_agent.checks.context import Context
+from site_agent.checks import agreement  # noqa: F401  # its checks add themselves to the list
+from site_agent.checks.context import CHECKS, Context
 from site_agent.config import SiteConfig
 
 # ----------------------------------------
@@ -26,6 +26,7 @@ SHOWN: Final = 3
 _KINDS: Final = (Kind.LABEL, Kind.MISSING, Kind.TWO_SIDES, Kind.REPEATED, Kind.SPLIT)
 
 
+@CHECKS.add
 def data(context: Context) -> Iterator[Line]:
     """The table: everything but the pixels."""
     listed = context.survey
@@ -74,6 +75,7 @@ def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
     yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", faults[0].error.hint or "mend these rows")
 
 
+@CHECKS.add
 def images(context: Context) -> Iterator[Line]:
     """The pixels: every image is decoded once."""
     listed = context.survey
@@ -113,35 +115,16 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
     yield warning("; ".join(told), "keep one row for each image")
 
 
-def _configuration(context: Context) -> Iterator[Line]:
+@CHECKS.add
+def configuration(context: Context) -> Iterator[Line]:
     yield ok(f"{context.config.path} is whole")
 
 
-def _trial(context: Context) -> Iterator[Line]:
-    from site_agent.checks.trial import trial  # imports torch
+@CHECKS.add
+def trial(context: Context) -> Iterator[Line]:
+    from site_agent.checks.trial import trial as train_once  # imports torch
 
-    yield from trial(context)
-
-
-# In this order: what others depend on first, what takes long last.
-CHECKS: Final[Mapping[str, Check[Context]]] = {
-    "configuration": _configuration,
-    "certificates": agreement.certificates,
-    "keys": agreement.keys,
-    "manifest": agreement.manifest,
-    "policy": agreement.policy,
-    "coordinator": agreement.coordinator,
-    "clock": agreement.clock,
-    "state": agreement.state,
-    "model": agreement.model,
-    "disk": agreement.disk,
-    "device": agreement.device,
-    "privacy": agreement.privacy,
-    "data": data,
-    "images": images,
-    "code": agreement.code,
-    "trial": _trial,
-}
+    yield from train_once(context)
 
 
 def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from coordinator.effects import CloseRound, Keep
+from coordinator.effects import CloseRound
 from scripts.local_federation.setup import free_port
 from security.secagg import records
+from security.secagg.effects import Persist
 from tests.support.browser_pages import until
 from tests.support.federation import NumberFederation
 from tests.support.hub_world import Hub, Sample
@@ -87,7 +88,7 @@ def hub(tmp_path: Path) -> Iterator[Hub]:
     planned = records.Planned(plan=replace(plan, context=replace(plan.context, round=1)))
     reason = HOSTILE.encode()[:64]
     closed = records.AttemptClosed(ctx=planned.plan.context.ctx(), state="dead", reason=reason)
-    made.storage.keep([Keep(1, planned), Keep(1, closed), CloseRound(1, HOSTILE)], now_ms=made.world.now)
+    made.storage.keep([Persist(planned, 1), Persist(closed, 1), CloseRound(1, HOSTILE)], now_ms=made.world.now)
     made.look()
     yield made
     made.close()

@@ -11,21 +11,24 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from coordinator.checks import CHECKS as COORDINATOR_CHECKS
 from coordinator.checks import Context as CoordinatorContext
-from coordinator.cli import CHECKS as COORDINATOR_NAMES
-from lazaret.checks import Line, Verdict, ok, run
+from coordinator.cli import check as coordinator_check
+from lazaret.checks import CheckList, Line, Verdict, ok, run
+from lazaret.errors import LocalProtocolError
 from scripts.local_federation.setup import command, free_port
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
 from security.identity import pki
 from site_agent.checks.run import CHECKS
 from site_agent.cli import cli as site_command
-from site_agent.setup_commands import CHECKS as NAMES
+from site_agent.setup_commands import check as site_check
 from tests.support.check_world import LEARNING, PLAN, SITE, CheckWorld, Hospital, Shifted, problems, write_table
 from tests.support.consortium_world import World
 from tests.support.proxies import GATEWAY, Proxy, gateway_context, listening
@@ -352,9 +355,27 @@ def test_a_check_that_breaks_does_not_take_the_others_along() -> None:
     assert "RuntimeError" in lines[1].what and "Huber" not in lines[1].what and "--skip one" in lines[1].hint
 
 
-def test_the_names_that_may_be_skipped_are_the_checks() -> None:
-    assert tuple(CHECKS) == NAMES
-    assert tuple(COORDINATOR_CHECKS) == COORDINATOR_NAMES
+@pytest.mark.parametrize(("command", "checks"), [(site_check, CHECKS), (coordinator_check, COORDINATOR_CHECKS)])
+def test_the_names_that_may_be_skipped_are_the_checks(command: click.Command, checks: CheckList[Any]) -> None:
+    (skip,) = (option for option in command.params if option.name == "skipped")
+    assert isinstance(skip.type, click.Choice)
+    assert list(skip.type.choices) == list(checks)
+    for name in checks:
+        assert checks[name].__name__ == name
+
+
+def test_a_check_that_nobody_could_name_is_not_added() -> None:
+    def one(_: None) -> Iterator[Line]:
+        yield ok("here")
+
+    def three(_: None) -> Iterator[Line]:
+        yield ok("here")
+
+    checks = CheckList[None](["one", "two"])
+    assert checks.add(one) is checks["one"] is one
+    for wrong in (one, three):
+        with pytest.raises(LocalProtocolError, match="name of one check"):
+            checks.add(wrong)
 
 
 # The coordinator's own.

@@ -23,8 +23,8 @@ from security.consortium.authority import Authority
 from security.identity.enrolment import Request
 from security.identity.pki import Role
 from security.secagg.layout import Block, Layout
+from site_agent.checks import CHECK_NAMES
 from site_agent.cli import main
-from site_agent.setup_commands import CHECKS
 from site_agent.state_writer import WriteAheadLog
 from tests.support.consortium_world import World
 
@@ -215,7 +215,7 @@ def test_a_state_that_is_a_file(graz: Path, tmp_path: Path) -> None:
     done = run("--config", config)
     complains(done, 2, "state", "is not a folder")
     assert "[site] state" in done.stderr
-    slow = [word for name in CHECKS if name not in ("manifest", "state") for word in ("--skip", name)]
+    slow = [word for name in CHECK_NAMES if name not in ("manifest", "state") for word in ("--skip", name)]
     told = json.loads(run("--config", config, "check", *slow, "--json").stdout)
     (line,) = [line for line in told["checks"] if line["check"] == "state"]
     assert line["verdict"] == "problem" and "is not a folder" in line["what"]

@@ -11,34 +11,22 @@ from pathlib import Path
 
 import numpy as np
 
-from coordinator.effects import (
-    CloseRound,
-    Effects,
-    Exclude,
-    Keep,
-    KeepCertificate,
-    KeepLink,
-    KeepStrikes,
-    OpenRound,
-    ReplaySum,
-    SendState,
-)
+from coordinator.effects import CloseRound, Effects, OpenRound, StoreBlame
+from coordinator.phases import RunPlan
 from coordinator.results import Chain
-from coordinator.rounds import RoundEngine, RunPlan
+from coordinator.rounds import RoundEngine
 from coordinator.storage import Storage
 from lazaret.errors import ToolkitError
 from protos.loopback import COORDINATOR, LoopbackFederation
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel
 from protos.stream_end import empty_log_head
 from security.clock import ManualClock
-from security.crypto.ring import frames_of
 from security.rng import CountedRandomness
 from security.secagg import messages
-from security.secagg.coordinator.publication import read_sum
 from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Compact, Discard, Persist, SaveState, Send, SendPieces, SendSum, SendUpload
+from security.secagg.effects import Certified, Compact, Discard, Persist, SaveState, Send, SendFrames, SendUpload
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Clips, Layout
@@ -93,18 +81,26 @@ class EngineWorld:
             spool=FileSpool(self.storage.spool),
             clock=self.clock,
         )
-        book = self.storage.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
-        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate, self.base.policy)
+        history = self.storage.history
+        book = history.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
+        chain = Chain(
+            history.links(),
+            self.base.policy,
+            core.spool,
+            load_result=history.result,
+            load_check=history.certificate,
+            load_state=self.storage.load_state,
+        )
         model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
-        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=self.storage.completed())
-        rebuilt = restore_round(core, book, self.storage.newest_records(), self.storage.load_state)
-        start = self.storage.open_round()
+        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=history.completed())
+        rebuilt = restore_round(core, book, history.newest_records(), self.storage.load_state)
+        start = history.open_round()
         if start is not None:
             first = self.engine.restore(start, rebuilt)
         elif self.engine.completed >= self.plan.rounds:
             first = self.engine.restore_done(rebuilt)
         else:
-            first = self.engine.start(self.storage.last_round(), rebuilt)
+            first = self.engine.start(history.last_round(), rebuilt)
         self.do_coordinator(first)
         for name in self.names:
             if name not in self.offline:
@@ -138,26 +134,16 @@ class EngineWorld:
     def do_coordinator(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case Keep() | SaveState() | OpenRound() | KeepLink() | KeepCertificate() | Exclude() | KeepStrikes():
+                case Persist() | SaveState() | Certified() | OpenRound() | StoreBlame():
                     self.storage.keep([effect], now_ms=0)
                 case CloseRound(number, outcome):
                     self.closed.append((number, outcome))
                     self.storage.keep([effect], now_ms=0)
                 case Send(message, to):
                     self._to(to, message)
-                case SendSum():
-                    for frame in effect.frames():
-                        self._to(effect.to, frame)
-                case SendPieces(to, pieces):
-                    for piece in pieces():
-                        self._to(to, piece)
-                case ReplaySum(to, result_hash, root):
-                    words = read_sum(self.engine.core.spool, root, self.layout)
-                    for frame in SendSum(to=to, result=result_hash, words=words, layout=self.layout).frames():
+                case SendFrames(to, frames):
+                    for frame in frames():
                         self._to(to, frame)
-                case SendState(to, digest):
-                    for index, part in frames_of(self.storage.load_state(digest).view(np.uint8)):
-                        self._to(to, messages.StateFrame(state_hash=digest, index=index, data=part))
                 case Discard(keys):
                     for key in keys:
                         self.engine.core.spool.remove(key)

@@ -9,19 +9,22 @@ from pathlib import Path
 
 from coordinator.assembly import Assembled, assemble
 from coordinator.config import CoordinatorConfig
-from coordinator.dashboard.history import History
 from coordinator.dashboard.live import Live
 from coordinator.dashboard.metrics import PhaseClock
 from coordinator.dashboard.server import pages
 from coordinator.dashboard.state_json import Board, LogCheckpoints
-from coordinator.effects import CloseRound, Keep, KeepCertificate, KeepLink, OpenRound
+from coordinator.effects import CloseRound, OpenRound
+from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
 from lazaret.web.access import Address, Guard
 from lazaret.web.server import WebServer
 from security.identity.membership import audit_roster
 from security.rng import CountedRandomness
 from security.secagg import records
+from security.secagg.certificates import CheckCertificate
 from security.secagg.coordinator.rounds import RoundStart
+from security.secagg.effects import Certified, Persist
+from security.secagg.site.result_checks import result_digests
 from tests.support.consortium_world import World
 from tests.support.engine_world import EngineWorld
 
@@ -53,7 +56,7 @@ class Hub:
         ready = assemble(config, base, clock=world.clock, rng=CountedRandomness(b"hub"))
         storage, manifest = ready.shell.storage, ready.manifest
         heads = LogCheckpoints(storage.log, audit_roster(manifest), manifest.coordinator.id)
-        board = Board(manifest, History(storage.folder / "coordinator.sqlite"), heads)
+        board = Board(manifest, ReadOnlyHistory(storage.path), heads)
         hub = cls(world, config, ready, board, PhaseClock())
         hub.look()
         return hub
@@ -90,22 +93,22 @@ class Sample:
     planned: records.Planned
     shown: records.SurvivorsShown
     result: records.ResultShown
-    certificate: KeepCertificate
+    check: CheckCertificate
 
     @classmethod
     def of(cls, folder: Path, sites: int) -> Sample:
         world = EngineWorld(folder, sites=sites, rounds=1)
         world.run(until=1, most=200_000)
-        found = {type(record): record for record in world.storage.newest_records()}
-        link = world.storage.links()[0]
-        check = world.storage.certificate(link.result_hash)
+        found = {type(record): record for record in world.storage.history.newest_records()}
+        link = world.storage.history.links()[0]
+        check = world.storage.history.certificate(link.result_hash)
         assert check is not None
         world.kill_coordinator()
         return cls(
             found[records.Planned],
             found[records.SurvivorsShown],
             found[records.ResultShown],
-            KeepCertificate(link.result_hash, check),
+            check,
         )
 
     def write(self, storage: Storage, number: int, *, now_ms: int, open_round: bool = True) -> None:
@@ -120,13 +123,12 @@ class Sample:
         shown = replace(result, context=context, state_hash=digest)
         if open_round:
             storage.keep([OpenRound(start)], now_ms=now_ms)
-        storage.keep([Keep(number, planned)], now_ms=now_ms + 30_000)
+        storage.keep([Persist(planned, number)], now_ms=now_ms + 30_000)
         storage.keep(
             [
-                Keep(number, self.shown),
-                Keep(number, records.ResultShown(result=shown)),
-                KeepLink(digest, shown),
-                KeepCertificate(digest, self.certificate.check),
+                Persist(self.shown, number),
+                Persist(records.ResultShown(result=shown), number),
+                Certified(result_digests(shown)[2], self.check),
                 CloseRound(number, "published"),
             ],
             now_ms=now_ms + 60_000,

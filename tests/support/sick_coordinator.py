@@ -11,12 +11,13 @@ from pathlib import Path
 import click
 
 from coordinator.config import CoordinatorConfig
-from coordinator.effects import Keep
+from coordinator.effects import Stored
 from coordinator.service import run_until_stopped
-from coordinator.storage import Storage, Stored
+from coordinator.storage import Storage
 from lazaret.terminal import run_command
 from scripts.local_federation.fail_points import MortalService, MortalShell
 from scripts.local_federation.party import log_to_stderr
+from security.secagg.effects import Persist
 
 
 def refuse(order: Path) -> None:
@@ -24,7 +25,7 @@ def refuse(order: Path) -> None:
     real = Storage._write
 
     def write(self: Storage, db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
-        if isinstance(effect, Keep) and order.exists() and order.read_text() == type(effect.record).__name__:
+        if isinstance(effect, Persist) and order.exists() and order.read_text() == type(effect.record).__name__:
             order.unlink()
             raise sqlite3.OperationalError("database or disk is full")
         real(self, db, effect, now_ms)

@@ -27,7 +27,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.spool import MemorySpool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Effects, Send, SendPieces, SendSum, Vector
+from security.secagg.effects import Effects, Send, SendFrames, Vector
 from security.secagg.fields import Wire
 from security.secagg.relay import FRAMES, HeadSignature, SignedHead
 from security.secagg.statements import Signer
@@ -294,12 +294,9 @@ class Hub:
             match effect:
                 case Send(message=message, to=to) if to is not None:
                     self.send(to, message)
-                case SendSum():
-                    for frame in effect.frames():
-                        self.send(effect.to, frame)
-                case SendPieces():
-                    for piece in effect.pieces():
-                        self.send(effect.to, piece)
+                case SendFrames(to, frames):
+                    for frame in frames():
+                        self.send(to, frame)
 
     # Rounds.
 

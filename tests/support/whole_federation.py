@@ -12,6 +12,7 @@ from pathlib import Path
 
 from coordinator.assembly import assemble as assemble_coordinator
 from coordinator.config import CoordinatorConfig, Rounds
+from coordinator.round_history import RoundRow
 from coordinator.run import Shell
 from coordinator.send_queue import Stream
 from coordinator.service import Service
@@ -236,9 +237,9 @@ class WholeFederation:
     # What came of it.
 
     @property
-    def rounds(self) -> list[tuple[int, int, int | None, str | None]]:
+    def rounds(self) -> list[RoundRow]:
         assert self.shell is not None
-        return self.shell.storage.rounds()
+        return self.shell.storage.history.rounds()
 
     @property
     def published(self) -> int:
@@ -257,5 +258,5 @@ class WholeFederation:
     def survivors(self) -> list[set[str]]:
         """Who was in each sum, oldest first."""
         assert self.shell is not None
-        storage = self.shell.storage
-        return [{line.site for line in storage.result(link.result_hash).uploads} for link in storage.links()]
+        history = self.shell.storage.history
+        return [{line.site for line in history.result(link.result_hash).uploads} for link in history.links()]

@@ -75,7 +75,7 @@ class CoordinatorAttempt:
 
     def start(self) -> Effects:
         self._wait()
-        return Persist(records.Planned(plan=self.plan)), *self._to_all(self.plan)
+        return self._persist(records.Planned(plan=self.plan)), *self._to_all(self.plan)
 
     def receive(self, site: str, message: Wire) -> Effects:
         """Take a message that the transport says is from `site`."""
@@ -170,6 +170,9 @@ class CoordinatorAttempt:
             raise RemoteProtocolError(f"{type(message).__name__} is not for a coordinator")
         return routes[type(message)]
 
+    def _persist(self, record: Wire) -> Persist:
+        return Persist(record, self.context.round)
+
     def _go(self, event: CoordinatorEvent) -> None:
         self.state = step(COORDINATOR, self.state, event)
         self._wait()
@@ -191,7 +194,7 @@ class CoordinatorAttempt:
         if shown is None:
             return ()
         self._go(_E.ALL_ADVERTS)
-        return Persist(records.AdvertsShown(adverts=shown)), *self._to_all(shown)
+        return self._persist(records.AdvertsShown(adverts=shown)), *self._to_all(shown)
 
     def _refusal(self, message: messages.Refusal) -> Effects:
         if message.ctx != self.ctx:
@@ -206,7 +209,7 @@ class CoordinatorAttempt:
             return ()
         self._go(_E.ALL_SHARES)
         delivered = tuple(Send(self.dealing.deliver_to(site), to=site) for site in self.context.sites)
-        return Persist(records.DealsShown(shares=ordered)), *delivered
+        return self._persist(records.DealsShown(shares=ordered)), *delivered
 
     def _accusation(self, message: messages.Accusation) -> Effects:
         self._verify(message.site, statements.accuse(message.kx, message.dealer), message.signature)
@@ -248,7 +251,7 @@ class CoordinatorAttempt:
             return (Blamed(site, "upload without its root"),)
         if header is None:
             return ()
-        counted = Persist(records.UploadCounted(header=header))
+        counted = self._persist(records.UploadCounted(header=header))
         return counted, *self._uploads_done()
 
     def _uploads_done(self) -> Effects:
@@ -274,7 +277,7 @@ class CoordinatorAttempt:
         )
         self.survivors = shown
         self._go(_E.ENOUGH_UPLOADS)
-        return Persist(records.SurvivorsShown(survivors=shown)), *self._to_all(shown)
+        return self._persist(records.SurvivorsShown(survivors=shown)), *self._to_all(shown)
 
     # S4 and S5.
 
@@ -295,7 +298,7 @@ class CoordinatorAttempt:
         quorum = messages.Quorum(kx=self.dealing.kx, survivors=message.survivors, agreements=tuple(signed))
         self.certify(quorum)
         self._go(_E.ENOUGH_AGREE)
-        return Persist(records.QuorumShown(quorum=quorum)), *self._to_all(quorum, list(self.agreements))
+        return self._persist(records.QuorumShown(quorum=quorum)), *self._to_all(quorum, list(self.agreements))
 
     def certify(self, quorum: messages.Quorum) -> None:
         self.quorum = quorum
@@ -341,7 +344,7 @@ class CoordinatorAttempt:
             place, published.result_hash, result.state_hash, outcome.verdict, published.survivors, published.total
         )
         effects: list[Effect] = [SaveState(result.state_hash, outcome.state)]
-        effects += [Persist(records.ResultShown(result=result)), moved]
+        effects += [self._persist(records.ResultShown(result=result)), moved]
         for site in self.context.sites:
             effects += [Send(result, to=site), published.sum_to(site)]
         return tuple(effects)
@@ -352,11 +355,11 @@ class CoordinatorAttempt:
         if self.publication is None:
             raise RemoteProtocolError("acknowledgement without a result", where=f"site {ack.site}")
         covered = self.publication.take_ack(ack)
-        seen = Persist(records.AckSeen(ack=ack))
-        if not covered or self.state is _S.CERTIFIED:
+        seen = self._persist(records.AckSeen(ack=ack))
+        if covered is None or self.state is _S.CERTIFIED:
             return (seen,)
         self._go(_E.COVERED)
-        return seen, Certified(self.publication.result_hash), self.uploads.discard()
+        return seen, Certified(self.publication.result_hash, covered), self.uploads.discard()
 
     def _chunk_request(self, request: messages.ChunkRequest) -> Effects:
         if self.publication is None:
@@ -370,7 +373,7 @@ class CoordinatorAttempt:
             raise VerificationFailed("abort is of another attempt", where=f"site {message.site}")
         self._verify(message.site, statements.abort(message.ctx, message.code), message.signature)
         self.aborts[message.site] = message
-        seen = Persist(records.AbortSeen(abort=message))
+        seen = self._persist(records.AbortSeen(abort=message))
         if self.state in (_S.ADVERTISING, _S.DEALING):
             self._go(_E.ABORT)
             return seen, *self._ended("a site aborted", [s for s in self.context.sites if s != message.site])
@@ -410,7 +413,7 @@ class CoordinatorAttempt:
         closed = records.AttemptClosed(ctx=self.ctx, state=str(self.state), reason=reason.encode()[:64])
         strikes = tuple(Blamed(site, "missing") for site in self.missing)
         return (
-            Persist(closed),
+            self._persist(closed),
             *strikes,
             Ended(self.ctx, reason),
             *self._to_all(self.abort_request(), self._still_open()),

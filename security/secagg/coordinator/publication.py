@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -15,9 +17,9 @@ from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
 from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import Dealing, Uploads
-from security.secagg.effects import SendPieces, SendSum
+from security.secagg.effects import SendFrames
 from security.secagg.layout import Layout
-from security.secagg.messages import ChunkRequest, Quorum, Result, Survivors
+from security.secagg.messages import ChunkRequest, Quorum, Result, SumFrame, Survivors
 from security.secagg.site import result_checks
 from security.secagg.statements import Signer
 
@@ -65,14 +67,14 @@ class Publication:
     def survivors(self) -> tuple[str, ...]:
         return tuple(line.site for line in self.result.uploads)
 
-    def sum_to(self, site: str) -> SendSum:
-        return SendSum(to=site, result=self.result_hash, words=self.total, layout=self._policy.layout)
+    def sum_to(self, site: str) -> SendFrames:
+        return SendFrames(site, partial(sum_frames, self.result_hash, self.total, self._policy.layout))
 
-    def take_ack(self, ack: Ack) -> bool:
-        """Take an acknowledgement; returns whether the result is now covered."""
+    def take_ack(self, ack: Ack) -> CheckCertificate | None:
+        """Take an acknowledgement; returns the certificate if the result is now covered."""
         certificate_checks.check_ack(self._policy, ack, result=self.result_hash, state_hash=self.result.state_hash)
         self.acks[ack.site] = ack
-        return self.certificate() is not None
+        return self.certificate()
 
     def certificate(self) -> CheckCertificate | None:
         """What the next Plan carries, once there is enough."""
@@ -86,12 +88,18 @@ class Publication:
             return None
         return CheckCertificate(acks=tuple(self.acks[site] for site in sorted(self.acks)))
 
-    def serve(self, site: str, request: ChunkRequest) -> SendPieces:
+    def serve(self, site: str, request: ChunkRequest) -> SendFrames:
         """One chunk of every upload, read from the spool when it is sent."""
         if request.result != self.result_hash or self._uploads is None or request.chunk >= self._policy.chunks:
             raise RemoteProtocolError("there is no such chunk of this result", where="audit")
         uploads = self._uploads
-        return SendPieces(site, lambda: uploads.pieces(self.result_hash, request.chunk, self.survivors))
+        return SendFrames(site, lambda: uploads.pieces(self.result_hash, request.chunk, self.survivors))
+
+
+def sum_frames(result: bytes, words: Words, layout: Layout) -> Iterator[SumFrame]:
+    """A sum as it is sent, the slots that say how much was summed first."""
+    for index in layout.sum_order:
+        yield SumFrame(result=result, index=index, data=layout.ring.frame(words, index))
 
 
 def spool_sum(spool: Spool, root: bytes, total: Words, ring: Ring) -> None:

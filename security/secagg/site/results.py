@@ -254,7 +254,7 @@ class Intake:
         certificate_checks.check_certificate(
             self.core.policy, message.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
         )
-        return self.core.record(records.ResultVouched(result=head.result)), Certified(head.result)
+        return self.core.record(records.ResultVouched(result=head.result)), Certified(head.result, message.check)
 
     def jump(self, jump: Jump) -> Effects:
         """Begin to take a covered state in place of the sums that led to it."""

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from coordinator.round_history import Figures
+from coordinator.effects import PUBLISHED
+from coordinator.round_history import Figures, ReadOnlyHistory
+from lazaret.errors import ConfigError
 from security.secagg import messages
+from security.secagg.certificates import Ack
 from security.secagg.fixed_point import decode, encode
 from security.secagg.layout import Clips, Layout
 from tests.support.engine_world import EngineWorld
+
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("benchmarks", "coordinator", "lazaret", "npr", "protos", "scripts", "security", "site_agent")
 
 
 def attempts(folder: Path) -> list[tuple[object, ...]]:
@@ -66,3 +73,71 @@ def test_figures_are_the_slots_of_the_sum_and_nothing_of_its_update(told: bool) 
     decoded = decode(layout, total)
     assert (decoded.weight, decoded.loss, decoded.hits) == (figures.weight, figures.loss, figures.hits)
     assert Figures.of(layout, np.zeros_like(total)) is None
+
+
+# The reader from outside.
+
+
+def test_a_history_is_read_beside_the_process_that_writes_it(tmp_path: Path) -> None:
+    """In a folder whose name means something in an address; nothing can be written through it."""
+    folder = tmp_path / "state of 100% ?mode=rwc #1"
+    world = EngineWorld(folder, rounds=2)
+    with ReadOnlyHistory(world.storage.path) as history:
+        assert [row.outcome for row in history.rounds()] == [None] and history.links() == []
+        before = history.version()
+        world.run(until=2)
+        assert history.version() != before
+        assert [(row.number, row.outcome) for row in history.rounds()] == [(1, PUBLISHED), (2, PUBLISHED)]
+        assert history.links() == world.storage.history.links() and history.completed() == 2
+        with pytest.raises(ConfigError, match="cannot read the database: attempt to write a readonly database"):
+            history._ask("DELETE FROM rounds")
+    world.kill_coordinator()
+
+
+def test_a_folder_without_a_database_is_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "coordinator.sqlite"
+    with pytest.raises(ConfigError, match="no database yet") as raised, ReadOnlyHistory(path) as history:
+        history.rounds()
+    assert raised.value.where == str(path) and raised.value.hint
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_chain_on_disk_is_the_one_in_memory(tmp_path: Path) -> None:
+    """Storage computes the hash of a result from the record; the engine has it from the publication."""
+    world = EngineWorld(tmp_path, rounds=3)
+    world.run(until=3)
+    assert len(world.engine.chain.links) == 3
+    assert world.storage.history.links() == world.engine.chain.links
+    world.kill_coordinator()
+
+
+def test_a_sum_waits_for_its_check_until_the_certificate_is_there(tmp_path: Path) -> None:
+    world = EngineWorld(tmp_path, rounds=1)
+    world.silent = {(name, Ack) for name in world.names[1:]}
+    world.run(until=1)
+    found = world.storage.history.unchecked_sum()
+    assert found is not None and (found.round, found.acknowledged) == (1, {world.names[0]})
+    world.silent = set()
+    for name in world.names:
+        world.restart_site(name)
+    for _ in range(5000):
+        if not world.engine.auditing:
+            break
+        if not world.step():
+            world.clock.advance(300)
+            world.do_coordinator(world.engine.tick())
+    assert world.storage.history.unchecked_sum() is None
+    world.kill_coordinator()
+
+
+def test_one_module_asks_the_database_and_one_writes_to_it() -> None:
+    """Tables and columns are named where they are made, where they are written and where they are read."""
+    sources = [path for name in PACKAGES for path in (ROOT / name).rglob("*.py")]
+    assert len(sources) > 100
+    opens = {str(path.relative_to(ROOT)) for path in sources if "sqlite3" in path.read_text()}
+    assert opens == {f"coordinator/{name}.py" for name in ("database", "round_history", "storage")}
+    asks = {path.name for path in sources if re.search(r"\bSELECT\b.*\bFROM\b", path.read_text())}
+    assert asks == {"round_history.py", "storage.py"}
+    storage = (ROOT / "coordinator" / "storage.py").read_text()
+    # The format, before there is anything that could ask; the rest are parts of updates.
+    assert len(re.findall(r'execute\("SELECT', storage)) == 1

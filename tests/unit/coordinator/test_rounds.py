@@ -8,12 +8,13 @@ from contextlib import closing
 import numpy as np
 import pytest
 
-from coordinator.effects import Exclude, KeepCertificate
+from coordinator.effects import StoreBlame
 from coordinator.phases import TURNS, Phase, Turn, follow
 from coordinator.storage import Storage
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
 from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.effects import Certified
 from security.secagg.relay import Decline
 from security.secagg.state import state_hash
 from security.secagg.transitions import CoordinatorState
@@ -74,15 +75,15 @@ def test_a_killed_coordinator_goes_on_where_it_was(tmp_path, steps):
             world.do_coordinator(world.engine.tick())
     world.kill_coordinator()
     world.start_coordinator()
-    world.run(until=2 - world.storage.completed() + len(world.closed))
-    assert world.storage.completed() == 2
+    world.run(until=2 - world.storage.history.completed() + len(world.closed))
+    assert world.storage.history.completed() == 2
     rounds = [
-        (link.round, [up.site for up in world.storage.result(link.result_hash).uploads])
-        for link in world.storage.links()
+        (link.round, [up.site for up in world.storage.history.result(link.result_hash).uploads])
+        for link in world.storage.history.links()
     ]
     assert_model(world, rounds)
     assert {site.machine.core.head.result for site in world.base.sites.values()} == {
-        world.storage.links()[-1].result_hash
+        world.storage.history.links()[-1].result_hash
     }
 
 
@@ -99,8 +100,8 @@ def test_a_killed_site_goes_on_where_it_was(tmp_path, steps):
     world.run(until=len(world.closed))
     assert [outcome for _, outcome in world.closed].count("published") >= 2
     rounds = [
-        (link.round, [up.site for up in world.storage.result(link.result_hash).uploads])
-        for link in world.storage.links()
+        (link.round, [up.site for up in world.storage.history.result(link.result_hash).uploads])
+        for link in world.storage.history.links()
     ]
     assert_model(world, rounds)
 
@@ -112,27 +113,27 @@ def test_a_site_that_was_away_for_long_gets_a_covered_state(tmp_path):
     world.connect("site3")
     world.run(until=12)
     assert world.base.sites["site3"].machine.core.head.round == 12
-    assert world.storage.links()[-1].round == 12
+    assert world.storage.history.links()[-1].round == 12
 
 
 def test_a_kill_between_the_last_acknowledgement_and_its_certificate(tmp_path, monkeypatch):
-    """They are two transactions: after the first one the sum is covered, and nobody has written that down."""
+    """Here each effect is a transaction: after the first one the sum is covered, and nobody has written that down."""
     world = EngineWorld(tmp_path, rounds=2)
     keep = world.storage.keep
 
     def dies(effects, **more):
-        if any(isinstance(effect, KeepCertificate) for effect in effects):
+        if any(isinstance(effect, Certified) for effect in effects):
             raise KeyboardInterrupt
         keep(effects, **more)
 
     monkeypatch.setattr(world.storage, "keep", dies)
     with pytest.raises(KeyboardInterrupt):
         world.run(until=2)
-    assert world.storage.certificate(world.storage.links()[-1].result_hash) is None
+    assert world.storage.history.certificate(world.storage.history.links()[-1].result_hash) is None
     world.kill_coordinator()
     world.start_coordinator()
     world.run(until=2)
-    assert world.storage.completed() == 2
+    assert world.storage.history.completed() == 2
 
 
 def test_strikes_outlive_a_restart(tmp_path):
@@ -149,7 +150,7 @@ def test_strikes_outlive_a_restart(tmp_path):
     world.silent.clear()
     while "site4" in world.engine.book.strikes:
         world.run(until=len(world.closed) + 1)
-    newest = world.storage.result(world.storage.links()[-1].result_hash)
+    newest = world.storage.history.result(world.storage.history.links()[-1].result_hash)
     assert "site4" in {up.site for up in newest.uploads}
 
 
@@ -157,10 +158,10 @@ def test_exclusion_holds_for_the_certificate_it_was_earned_under(tmp_path):
     world = EngineWorld(tmp_path)
     world.run(until=1)
     cert = world.base.policy.entry("site3").cert
-    world.storage.keep([Exclude("site3", cert, "two uploads")], now_ms=0)
-    assert world.storage.excluded({"site3": cert}) == {"site3": "two uploads"}
-    assert world.storage.excluded({"site3": bytes(32)}) == {}, "a new certificate is the consortium's word"
-    assert world.storage.excluded({}) == {}
+    world.storage.keep([StoreBlame({}, {}, {"site3": ("two uploads", cert)})], now_ms=0)
+    assert world.storage.history.excluded({"site3": cert}) == {"site3": "two uploads"}
+    assert world.storage.history.excluded({"site3": bytes(32)}) == {}, "a new certificate is the consortium's word"
+    assert world.storage.history.excluded({}) == {}
 
 
 def test_old_models_go_and_late_sites_still_catch_up(tmp_path):
@@ -168,7 +169,7 @@ def test_old_models_go_and_late_sites_still_catch_up(tmp_path):
     world.storage._keep_models = 3
     world.disconnect("site3")
     world.run(until=7)
-    links = world.storage.links()
+    links = world.storage.history.links()
     kept = {path.stem for path in world.storage.models.iterdir()}
     assert kept == {state_hash(world.initial).hex(), *(link.state_hash.hex() for link in links[-3:])}
     world.connect("site3")
@@ -196,7 +197,7 @@ def test_a_database_of_the_first_format_is_taken_over(tmp_path):
         db.execute("UPDATE about SET value = '1' WHERE key = 'format'")
         db.execute("INSERT INTO blame VALUES ('site1', 'two uploads')")
     storage = Storage(tmp_path)
-    assert storage.excluded({"site1": bytes(32)}) == {}
+    assert storage.history.excluded({"site1": bytes(32)}) == {}
     storage.close()
 
 
@@ -306,7 +307,7 @@ def test_a_decline_before_a_hello_is_no_fault_of_ours(tmp_path):
     world.engine.standings._at.clear()
     world.engine.receive("site3", Decline(site="site3", round=world.engine.round.start.round))
     world.run(until=3)
-    assert world.storage.completed() == 3
+    assert world.storage.history.completed() == 3
 
 
 def test_a_site_that_stands_elsewhere_costs_nobody_else_anything(tmp_path):
@@ -319,7 +320,7 @@ def test_a_site_that_stands_elsewhere_costs_nobody_else_anything(tmp_path):
     world.silent = {("site4", messages.Ready)}
     world.engine.receive("site4", Decline(site="site4", round=world.engine.round.start.round))
     world.run(until=3)
-    assert world.storage.certificate(world.storage.links()[1].result_hash) is not None
+    assert world.storage.history.certificate(world.storage.history.links()[1].result_hash) is not None
 
 
 def test_a_set_that_cannot_be_repeated_any_more_costs_the_round_and_not_the_service(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from coordinator.ingress_log import Arrived
 from coordinator.send_queue import Stream
 from lazaret.errors import PolicyViolation, RemoteProtocolError
+from security.secagg.effects import SendFrames
 from security.secagg.fields import Wire
 from security.secagg.relay import FROM_SITE, Cosignature, Head, HeadSignature, Held, Pong, SignedHead
 from tests.support.hub_world import Hub
@@ -48,7 +49,7 @@ def test_a_site_says_anything_to_a_coordinator_in_mid_run(federation: WholeFeder
     shell = federation.shell
     assert shell is not None
     stream = shell.streams[SITE]
-    link = shell.storage.links()[-1]
+    link = shell.storage.history.links()[-1]
     attempts = [attempt for known in (shell.engine.round, shell.engine.previous) for attempt in known.attempts]
     known = {
         "site": [SITE],
@@ -117,5 +118,7 @@ def test_a_site_whose_certificate_has_ended_is_refused_and_no_more(hub: Hub, mon
 
 
 def test_a_model_that_is_gone_when_its_turn_comes_is_no_end(hub: Hub, caplog: pytest.LogCaptureFixture) -> None:
-    assert list(hub.ready.shell._state(bytes(32))) == []
+    shell = hub.ready.shell
+    frames = SendFrames(SITE, lambda: shell.engine.chain._state(bytes(32)))
+    assert list(shell._frames(frames)) == []
     assert "cannot be sent" in caplog.text

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from coordinator.effects import OpenRound
-from coordinator.status import read_rows
+from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
 from lazaret import files
 from lazaret.errors import ConfigError, DataError, ToolkitError
@@ -21,7 +21,6 @@ from security.secagg.coordinator.spool import FileSpool
 from tests.support.engine_world import EngineWorld
 
 START = RoundStart(round=1, state_hash=bytes(32), config_hash=bytes(32), prev_result=bytes(32))
-ROUNDS = "SELECT number FROM rounds"
 
 
 @pytest.fixture
@@ -62,9 +61,9 @@ def test_a_transaction_that_is_not_on_disk_did_not_happen(
             storage.keep([OpenRound(START)], now_ms=0)
     assert raised.value.exit_code == 1
     assert raised.value.where == str(storage.folder / "coordinator.sqlite") and raised.value.hint
-    assert storage.rounds() == []
+    assert storage.history.rounds() == []
     storage.keep([OpenRound(START)], now_ms=0)
-    assert len(storage.rounds()) == 1
+    assert len(storage.history.rounds()) == 1
 
 
 def test_a_database_that_is_really_full(storage: Storage) -> None:
@@ -78,7 +77,7 @@ def test_a_database_that_is_really_full(storage: Storage) -> None:
 def test_what_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "coordinator.sqlite"
     path.write_bytes(os.urandom(4096))
-    for ask in (lambda: Storage(tmp_path), lambda: read_rows(path, ROUNDS)):
+    for ask in (lambda: Storage(tmp_path), lambda: ReadOnlyHistory(path).rounds()):
         with pytest.raises(ConfigError, match="not a database") as raised:
             ask()
         assert raised.value.where == str(path) and "no old copy" in (raised.value.hint or "")
@@ -91,9 +90,9 @@ def test_a_damaged_database_is_refused_in_one_line(tmp_path: Path) -> None:
     data[4096:] = bytes(len(data) - 4096)  # the first page, with the list of tables, stays
     path.write_bytes(data)
     with pytest.raises(ConfigError, match="malformed"):
-        read_rows(path, ROUNDS)
+        ReadOnlyHistory(path).rounds()
     with pytest.raises((ConfigError, DataError), match="malformed") as raised:
-        Storage(tmp_path).rounds()
+        Storage(tmp_path).history.rounds()
     assert raised.value.exit_code == 2 and "no old copy" in (raised.value.hint or "")
 
 

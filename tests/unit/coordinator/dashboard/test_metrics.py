@@ -13,12 +13,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
-from coordinator.effects import Keep
 from coordinator.phases import Phase
 from coordinator.round_history import Figures
 from lazaret.web.prometheus import exposition
 from security.identity.membership import audit_roster
 from security.secagg import records
+from security.secagg.effects import Persist
 from security.secagg.relay import FROM_COORDINATOR, FROM_SITE
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector
@@ -110,7 +110,7 @@ def test_a_run_tells_its_figures_and_no_others(hub: Hub, tmp_path: Path) -> None
 def test_a_reason_that_nobody_knows_is_no_label(hub: Hub, tmp_path: Path) -> None:
     plan = Sample.of(tmp_path / "engine", 4).planned
     closed = records.AttemptClosed(ctx=plan.plan.context.ctx(), state="dead", reason=b'patient-4711 "} 1\nx{a="')
-    hub.storage.keep([Keep(1, plan), Keep(1, closed)], now_ms=1)
+    hub.storage.keep([Persist(plan, 1), Persist(closed, 1)], now_ms=1)
     found = scraped(RunCollector(hub.board, hub.phases), RUN)
     assert found[f"lazaret_aborts_total,{OTHER}"] == 1
     assert b"4711" not in exposition(RunCollector(hub.board, hub.phases)).body

@@ -25,13 +25,14 @@ from coordinator.dashboard import state_json
 from coordinator.dashboard.history import COLUMNS
 from coordinator.dashboard.live import Burst
 from coordinator.dashboard.server import admission, open_dashboard, pages
-from coordinator.effects import CloseRound, Keep
+from coordinator.effects import CloseRound
 from coordinator.phases import Phase
 from coordinator.round_history import Figures
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard
 from lazaret.web.server import WebServer
 from security.secagg import records
+from security.secagg.effects import Persist
 from tests.support.hub_world import Hub, Sample
 
 SITES = tuple(f"site{number}" for number in range(4))
@@ -101,9 +102,9 @@ def test_an_attempt_that_failed_says_why_and_who_was_missing(hub: Hub, sample: S
     context = replace(sample.planned.plan.context, round=1)
     planned = records.Planned(plan=replace(sample.planned.plan, context=context))
     closed = records.AttemptClosed(ctx=context.ctx(), state="dead", reason=b"sites missing at S2")
-    hub.storage.keep([Keep(1, planned)], now_ms=5)
+    hub.storage.keep([Persist(planned, 1)], now_ms=5)
     assert content(hub)["members"] == [{"round": 1, "in": [], "out": [], "planned": list(SITES)}]
-    hub.storage.keep([Keep(1, closed)], now_ms=9)
+    hub.storage.keep([Persist(closed, 1)], now_ms=9)
     hub.storage.note_missing("site2")
     hub.storage.note_missing("site3")
     told = content(hub)

@@ -1,0 +1,136 @@
+"""Who is there, and in which order a step promises, writes and says things."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from coordinator.effects import CloseRound, Effects, OpenRound, StoreBlame
+from coordinator.phases import Attendance
+from security.secagg import messages, records
+from security.secagg.effects import Blamed, Certified, Persist, Send
+from security.secagg.relay import Ping
+from tests.support.engine_world import EngineWorld
+
+GRACE = 1000
+
+
+def attendance(*, online: str, ready: str = "", declined: str = "") -> Attendance:
+    made = Attendance()
+    made.online, made.ready, made.declined = set(online), set(ready), set(declined)
+    return made
+
+
+def test_nobody_is_waited_for_who_has_answered() -> None:
+    assert attendance(online="abc", ready="ab", declined="c").complete("abc", 0, grace_ms=GRACE)
+
+
+def test_who_trains_is_waited_for_and_who_is_away_only_for_a_while() -> None:
+    sites = attendance(online="abc", ready="ab")
+    assert not sites.complete("abcd", 50, grace_ms=GRACE), "c is connected and has not answered"
+    sites.ready.add("c")
+    assert not sites.complete("abcd", 60, grace_ms=GRACE), "d may come back"
+    assert not sites.complete("abcd", 59 + GRACE, grace_ms=GRACE)
+    assert sites.complete("abcd", 60 + GRACE, grace_ms=GRACE)
+    sites.online.add("d")
+    assert not sites.complete("abcd", 61 + GRACE, grace_ms=GRACE), "it is back, and trains"
+    sites.gone("d")
+    assert not sites.complete("abcd", 62 + GRACE, grace_ms=GRACE), "the time for it begins anew"
+
+
+def test_only_answers_to_the_newest_ping_count() -> None:
+    sites = attendance(online="abc", ready="abc")
+    assert sites.next_ping() == ["a", "b", "c"] and sites.ping == 1
+    sites.answered.update("abc")
+    assert sites.all_answered and sites.present == set("abc")
+    sites.gone("c")
+    assert sites.next_ping() == ["a", "b"] and sites.ping == 2
+    assert not sites.all_answered and sites.present == set()
+
+
+def test_who_came_back_during_a_burst_is_sent_the_order() -> None:
+    sites = attendance(online="abd", ready="abc", declined="d")
+    sites.ready.discard("b")
+    assert sites.keep_connected() == ["b"] and sites.ready == {"a"}
+
+
+def test_a_new_round_asks_everybody_anew() -> None:
+    sites = attendance(online="ab", ready="a", declined="b")
+    sites.new_round()
+    assert (sites.online, sites.ready, sites.declined, sites.answered) == ({"a", "b"}, set(), set(), set())
+
+
+# The order of effects.
+
+
+class WatchedWorld(EngineWorld):
+    """Keeps the effects of every step."""
+
+    def do_coordinator(self, effects: Effects) -> None:
+        vars(self).setdefault("steps", []).append(effects)
+        super().do_coordinator(effects)
+
+
+def place(step: Effects, kind: type) -> int:
+    return next(number for number, effect in enumerate(step) if isinstance(effect, kind))
+
+
+def sends(step: Effects, message: type) -> list[int]:
+    return [n for n, effect in enumerate(step) if isinstance(effect, Send) and isinstance(effect.message, message)]
+
+
+def test_what_is_held_against_sites_is_stored_before_the_next_attempt_is_prepared(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path, sites=5, rounds=1)
+    world.silent = {("site4", messages.Shares)}
+    world.run(until=1)
+    blamed = [step for step in world.steps if any(isinstance(effect, Blamed) for effect in step)]
+    assert blamed
+    for step in blamed:
+        assert place(step, Blamed) < place(step, StoreBlame) < min(sends(step, Ping))
+    world.kill_coordinator()
+
+
+def test_records_stand_before_the_messages_that_rest_on_them(tmp_path: Path) -> None:
+    world = WatchedWorld(tmp_path, rounds=2)
+    world.run(until=2)
+    shown = {
+        messages.Plan: records.Planned,
+        messages.Adverts: records.AdvertsShown,
+        messages.Deliver: records.DealsShown,
+        messages.Survivors: records.SurvivorsShown,
+        messages.Quorum: records.QuorumShown,
+        messages.Result: records.ResultShown,
+    }
+    written: Counter[type] = Counter()
+    said: dict[type, set[object]] = {message: set() for message in shown}
+    for effect in (effect for step in world.steps for effect in step):
+        if isinstance(effect, Persist):
+            written[type(effect.record)] += 1
+        elif isinstance(effect, Send) and type(effect.message) in shown:
+            kind, message = type(effect.message), effect.message
+            # One of each in an attempt, whoever it is sent to, and however often.
+            said[kind].add(getattr(message, "kx", None) or getattr(message, "ctx", None) or message.context.ctx())
+            assert len(said[kind]) <= written[shown[kind]], kind
+    assert all(said.values())
+    for step in world.steps:
+        if sends(step, messages.TrainOrder) and any(isinstance(effect, OpenRound) for effect in step):
+            assert place(step, OpenRound) < min(sends(step, messages.TrainOrder))
+        if sends(step, messages.Vouched) and any(isinstance(effect, Certified) for effect in step):
+            assert place(step, Certified) < min(sends(step, messages.Vouched))
+    closing = [step for step in world.steps if any(isinstance(effect, CloseRound) for effect in step)]
+    # One round ends and the next begins with nothing in between, so that both are one transaction.
+    assert place(closing[0], OpenRound) == place(closing[0], CloseRound) + 1
+    world.kill_coordinator()
+
+
+def test_records_are_filed_under_the_round_of_their_attempt(tmp_path: Path) -> None:
+    """The acknowledgements of a sum come while the next round trains."""
+    world = WatchedWorld(tmp_path, rounds=2)
+    world.run(until=2)
+    filed = [effect for step in world.steps for effect in step if isinstance(effect, Persist)]
+    assert {effect.round for effect in filed} == {1, 2}
+    results = {effect.round: effect.record.result for effect in filed if isinstance(effect.record, records.ResultShown)}
+    assert all(result.context.round == number for number, result in results.items()) and len(results) == 2
+    acks = [effect.round for effect in filed if isinstance(effect.record, records.AckSeen)]
+    assert set(acks) == {1, 2} and acks == sorted(acks)
+    world.kill_coordinator()
