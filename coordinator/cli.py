@@ -1,4 +1,7 @@
-"""The command `coordinator`: runs the service; init, join, check, status and export around it."""
+"""The command `coordinator`: the service itself, and init, join, renew, check, status, export and the log commands.
+
+Torch and gRPC are imported inside the commands that need them, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,7 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 
-# ----------------------------------------
-# Options that several commands of `coordinator` take.
+# Options of several commands.
 
 DEFAULT_CONFIG = Path("coordinator.toml")
 
@@ -43,8 +45,8 @@ config_option = click.option(
 )
 
 
-# ----------------------------------------
-# `coordinator log-export`, `log-note`, `log-erase`: what people do with the privacy log, recorded in it.
+# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+
 
 def open_for_people(config_path: Path) -> AuditLog:
     """This coordinator's log, if no coordinator holds it."""
@@ -64,8 +66,8 @@ def open_for_people(config_path: Path) -> AuditLog:
 log_commands = keeper_commands(open_for_people, config_option)
 
 
-# ----------------------------------------
-# `coordinator renew`: new keys for the coordinator. What is in force stays so until the consortium answers.
+# `renew`: new keys. The old ones stay in force until the answer of the consortium is installed.
+
 
 @click.command()
 @config_option
@@ -84,8 +86,7 @@ def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
     say(f"then `coordinator join {request.member}.json --manifest manifest.json` and restart")
 
 
-# ----------------------------------------
-# `coordinator init` and `check`: from nothing to a coordinator that may start.
+# `init` and `check`.
 
 LISTEN: Final = "0.0.0.0:7443"
 # The checks by name; a test compares the list with the registry, which takes long to import.

@@ -1,7 +1,7 @@
-"""What a coordinator keeps: one SQLite file, models by digest beside it, uploads in the spool.
+"""What a coordinator stores: one SQLite file, models by digest beside it, uploads in the spool.
 
-Each step of the machine is one transaction, on disk before anything that follows it is sent. There is nothing secret in
-here: everything is public or masked.
+Each step of the machine is one transaction, on disk before any message that follows it is sent. Nothing here is secret:
+everything is public or masked. Errors of SQLite name the file and say what to do.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from security.secagg.fields import Wire
 from security.secagg.messages import Result
 from security.secagg.state import state_hash
 
-# ----------------------------------------
-# What SQLite refuses, as an operator needs it: which file it was, and what to do.
+# Errors of SQLite, in the words of an operator.
 
 _DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
 _LOOK_AT_IT: Final = "keep the file, look at the disk, and put no old copy in its place: docs/operators.md, Backup"

@@ -1,7 +1,7 @@
-"""What `check` says: lines with a verdict and what to do. A check is a function from a context to lines.
+"""The `check` commands: lines with a verdict and what to do, checks of disk and memory, and the report.
 
-Checks do not stop each other. One that cannot run raises `Unchecked`, which is shown and never counts as good; an error
-that a check meets is its finding.
+A check is a function from a context to lines. Checks do not stop each other. One that cannot run raises `Unchecked`,
+which is shown and never counts as good; an error that a check meets is its finding.
 """
 
 from __future__ import annotations
@@ -154,8 +154,8 @@ def counts(lines: Iterable[Line]) -> dict[str, int]:
     return told
 
 
-# ----------------------------------------
-# Room on this machine: disk and memory, as numbers and as lines. What is needed comes from the caller.
+# Disk and memory of this machine, as numbers and as lines. What is needed comes from the caller.
+
 
 def free_bytes(folder: Path) -> int:
     """What this user may still write where `folder` is or will be."""
@@ -225,8 +225,7 @@ def memory(*, available: int, needed: int, what: str) -> Line:
     return ok(told)
 
 
-# ----------------------------------------
-# Lines on a terminal or as one JSON object, for the `check` of both commands.
+# The report: lines on a terminal, or one JSON object.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -1,4 +1,4 @@
-"""Between a model and the wire: which tensors travel, settings as a manifest carries them, states and updates by name.
+"""Between a model and the network: which tensors are sent, settings in a manifest, states and updates, initial model.
 
 The site agent, the lab's secure aggregation and the exporter of initial models all go through this file, so that the
 same round gives the same vector everywhere. A state is a flat float32 vector in the order of the consortium's layout.
@@ -192,7 +192,6 @@ class WireModel:
             raise LocalProtocolError(f"a state of {state.dtype} {state.shape} does not fit a layout of {self.size}")
 
 
-# ----------------------------------------
 # The initial model of a federation: exported once for the consortium, loaded and checked at every site.
 
 # What decides the numbers of a round; commands, tables and plots do not.

@@ -1,7 +1,7 @@
 """gRPC: one outbound stream, opened again whenever it breaks. Bytes in, bytes out; the agent does the rest.
 
-Everything that happens to a site comes through one queue: bytes from the coordinator, work done by the training thread,
-the clock. So the agent never runs twice at once, and effects keep their order.
+All events of a site come through one queue: bytes from the coordinator, finished work of the training thread, the
+clock. So the agent never runs twice at the same time, and effects keep their order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from security.log.writer import AuditLog
 from site_agent.effects import Effects
 from site_agent.run import Agent, Finish, Job, Left
 
-# ----------------------------------------
-# Which of this process's connections the kernel's count is about.
+# The kernel's byte count: which connections of this process it covers.
 
 HTTP_PORT: Final = 80  # of a proxy that is given without one
 

@@ -1,4 +1,4 @@
-"""What a hospital does with its model: `evaluate`, `predict` and `export`. None of them opens a connection."""
+"""`site-agent evaluate`, `predict` and `export`, none of which opens a connection; and `site-agent worker`."""
 
 from __future__ import annotations
 
@@ -127,8 +127,9 @@ def export(
     say("the files hold layers fitted to this hospital's patients: treat them as such")
 
 
-# ----------------------------------------
-# `site-agent worker`: one of several processes or machines that train together. It has no keys and sends nothing.
+# `worker`: one of several processes or machines that train together. It has no keys, and sends nothing to the
+# coordinator.
+
 
 @click.command()
 @also_config

@@ -1,4 +1,4 @@
-"""`site-agent init` and `check`: from nothing to a site that may start."""
+"""`site-agent init`, `check`, `renew`, `ledger` and the log commands; and the template of `site.toml`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ from site_agent.config import LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import also_config, json_option
 from site_agent.privacy import PrivatePlan, budget_status, ledger_files, planned_cost, status_line
 
-# ----------------------------------------
-# `site-agent ledger`: begin the privacy ledger of this hospital's patients, once, or look at it.
+# `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
 
 _NEW = "before any data"
 
@@ -85,8 +84,8 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
         click.echo(f"for epsilon {epsilon:g}: noise = {cost.proposed_sigma:g}")
 
 
-# ----------------------------------------
-# `site-agent log-export`, `log-note`, `log-erase`: what people do with the privacy log, recorded in it.
+# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+
 
 def open_for_people(config_path: Path) -> AuditLog:
     """This site's log, if no agent holds it. The keys in it are those of the manifest it was last used with."""
@@ -112,8 +111,8 @@ def _with_config(command: Callable[..., None]) -> Callable[..., None]:
 log_commands = keeper_commands(open_for_people, _with_config)
 
 
-# ----------------------------------------
-# `site-agent renew`: new keys for this site, also in mid-run. What is in force stays so until the answer is there.
+# `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.
+
 
 @click.command()
 @also_config
@@ -131,7 +130,6 @@ def renew(config_path: Path, own_config: Path | None, as_json: bool) -> None:
     say(f"then install its answer: site-agent join {request.member}.json. The agent may run meanwhile")
 
 
-# ----------------------------------------
 # The commented `site.toml` that `site-agent init` writes.
 
 _TEMPLATE = """\

@@ -1,4 +1,7 @@
-"""Arrays of an npz file as columns of plain text and whole numbers, or one error with the file and the array or row."""
+"""Tables: the arrays of an npz file as columns, and CSV files as rows, plain or gzipped.
+
+What cannot be read is one error with the file, and the array or row.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +108,7 @@ def _kind(values: NDArray[Any]) -> str:
     return "text" if values.dtype.kind in "SU" else str(values.dtype)
 
 
-# ----------------------------------------
-# A CSV file as rows, plain or gzipped: what cannot be read is one error with the file, and the row if there is one.
+# CSV files.
 
 # No UTF-8 text begins like this, so a packed table needs no other name.
 _GZIP = b"\x1f\x8b"

@@ -1,4 +1,4 @@
-"""`open_dataset`: one call from the name of a data set to one fold of it.
+"""`open_dataset`: one call from the name of a data set to one fold of it; and the survey of a data set.
 
 A name is `kind`, `kind:path` or `kind:path?option=value&option=value`: one string that fits into a configuration file,
 on a command line and beside a result.
@@ -184,11 +184,9 @@ def open_dataset(
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation)
 
 
-# ----------------------------------------
-# A data set looked at before training: every fault in it, not only the first, and images that occur twice.
-#
-# The same code reads the tables as for training; only images are not kept, and faults are collected. Nothing that
-# comes out names a patient or a file.
+# Survey of a data set before training: every fault in it, not only the first, and images that occur twice. The same
+# code as for training reads the tables; only images are not kept, and faults are collected. Nothing in the result names
+# a patient or a file.
 
 _AT_A_TIME = 256
 

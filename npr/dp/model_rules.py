@@ -1,8 +1,9 @@
-"""BatchNorm mixes the records of a batch, so under DP it goes.
+"""Which models and settings may be trained under differential privacy (the upstream rule).
 
-A pretrained model keeps its public statistics as a frozen scale and shift (timm's FrozenBatchNorm), which keeps the
-pretrained fit. A model trained from nothing has no statistics worth keeping and gets GroupNorm, which looks at one
-record at a time and trains. Opacus' validator and a check of our own look at the result.
+docs/spec/differential-privacy.md, section 2. BatchNorm mixes the records of a batch, so it is replaced. A pretrained
+model keeps its public statistics as a frozen scale and shift (timm's FrozenBatchNorm), which keeps the pretrained fit.
+A model trained from scratch has no such statistics and gets GroupNorm, which uses one record at a time. Opacus'
+validator and a check of our own examine the result.
 """
 
 from __future__ import annotations
@@ -57,11 +58,9 @@ def _with_group_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-# ----------------------------------------
-# The upstream rule: what a clipped gradient reads, apart from its own patient, must be public or already booked.
-#
-# This is the list of ordinary settings that break it, or that the private round has no form for. Each is refused with
-# the reason, before the data are read. Batch size and epochs are not looked at: the schedule has its own.
+# The upstream rule: what a clipped gradient reads, apart from its own patient, must be public or already booked. This
+# is the list of ordinary settings that break it, or that a private round does not support. Each is refused with the
+# reason, before the data are read. Batch size and epochs are not checked: the schedule has its own.
 
 SUPPORTED_METHODS: Final = frozenset({"local", "fedavg", "fednpr", "fedper", "fednpr-per"})
 """One clipped vector over head and body, per-record losses. Methods that fit a head apart or match features are out."""

@@ -24,8 +24,7 @@ from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.page.server import open_page
 
-# ----------------------------------------
-# The Chromium of this machine, by its path: no browser is ever downloaded.
+# The Chromium of this machine, by its path: no browser is downloaded.
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")

@@ -1,4 +1,4 @@
-"""`federation.toml`: what the consortium decides, in the words of people; `build` makes a manifest of it.
+"""`federation.toml`: what the consortium decides; `build` makes a manifest of it. The template is at the end.
 
 Everything that can be derived is: the colluder bound from the roster, the audit mode from its size, clips from the
 learning rate and the initial statistics. docs/consortium.md explains each key.
@@ -355,7 +355,6 @@ def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
     return [f"{told}; {wanted}"]
 
 
-# ----------------------------------------
 # The commented `federation.toml` that `consortium init` writes.
 
 PLAN: Final = """\

@@ -1,4 +1,8 @@
-"""What was agreed: certificates, keys, manifest, this hospital's policy, initial model, learning code, privacy."""
+"""Checks of what was agreed, of the coordinator, and of this machine.
+
+Agreed: certificates, keys, manifest, this hospital's policy, initial model, learning code, privacy. The coordinator:
+can it be reached, is it the right one, does it accept this site, do the clocks agree. This machine: disk and processor.
+"""
 
 from __future__ import annotations
 
@@ -104,8 +108,7 @@ def state(context: Context) -> Iterator[Line]:
         yield ok(f"{run} begins: at the next start the files of {found} are set aside")
 
 
-# ----------------------------------------
-# The coordinator: can it be reached, is it the right one, does it know us, and do our clocks agree?
+# The coordinator.
 
 SLIGHT_MS: Final = 120_000
 
@@ -145,8 +148,7 @@ def _span(milliseconds: int) -> str:
     return f"{seconds:.0f} seconds"
 
 
-# ----------------------------------------
-# Room on this machine: the disk for models, memories and the log, and the processor to train on.
+# This machine: the disk for models, personal states and the log, and the processor for training.
 
 # Weights and two moments of Adam; a new memory is written beside the old one before that goes.
 MEMORY_COPIES: Final = 3

@@ -1,4 +1,7 @@
-"""What the checks of a site look at, made once each. Clock, disk and memory are passed in."""
+"""What the checks of a site look at, made once each; and one connection to the coordinator to test it.
+
+Clock, disk and memory are passed in.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +39,8 @@ if TYPE_CHECKING:
 
 
 
-# ----------------------------------------
-# One knock at the coordinator's door with this site's own certificate: is it let in, and what time is it there?
-#
-# A stream is opened and closed again without a message, so that nothing is counted, logged as sent or changed.
+# One connection with this site's own certificate: does the coordinator accept it, and what time does its clock show? A
+# stream is opened and closed without a message, so that nothing is counted, logged as sent or changed.
 
 SECONDS: Final = 10.0
 

@@ -1,4 +1,7 @@
-"""`site-agent check`: everything that can be known before the start. Trains nothing that is kept, sends no message."""
+"""`site-agent check`: which checks there are, and the checks of the data set.
+
+Nothing that it trains is kept, and no message is sent.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,8 @@ from site_agent.checks import agreement
 from site_agent.checks.context import Context
 from site_agent.config import SiteConfig
 
-# ----------------------------------------
-# The data set: what is in it, what cannot be used, what occurs twice, and what the policy misses.
-#
-# Rows are named by table and number, never by patient or file, so that the lines can be mailed.
+# The data set: what is in it, what cannot be used, what occurs twice, and what the policy does not find. Rows are named
+# by table and number, never by patient or file, so that the lines can be mailed.
 
 SHOWN: Final = 3
 _KINDS: Final = (Kind.LABEL, Kind.MISSING, Kind.TWO_SIDES, Kind.REPEATED, Kind.SPLIT)

@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what an exported model is, told by the signed manifest, this site's own log and its own measurements.
+"""MODEL_CARD.md: what an exported model is, from the signed manifest, this site's log and its own measurements.
 
 Every figure comes from there; the paragraphs on use and limits are the same for every model of this package.
 """
@@ -19,8 +19,8 @@ from security.log.store import LogFolder, lines_of
 from security.secagg import thresholds
 from site_agent.trainer.predictor import Place, Predictor
 
-# ----------------------------------------
-# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its head.
+# How a model was made, from this site's privacy log: rounds, cohorts, privacy spent, newest checkpoint.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
