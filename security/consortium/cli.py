@@ -26,7 +26,7 @@ from security.identity.rules import open_manifest
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
 PLAIN_WIDTH = 160
 DEMO_WARNING = (
-    "warning: the root key is stored without a passphrase; whoever copies it is the consortium. For demos only"
+    "warning: the root key is stored without a passphrase; whoever copies it can act as the consortium. For demos only"
 )
 
 folder_option = click.option(
@@ -58,7 +58,7 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
         secret = os.environ[PASSPHRASE_VARIABLE].encode()
     elif not can_ask():
         raise ConfigError(
-            "nobody can be asked for the root key's passphrase",
+            "no passphrase for the root key was given, and this is not a terminal",
             hint=f"give --passphrase-file or ${PASSPHRASE_VARIABLE}, or run this on a terminal; "
             "--no-passphrase is for demos only",
         )
@@ -97,7 +97,7 @@ def cli() -> None:
 @folder_option
 @passphrase_options
 @click.option(
-    "--days", type=click.IntRange(1, 36_500), default=pki.ROOT_DAYS, show_default=True, help="Life of the root."
+    "--days", type=click.IntRange(1, 36_500), default=pki.ROOT_DAYS, show_default=True, help="Validity of the root."
 )
 @json_option
 def init(
@@ -155,7 +155,7 @@ def _confirm(request: Request, fingerprint: str | None, yes: bool) -> None:
         say(f"request of {request.role} {request.member}: {request.fingerprint}")
         if not can_ask():
             raise ConfigError(
-                "nobody can be asked whether the member reads out the same",
+                "the fingerprint cannot be confirmed: this is not a terminal",
                 where=request.member,
                 hint="give --fingerprint as the member reads it out, or run this on a terminal; --yes is for demos",
             )
@@ -164,7 +164,7 @@ def _confirm(request: Request, fingerprint: str | None, yes: bool) -> None:
         raise VerificationFailed(
             "the fingerprint is not this request's",
             where=request.member,
-            hint="do not go on: the request was changed on its way, or another one was read out",
+            hint="stop here: the request was changed on its way, or another one was read out",
         )
 
 
@@ -210,8 +210,8 @@ def renew(
 
 @cli.command()
 @click.argument("member")
-@click.option("--reason", required=True, help="Stands in the manifest, for everybody to read.")
-@click.option("--certificate", help="SHA-256 of one certificate; without it everything the member holds.")
+@click.option("--reason", required=True, help="Printed in the manifest, where every member reads it.")
+@click.option("--certificate", help="SHA-256 of one certificate; without it, all certificates of the member.")
 @folder_option
 @json_option
 def revoke(member: str, reason: str, certificate: str | None, folder: Path, as_json: bool) -> None:
@@ -223,7 +223,7 @@ def revoke(member: str, reason: str, certificate: str | None, folder: Path, as_j
         emit(showing.member_summary(record, _now()))
         return
     click.echo(f"{member} {'still holds other certificates' if record.active else 'is out'}")
-    click.echo("run `consortium publish` now: until the new manifest is out, nobody knows")
+    click.echo("run `consortium publish` now: until the new manifest is published, no member knows of it")
 
 
 @cli.command()

@@ -62,7 +62,7 @@ class RenyiFilter:
         # Written so that a NaN is refused as well.
         if not epsilon <= self.cap:
             raise BudgetExhausted(
-                f"this would bring epsilon from {self.epsilon(divergence):.3f} to {epsilon:.3f}, "
+                f"this would raise epsilon from {self.epsilon(divergence):.3f} to {epsilon:.3f}, "
                 f"above the cap of {self.cap:g} at delta {self.delta:g}",
                 hint="the site stops contributing here; nothing was trained and nothing is sent",
             )

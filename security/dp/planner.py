@@ -110,7 +110,7 @@ def propose_multiplier(schedule: Schedule, *, epsilon: float, delta: float, stat
         return least_multiplier(schedule, _within(epsilon, delta, state))
     except ConfigError as error:
         raise ConfigError(
-            f"no amount of gradient noise brings this schedule to epsilon {epsilon:g} at delta {delta:g}",
+            f"no amount of gradient noise keeps this schedule within epsilon {epsilon:g} at delta {delta:g}",
             hint=error.hint,
         ) from error
 

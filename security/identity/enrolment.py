@@ -175,7 +175,7 @@ def read_file(path: Path, *, hint: str = "check the path") -> bytes:
     except FileNotFoundError as error:
         raise ConfigError("file not found", where=str(path), hint=hint) from error
     except OSError as error:
-        told = f"file cannot be read: {(error.strerror or 'the disk refused').lower()}"
+        told = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
         raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
 
 
@@ -414,5 +414,5 @@ def check_root_fingerprint(root: x509.Certificate, known: str) -> None:
         raise CertificateUntrusted(
             "the root certificate is not the one that was announced",
             where="root certificate",
-            hint="do not go on; call the consortium and compare fingerprints",
+            hint="stop here; call the consortium and compare fingerprints",
         )

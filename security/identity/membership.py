@@ -131,9 +131,9 @@ class AggregationPolicy:
         least = thresholds.single_history_cohort(roster=len(self.roster), c=self.c)
         if self.single_history and n < least:
             raise PolicyViolation(
-                f"a cohort of {n} leaves room for a second history",
+                f"a cohort of {n} would allow a second history",
                 where="thresholds",
-                hint=f"the manifest asks for at least {least} sites",
+                hint=f"the manifest demands at least {least} sites",
             )
 
     def check_cohort(self, n: int) -> None:

@@ -89,7 +89,7 @@ def _cut(layout: Layout, start: int, values: Floats, product: Floats, top: float
         raise DataError(
             "the update holds NaN or infinity; nothing was sent",
             where=f"tensor {layout.block_at(start + int(np.argmin(finite))).name}",
-            hint="training has diverged: lower the learning rate or look at the data",
+            hint="training has diverged: lower the learning rate or check the data",
         )
     ratio = np.abs(product) / top
     if saturate:

@@ -352,7 +352,7 @@ def check_plan_config(policy: AggregationPolicy, update: UpdateBound, context: R
 def check_plan_update(update: UpdateBound, context: RoundContext) -> None:
     """An update belongs to the round that it was trained for (section 8)."""
     if context.round != update.round:
-        raise PolicyViolation("plan is for another round than the update at hand", where="plan")
+        raise PolicyViolation("plan is for another round than the update", where="plan")
 
 
 def check_plan_certificate(policy: AggregationPolicy, head: Head, plan: Plan) -> None:
