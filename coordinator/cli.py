@@ -71,7 +71,7 @@ log_commands = keeper_commands(open_for_people, config_option)
 
 @click.command()
 @config_option
-@click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; if not given, they stay.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; if not given, unchanged.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
@@ -81,7 +81,7 @@ def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
-    say(f"new keys and their request are in {identity.folder}; the old ones hold until the answer is installed")
+    say(f"new keys and their request are in {identity.folder}; the old ones stay valid until the answer is installed")
     say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
     say(f"then `coordinator join {request.member}.json --manifest manifest.json` and restart")
 
@@ -99,19 +99,19 @@ CHECKS: Final = (
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("."))
 @click.option("--federation", help="Name of the federation, as the consortium calls it.")
 @click.option("--name", help="Name of this coordinator in the roster.")
-@click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; may be repeated.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; may be repeated.")
 @click.option("--listen", help=f"Address and port to listen on; {LISTEN} if left out.")
 def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[str, ...], listen: str | None) -> None:
     """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
     config = folder / "coordinator.toml"
     if config.exists():
-        raise ConfigError("configuration is here already", where=str(config), hint="choose another folder")
+        raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")
     subject = Subject(
         federation=ask(federation, "--federation", "Name of the federation, as the consortium calls it"),
         role=Role.COORDINATOR,
         member=ask(name, "--name", "Name of this coordinator in the roster"),
     )
-    dialled = hosts or _listed(ask(None, "--host", f"Names and addresses that sites dial, such as {socket.getfqdn()}"))
+    dialled = hosts or _listed(ask(None, "--host", f"Names and addresses for sites, such as {socket.getfqdn()}"))
     address = ask(listen, "--listen", "Address and port to listen on", default=LISTEN)
     if not re.fullmatch(r"\S+:[0-9]{1,5}", address) or int(address.rpartition(":")[2]) > HIGHEST_PORT:
         raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
@@ -167,7 +167,7 @@ def run(config_path: Path, *, log_format: str | None = None) -> None:
 
 @cli.command()
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
-@click.option("--root-fingerprint", help="The consortium's root, as told over another channel.")
+@click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
 @config_option
 def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
@@ -202,7 +202,7 @@ def status(config_path: Path, as_json: bool) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @config_option
 @click.option("--round", "number", type=int, help="After this round; the newest if not given.")
-@click.option("--onnx", is_flag=True, help="Also write ONNX beside it, and check it: extra [export].")
+@click.option("--onnx", is_flag=True, help="Also write an ONNX file, and check it: extra [export].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_json: bool) -> None:
     """Write the global model as safetensors, tensor by tensor, to TARGET, and its description beside it."""

@@ -135,7 +135,7 @@ class Books:
         """Note the newest head of a site, when it has grown."""
         if self._seen.get(head.origin, -1) < head.size:
             if not (TOKEN.accepts(head.origin) and COUNT.accepts(head.size)):
-                raise CodecError("a head that no log can have", where="log head")  # a site's lie must not end ours
+                raise CodecError("an impossible checkpoint", where="log head")  # a site's lie must not end ours
             self._seen[head.origin] = head.size
             self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 

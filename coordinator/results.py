@@ -102,7 +102,7 @@ class Chain:
             if link.result_hash == result_hash:
                 return number + 1
         if round_number != 0:
-            raise RemoteProtocolError("site stands on a result that is not in this chain", where=f"site {site}")
+            raise RemoteProtocolError("the newest result of the site is not in this chain", where=f"site {site}")
         # At the very start. A site enrolled later starts from a newer manifest than the first round did: no sum of the
         # old ones leads on from there, only a covered state does.
         fresh = not self.links or self.links[0].prev_result == result_hash

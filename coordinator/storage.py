@@ -262,7 +262,7 @@ class Storage:
             raise ConfigError(
                 f"this folder holds a run of federation {other}",
                 where=str(self.folder),
-                hint="give each federation a state folder of its own",
+                hint="use one state folder for each federation",
             )
         self._set_aside(ended)
         self.belongs_to(federation, run)

@@ -212,9 +212,9 @@ class Client:
             return "the stream was closed"
         if code in _TURNED_AWAY:
             raise ToolkitError(
-                f"turned away by the coordinator: {details}",
+                f"refused by the coordinator: {details}",
                 where=self.table.address,
-                hint="`site-agent check` looks at certificate and manifest; the operator's log has the reason",
+                hint="`site-agent check` tests certificate and manifest; the operator's log has the reason",
             )
         return f"the stream has ended ({code.name.lower()})"
 
@@ -240,17 +240,17 @@ async def _why_not(channel: Any) -> str:
     call = channel.stream_stream(tls.METHOD)()
     try:
         await asyncio.wait_for(call.code(), ASK_SECONDS)
-        told = await call.details() or ""
+        details = await call.details() or ""
     except TimeoutError:
-        told = ""
+        details = ""
     finally:
         call.cancel()
-    if "handshake failed" in told.lower():
+    if "handshake failed" in details.lower():
         return (
-            "something answers, but TLS with it fails: another federation's coordinator, a certificate that has ended, "
-            "or a proxy that looks into TLS (`site-agent check` tells which)"
+            "something answers, but TLS with it fails: another federation's coordinator, a certificate that has "
+            "expired, or a proxy that inspects TLS (`site-agent check` finds out which)"
         )
-    return "the coordinator cannot be reached (`site-agent check` tells why)"
+    return "the coordinator cannot be reached (`site-agent check` finds out why)"
 
 
 def _cancelled_from_outside() -> bool:
@@ -273,8 +273,8 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
     """
     client = Client(agent, table)
     until(client.stopped)
-    gc.freeze()  # what is there by now stays; collections in a burst need not look at it
-    reason = "told to stop"
+    gc.freeze()  # what exists now stays; garbage collection during an aggregation need not visit it
+    reason = "stopped by a signal"
     try:
         await client.run()
     except Exception as error:

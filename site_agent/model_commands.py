@@ -79,7 +79,7 @@ def predict(
         good = summary.files - len(summary.problems)
         say(f"{good} of {summary.files} files predicted into {output}, {len(summary.problems)} with a problem")
         if summary.ignored:
-            say(f"{summary.ignored} other files were passed over")
+            say(f"{summary.ignored} other files were skipped")
         if temperature is None:
             say("probabilities are not calibrated: there are too few validation images to fit a temperature")
     if summary.problems:
@@ -90,7 +90,7 @@ def predict(
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_option("best")
 @click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
-@click.option("--with-prototypes", is_flag=True, help="Put the site's prototypes into the files too.")
+@click.option("--with-prototypes", is_flag=True, help="Write the site's prototypes to the files too.")
 @also_config
 @json_option
 @click.pass_obj
@@ -121,7 +121,7 @@ def export(
         found = told["checked"]["onnx"]
         say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} images")
     if predictor.place.head_alone:
-        say("the files predict by the head alone: prototypes stay at the site unless --with-prototypes is given")
+        say("the files predict with the head alone: prototypes stay at the site unless --with-prototypes is given")
     if told["log_findings"]:
         say(f"the privacy log has {len(told['log_findings'])} findings, which the card lists")
     say("the files hold layers fitted to this hospital's patients: treat them as such")

@@ -78,7 +78,7 @@ class WriteAheadLog:
         except OSError as error:
             file.close()
             raise ConfigError(
-                "another process has this state directory open", where=str(self._path), hint="stop it first"
+                "another process uses this state folder", where=str(self._path), hint="stop it first"
             ) from error
         return file
 
@@ -109,7 +109,7 @@ class WriteAheadLog:
             raise DataError(
                 f"write-ahead log is damaged at byte {at}",
                 where=str(self._path),
-                hint="restoring an older copy is not safe: the site must be enrolled anew",
+                hint="do not restore an older copy: the consortium must enrol this site again",
             )
         return None
 

@@ -71,7 +71,7 @@ def _of_sites(live: Live, told: Told) -> list[tuple[str, str]]:
         remarks.append((LOOK, f"not connected: {', '.join(away)}"))
     paused = [f"{site.name} ({site.pause})" for site in live.sites if site.pause]
     if paused:
-        remarks.append((LOOK, f"sitting out after a silence, for so many cohorts: {', '.join(paused)}"))
+        remarks.append((LOOK, f"left out after not answering, for so many cohorts: {', '.join(paused)}"))
     declined = [site.name for site in live.sites if site.state == "declined"]
     if declined:
         remarks.append((LOOK, f"declined this round: {', '.join(declined)}"))

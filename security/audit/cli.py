@@ -205,7 +205,7 @@ def egress(log: Path, by: str, as_json: bool) -> None:
         click.echo(
             f"{row[by]:<28} {row['messages']:>8,} messages {quantity(row['bytes']):>10}  {row['surplus']} surplus"
         )
-    click.echo(f"blocked at the door: {len(list(history.of('egress.blocked')))}")
+    click.echo(f"blocked by the egress filter: {len(list(history.of('egress.blocked')))}")
 
 
 @main.command()

@@ -71,14 +71,14 @@ def _turned_away(error: Any, address: str) -> ToolkitError:
     code = error.code()
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return ToolkitError(
-            f"the coordinator turns this site away: {error.details()}",
+            f"the coordinator refuses this site: {error.details()}",
             where=address,
             hint="it may have another manifest than this site: ask its operator to install the newest one",
         )
     return ToolkitError(
-        f"the coordinator takes no call from this site ({code.name.lower()})",
+        f"the coordinator refuses the connection of this site ({code.name.lower()})",
         where=address,
-        hint="most often it refuses this site's certificate: ended, of another root, or this machine's clock is off",
+        hint="often the reason is this site's certificate: expired, of another root, or this machine's clock is wrong",
     )
 
 
@@ -129,7 +129,7 @@ class Context:
         try:
             keystore.load_tls_key(self.papers.identity.tls_key_path())
         except ToolkitError:
-            raise Unchecked("there is no key to show the coordinator") from None
+            raise Unchecked("there is no key to connect with") from None
         return knock(self.papers.identity, self.config.coordinator)
 
     @shared("the initial model cannot be used")

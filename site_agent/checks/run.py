@@ -55,7 +55,7 @@ def _under_privacy(context: Context, unit: str) -> Iterator[Line]:
             f"the federation protects each {promised.unit}, and these data are grouped by {unit}",
             f"add a column {promised.unit!r} to the table (docs/data.md)",
         )
-    yield ok("these counts are exact: passed on, they would void what epsilon promises")
+    yield ok("these counts are exact: do not pass them on, or epsilon is no longer valid")
 
 
 def _counts(side: str, samples: Samples, names: Sequence[str]) -> Line:
@@ -72,7 +72,7 @@ def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
         return
     shown = "; ".join(str(fault.error) for fault in faults[:SHOWN])
     rest = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", faults[0].error.hint or "mend these rows")
+    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", faults[0].error.hint or "correct these rows")
 
 
 def images(context: Context) -> Iterator[Line]:
@@ -107,7 +107,7 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
     others = sum(rows.units[a] != rows.units[b] for a, b in seen.same)
     told = [
         f"{len(seen.same)} images have the pixels of another, such as {listed.name(later)} and {listed.name(first)}",
-        *([f"{across} of them on different sides, which flatters local figures"] if across else []),
+        *([f"{across} of them on different sides, which makes local figures too good"] if across else []),
         *([f"{torn} with different labels"] if torn else []),
         *([f"{others} under different {rows.unit_kind}s"] if others and rows.unit_kind != "image" else []),
     ]
@@ -115,7 +115,7 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
 
 
 def _configuration(context: Context) -> Iterator[Line]:
-    yield ok(f"{context.config.path} is whole")
+    yield ok(f"{context.config.path} is valid")
 
 
 def _trial(context: Context) -> Iterator[Line]:

@@ -280,19 +280,19 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
     if about.get("problem"):
         remarks.append(("bad", about["problem"]))
     if about.get("stopped"):
-        remarks.append(("bad", f"stopped for its operator: {about['stopped']}"))
+        remarks.append(("bad", f"stopped, the operator must act: {about['stopped']}"))
     if privacy.get("problem"):
         remarks.append(("bad", privacy["problem"]))
     if egress["blocked"]:
         level = "bad" if egress["blocked_today"] else "look"
-        told = f"stopped at the door and not sent: {egress['blocked_today']} today, {egress['blocked']} in all"
+        told = f"blocked by the egress filter and not sent: {egress['blocked_today']} today, {egress['blocked']} in all"
         remarks.append((level, f"{told}; `privacy-audit egress` has more"))
     if egress["declined_today"]:
         remarks.append(("look", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
     if silent:
         remarks.append(("look", "the agent has written nothing for a while: is it running?"))
     sent = sum(row[2] for row in egress["today"])
-    sentence = "Nothing left this hospital today" if not sent else "What left today was masked or part of the protocol"
+    sentence = "Nothing was sent today" if not sent else "What was sent today was masked or part of the protocol"
     level = max((one for one, _ in remarks), key=("good", "look", "bad").index, default="good")
     return {
         "level": level,

@@ -120,7 +120,7 @@ class Trainer:
         found = self._vault.memory_before(round_number)
         if found is None:
             if self._round is not None:
-                raise ConfigError("the memory of earlier rounds is gone", where=str(self._vault.memory))
+                raise ConfigError("the personal state of earlier rounds is missing", where=str(self._vault.memory))
             return 0
         self.site.remember(load_tensors(found[1]))
         return found[0]

@@ -156,11 +156,11 @@ FAULTS: list[tuple[Callable[[Hospital], None], dict[str, tuple[str, str]]]] = [
     # What is planted; the checks that complain, with words of what they say and of what to do.
     (expired_certificate, {
         "certificates": ("expired at", "renew"),
-        "coordinator": ("takes no call", "ended"),
+        "coordinator": ("refuses the connection", "ended"),
     }),
     (certificate_of_another_ca, {
         "certificates": ("not issued by this federation's root", "fingerprint"),
-        "coordinator": ("takes no call", "of another root"),
+        "coordinator": ("refuses the connection", "of another root"),
     }),
     (key_readable_by_others, {"keys": ("open to others (mode 0644)", "chmod 600")}),
     (wrong_coordinator_name, {"coordinator": ("is for 127.0.0.1, not for localhost", "such as 127.0.0.1")}),
@@ -226,7 +226,7 @@ def test_an_epsilon_cap_below_what_the_plan_costs(hospital: Hospital) -> None:
     others = tuple(name for name in CHECKS if name not in ("manifest", "privacy"))
 
     def too_little() -> list[Line]:
-        return [line for line in hospital.check(others) if "can be afforded" in line.what]
+        return [line for line in hospital.check(others) if "fit the budget" in line.what]
 
     assert too_little() == []
     hospital.set("privacy", "cap = 0.9")

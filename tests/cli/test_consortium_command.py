@@ -112,7 +112,8 @@ def test_the_ceremony_with_real_processes(tmp_path: Path) -> None:
         path = tmp_path / name / "request.json"
         command("enroll", path, "--fingerprint", request.fingerprint, "--passphrase-file", secret)
     refused = command("publish", expect=2).stderr.splitlines()  # nobody is there to type the passphrase
-    assert len(refused) == 2 and refused[0].endswith("no passphrase for the root key was given, and this is not a terminal")
+    assert len(refused) == 2
+    assert refused[0].endswith("no passphrase for the root key was given, and this is not a terminal")
     published = json.loads(command("publish", "--passphrase-file", secret, "--json").stdout)
     assert published["version"] == 1 and published["audit"] == "covered"
     shown = command("show")

@@ -34,7 +34,7 @@ function progress(data, width) {
     el("ol", { class: "phases" }, PHASES.map(([name, word]) =>
       el("li", { "aria-current": name === phase ? "step" : null }, word, name === phase ? step(name) : ""))),
     el("p", { class: "soft" }, facts.join(", "), ".", deadline && phase === "training"
-      ? [" Who is not ready by the deadline, ", ago(deadline), ", is left out."] : "")];
+      ? [" Sites that are not ready by the deadline, ", ago(deadline), ", are left out."] : "")];
 }
 
 const sites = (data) => table("Hospitals and their state",
@@ -42,7 +42,7 @@ const sites = (data) => table("Hospitals and their state",
   data.map((site) => [
     site.name,
     [badge(site.state, LEVEL[site.state] ?? "none"), site.excluded ? el("span", { class: "soft" }, ` ${site.excluded}`) : "",
-      site.pause ? el("span", { class: "soft" }, ` sits out ${site.pause}`) : ""],
+      site.pause ? el("span", { class: "soft" }, ` left out of ${site.pause}`) : ""],
     ago(site.seen),
     site.connected ? bytes(site.in) : "–",
     site.connected ? bytes(site.out) : "–",
@@ -83,7 +83,7 @@ const figures = (key, words, [from, to]) => ({ rows, weights }, width) => {
     el("figcaption", {}, `${title}, by round`));
 };
 const loss = figures("loss", ["Training loss for each image", "Training loss, summed over hospitals"], [null, null]);
-const hits = figures("hits", ["Share of training images told right", "Training images told right, summed over hospitals"], [0, 1]);
+const hits = figures("hits", ["Training accuracy", "Correctly classified training images, summed over hospitals"], [0, 1]);
 
 function aborts(data) {
   if (!data.length) return el("p", { class: "soft" }, "None.");

@@ -3,7 +3,7 @@ import { ago, bars, bytes, digest, draw, drawing, el, follow, legend, lines, svg
 const SHAPES = ["circle", "square", "diamond", "triangle", "cross", "ring", "bar", "wedge"];
 const CLASSES = {
   "masked-vector": "masked vector", "control": "steps of the protocol", "public-key": "public keys",
-  "sealed-share": "sealed shares", "mask-share": "shares of masks", "checkpoint": "heads of the log",
+  "sealed-share": "sealed shares", "mask-share": "shares of masks", "checkpoint": "checkpoints of the log",
 };
 
 const none = (text) => el("p", { class: "soft" }, text);
@@ -13,14 +13,14 @@ function verdict({ level, sentence, remarks }, about) {
   document.getElementById("verdict").className = `panel verdict ${level}`;
   document.getElementById("sentence").textContent = sentence;
   draw("remarks", remarks, () =>
-    remarks.length ? remarks.map((one) => el("li", { class: one.level }, one.text)) : el("li", {}, "All is well."));
+    remarks.length ? remarks.map((one) => el("li", { class: one.level }, one.text)) : el("li", {}, "No problem found."));
   document.title = `${level === "good" ? "" : level === "bad" ? "(!) " : "(?) "}${about.site ?? "site"}`;
 }
 
 const facts = ({ about, egress }) => el("dl", { class: "facts" }, [
   ["round accepted", about.round ?? "–"],
   ["model", digest(about.model, 16)],
-  ["vouched for", about.vouched === undefined ? "–" : about.vouched ? "yes" : "not yet"],
+  ["verified", about.vouched === undefined ? "–" : about.vouched ? "yes" : "not yet"],
   ["log", `${egress.entries.toLocaleString("en")} entries`],
   ["newest entry", ago(egress.newest)],
 ].map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
@@ -31,13 +31,13 @@ function today(egress, width) {
   return [
     el("p", { class: "figure" }, bytes(sum), el("span", { class: "soft" }, ` on ${egress.day}, ${bytes(egress.total)} in all`)),
     egress.today.length
-      ? bars("Bytes that left today, by kind", egress.today.map(([name, count, size]) =>
+      ? bars("Bytes sent today, by kind", egress.today.map(([name, count, size]) =>
         [`${CLASSES[name] ?? name} (${count})`, size, bytes(size)]))
-      : none("Not a byte."),
+      : none("Nothing."),
     days.length > 1 ? el("figure", {}, columns("Bytes by day", days.map((one) => [one.day.slice(5), one.size]), width)) : null,
     el("p", { class: "soft" }, egress.blocked
-      ? `${egress.blocked} messages were stopped at the door.` : "No message was ever stopped at the door.",
-    " Read from this site's own log; privacy-audit verify proves that nothing is missing from it."),
+      ? `${egress.blocked} messages were blocked by the egress filter.` : "No message was blocked by the egress filter.",
+    " Read from this site's own log; privacy-audit verify checks that it is complete."),
   ];
 }
 
@@ -57,7 +57,7 @@ function columns(title, rows, width, height = 90) {
 }
 
 function privacy(told, width) {
-  if (!told) return none("This site has no privacy ledger: the run goes without differential privacy.");
+  if (!told) return none("This site has no privacy ledger: this run has no differential privacy.");
   if (told.problem) return el("p", { class: "bad" }, told.problem);
   const share = Math.min(1, told.epsilon / told.cap);
   const points = told.series.map((row, place) => [place + 1, row[2]]);
@@ -84,7 +84,7 @@ function curves(rows, width) {
 }
 
 function classes(told) {
-  if (!told) return none("The agent writes this down when it opens the data.");
+  if (!told) return none("The agent records this when it opens the data.");
   const sides = ["train", "validation", "test"].filter((side) => told[side]);
   const rows = told.names.map((name, place) => {
     const parts = sides.map((side) => told[side][place]);
@@ -105,7 +105,7 @@ function confusion({ told, names }) {
         row.map((count, column) => el("td", {
           class: `s${sum ? Math.min(5, Math.ceil((5 * count) / sum)) : 0}${column === place ? " right" : ""}`,
         }, count))))))),
-  none(`Rows are true classes, columns what the model says; ${told.side} images after round ${told.round}.`)];
+  none(`Rows are true classes, columns are predictions; ${told.side} images after round ${told.round}.`)];
 }
 
 function mark(shape, x, y, attributes) {
