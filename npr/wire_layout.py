@@ -91,7 +91,7 @@ class Recipe:
         try:
             return cls(config=config, privacy=PrivateSettings.of(settings, where=where), **model)
         except TypeError as error:
-            raise ConfigError("a model setting that this version does not know", where=where) from error
+            raise ConfigError("a model setting is unknown to this version", where=where) from error
 
 
 def _plain(value: Setting) -> Setting:
@@ -238,7 +238,7 @@ def check_code(expected: str) -> None:
         raise ConfigError(
             "this package's learning code is not the one that the manifest names",
             where="manifest [model] code_digest",
-            hint="install the version of the package that the consortium used; `pip show lazaret` tells this one's",
+            hint="install the version that the consortium used; `pip show lazaret` prints the version installed here",
         )
 
 

@@ -37,7 +37,7 @@ def grouped_folds(units: Sequence[str], strata: Sequence[Hashable], *, folds: in
     for row, unit in enumerate(units):
         rows_of.setdefault(unit, []).append(row)
     if len(rows_of) < folds:
-        raise DataError(f"{len(rows_of)} units cannot be dealt to {folds} folds", hint="use fewer folds")
+        raise DataError(f"{len(rows_of)} units cannot be divided into {folds} folds", hint="use fewer folds")
     members: dict[str, list[str]] = {}
     for unit, rows in rows_of.items():
         # A unit seen at two sites is counted in the stratum that most of its rows are in; ties go by name.
@@ -86,7 +86,7 @@ def on_two_sides(
                 DataError(
                     f"one {unit_kind} is in {side!r} here and in {sides[seen]!r} in {names[seen]}",
                     where=names[row],
-                    hint=f"put all images of a {unit_kind} on one side, or leave the split out and let it be made",
+                    hint=f"put all images of a {unit_kind} on one side, or omit the split; it is then made for you",
                 ),
             )
 

@@ -146,7 +146,7 @@ def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) 
         # The reader still counts the row before: a quote left open is found only at the end of the file.
         where = f"{path.name} row {reader.line_num + 1}"
         raise DataError(
-            f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="look for a quote that is left open"
+            f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="check for a quote that is not closed"
         ) from None
     return Table(columns=columns, entries=entries)
 

@@ -148,7 +148,7 @@ def _check_readable(path: Path) -> None:
     except OSError:  # a folder above it may not be entered, or the name is longer than a name can be
         readable = False
     if not readable:
-        raise DataError("cannot be read", where=str(path), hint="let this user read it, and enter the folders above")
+        raise DataError("cannot be read", where=str(path), hint="this user must be able to read it")
 
 
 def _one_list(listed: Sequence[str] | None, given: Sequence[str] | None) -> Sequence[str] | None:
@@ -262,7 +262,7 @@ def _digests(told: Survey) -> Iterator[bytes | Fault]:
             return Fault(kind=Kind.UNREADABLE, error=error)
 
     rows = range(len(told.catalogue))
-    with progress("looking at images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
+    with progress("checking images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         for start in range(0, len(rows), _AT_A_TIME):
             yield from workers.map(digest, rows[start : start + _AT_A_TIME])
             tell(min(start + _AT_A_TIME, len(rows)), len(rows))

@@ -282,7 +282,7 @@ class ClippedGradient:
         if missing := len(self.parameters) - len(covered):
             raise LocalProtocolError(
                 f"{missing} trainable parameters took no part in the loss",
-                hint="freeze what does not train: requires_grad_(False)",
+                hint="freeze parameters that are not trained: requires_grad_(False)",
             )
 
 

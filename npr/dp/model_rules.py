@@ -41,7 +41,7 @@ def without_batch_norm(model: nn.Module, *, pretrained: bool) -> nn.Module:
     if problems:
         raise ConfigError(
             f"{type(model).__name__} cannot be trained under DP: {problems[0]}",
-            hint="choose a backbone whose layers look at one record at a time",
+            hint="choose a backbone whose layers use one record at a time",
         )
     return replaced
 
@@ -70,10 +70,10 @@ PERSONAL_HEAD: Final = "head and body are clipped together and get the same nois
 # Key, the one value that is allowed, and what any other value would do.
 _ALLOWED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("assign", "nearest", "one record moves others to other sub-clusters, without bound"),
-    ("prototype_source", "exact", "features of drawn records would be used a second time"),
+    ("prototype_source", "exact", "features of sampled records would be used a second time"),
     ("prototype_momentum", 0.0, "has no private form"),
     ("personal_start", "shared", "seeds the head on records"),
-    ("predict_present_only", False, "tells exactly which classes a site lacks"),
+    ("predict_present_only", False, "reveals exactly which classes a site does not have"),
     ("local_bn", False, "there is no BatchNorm under DP"),
     ("npr_balance", "none", "reads exact counts"),
     ("prior_floor", None, "the floor of the private prior comes from its noise"),
@@ -100,4 +100,4 @@ def violations(config: TrainConfig) -> list[str]:
 def check_upstream(config: TrainConfig) -> None:
     """Raises PolicyViolation naming every violation."""
     if found := violations(config):
-        raise PolicyViolation("; ".join(found), where="differential privacy", hint="see the spec's upstream rule")
+        raise PolicyViolation("; ".join(found), where="differential privacy", hint="differential-privacy.md, section 2")

@@ -238,7 +238,7 @@ def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
 
 def main() -> None:
     """Entry of the console script."""
-    run_command(cli, "npr-lab", interrupted="stopped; run the same command again to go on")
+    run_command(cli, "npr-lab", interrupted="stopped; run the same command again to continue")
 
 
 if __name__ == "__main__":

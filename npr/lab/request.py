@@ -210,7 +210,7 @@ def make_plan(
         raise ConfigError(f"a grid for {strangers[0]!r}, which is not among the methods", where="--grid")
     source = data or preset.data
     if source is None:
-        raise ConfigError("this preset needs to be told where the images are", hint=f"{preset.summary}")
+        raise ConfigError("this preset needs the path of the images", hint=f"{preset.summary}")
     require_known("data source", source.partition(":")[0], SOURCES, where="--data")
     chosen = {name: getattr(preset, name) for name in OVERRIDES} | dict(overrides or {})
     try:

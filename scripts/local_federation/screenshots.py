@@ -114,7 +114,7 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
         sites[last].ordain("before-S2")
         sites[last].wait_dead(seconds=WAIT)
         coordinator.wait_for("attempt ended", seconds=WAIT)
-        tell(f"{last} has fallen silent, an attempt has failed")
+        tell(f"{last} does not answer, an attempt has failed")
         failed = "document.querySelectorAll('#aborts tbody tr').length > 0"
         album.take(url, "dashboard-after-abort", until=failed, dark=True)
     finally:
