@@ -32,7 +32,7 @@ DEFAULT_CONFIG = Path("coordinator.toml")
 
 
 def _or_the_groups(context: click.Context, _: click.Parameter, value: Path | None) -> Path:
-    """`--config` may stand before or after the name of a subcommand."""
+    """`--config` is accepted before or after the name of a subcommand."""
     return value or context.obj or DEFAULT_CONFIG
 
 
@@ -133,7 +133,7 @@ def _listed(answer: str) -> tuple[str, ...]:
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
-    """Look at everything that a start needs, and say what to do. Starts nothing."""
+    """Check everything that a start needs, and say what to do. Starts nothing."""
     from coordinator.checks import look
 
     sys.exit(report(look(config_path, skip=skipped), as_json=as_json))
@@ -144,10 +144,10 @@ def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
-    """Run a coordinator, until it is told to stop (SIGTERM or Ctrl-C)."""
+    """Run a coordinator, until it is stopped (SIGTERM or Ctrl-C)."""
     context.obj = config_path
     if log_format is not None:
-        # Before anything is read: an error in the configuration itself is told in the same form.
+        # Before anything is read: an error in the configuration is logged in the same format.
         log_to_stderr("coordinator", log_format, json_lines=False)
     if context.invoked_subcommand is None:
         run(config_path, log_format=log_format)
@@ -183,7 +183,7 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(config_path: Path, as_json: bool) -> None:
-    """Rounds so far, from the database of a coordinator that is running or stopped."""
+    """Show the rounds so far, from the database of a coordinator that is running or stopped."""
     from coordinator.status import overview, standstill
 
     told = overview(config_path)

@@ -24,7 +24,7 @@ def model_option(default: str) -> Callable[[Command], Command]:
         type=click.Choice(["best", "newest"]),
         default=default,
         show_default=True,
-        help="The best by local validation, or the one that the last round gave.",
+        help="The best by local validation, or that of the last round.",
     )
 
 
@@ -34,7 +34,7 @@ def model_option(default: str) -> Callable[[Command], Command]:
 @json_option
 @click.pass_obj
 def evaluate(config_path: Path, own_config: Path | None, model: Any, as_json: bool) -> None:
-    """Evaluate this site's model on its own held-out images. Nothing leaves."""
+    """Evaluate this site's model on its own held-out images. Nothing is sent."""
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
@@ -56,7 +56,7 @@ def evaluate(config_path: Path, own_config: Path | None, model: Any, as_json: bo
 def predict(
     config_path: Path, own_config: Path | None, source: Path, output: Path, model: Any, batch: int, as_json: bool
 ) -> None:
-    """Predict a folder, a file, or the images that a CSV table lists. Nothing leaves.
+    """Predict a folder, a file, or the images that a CSV table lists. Nothing is sent.
 
     A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
     """

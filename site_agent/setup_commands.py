@@ -38,7 +38,7 @@ _NEW = "before any data"
 
 
 @click.command()
-@click.option("--create", is_flag=True, help="Create it; a population has only one budget, ever.")
+@click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
 @also_config
 @json_option
@@ -288,7 +288,10 @@ def _checked_source(source: str) -> str:
 @json_option
 @click.pass_obj
 def check(config_path: Path, own_config: Path | None, skipped: tuple[str, ...], as_json: bool) -> None:
-    """Look at everything that a start needs, and say what to do. Only knocks at the coordinator's door."""
+    """Check everything that a start needs, and say what to do.
+
+    Opens and closes one TLS connection to the coordinator; sends no message.
+    """
     from site_agent.checks.run import look
 
     if not as_json:

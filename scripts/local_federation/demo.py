@@ -219,7 +219,7 @@ def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
 @click.option("--sites", type=click.IntRange(4, 50), default=5, show_default=True)
 @click.option("--data", default=DATA, show_default=True, help="A data source; docs/data.md lists them.")
 def main(out: Path | None, as_json: bool, **given: Any) -> None:
-    """Hospitals on this machine train together over mTLS; three are killed on the way; then all is checked."""
+    """Hospitals on this machine train together over mTLS; three processes are killed; then everything is checked."""
     tell = Told()
     target = (out or _unused(ROOT / "runs")).resolve()
     if (target / "consortium").exists():

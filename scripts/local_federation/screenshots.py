@@ -127,7 +127,7 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=ROOT / "docs" / "images")
 def main(out: Path) -> None:
-    """Take all pictures anew."""
+    """Take all pictures again."""
     path, tell = chromium(), Told()
     if path is None:
         raise ConfigError("there is no Chromium", where="PATH", hint="install chromium, or set CHROMIUM to its path")

@@ -183,7 +183,7 @@ def _report_issue(authority: Authority, summary: dict[str, Any], as_json: bool) 
 @click.option(
     "--request", "request_path", type=click.Path(path_type=Path), help="New keys; without it the old ones stay."
 )
-@click.option("--fingerprint", help="Of the request; needed only where the old key did not sign it.")
+@click.option("--fingerprint", help="Fingerprint of the request; needed only if the old key did not sign it.")
 @folder_option
 @passphrase_options
 @days_option
@@ -198,7 +198,7 @@ def renew(
     days: int,
     as_json: bool,
 ) -> None:
-    """Issue new certificates to MEMBER, also in mid-run; the old TLS key stays good until its certificate ends."""
+    """Issue new certificates to MEMBER, also during a run; the old TLS key is valid until its certificate expires."""
     authority = Authority.open(folder)
     request = Request.read(request_path) if request_path else None
     if request and fingerprint:
@@ -215,7 +215,7 @@ def renew(
 @folder_option
 @json_option
 def revoke(member: str, reason: str, certificate: str | None, folder: Path, as_json: bool) -> None:
-    """Take back MEMBER's certificates. Takes effect with the next `consortium publish`."""
+    """Revoke MEMBER's certificates. Takes effect with the next `consortium publish`."""
     authority = Authority.open(folder)
     chosen = "".join(certificate.split()).lower() if certificate else None
     record = authority.revoke(member, reason, certificate=chosen, now_ms=_now())
@@ -257,7 +257,7 @@ def publish(
 @folder_option
 @json_option
 def show(manifest_path: Path | None, root_path: Path | None, tensors: bool, folder: Path, as_json: bool) -> None:
-    """Show the consortium's folder; or MANIFEST, for a member who holds only that and the root certificate."""
+    """Show the consortium's folder; or MANIFEST, for a member who has only that and the root certificate."""
     now = _now()
     if manifest_path is None:
         authority = Authority.open(folder)
