@@ -1,0 +1,27 @@
+"""The coordinator: it forwards messages, adds masked vectors and publishes sums (docs/operators.md).
+
+Nothing imports this package but its own commands, the benchmarks and the scripts. It is untrusted: it holds no secret
+of a site, cannot choose a model, and sites recompute what it publishes. A service that never exports does not
+load torch.
+
+    cli             the command `coordinator`
+    checks          `coordinator check`
+    config          `coordinator.toml`
+    assembly        from a configuration to a coordinator that can run
+    run             the shell: carries out effects in order
+    rounds          the run, round after round, as a machine
+    phases          the phases of a run, and how one follows another
+    effects         what the round machine asks the shell to do
+    service         gRPC
+    send_queue      what is to be sent to each connected site
+    storage         the SQLite file, models and records
+    results         the chain of published results, and how a site catches up
+    round_history   rows for an operator: attempts and figures
+    ingress_log     the privacy log of the coordinator, and receipts
+    witness         witness of the sites' logs, and forwarder between them
+    status          `coordinator status`
+    export          `coordinator export`
+    malloc          settings of the C library's memory
+    __main__        `python -m coordinator`
+    dashboard       the operator's page
+"""

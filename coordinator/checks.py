@@ -1,4 +1,4 @@
-"""`coordinator check`: everything that can be known before the start. Starts nothing, listens for a blink only."""
+"""`coordinator check`: everything that can be found out before the start. It opens the port briefly."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ CHECKS: Final = CheckList[Context](CHECK_NAMES)
 
 @CHECKS.add
 def configuration(context: Context) -> Iterator[Line]:
-    yield ok(f"{context.path} is whole")
+    yield ok(f"{context.path} is valid")
 
 
 @CHECKS.add
@@ -116,7 +116,7 @@ def rounds(context: Context) -> Iterator[Line]:
     yield ok(f"a round needs {least} of {len(told.roster)} sites; {told.training.rounds} rounds are planned")
     ended = sorted({member.id for member in told.roster} - set(able))
     if ended:
-        yield warning(f"certificates have ended: {', '.join(ended)}", "these sites are left out until they are renewed")
+        yield warning(f"expired certificates: {', '.join(ended)}", "these sites are left out until they are renewed")
 
 
 @CHECKS.add
@@ -130,9 +130,9 @@ def names(context: Context) -> Iterator[Line]:
     """What sites may dial; another name needs another certificate."""
     held = names_of(context.papers.identity.tls_certificate())
     if held:
-        yield ok(f"sites may dial {', '.join(held)}")
+        yield ok(f"sites may connect to {', '.join(held)}")
     else:
-        yield problem("the certificate is for no host", "enrol anew, with --host for every name that sites dial")
+        yield problem("the certificate is for no host", "enrol again, with --host for every name that sites connect to")
 
 
 @CHECKS.add
@@ -146,13 +146,13 @@ def port(context: Context) -> Iterator[Line]:
         yield ok(f"this coordinator is running on {listen}")
         return
     else:
-        yield problem(f"{listen}: {taken}", "end what listens there, or choose another address and port")
+        yield problem(f"{listen}: {taken}", "stop the program that listens there, or choose another address and port")
     if page is None:
         return
     address = Address.parse(page, where="coordinator.toml: dashboard.listen")
     admission(context.config.dashboard, context.base, address, context.papers.identity)  # its error is the finding
     if (taken := _taken(page)) is not None:
-        yield warning(f"{page} for the page: {taken}", "choose another [dashboard] listen, or do without the page")
+        yield warning(f"{page} for the page: {taken}", "choose another [dashboard] listen, or remove it")
 
 
 def _taken(listen: str) -> str | None:
@@ -192,7 +192,7 @@ def disk(context: Context) -> Iterator[Line]:
 def memory(context: Context) -> Iterator[Line]:
     available = context.available()
     if available is None:
-        raise Unchecked("this system does not tell how much memory there is")
+        raise Unchecked("this system does not report how much memory there is")
     needed = VECTORS_IN_MEMORY * 2 * context.manifest.aggregation.layout.memory_bytes
     yield checks.memory(available=available, needed=needed, what="a round")
 

@@ -1,4 +1,7 @@
-"""The command `coordinator`: runs the service; init, join, check, status and export around it."""
+"""The command `coordinator`: the service itself, and init, join, renew, check, status, export and the log commands.
+
+Torch and gRPC are imported inside the commands that need them, so that `--help` is fast.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ from security.rng import SystemRandomness
 with_config = config_option(Path("coordinator.toml"), "This coordinator's configuration.")
 
 
-# ----------------------------------------
-# `coordinator log-export`, `log-note`, `log-erase`: what people do with the privacy log, recorded in it.
+# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+
 
 def open_for_people(config_path: Path) -> AuditLog:
     """This coordinator's log, if no coordinator holds it."""
@@ -47,12 +50,12 @@ def open_for_people(config_path: Path) -> AuditLog:
 log_commands = keeper_commands(open_for_people, with_config)
 
 
-# ----------------------------------------
-# `coordinator renew`: new keys for the coordinator. What is in force stays so until the consortium answers.
+# `renew`: new keys. The old ones stay in force until the answer of the consortium is installed.
+
 
 @click.command()
 @with_config
-@click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; if not given, they stay.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; if not given, unchanged.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
@@ -62,13 +65,12 @@ def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
-    say(f"new keys and their request are in {identity.folder}; the old ones hold until the answer is installed")
+    say(f"new keys and their request are in {identity.folder}; the old ones stay valid until the answer is installed")
     say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
     say(f"then `coordinator join {request.member}.json --manifest manifest.json` and restart")
 
 
-# ----------------------------------------
-# `coordinator init` and `check`: from nothing to a coordinator that may start.
+# `init` and `check`.
 
 LISTEN: Final = "0.0.0.0:7443"
 
@@ -77,19 +79,19 @@ LISTEN: Final = "0.0.0.0:7443"
 @click.argument("folder", type=click.Path(path_type=Path), default=Path("."))
 @click.option("--federation", help="Name of the federation, as the consortium calls it.")
 @click.option("--name", help="Name of this coordinator in the roster.")
-@click.option("--host", "hosts", multiple=True, help="Name or address that sites dial; may be repeated.")
+@click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; may be repeated.")
 @click.option("--listen", help=f"Address and port to listen on; {LISTEN} if left out.")
 def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[str, ...], listen: str | None) -> None:
     """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
     config = folder / "coordinator.toml"
     if config.exists():
-        raise ConfigError("configuration is here already", where=str(config), hint="choose another folder")
+        raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")
     subject = Subject(
         federation=ask(federation, "--federation", "Name of the federation, as the consortium calls it"),
         role=Role.COORDINATOR,
         member=ask(name, "--name", "Name of this coordinator in the roster"),
     )
-    dialled = hosts or _listed(ask(None, "--host", f"Names and addresses that sites dial, such as {socket.getfqdn()}"))
+    dialled = hosts or _listed(ask(None, "--host", f"Names and addresses for sites, such as {socket.getfqdn()}"))
     address = ask(listen, "--listen", "Address and port to listen on", default=LISTEN)
     if not re.fullmatch(r"\S+:[0-9]{1,5}", address) or int(address.rpartition(":")[2]) > HIGHEST_PORT:
         raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
@@ -111,7 +113,7 @@ def _listed(answer: str) -> tuple[str, ...]:
 @with_config
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
-    """Look at everything that a start needs, and say what to do. Starts nothing."""
+    """Check everything that a start needs, and say what to do. Starts nothing."""
     from coordinator.checks import look
 
     sys.exit(report(look(config_path, skip=skipped), as_json=as_json))
@@ -122,10 +124,10 @@ def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
-    """Run a coordinator, until it is told to stop (SIGTERM or Ctrl-C)."""
+    """Run a coordinator, until it is stopped (SIGTERM or Ctrl-C)."""
     context.obj = config_path
     if log_format is not None:
-        # Before anything is read: an error in the configuration itself is told in the same form.
+        # Before anything is read: an error in the configuration is logged in the same format.
         log_to_stderr("coordinator", log_format, json_lines=False)
     if context.invoked_subcommand is None:
         run(config_path, log_format=log_format)
@@ -145,7 +147,7 @@ def run(config_path: Path, *, log_format: str | None = None) -> None:
 
 @cli.command()
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
-@click.option("--root-fingerprint", help="The consortium's root, as told over another channel.")
+@click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
 @with_config
 def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
@@ -161,7 +163,7 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
 @with_config
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(config_path: Path, as_json: bool) -> None:
-    """Rounds so far, from the database of a coordinator that is running or stopped."""
+    """Show the rounds so far, from the database of a coordinator that is running or stopped."""
     from coordinator.status import overview, standstill
 
     told = overview(config_path)
@@ -180,7 +182,7 @@ def status(config_path: Path, as_json: bool) -> None:
 @click.argument("target", type=click.Path(path_type=Path))
 @with_config
 @click.option("--round", "number", type=int, help="After this round; the newest if not given.")
-@click.option("--onnx", is_flag=True, help="Also write ONNX beside it, and check it: extra [export].")
+@click.option("--onnx", is_flag=True, help="Also write an ONNX file, and check it: extra [export].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_json: bool) -> None:
     """Write the global model as safetensors, tensor by tensor, to TARGET, and its description beside it."""

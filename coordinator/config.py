@@ -1,4 +1,4 @@
-"""`coordinator.toml`: where things lie and how patient the operator is. What is learned stands in the manifest."""
+"""`coordinator.toml`: paths, addresses and time limits. What is trained is in the manifest."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ CHECK_NAMES: Final = (
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 
 TEMPLATE: Final = """\
-# Configuration of a Lazaret coordinator. What is learned, by whom and how stands in the consortium's signed manifest.
+# Configuration of a Lazaret coordinator. What is trained, by whom and how is in the consortium's signed manifest.
 
 identity = "{identity}"          # (required) folder with keys, certificates and manifest
 state = "{state}"                # (required) folder for the database, models, spool and privacy log
 listen = "{listen}"              # (required) address and port that sites connect to
-initial_model = "{initial}"      # (required) the model everybody starts from; its hash is in the manifest
+initial_model = "{initial}"      # (required) the model that all sites start from; its hash is in the manifest
 
 [rounds]
-# least_cohort = 3               # never below what the manifest asks for
+# least_cohort = 3               # never below what the manifest demands
 # train = 3600.0                 # seconds for local training; never above the manifest's
-# grace = 60.0                   # seconds that absent sites are waited for when all others are ready
-# ping = 3.0                     # seconds to answer before a burst
-# audit = 15.0                   # seconds without progress before the check of a sum is handed on
+# grace = 60.0                   # seconds to wait for absent sites when all others are ready
+# ping = 3.0                     # seconds to answer a ping before the aggregation
+# audit = 15.0                   # seconds without progress before other sites take over the check of a sum
 
 [storage]
 # keep_models = 10               # models of the newest rounds that stay on disk, 3 or more
@@ -41,7 +41,7 @@ initial_model = "{initial}"      # (required) the model everybody starts from; i
 # json = false                   # one JSON object a line on stderr
 
 [dashboard]
-listen = "127.0.0.1:7480"        # the operator's page and /metrics, for a browser on this machine; delete it for none
+listen = "127.0.0.1:7480"        # the operator's page and /metrics, for a browser on this machine; delete for none
 # token = "dashboard.token"      # a file of mode 0600; on other addresses than this machine's own, this or client_ca is
                                  # required, and the page is served under the coordinator's own certificate
 # client_ca = "operators.pem"    # browsers must show a certificate of this authority

@@ -48,10 +48,10 @@ CREATE TABLE IF NOT EXISTS traffic (
 # Errors: which file it was, and what to do.
 
 _DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")
-_LOOK_AT_IT: Final = "keep the file, look at the disk, and put no old copy in its place: docs/operators.md, Backup"
+_LOOK_AT_IT: Final = "keep the file, check the disk, and do not restore an old copy: docs/operators.md, Backup"
 _HINTS: Final[Mapping[str, str]] = {
-    "SQLITE_FULL": "make room on that disk and start again",
-    "SQLITE_IOERR": "that disk fails, or is full: look at `df` and at the system's log before you start again",
+    "SQLITE_FULL": "free space on that disk and start again",
+    "SQLITE_IOERR": "that disk fails, or is full: check `df` and the system log before you start again",
     "SQLITE_READONLY": "this account must be able to write to the file and its folder",
     "SQLITE_CANTOPEN": "this account must be able to read and write the file and its folder",
     **dict.fromkeys(_DAMAGED, _LOOK_AT_IT),

@@ -1,7 +1,8 @@
-"""What the coordinator writes into its privacy log, and the receipts it gives for it.
+"""What the coordinator writes into its privacy log, the receipts for it, and the byte counts of this start.
 
-Every message of a site is logged with the bytes that came, before anything is done with it. Receipts are given in
-batches: one signed head covers many entries, and the inclusion path shows a site where its own message stands.
+Every message of a site is logged with the bytes that arrived, before anything is done with it. Receipts are given in
+batches: one signed checkpoint covers many entries, and the inclusion path shows a site the place of its own message
+(docs/spec/audit-log.md). `changes` logs what a new manifest changes in the roster.
 """
 
 from __future__ import annotations
@@ -125,7 +126,7 @@ class Books:
         """Note the newest head of a site, when it has grown."""
         if self._seen.get(head.origin, -1) < head.size:
             if not (TOKEN.accepts(head.origin) and COUNT.accepts(head.size)):
-                raise CodecError("a head that no log can have", where="log head")  # a site's lie must not end ours
+                raise CodecError("an impossible checkpoint", where="log head")  # a site's lie must not end ours
             self._seen[head.origin] = head.size
             self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 
@@ -183,8 +184,8 @@ class Books:
         )
 
 
-# ----------------------------------------
-# Who may take part, as the coordinator's log tells it: what one manifest says and the one before did not.
+# Changes of the roster: what a manifest says and the one before did not.
+
 
 def changes(old: Manifest | None, new: Manifest) -> Iterator[Event]:
     """An entry for each site that came, left, or has other keys. With no manifest before, everybody came."""
@@ -204,8 +205,8 @@ def _keys(member: Member) -> tuple[str, str]:
     return member.tls_keys[-1], str(member.audit_root)
 
 
-# ----------------------------------------
-# Bytes that came and went, by type of message, since this start.
+# Bytes received and sent since this start, by type of message.
+
 
 class Traffic:
     """Counts what passes the network's edge."""

@@ -1,7 +1,8 @@
-"""The chain of published results, and how a site that was away is brought to its end.
+"""The chain of published results, how far each site has followed it, and the check of the newest sum.
 
 Each result names the one before it. Sums are kept for the last few rounds only; a site that is further behind gets one
-covered state in their place (docs/spec/secure-aggregation.md, section 11).
+covered state in their place. Sections are those of docs/spec/secure-aggregation.md: 10 for the check of a sum, 11 for
+sites that catch up.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class Chain:
             if link.result_hash == result_hash:
                 return number + 1
         if round_number != 0:
-            raise RemoteProtocolError("site stands on a result that is not in this chain", where=f"site {site}")
+            raise RemoteProtocolError("the newest result of the site is not in this chain", where=f"site {site}")
         # At the very start. A site enrolled later starts from a newer manifest than the first round did: no sum of the
         # old ones leads on from there, only a covered state does.
         fresh = not self.links or self.links[0].prev_result == result_hash
@@ -185,8 +186,8 @@ class Chain:
             effects.append(Send(Vouched(result=self.links[number].result_hash, check=check), to=site))
 
 
-# ----------------------------------------
-# Where each site stands in the chain of results, and what it was sent to come to its end.
+# How far each site has followed the chain, and what it was sent to catch up.
+
 
 class Standings:
     """What sites are known to have accepted, and up to which result each was last brought."""
@@ -232,11 +233,9 @@ class Standings:
         return head.result_hash if head is not None and self._chain.head_check() is not None else None
 
 
-# ----------------------------------------
-# The check of the newest published sum, while the next round trains (docs/spec/secure-aggregation.md, section 10).
-#
-# Sites ask for chunks of all uploads, add them up and sign. Who is to look at which chunk follows from the cohort;
-# what absent sites owe is handed to others, so that no single site can hold the certificate up.
+# The check of the newest published sum, while the next round trains (section 10). Sites ask for chunks of all uploads,
+# add them and sign. The cohort decides which site checks which chunk; chunks of absent sites go to others, so that no
+# single site can delay the certificate.
 
 QUESTIONS = (messages.ChunkRequest, Ack)
 

@@ -128,7 +128,7 @@ class Service:
             self.manifest.site(subject.member)
             return tls.peer_site(context)
         except ToolkitError as error:
-            log.warning("a peer was turned away: %s", error)
+            log.warning("a peer was refused: %s", error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "certificate is not accepted here")
             raise
 
@@ -140,7 +140,7 @@ class Service:
             stream, refusal = self._greet(site, spki, data)
         if refusal is None:
             return stream
-        log.warning("site %s turned away: %s", site, refusal.name.lower())
+        log.warning("site %s refused: %s", site, refusal.name.lower())
         await self.deliver(stream, Goodbye(code=refusal), context)
         return None
 
@@ -308,7 +308,7 @@ class Service:
         if not self._at_once and asyncio.get_running_loop().time() < patience:
             return False
         if engine.in_burst:
-            log.warning("stopping in the middle of a burst, which goes on at the next start")
+            log.warning("stopping during an aggregation, which continues at the next start")
         return True
 
     async def _run(self) -> None:
@@ -362,7 +362,7 @@ def run_until_stopped(
         with suppress(Exception):  # as above
             _close(ready.shell, coarse(error))
         raise
-    _close(ready.shell, "told to stop")
+    _close(ready.shell, "stopped by a signal")
 
 
 def _close(shell: Shell, reason: str) -> None:

@@ -37,8 +37,8 @@ def standstill(told: dict[str, Any], now_ms: int) -> str | None:
     minutes = (now_ms - unchecked["since_ms"]) // 60_000
     missing = ", ".join(unchecked["missing"])
     return (
-        f"standing still: the sum of round {unchecked['round']} lacks its certificate for {minutes} min; not "
-        f"vouched for by {missing}. See docs/operators.md, \"A sum that sites do not vouch for\""
+        f"stalled: the sum of round {unchecked['round']} has had no certificate for {minutes} min; not "
+        f"verified by {missing}. See docs/operators.md, \"A sum without a certificate\""
     )
 
 

@@ -1,7 +1,7 @@
-"""What a coordinator keeps: one SQLite file, models by digest beside it, uploads in the spool.
+"""What a coordinator stores: one SQLite file, models by digest beside it, uploads in the spool.
 
-Each step of the machine is one transaction, on disk before anything that follows it is sent. There is nothing secret in
-here: everything is public or masked.
+Each step of the machine is one transaction, on disk before any message that follows it is sent. Nothing here is secret:
+everything is public or masked. Errors of SQLite name the file and say what to do.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Storage:
             raise ConfigError(
                 f"this folder holds a run of federation {other}",
                 where=str(self.folder),
-                hint="give each federation a state folder of its own",
+                hint="use one state folder for each federation",
             )
         self._set_aside(ended)
         self.belongs_to(federation, run)

@@ -1,7 +1,8 @@
-"""The coordinator as a witness of the sites' logs, and as the postman between them.
+"""The coordinator as a witness of the sites' logs, and as the forwarder between them.
 
-Hospitals do not connect to each other. Each site's head goes to the coordinator and to two peers; who holds how much of
-which log is only a guess here: a witness that holds another size says so, and the owner is asked again.
+Hospitals do not connect to each other. Each site's checkpoint goes to the coordinator and to two peers. The
+coordinator only estimates how much of a log each witness has seen: a witness with another size says so, and the owner
+is asked again.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ class WitnessDesk:
                 return self._cosignature(site, message)
             case Held():
                 return self._other_size(site, message)
-        raise RemoteProtocolError(f"{type(message).__name__} is not about heads", where=f"site {site}")
+        raise RemoteProtocolError(f"{type(message).__name__} is not a message between witnesses", where=f"site {site}")
 
     def _head(self, site: str, message: Head) -> list[Letter]:
         origin = self._roster.by_name[site].origin
         if message.head.origin != origin or message.head.size > MAX_COUNT:
-            raise RemoteProtocolError("head of another party's log, or of none", where=f"site {site}")
+            raise RemoteProtocolError("checkpoint of another party's log", where=f"site {site}")
         if message.witness != self._name:
             known = message.witness in self._roster.by_name and message.witness != site
             return [(message.witness, message)] if known else []

@@ -1,0 +1,14 @@
+"""What every command of the toolkit shares, and nothing that is particular to one of them.
+
+Every other package may import this one; it imports none of them. It knows neither torch nor grpc, holds no key, and
+knows nothing of rounds, models or patients.
+
+    errors     one tree of errors with stable codes; each has a message, a place and a hint
+    files      reading and writing so that a refusal of the disk names the file
+    settings   TOML files of people, read strictly into pydantic models
+    terminal   output, logs, progress, questions and exit codes of all commands
+    checks     the lines of a `check` command and how they are run; disk and memory
+    software   digests of the running code and its dependencies, for the privacy log
+    tcp_info   what the kernel has sent and received for this process
+    web        the read-only pages: server, access, paths
+"""

@@ -1,7 +1,7 @@
-"""What `check` says: lines with a verdict and what to do. A check is a function from a context to lines.
+"""The `check` commands: lines with a verdict and what to do, checks of disk and memory, and the report.
 
-Checks do not stop each other. One that cannot run raises `Unchecked`, which is shown and never counts as good; an error
-that a check meets is its finding.
+A check is a function from a context to lines. Checks do not stop each other. One that cannot run raises `Unchecked`,
+which is shown and never counts as good; an error that a check meets is its finding.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def unchecked(why: str) -> Line:
 
 def found(error: ToolkitError) -> Line:
     """An error as a line. Every problem says what to do, so there is a last resort."""
-    return problem(str(error), error.hint or "correct what the line names, and check again")
+    return problem(str(error), error.hint or "correct what this line names, and check again")
 
 
 def tried(what: str, attempt: Callable[[], object]) -> Line:
@@ -150,7 +150,7 @@ class CheckList(Mapping[str, Check[Context]]):
 def run(checks: Mapping[str, Check[Context]], context: Context, *, skip: Collection[str] = ()) -> Iterator[Line]:
     """All lines of all checks, in order, as they come."""
     for name, check in checks.items():
-        made = _of(name, check, context) if name not in skip else iter([unchecked("skipped as asked")])
+        made = _of(name, check, context) if name not in skip else iter([unchecked("skipped, as requested")])
         yield from (replace(line, check=name) for line in made)
 
 
@@ -182,8 +182,8 @@ def counts(lines: Iterable[Line]) -> dict[str, int]:
     return told
 
 
-# ----------------------------------------
-# Room on this machine: disk and memory, as numbers and as lines. What is needed comes from the caller.
+# Disk and memory of this machine, as numbers and as lines. What is needed comes from the caller.
+
 
 def free_bytes(folder: Path) -> int:
     """What this user may still write where `folder` is or will be."""
@@ -237,10 +237,10 @@ def disk(folder: Path, *, free: int, least: int, whole: int) -> Line:
     room = f"{size(free)} free for {folder}"
     if free < least:
         return problem(
-            f"{room}, and one round needs {size(least)}", "make room, or put the state folder on a larger disk"
+            f"{room}, and one round needs {size(least)}", "free disk space, or move the state folder to a larger disk"
         )
     if free < whole:
-        return warning(f"{room}, and the whole run may need {size(whole)}", "make room before it is needed")
+        return warning(f"{room}, and the whole run may need {size(whole)}", "free disk space before it is needed")
     return ok(f"{room}; one round needs {size(least)}, the whole run {size(whole)}")
 
 
@@ -249,12 +249,11 @@ def memory(*, available: int, needed: int, what: str) -> Line:
     if needed > available:
         return problem(told, "use a machine with more memory, or end other programs")
     if needed > 0.8 * available:
-        return warning(told, "that is close; other programs should leave room")
+        return warning(told, "the margin is small: end other programs before training")
     return ok(told)
 
 
-# ----------------------------------------
-# Lines on a terminal or as one JSON object, for the `check` of both commands.
+# The report: lines on a terminal, or one JSON object.
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

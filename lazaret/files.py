@@ -1,4 +1,4 @@
-"""What a disk refuses: which file or folder it was, and what to do about it."""
+"""Reading and writing files so that an error of the disk names the file and says what to do; private files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import BinaryIO, Final
 from lazaret.errors import ConfigError
 
 DISK_HINTS: Final[Mapping[int, str]] = {
-    errno.ENOSPC: "make room on that disk and start again",
-    errno.EDQUOT: "this account's quota on that disk is used up: make room or have it raised, and start again",
-    errno.EFBIG: "this account, or that disk, allows no file of this size: look at `ulimit -f`",
-    errno.EIO: "that disk, or the line to it, fails: look at the system's log before you start again",
-    errno.EROFS: "that file system is mounted read-only, often after a fault: look at the system's log",
+    errno.ENOSPC: "free space on that disk and start again",
+    errno.EDQUOT: "this account's quota on that disk is used up: free space or have it raised, and start again",
+    errno.EFBIG: "this account, or that disk, allows no file of this size: check `ulimit -f`",
+    errno.EIO: "that disk, or the connection to it, fails: read the system log before you start again",
+    errno.EROFS: "that file system is mounted read-only, often after a fault: read the system log",
 }
 
 

@@ -1,0 +1,26 @@
+"""Learning: models, losses, prototypes, methods, data, and the laboratory that compares them.
+
+The laboratory, the trainer of a site, its trial check and the export of the coordinator import this package. It imports
+`security` and `lazaret`. Nothing here sends: what leaves a site is the vector of `Method.contribution`, and prototypes,
+class counts and personal heads are not in it (docs/methods.md).
+
+    config         how a site trains: one frozen object with a digest
+    model          a timm classifier, split into feature extractor and head
+    params         which parameters make up the shared vector
+    wire_layout    from a model to the layout of the vector, and back
+    losses         losses on features and logits
+    sinkhorn       balanced assignment of features to prototypes
+    prototypes     the prototypes of a site
+    training       the inner loop
+    distributed    several processes that train one model
+    federation     all sites in one process, without a network
+    deployed       a trained model as it is used and exported
+    metrics        accuracy, AUC and calibration
+    bootstrap      confidence intervals by patient
+    seeds          every random draw of the learning code, from one seed
+    _torchvision   makes torchvision importable beside a CPU build of torch
+    methods        federated methods, FedNPR first
+    data           data sets, images, batches
+    dp             mechanisms that read patients under differential privacy
+    lab            the command `npr-lab`
+"""

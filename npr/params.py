@@ -1,4 +1,4 @@
-"""Which numbers of a model make up the vector that is summed: names, shapes, order, and one digest over all of it.
+"""Which numbers of a model make up the vector that is summed, with one digest over all of it; and who adds them.
 
 Groups are what a method shares or keeps: "extractor", "norm" (scale and shift of layers with running statistics),
 "statistics" (their running means and variances), "head", "constant" (buffers that never change; no method shares
@@ -111,8 +111,7 @@ def _entries(model: nn.Module) -> list[Entry]:
     return entries
 
 
-# ----------------------------------------
-# Who adds up what the sites send. The learning code only ever sees a sum of vectors and a sum of weights.
+# Aggregators: the learning code only sees a sum of vectors and a sum of weights.
 
 Sum = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""Between a model and the wire: which tensors travel, settings as a manifest carries them, states and updates by name.
+"""Between a model and the network: which tensors are sent, settings in a manifest, states and updates, initial model.
 
 The site agent, the lab's secure aggregation and the exporter of initial models all go through this file, so that the
 same round gives the same vector everywhere. A state is a flat float32 vector in the order of the consortium's layout.
@@ -91,7 +91,7 @@ class Recipe:
         try:
             return cls(config=config, privacy=PrivateSettings.of(settings, where=where), **model)
         except TypeError as error:
-            raise ConfigError("a model setting that this version does not know", where=where) from error
+            raise ConfigError("a model setting is unknown to this version", where=where) from error
 
 
 def _plain(value: Setting) -> Setting:
@@ -192,7 +192,6 @@ class WireModel:
             raise LocalProtocolError(f"a state of {state.dtype} {state.shape} does not fit a layout of {self.size}")
 
 
-# ----------------------------------------
 # The initial model of a federation: exported once for the consortium, loaded and checked at every site.
 
 # What decides the numbers of a round; commands, tables and plots do not.
@@ -239,7 +238,7 @@ def check_code(expected: str) -> None:
         raise ConfigError(
             "this package's learning code is not the one that the manifest names",
             where="manifest [model] code_digest",
-            hint="install the version of the package that the consortium used; `pip show lazaret` tells this one's",
+            hint="install the version that the consortium used; `pip show lazaret` prints the version installed here",
         )
 
 

@@ -1,0 +1,18 @@
+"""Cryptography, identities, secure aggregation, differential privacy and the privacy log.
+
+`protos`, `npr`, `site_agent` and `coordinator` may import this package; it imports `lazaret` only. It knows neither
+torch nor grpc: its machines take a message and return effects, and the two parties carry them out. Nothing here reads
+an image, and there is no message type for a vector that is not masked.
+
+    clock        time, passed in as an object
+    labels       every domain-separation string, each for one purpose
+    rng          the only place that asks the operating system for randomness
+    secrets      bytes that must not get into a log, a traceback or a pickle
+    crypto       primitives: rings, masks, shares, signatures, Merkle trees
+    identity     keys, certificates, the manifest and what follows from it
+    secagg       the protocol of secure aggregation, both sides
+    dp           accounting, noise and the privacy ledger
+    log          the privacy log, as a running party writes it
+    audit        the checks of logs, as an auditor runs them
+    consortium   the offline authority: root key, certificates, manifests
+"""

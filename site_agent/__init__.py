@@ -1,0 +1,33 @@
+"""The agent of one hospital: it trains on local images and takes part in secure aggregation (docs/site-agent.md).
+
+Nothing imports this package but its own commands, the benchmarks and the scripts. Keys and network are here, torch is
+not: only `trainer` and the trial of `checks` import it. Only `outbox` makes bytes that leave, only `client` opens the
+stream to the coordinator, and nothing leaves that is not in the privacy log first.
+
+    cli              the command `site-agent`
+    options          options that several of its commands have
+    setup_commands   `init` and `check`
+    model_commands   `evaluate`, `predict` and `export`
+    config           `site.toml`
+    policy           what this hospital permits
+    assembly         from a configuration to a site that can run
+    run              the shell: carries out effects in order
+    session          the conversation with the coordinator, without sockets or files
+    effects          what the session asks the shell to do
+    client           the gRPC stream
+    outbox           the egress filter: type, length, randomness, log, and then the bytes
+    log_events       what a site writes into its privacy log
+    witness          a site as a witness of other logs
+    contribution     from a local round to the vector that is masked
+    ready_slots      the public times at which READY may be sent
+    privacy          what a private federation costs this site
+    budget           the privacy ledger of a running agent
+    state_dir        the state folder
+    state_writer     the write-ahead log, and the next model while it arrives
+    status           `site-agent status`
+    metrics          `/metrics` of an agent
+    __main__         `python -m site_agent`
+    checks           `site-agent check`
+    page             the hospital's own page
+    trainer          torch and images
+"""

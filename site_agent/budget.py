@@ -157,5 +157,5 @@ def check_logged(state: LedgerState, logged: Collection[str], where: str) -> Non
         raise LedgerError(
             f"the privacy log names {len(missing)} reservation(s) that this ledger does not have",
             where=where,
-            hint="it was rolled back, or [privacy] population was changed in mid-run: restore the newest ledger",
+            hint="it is an old copy, or [privacy] population was changed during the run: restore the newest ledger",
         )

@@ -27,10 +27,10 @@ from site_agent.trainer.ranks import Place
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
-    """Join the federation and train, until told to stop (SIGTERM or Ctrl-C)."""
+    """Join the federation and train, until it is stopped (SIGTERM or Ctrl-C)."""
     context.obj = config_path
     if log_format is not None:
-        # At once: also what is wrong with the configuration is to be told in the form that was asked for.
+        # At once: errors in the configuration are logged in the requested format too.
         log_to_stderr("site-agent", log_format, json_lines=False)
     if context.invoked_subcommand is None:
         run(config_path, log_format=log_format)
@@ -74,7 +74,7 @@ def stop_on_signals(stopped: asyncio.Event) -> None:
 
 @cli.command()
 @click.argument("answer", type=click.Path(path_type=Path), required=False)
-@click.option("--root-fingerprint", help="The consortium's root, as told over another channel.")
+@click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
 @with_config
 def join(
@@ -85,8 +85,8 @@ def join(
 ) -> None:
     """Install the consortium's ANSWER and its manifest."""
     identity, now = Identity(folder=SiteConfig.read(config_path).identity), SystemClock().now_ms()
-    told = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
-    for line in told:
+    lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
+    for line in lines:
         say(line)
 
 
@@ -96,7 +96,7 @@ def join(
 @with_config
 @json_option
 def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
-    """What this site has done so far, from its state directory; the agent may be running."""
+    """Show what this site has done so far, from its state folder; the agent may be running."""
     from site_agent.status import overview
 
     if web:
@@ -104,18 +104,19 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
 
         show_page(SiteConfig.read(config_path), listen)
         return
-    told = overview(SiteConfig.read(config_path))
+    found = overview(SiteConfig.read(config_path))
     if as_json:
-        emit(told)
+        emit(found)
         return
-    click.echo(f"site {told['site']}, run {told['run']}: round {told['round']} accepted, model {told['model'][:16]}")
-    if told["stopped"]:
-        click.echo(f"stopped for its operator: {told['stopped']}")
-    for path in told["evidence"]:
-        click.echo(f"proof against the coordinator, for the consortium: {path}")
-    if told["privacy"]:
-        click.echo(status_line(told["privacy"]))
-    for row in told["metrics"]:
+    model = found["model"][:16]
+    click.echo(f"site {found['site']}, run {found['run']}: round {found['round']} accepted, model {model}")
+    if found["stopped"]:
+        click.echo(f"stopped, the operator must act: {found['stopped']}")
+    for path in found["evidence"]:
+        click.echo(f"evidence against the coordinator, for the consortium: {path}")
+    if found["privacy"]:
+        click.echo(status_line(found["privacy"]))
+    for row in found["metrics"]:
         figures = row.get("test") or row.get("validation") or {}
         click.echo(f"  round {row['round']:>4}  balanced accuracy {figures.get('bacc')}")
 

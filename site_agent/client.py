@@ -1,7 +1,7 @@
 """gRPC: one outbound stream, opened again whenever it breaks. Bytes in, bytes out; the agent does the rest.
 
-Everything that happens to a site comes through one queue: bytes from the coordinator, work done by the training thread,
-the clock. So the agent never runs twice at once, and effects keep their order.
+All events of a site come through one queue: bytes from the coordinator, finished work of the training thread, the
+clock. So the agent never runs twice at the same time, and effects keep their order.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from security.log.writer import AuditLog
 from site_agent.effects import Effects
 from site_agent.run import Agent, Finish, Job, Left
 
-# ----------------------------------------
-# Which of this process's connections the kernel's count is about.
+# The kernel's byte count: which connections of this process it covers.
 
 HTTP_PORT: Final = 80  # of a proxy that is given without one
 
@@ -213,9 +212,9 @@ class Client:
             return "the stream was closed"
         if code in _TURNED_AWAY:
             raise ToolkitError(
-                f"turned away by the coordinator: {details}",
+                f"refused by the coordinator: {details}",
                 where=self.table.address,
-                hint="`site-agent check` looks at certificate and manifest; the operator's log has the reason",
+                hint="`site-agent check` tests certificate and manifest; the operator's log has the reason",
             )
         return f"the stream has ended ({code.name.lower()})"
 
@@ -241,17 +240,17 @@ async def _why_not(channel: Any) -> str:
     call = channel.stream_stream(tls.METHOD)()
     try:
         await asyncio.wait_for(call.code(), ASK_SECONDS)
-        told = await call.details() or ""
+        details = await call.details() or ""
     except TimeoutError:
-        told = ""
+        details = ""
     finally:
         call.cancel()
-    if "handshake failed" in told.lower():
+    if "handshake failed" in details.lower():
         return (
-            "something answers, but TLS with it fails: another federation's coordinator, a certificate that has ended, "
-            "or a proxy that looks into TLS (`site-agent check` tells which)"
+            "something answers, but TLS with it fails: another federation's coordinator, a certificate that has "
+            "expired, or a proxy that inspects TLS (`site-agent check` finds out which)"
         )
-    return "the coordinator cannot be reached (`site-agent check` tells why)"
+    return "the coordinator cannot be reached (`site-agent check` finds out why)"
 
 
 def _cancelled_from_outside() -> bool:
@@ -274,8 +273,8 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
     """
     client = Client(agent, table)
     until(client.stopped)
-    gc.freeze()  # what is there by now stays; collections in a burst need not look at it
-    reason = "told to stop"
+    gc.freeze()  # what exists now stays; garbage collection during an aggregation need not visit it
+    reason = "stopped by a signal"
     try:
         await client.run()
     except Exception as error:

@@ -35,7 +35,7 @@ def cohort_digest(context: RoundContext) -> str:
 
 def receipt(message: relay.Receipt, head: SignedHead | None, site: str, connection: int) -> Note:
     if head is None:
-        raise RemoteProtocolError("a receipt comes with the head it is under", where="receipt")
+        raise RemoteProtocolError("a receipt comes with the checkpoint that covers it", where="receipt")
     event = ev.Receipt(
         msg_id=relay.message_id(site, connection, message.sequence, from_site=True),
         head_size=head.size,

@@ -47,7 +47,8 @@ class AgentCollector(Collector):
         for message, size in dict(agent.outbox.sent).items():
             sent.add_metric((message,), size)
         yield sent
-        yield CounterMetricFamily("lazaret_agent_blocked", "Messages stopped at the door.", agent.outbox.blocked)
+        blocked = agent.outbox.blocked
+        yield CounterMetricFamily("lazaret_agent_blocked", "Messages blocked by the egress filter.", blocked)
         yield GaugeMetricFamily("lazaret_agent_log_entries", "Entries in this site's privacy log.", agent.log.size)
         yield from self._privacy()
         build = GaugeMetricFamily("lazaret_agent_build_info", "The version that runs.", labels=("version",))

@@ -1,4 +1,4 @@
-"""What a hospital does with its model: `evaluate`, `predict` and `export`. None of them opens a connection."""
+"""`site-agent evaluate`, `predict` and `export`, none of which opens a connection; and `site-agent worker`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def model_option(default: str) -> Callable[[Command], Command]:
         type=click.Choice(["best", "newest"]),
         default=default,
         show_default=True,
-        help="The best by local validation, or the one that the last round gave.",
+        help="The best by local validation, or that of the last round.",
     )
 
 
@@ -33,7 +33,7 @@ def model_option(default: str) -> Callable[[Command], Command]:
 @with_config
 @json_option
 def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
-    """Evaluate this site's model on its own held-out images. Nothing leaves."""
+    """Evaluate this site's model on its own held-out images. Nothing is sent."""
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
@@ -54,7 +54,7 @@ def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
 def predict(
     config_path: Path, source: Path, output: Path, model: Any, batch: int, as_json: bool
 ) -> None:
-    """Predict a folder, a file, or the images that a CSV table lists. Nothing leaves.
+    """Predict a folder, a file, or the images that a CSV table lists. Nothing is sent.
 
     A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
     """
@@ -77,7 +77,7 @@ def predict(
         good = summary.files - len(summary.problems)
         say(f"{good} of {summary.files} files predicted into {output}, {len(summary.problems)} with a problem")
         if summary.ignored:
-            say(f"{summary.ignored} other files were passed over")
+            say(f"{summary.ignored} other files were skipped")
         if temperature is None:
             say("probabilities are not calibrated: there are too few validation images to fit a temperature")
     if summary.problems:
@@ -88,7 +88,7 @@ def predict(
 @click.argument("folder", type=click.Path(path_type=Path))
 @model_option("best")
 @click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
-@click.option("--with-prototypes", is_flag=True, help="Put the site's prototypes into the files too.")
+@click.option("--with-prototypes", is_flag=True, help="Write the site's prototypes to the files too.")
 @with_config
 @json_option
 def export(
@@ -117,14 +117,15 @@ def export(
         found = told["checked"]["onnx"]
         say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} images")
     if predictor.place.head_alone:
-        say("the files predict by the head alone: prototypes stay at the site unless --with-prototypes is given")
+        say("the files predict with the head alone: prototypes stay at the site unless --with-prototypes is given")
     if told["log_findings"]:
         say(f"the privacy log has {len(told['log_findings'])} findings, which the card lists")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
 
 
-# ----------------------------------------
-# `site-agent worker`: one of several processes or machines that train together. It has no keys and sends nothing.
+# `worker`: one of several processes or machines that train together. It has no keys, and sends nothing to the
+# coordinator.
+
 
 @click.command()
 @with_config

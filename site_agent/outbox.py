@@ -1,4 +1,4 @@
-"""The one door out of a hospital: permitted type, exact length, the look of noise, the log, and only then the bytes.
+"""The egress filter of a hospital: permitted type, exact length, test for randomness, log, and only then the bytes.
 
 Nothing else in this package may write to the network; a test looks for it. Every message carries the newest signed head
 of the privacy log, and its own entry is on disk before its first byte can leave.
@@ -73,7 +73,7 @@ class Outbox:
             return
         message, name = post.message, type(post.message).__name__
         if type(message) in FRAMES:
-            raise LocalProtocolError("frames leave as a vector", where=name)
+            raise LocalProtocolError("frames are sent as one vector", where=name)
         head = own_head(self._log)
         sequence = self._sequence + 1
         payload = FROM_SITE.encode(Parcel(message=message, sequence=sequence, log_head=head))
@@ -142,7 +142,7 @@ class Outbox:
         self._sequence += 1
         payload = FROM_SITE.encode(Parcel(message=frame, sequence=self._sequence))
         if len(payload) != expected_bytes(type(frame), replace(shape, frame=frame.index, frames=1)):
-            raise PolicyViolation("a frame is not as long as it must be", where="UploadFrame")
+            raise PolicyViolation("a frame has the wrong length", where="UploadFrame")
         self.sent["UploadFrame"] += len(payload)
         return payload
 

@@ -72,9 +72,9 @@ class SitePolicy(BaseModel):
                 raise _refused("most_epsilon", f"the manifest's epsilon of {asked} is above {self.most_epsilon}")
 
     def check_private(self) -> None:
-        """Rules that look at the data themselves have no place under differential privacy: a refusal tells of them."""
+        """Rules that read the data are not possible under differential privacy: a refusal reveals something of them."""
         if self.required_classes:
-            raise _refused("required_classes", "an exact test for absent classes would void epsilon")
+            raise _refused("required_classes", "an exact test for absent classes would make epsilon invalid")
 
     def check_order(self, manifest: Manifest, round_number: int, *, done: int, now: dt.datetime) -> None:
         """Whether to train this round, now (local time).
@@ -96,7 +96,7 @@ class SitePolicy(BaseModel):
             raise _refused("most_bytes_per_round", f"the vector alone has {vector} bytes")
 
     def check_classes(self, names: Sequence[str], counts: Sequence[int]) -> None:
-        """Whether the classes that this hospital must bring are there to be learned.
+        """Whether there are training images of every required class.
 
         :param counts: training images of each class, in the order of `names`.
         """
@@ -108,16 +108,16 @@ class SitePolicy(BaseModel):
                 raise PolicyViolation(
                     f"class {name!r} has no training image",
                     where="[policy] required_classes",
-                    hint="look at [data] source and fold; or take the class out of the list, if that is right",
+                    hint="check [data] source and fold; or remove the class from the list, if that is intended",
                 )
 
     def check_cohort(self, size: int) -> None:
-        """Whether to hide among so few."""
+        """Whether the cohort is large enough for this hospital."""
         if size < self.least_cohort:
             raise _refused("least_cohort", f"a cohort of {size} is smaller than {self.least_cohort}")
 
     def check_bytes(self, sent: int) -> None:
-        """Whether one more message still fits into what a round may cost."""
+        """Whether one more message stays within the bytes of a round."""
         if self.most_bytes_per_round is not None and sent > self.most_bytes_per_round:
             raise _refused("most_bytes_per_round", f"{sent} bytes in one round")
 
@@ -144,4 +144,4 @@ def _within(hours: str, now: dt.time) -> bool:
 
 
 def _refused(rule: str, why: str) -> PolicyViolation:
-    return PolicyViolation(why, where=f"[policy] {rule}", hint="this hospital's own rule; site.toml holds it")
+    return PolicyViolation(why, where=f"[policy] {rule}", hint="a rule of this hospital, in site.toml")

@@ -18,7 +18,7 @@ from security.dp.planner import PrivateSettings, Schedule, least_multiplier, ord
 from security.identity.manifest import Manifest, Privacy, real
 from site_agent.config import SiteConfig
 
-LEDGER_HINT = "`site-agent ledger --create` begins one, once for each patient population"
+LEDGER_HINT = "`site-agent ledger --create` creates one, once for each patient population"
 VALIDATION_OFF = "local validation and the choice of a best model are off: each would be one more release"
 
 
@@ -48,7 +48,7 @@ class PrivatePlan:
             raise ConfigError(
                 "the manifest has only one of [privacy] and dp. settings",
                 where="manifest [privacy]",
-                hint="the consortium exports the initial model with `npr-lab model --dp` and publishes anew",
+                hint="the consortium exports the initial model with `npr-lab model --dp` and publishes again",
             )
         if settings is None or manifest.privacy is None:
             return None
@@ -80,9 +80,9 @@ def _noise(config: SiteConfig, told: Privacy) -> float:
     asked = least if config.privacy.noise is None else float(config.privacy.noise)
     if asked < least:
         raise ConfigError(
-            f"noise of {asked:g} is below the {least:g} that the consortium asks for",
+            f"noise of {asked:g} is below the {least:g} that the consortium demands",
             where=f"{config.path}:privacy.noise",
-            hint="a site may add noise, never take any away",
+            hint="a site may add noise, never reduce it",
         )
     return asked
 
@@ -97,13 +97,13 @@ def check_terms(plan: PrivatePlan, terms: Terms) -> None:
         raise LedgerError(
             f"the ledger protects each {terms.unit}, the federation each {plan.unit}",
             where=terms.population,
-            hint="a ledger of another unit is another claim: name another [privacy] population",
+            hint="a ledger with another unit is needed: name another [privacy] population",
         )
     if terms.delta > plan.delta:
         raise LedgerError(
             f"the ledger's delta of {terms.delta:g} is above the federation's {plan.delta:g}",
             where=terms.population,
-            hint="a smaller delta needs a ledger of its own, which begins with all that was spent in this one",
+            hint="a smaller delta needs its own ledger, which begins with all that was spent in this one",
         )
 
 

@@ -183,7 +183,7 @@ class Agent:
             case Compact():
                 self.wal.compact(effect.records)
             case KeepEvidence():
-                log.error("proof of a lie of the coordinator is in %s", self.vault.keep_evidence(effect))
+                log.error("the published sum is wrong; the evidence is in %s", self.vault.keep_evidence(effect))
             case DraftState():
                 self.vault.draft_state(self.outbox.layout, effect.start, effect.values)
             case SaveState():
@@ -207,10 +207,12 @@ class Agent:
                 log.info("attempt %s: %s", effect.ctx.hex()[:8], reason)
             case LoneChange():
                 log.warning(
-                    "round %d: only %s came or went; two sums in a row tell its share", effect.round, effect.site
+                    "round %d: only %s changed; the difference of two sums reveals its update",
+                    effect.round,
+                    effect.site,
                 )
             case Certified():
-                log.info("result %s is vouched for", effect.result.hex()[:8])
+                log.info("result %s is verified", effect.result.hex()[:8])
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} cannot be carried out")
 
@@ -243,7 +245,7 @@ class Agent:
             failure = error
             return lambda: self.session.failed(job.round, failure)
         if cut:
-            log.warning("round %d: %d values were cut to their clip", job.round, cut)
+            log.warning("round %d: %d values were reduced to their clip", job.round, cut)
         return lambda: self._trained(layout, update, result)
 
     def _trained(self, layout: Layout, update: PendingUpdate, result: LocalResult) -> Effects:
@@ -302,5 +304,5 @@ def _check_same_run(current: Manifest, offered: Manifest) -> None:
         raise ConfigError(
             f"run {current.run} is over: the consortium has begun run {offered.run}",
             where=f"manifest version {offered.version}",
-            hint="put the new run's initial model in place, then start this agent again",
+            hint="install the new run's initial model, then start this agent again",
         )

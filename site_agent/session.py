@@ -57,13 +57,13 @@ _REASONS: Final[dict[Farewell, tuple[type[ToolkitError], str, str, bool]]] = {
     Farewell.STOPPING: (RemoteProtocolError, "the coordinator is stopping", "this site tries again", True),
     Farewell.REPLACED: (
         PolicyViolation,
-        "another process speaks for this site now",
+        "another process has connected as this site",
         "two agents with one identity: stop one of them",
         False,
     ),
     Farewell.OTHER_PROTOCOL: (
         RemoteProtocolError,
-        "the coordinator speaks another version of the protocol",
+        "the coordinator uses another version of the protocol",
         "install the version of the package that the coordinator runs",
         False,
     ),
@@ -81,8 +81,8 @@ _REASONS: Final[dict[Farewell, tuple[type[ToolkitError], str, str, bool]]] = {
     ),
     Farewell.OUT_OF_ORDER: (
         RollbackDetected,
-        "the coordinator has seen later connections of this site than this state directory remembers",
-        "it was restored from an old copy: stop, keep it, and enrol anew",
+        "the coordinator has seen later connections of this site than this state folder has recorded",
+        "the state was restored from an old copy: stop, keep it, and enrol this site again",
         False,
     ),
 }
@@ -315,7 +315,7 @@ class Session:
 
     def _order(self, order: messages.TrainOrder) -> Effects:
         if order.round != log_events.loggable(order.round):
-            raise RemoteProtocolError("round number is out of any window", where="order")
+            raise RemoteProtocolError("round number is too far ahead", where="order")
         effects = [*self._end_open_attempt(), *self._protocol(self._machine(order)), *self._reload()]
         if order.round == self.training:
             return tuple(effects)
@@ -349,7 +349,7 @@ class Session:
         if order.config_hash != self.config_hash:
             raise PolicyViolation("order names another training configuration than the manifest's", where="order")
         if self.machine.core.policy.strict and not head.vouched:
-            raise PolicyViolation("the newest model has not been vouched for", where="order")
+            raise PolicyViolation("the newest model has no check certificate yet", where="order")
         now = dt.datetime.fromtimestamp(self.clock.now_ms() / 1000).astimezone()
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
 

@@ -1,4 +1,4 @@
-"""`site-agent init` and `check`: from nothing to a site that may start."""
+"""`site-agent init`, `check`, `renew`, `ledger` and the log commands; and the template of `site.toml`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,13 @@ from site_agent.config import LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import PrivatePlan, budget_status, ledger_files, planned_cost, status_line
 
-# ----------------------------------------
-# `site-agent ledger`: begin the privacy ledger of this hospital's patients, once, or look at it.
+# `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
 
 _NEW = "before any data"
 
 
 @click.command()
-@click.option("--create", is_flag=True, help="Begin one; the budget of a population is never begun twice.")
+@click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
 @with_config
 @json_option
@@ -54,7 +53,7 @@ def ledger(config_path: Path, create: bool, epsilon: float | None, as_json: bool
         with ledger_files(config) as files:
             Ledger.create(files, terms, version=_NEW)
         say(f"ledger {config.ledger} begun: epsilon {terms.cap:g} at delta {terms.delta:g} for each {terms.unit}")
-        say(f"its newest head is kept in {config.ledger_anchor}: back both up, best in two places")
+        say(f"its anchor is kept in {config.ledger_anchor}: back up both, on two disks if possible")
     if epsilon is not None:
         _propose(config, manifest, epsilon, as_json=as_json)
         return
@@ -83,8 +82,8 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
         click.echo(f"for epsilon {epsilon:g}: noise = {cost.proposed_sigma:g}")
 
 
-# ----------------------------------------
-# `site-agent log-export`, `log-note`, `log-erase`: what people do with the privacy log, recorded in it.
+# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+
 
 def open_for_people(config_path: Path) -> AuditLog:
     """This site's log, if no agent holds it. The keys in it are those of the manifest it was last used with."""
@@ -100,8 +99,8 @@ def open_for_people(config_path: Path) -> AuditLog:
 log_commands = keeper_commands(open_for_people, with_config)
 
 
-# ----------------------------------------
-# `site-agent renew`: new keys for this site, also in mid-run. What is in force stays so until the answer is there.
+# `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.
+
 
 @click.command()
 @with_config
@@ -113,31 +112,30 @@ def renew(config_path: Path, as_json: bool) -> None:
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
-    say(f"new keys and their request are in {identity.folder}; the old ones hold until the answer is installed")
+    say(f"new keys and their request are in {identity.folder}; the old ones stay valid until the answer is installed")
     say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
-    say(f"then install its answer: site-agent join {request.member}.json. The agent may run meanwhile")
+    say(f"then install its answer: site-agent join {request.member}.json. The agent may keep running")
 
 
-# ----------------------------------------
 # The commented `site.toml` that `site-agent init` writes.
 
 _TEMPLATE = """\
-# This hospital's part in a federation. What all sites share stands in the consortium's signed manifest; here is what
-# only this machine knows, and what this hospital permits. Keys behind a `#` show their defaults. Relative paths start
-# at this file's folder.
+# Configuration of this hospital's agent. What all sites share is in the consortium's signed manifest; this file holds
+# what is particular to this machine, and what this hospital permits. Keys behind a `#` show their defaults. Relative
+# paths start at the folder of this file.
 
 [site]
-identity = {identity}                 # keys, certificates and manifest; nobody else may read it
+identity = {identity}                 # keys, certificates and manifest; no other user may read it
 state = {state}                       # what must survive a restart, and the privacy log
 initial_model = {initial_model}       # (required) the safetensors file of the consortium; checked by its SHA-256
 # threads = 4                         # processor threads for training; default: all
 # ready_slot = 600                    # seconds; an update is announced only at multiples of this after the order, so
-                                      # that the time does not tell how much data is here. Default: 1, 2, 4, ... seconds
-                                      # after it, which tells the time that training takes to a factor of two
+                                      # that the time reveals little about the amount of data. Default: 1, 2, 4, ...
+                                      # seconds after it, which reveals the training time to a factor of two
 # worker_wait = 120                   # seconds; how long training in several processes waits for one of them
 
 [coordinator]
-address = {address}                   # (required) host:port; this agent only ever dials out
+address = {address}                   # (required) host:port; this agent only opens connections, it accepts none
 # proxy = "http://proxy.example:3128" # an HTTP CONNECT proxy, if the hospital's network has one
 # least_wait = 1                      # seconds before the first new try after a lost connection; doubles each time
 # most_wait = 60
@@ -147,22 +145,22 @@ address = {address}                   # (required) host:port; this agent only ev
 
 [data]
 source = {source}                     # (required) csv:FILE, folders:DIR, dicom:DIR, fed-isic:DIR, npz:PATH or generated
-# site = "graz"                       # which site of the source is ours, where it holds several; default: our own id
+# site = "graz"                       # which site of the source this is, if there are several; default: our own id
 # fold = 0                            # test images: a fold's number, or the name of a split that came with the data
 # folds = 5
-# validation = 0.1                    # share of the training patients held out to choose the best personal model
+# validation = 0.1                    # part of the training patients held out to choose the best personal model
 # seed = 0                            # of the folds, not of training
 # class_names = ["nevus", "melanoma"] # the federation's classes in its order, for sources that learn them from labels
-# purpose = "model training"          # these two go into the privacy log when the data are opened
+# purpose = "model training"          # these two are written to the privacy log when the data are opened
 # legal_basis = ""
 
-[privacy]                             # where the manifest asks for differential privacy
-# population = "patients"             # whose budget is spent; one ledger for everything that holds the same patients
-# ledger = "ledger"                   # folder of the ledger; it outlives runs, so back it up
-# anchor = "ledger-anchor"            # folder of its newest head, best on another disk
+[privacy]                             # if the manifest demands differential privacy
+# population = "patients"             # whose budget is spent; one ledger for all data with the same patients
+# ledger = "ledger"                   # folder of the ledger; it is used by all runs, so back it up
+# anchor = "ledger-anchor"            # folder of its anchor, on another disk if possible
 # cap = 8.0                           # the most that all runs may cost; default: the manifest's epsilon
 # noise = 1.2                         # over the clip; default: the manifest's floor. `site-agent check` proposes one
-# metrics_noise = 10.0                # book a local validation in every round; default: validation is off
+# metrics_noise = 10.0                # book a local validation in every round; default: no validation
 # micro_batch = 64                    # images at once under differential privacy
 
 [metrics]
@@ -171,15 +169,15 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 [policy]                              # what this hospital permits; the coordinator cannot override it
 # methods = ["fednpr-per"]            # default: whatever the manifest names
 # architectures = ["efficientnet_b0"]
-# least_cohort = 3                    # refuse to hide among fewer sites than this
+# least_cohort = 3                    # refuse a sum of fewer sites than this
 # most_rounds = 80
 # most_bytes_per_round = 100_000_000
-# hours = "20:00-06:00"               # local time of day in which training may begin
+# hours = "20:00-06:00"               # local time of day at which training may begin
 # require_privacy = false             # refuse federations without differential privacy
 # most_epsilon = 8.0
 # require_covered_audit = false       # refuse federations whose sums are only sampled
 # required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
-# share_metrics = true                # put the training loss and hits into the masked sum; false sends zeros
+# share_metrics = true                # add training loss and hit counts to the masked sum; false sends zeros
 
 # [policy.settings]                   # bounds on what the manifest may set
 # learning_rate = {{ most = 0.01 }}
@@ -189,14 +187,14 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 
 def site_toml(*, identity: str, state: str, initial_model: str, address: str, source: str) -> str:
     """The file, with this site's values in it."""
-    told = {
+    values = {
         "identity": identity,
         "state": state,
         "initial_model": initial_model,
         "address": address,
         "source": source,
     }
-    return _TEMPLATE.format(**{name: json.dumps(value, ensure_ascii=False) for name, value in told.items()})
+    return _TEMPLATE.format(**{name: json.dumps(value, ensure_ascii=False) for name, value in values.items()})
 
 
 INITIAL: Final = "initial.safetensors"
@@ -222,7 +220,7 @@ def init(
     """Make keys, a request for the consortium and a commented site.toml in FOLDER; asks for what is left out."""
     config = folder / "site.toml"
     if config.exists():
-        raise ConfigError("a configuration is here already", where=str(config), hint="choose another folder")
+        raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")
     subject = Subject(
         federation=ask(federation, "--federation", "Name of the federation, as the consortium calls it"),
         role=Role.SITE,
@@ -271,7 +269,10 @@ def _checked_source(source: str) -> str:
 @with_config
 @json_option
 def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
-    """Look at everything that a start needs, and say what to do. Only knocks at the coordinator's door."""
+    """Check everything that a start needs, and say what to do.
+
+    Opens and closes one TLS connection to the coordinator; sends no message.
+    """
     from site_agent.checks.run import look
 
     if not as_json:

@@ -48,7 +48,7 @@ from security.secrets import Secret
 from site_agent.state_writer import Draft, WriteAheadLog
 
 KEPT_STATES: Final = 3
-STATE_HINT: Final = "[site] state must be a folder of this agent's own; it is made if there is none"
+STATE_HINT: Final = "[site] state must be a folder for this agent alone; it is created if there is none"
 _MAX_COUNT: Final = 2**53 - 1
 _OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "run")
 
@@ -136,7 +136,7 @@ class Vault:
     def next_connection(self) -> int:
         """Count connections up, on disk before the number is used: it is part of every message's name."""
         path = self.folder / "connections"
-        hint = "write a number into it that is larger than this site has ever connected times, such as a million"
+        hint = "write a number into it above the number of connections of this site so far, such as a million"
         number = _read_count(path, "the connection counter", hint) + 1
         _write(path, f"{number}\n".encode())
         return number
@@ -177,7 +177,7 @@ class Vault:
             raise DataError(
                 "the sealed update does not open",
                 where=str(path),
-                hint="delete it: the site sits this round out and trains the next one",
+                hint="delete it: the site misses this round and trains the next one",
             ) from error
         values = layout.ring.unpack(words.reveal())
         return PendingUpdate(round=number, state_hash=state_hash, config_hash=config_hash, words=values)
@@ -254,9 +254,9 @@ class Vault:
             state = states.canonical(states.flatten(layout, load_tensors(path.read_bytes())))
         except FileNotFoundError as error:
             raise DataError(
-                "the newest model is missing from the state directory",
+                "the newest model is missing from the state folder",
                 where=str(path),
-                hint="restore the whole directory, or enrol this site anew",
+                hint="restore the whole folder, or enrol this site again",
             ) from error
         except (SafetensorError, ToolkitError) as error:
             raise DataError("the newest model cannot be read", where=str(path)) from error
@@ -297,7 +297,7 @@ class Vault:
         lines = [line for line in self.metrics.read_bytes().split(b"\n") if line]
         rows = [row for line in lines if (row := _row(line)) is not None]
         if len(rows) < len(lines):
-            log.warning("%s: %d torn lines are left out", self.metrics, len(lines) - len(rows))
+            log.warning("%s: %d incomplete lines are left out", self.metrics, len(lines) - len(rows))
         return rows
 
     def keep_model(self, name: str, content: bytes) -> None:

@@ -1,7 +1,7 @@
-"""A model on its way to disk while it is still coming in.
+"""The write-ahead log of a site, and the next model, which is written to disk while its sum still arrives.
 
-Ten megabytes take the disk a moment; begun with the first frame of a sum, most of that moment lies in the time that the
-network needs anyway. A draft counts for nothing: what it says is believed once it has been judged and renamed.
+A draft of the next model saves time: with ten megabytes, most of the disk's work is done while the network is busy. It
+is not used before the whole sum has passed every check and the file has its final name.
 """
 
 from __future__ import annotations
@@ -27,12 +27,9 @@ from security.secagg.effects import Vector
 from security.secagg.fields import Wire
 from security.secagg.layout import Layout
 
-# ----------------------------------------
-# The write-ahead log on disk: append, wait until it is there, read it back after a crash.
-#
-# A record is ``u32 length || first 8 bytes of SHA-256 || bytes``. What a crash tore off at the very end was never
-# followed by a message, so that it is cut away; damage anywhere else is refused, because a site that forgets may
-# answer twice.
+# The write-ahead log (docs/spec/secure-aggregation.md, section 9): append, sync, read after a crash. A record is ``u32
+# length || first 8 bytes of SHA-256 || bytes``. An incomplete record at the end was never followed by a message, so it
+# is removed; damage anywhere else is refused, because a site that has lost a record may answer twice.
 
 MAGIC: Final = b"lazaret write-ahead log 1\n"
 _CHECK = 8
@@ -81,7 +78,7 @@ class WriteAheadLog:
         except OSError as error:
             file.close()
             raise ConfigError(
-                "another process has this state directory open", where=str(self._path), hint="stop it first"
+                "another process uses this state folder", where=str(self._path), hint="stop it first"
             ) from error
         return file
 
@@ -112,7 +109,7 @@ class WriteAheadLog:
             raise DataError(
                 f"write-ahead log is damaged at byte {at}",
                 where=str(self._path),
-                hint="restoring an older copy is not safe: the site must be enrolled anew",
+                hint="do not restore an older copy: the consortium must enrol this site again",
             )
         return None
 

@@ -66,7 +66,7 @@ class Witnessing:
 
     def _consider(self, message: relay.Head) -> Wire:
         if message.witness != self._site:
-            raise RemoteProtocolError("a head that is offered to somebody else", where=message.witness)
+            raise RemoteProtocolError("a checkpoint for another witness", where=message.witness)
         origin = message.head.origin
         try:
             signature = self._witness.consider(message.submission)

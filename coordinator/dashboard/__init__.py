@@ -1,1 +1,11 @@
-"""The operator's page: what the coordinator does, read-only, beside the run and never in its way."""
+"""The operator's page: what the coordinator does, read-only, in a thread beside the run.
+
+Only the coordinator imports this package. It reads the database through a connection that cannot write, and never
+keeps the run waiting. It shows nothing about patients, and of the model only what the sum publishes anyway.
+
+    server       address, token and files
+    state_json   the page as one JSON value
+    history      rounds, attempts and figures from the database
+    live         what is under way now
+    metrics      `/metrics`
+"""

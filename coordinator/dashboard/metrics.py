@@ -102,7 +102,7 @@ def _of_sites(live: Live, board: Board) -> Iterator[Metric]:
         sites.add_metric((state,), count)
     yield sites
     up = GaugeMetricFamily("lazaret_site_up", "1 while a site is connected.", labels=("site",))
-    seen = GaugeMetricFamily("lazaret_site_seen_timestamp_seconds", "When a site was last heard.", labels=("site",))
+    seen = GaugeMetricFamily("lazaret_site_seen_timestamp_seconds", "Last contact with a site.", labels=("site",))
     for site in live.sites:
         up.add_metric((site.name,), site.connected)
         seen.add_metric((site.name,), site.heard or sessions.get(site.name, 0) / 1000)

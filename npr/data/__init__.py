@@ -1,0 +1,18 @@
+"""Data sets: from files of a hospital or a benchmark to batches of tensors (docs/data.md).
+
+`npr`, the laboratory and the trainer of a site import this package. It opens local files only. An error names a file, a
+row or a column.
+
+    sources     `open_dataset`: from a name to one fold of a data set
+    catalogue   every image with label, unit, site and splits, before a fold is chosen
+    dataset     the images of one site, its sides, and all sites together
+    manifest    a CSV manifest, or one folder for each class
+    npz         a data set in one npz file
+    columns     the arrays of an npz file as columns
+    dicom       CT slices from DICOM, and the layout of RSNA-ICH
+    fed_isic    Fed-ISIC2019
+    generated   generated lesions, for tests and the demo
+    store       decoded images in memory or memory-mapped
+    augment     augmentation of batches
+    loader      batches, prepared in the background
+"""

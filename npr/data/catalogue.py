@@ -1,7 +1,7 @@
 """A catalogue: every image of a data set with label, unit, site and named splits, before a fold is chosen.
 
 Each source makes one catalogue; `assemble` turns it into a FederatedDataset. So folds, partitions and validation
-sides work the same for every format.
+sides work the same for every format. Splits by patient and the partition of a pooled data set into sites are here too.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from numpy.typing import NDArray
 from lazaret.errors import ConfigError, DataError
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD, FederatedDataset, ImageRows, Samples, SiteData
 
-# ----------------------------------------
-# Splits that keep a patient (or lesion) on one side, balanced by stratum, the same on every machine.
-#
-# The order in which units are dealt comes from SHA-256 and not from a library's generator: a published fold must not
-# change when numpy does.
+# Splits that keep a patient (or lesion) on one side, balanced by stratum. The order of the units comes from SHA-256 and
+# not from a library's generator: a published fold must be the same on every machine and with every version of numpy.
+
 
 def _rank(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed}\x00{unit}".encode()).digest()
@@ -39,7 +37,7 @@ def grouped_folds(units: Sequence[str], strata: Sequence[Hashable], *, folds: in
     for row, unit in enumerate(units):
         rows_of.setdefault(unit, []).append(row)
     if len(rows_of) < folds:
-        raise DataError(f"{len(rows_of)} units cannot be dealt to {folds} folds", hint="use fewer folds")
+        raise DataError(f"{len(rows_of)} units cannot be divided into {folds} folds", hint="use fewer folds")
     members: dict[str, list[str]] = {}
     for unit, rows in rows_of.items():
         # A unit seen at two sites is counted in the stratum that most of its rows are in; ties go by name.
@@ -88,7 +86,7 @@ def on_two_sides(
                 DataError(
                     f"one {unit_kind} is in {side!r} here and in {sides[seen]!r} in {names[seen]}",
                     where=names[row],
-                    hint=f"put all images of a {unit_kind} on one side, or leave the split out and let it be made",
+                    hint=f"put all images of a {unit_kind} on one side, or omit the split; it is then made for you",
                 ),
             )
 
@@ -222,11 +220,9 @@ def _samples(catalogue: Catalogue, rows: NDArray[np.int64]) -> Samples:
     )
 
 
-# ----------------------------------------
-# Who gets which images when a pooled data set has to be cut into sites: by Dirichlet draws, with classes missing.
-#
-# A partition is a table of shares, sites x classes, whose columns sum to one. Whole patients are dealt by it, so no
-# image is lost, no patient is at two sites, and every partition is the same on every machine with the same numpy.
+# Partition of a pooled data set into sites, by Dirichlet draws, with missing classes. A partition is a table of shares,
+# sites x classes, whose columns sum to one. Complete patients are assigned by it, so that no image is lost, no patient
+# is at two sites, and every partition is the same on every machine with the same numpy.
 
 Shares = NDArray[np.float64]
 

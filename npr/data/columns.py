@@ -1,4 +1,7 @@
-"""Arrays of an npz file as columns of plain text and whole numbers, or one error with the file and the array or row."""
+"""Tables: the arrays of an npz file as columns, and CSV files as rows, plain or gzipped.
+
+What cannot be read is one error with the file, and the array or row.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +108,7 @@ def _kind(values: NDArray[Any]) -> str:
     return "text" if values.dtype.kind in "SU" else str(values.dtype)
 
 
-# ----------------------------------------
-# A CSV file as rows, plain or gzipped: what cannot be read is one error with the file, and the row if there is one.
+# CSV files.
 
 # No UTF-8 text begins like this, so a packed table needs no other name.
 _GZIP = b"\x1f\x8b"
@@ -144,7 +146,7 @@ def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) 
         # The reader still counts the row before: a quote left open is found only at the end of the file.
         where = f"{path.name} row {reader.line_num + 1}"
         raise DataError(
-            f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="look for a quote that is left open"
+            f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="check for a quote that is not closed"
         ) from None
     return Table(columns=columns, entries=entries)
 

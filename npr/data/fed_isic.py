@@ -1,4 +1,7 @@
-"""Fed-ISIC2019 as FLamby lays it out: a folder of ISIC images, the benchmark's split file, ISIC's own metadata."""
+"""Fed-ISIC2019 as FLamby lays it out: a folder of ISIC images, the benchmark's split file, ISIC's own metadata.
+
+The preprocessing of the benchmark is here too: colour constancy and brightness.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.data.manifest import Decoding, Row, catalogue_of
 from npr.data.store import Storage, open_image, squash
 
-# ----------------------------------------
-# Colour constancy and brightness of dermoscopy images, before they are squashed to a square.
+# Colour constancy and brightness of dermoscopy images, before they are resized to a square.
+
 
 def shorter_side(image: Image.Image, size: int) -> Image.Image:
     """Bilinear, aspect kept, so that the shorter side is `size`."""

@@ -1,4 +1,7 @@
-"""Generated lesions as a data set: Fed-ISIC2019's sites and class counts, scaled, with patients of several images."""
+"""Generated lesions as a data set: Fed-ISIC2019's sites and class counts, scaled, with patients of several images.
+
+In this order: the class counts of the two benchmarks, the drawing of images, and the data set.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from lazaret.errors import ConfigError
 from npr.data.catalogue import Catalogue, NamedSplit
 from npr.data.store import digest_of
 
-# ----------------------------------------
-# Class counts of the two benchmarks, recounted from their split files; generated data and tests use them.
+# Class counts of the two benchmarks, counted again from their split files; generated data and tests use them.
 
 ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 ISIC_SITES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
@@ -78,12 +80,11 @@ ICH_ALPHA = (0.5, 5.0, 10.0, 30.0, 50.0)
 ICH_MISSING = 0.3
 
 
-# ----------------------------------------
-# Draws dermoscopy-like lesions: skin, a lesion with a border and a texture, hair, and the camera of a site.
+# Drawing of dermoscopy-like lesions: skin, a lesion with a border and a texture, hair, and the camera of a site.
 #
-# What tells the classes apart is texture and border; place, size, turn, phase and colour are drawn alike for all. So
-# pixels by themselves say little, and a network has something to learn. Each lesion also carries a fainter second
-# texture, which makes classes overlap. No image imitates a diagnosis: this is for tests and demonstrations.
+# Classes differ in texture and border; position, size, rotation, phase and colour have the same distribution in all of
+# them. So single pixels say little, and a network has something to learn. Each lesion also has a weaker second texture,
+# which makes classes overlap. No image imitates a diagnosis: this is for tests and demonstrations.
 
 Floats = NDArray[np.float32]
 

@@ -1,4 +1,7 @@
-"""Two forms a hospital can bring without writing code: a CSV manifest, and a folder per class (docs/data.md)."""
+"""Two forms of data that need no code: a CSV manifest, and one folder for each class (docs/data.md).
+
+The first part, from rows of image files to a catalogue, is shared with DICOM and the layouts of benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,8 @@ from npr.data.columns import Entry, read_table
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from npr.data.store import Fault, Kind, Storage, digest_of, open_image, pool, squash
 
-# ----------------------------------------
-# Rows of image files to a catalogue: the part that CSV manifests, folders, DICOM and benchmark layouts share.
-#
-# Everything that can be wrong in the table is checked before the first image is decoded. Errors name the file and the
-# row and never the patient, because they are printed, mailed and pasted.
+# From rows of image files to a catalogue. Everything that can be wrong in the table is checked before the first image
+# is decoded. Errors name the file and the row and never the patient, because people print and mail them.
 
 # Reads one file (`where` for its errors) as uint8 (H, W, C) of the wanted size.
 Reader = Callable[[Path, str], NDArray[np.uint8]]

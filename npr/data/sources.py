@@ -1,4 +1,4 @@
-"""`open_dataset`: one call from the name of a data set to one fold of it.
+"""`open_dataset`: one call from the name of a data set to one fold of it; and the survey of a data set.
 
 A name is `kind`, `kind:path` or `kind:path?option=value&option=value`: one string that fits into a configuration file,
 on a command line and beside a result.
@@ -148,7 +148,7 @@ def _check_readable(path: Path) -> None:
     except OSError:  # a folder above it may not be entered, or the name is longer than a name can be
         readable = False
     if not readable:
-        raise DataError("cannot be read", where=str(path), hint="let this user read it, and enter the folders above")
+        raise DataError("cannot be read", where=str(path), hint="this user must be able to read it")
 
 
 def _one_list(listed: Sequence[str] | None, given: Sequence[str] | None) -> Sequence[str] | None:
@@ -184,11 +184,9 @@ def open_dataset(
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation)
 
 
-# ----------------------------------------
-# A data set looked at before training: every fault in it, not only the first, and images that occur twice.
-#
-# The same code reads the tables as for training; only images are not kept, and faults are collected. Nothing that
-# comes out names a patient or a file.
+# Survey of a data set before training: every fault in it, not only the first, and images that occur twice. The same
+# code as for training reads the tables; only images are not kept, and faults are collected. Nothing in the result names
+# a patient or a file.
 
 _AT_A_TIME = 256
 
@@ -264,7 +262,7 @@ def _digests(told: Survey) -> Iterator[bytes | Fault]:
             return Fault(kind=Kind.UNREADABLE, error=error)
 
     rows = range(len(told.catalogue))
-    with progress("looking at images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
+    with progress("checking images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         for start in range(0, len(rows), _AT_A_TIME):
             yield from workers.map(digest, rows[start : start + _AT_A_TIME])
             tell(min(start + _AT_A_TIME, len(rows)), len(rows))

@@ -1,4 +1,6 @@
-"""Decoded images: uint8, decoded once, in memory up to a bound and memory-mapped beyond it.
+"""Images: one file to one array, what can be wrong with it, and the store of all decoded images.
+
+Images are uint8, decoded once, in memory up to a bound and memory-mapped beyond it.
 
 Only what the caller asks for goes to disk, because decoded images are patient data: a cache directory is private to
 the user (0700), its files 0600, and a file appears under its name only when it is complete.
@@ -24,7 +26,6 @@ from PIL import Image
 from lazaret.errors import DataError
 from lazaret.terminal import progress
 
-# ----------------------------------------
 # One encoded image to one uint8 array of the wanted size; every failure is a DataError that says where.
 
 # Beyond this a file is a mistake or a decompression bomb: whole-slide images do not belong here.
@@ -55,8 +56,8 @@ def squash(image: Image.Image, size: int) -> NDArray[np.uint8]:
     return pixels if pixels.ndim == 3 else pixels[:, :, None]
 
 
-# ----------------------------------------
-# What can be wrong with one image or row, by kind: training stops at the first, a survey lists them all.
+# What can be wrong with one image or row: training stops at the first fault, a survey lists them all.
+
 
 class Kind(StrEnum):
     LABEL = "label outside the classes"

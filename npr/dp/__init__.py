@@ -1,1 +1,14 @@
-"""Mechanisms that read images: exact clipping, DP-SGD, private counts and prototypes, and their empirical audit."""
+"""Mechanisms that read patients under differential privacy (docs/spec/differential-privacy.md, sections 2 to 4).
+
+The laboratory, the trainer of a site and its checks import this package. Each mechanism takes sigma, rate, steps and
+noise from a `Reservation` of the ledger (`security.dp`), so that it can do only what was booked. Nothing here chooses a
+parameter by looking at the data, and nothing unclipped or without noise is returned for release.
+
+    clipping       exact per-record gradient norms, and the sum of clipped gradients (section 3)
+    sgd            DP-SGD from a reservation (sections 3 and 4)
+    releases       class counts, validation tables and prototypes (section 2)
+    model_rules    which models may be trained: no BatchNorm, no layer without a formula (section 2)
+    private_site   one round of a site under differential privacy
+    federation     all sites in one process, for the laboratory
+    audit          attacks on this pipeline: canaries and membership inference (section 7)
+"""

@@ -1,9 +1,9 @@
-"""Attack our own pipeline: a one-run canary audit and a membership-inference check.
+"""Attacks on our own pipeline: a one-run canary audit, a membership-inference check, and `npr-lab audit`.
 
-The canary audit (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846) puts each of many made-up records in or out by a
-coin, trains once through the production code, guesses the coins from the weights, and turns the number of right
-guesses into a lower bound on epsilon. A bound above what the ledger claims proves a mistake; a bound below it proves
-nothing, but a pipeline without its noise does not stay below.
+docs/spec/differential-privacy.md, section 7. The canary audit (Steinke, Nasr and Jagielski 2023, arXiv 2305.08846)
+includes or excludes each of many artificial records at random, trains once with the production code, guesses from the
+parameters which were included, and turns the number of correct guesses into a lower bound on epsilon. A bound above the
+ledger's epsilon proves a mistake; a bound below it proves nothing, but a pipeline without noise does not stay below.
 """
 
 from __future__ import annotations
@@ -228,8 +228,7 @@ def _train(
     return ledger.spent()
 
 
-# ----------------------------------------
-# `npr-lab audit`: the attacks of npr/dp/audit.py, run against the production code, with a verdict.
+# `npr-lab audit`: both attacks, with a verdict.
 
 # A loss threshold is chosen after the fact, so even useless losses reach some advantage. With n records on each side
 # it stays below this many standard deviations of a difference of two rates in all but about one of 10,000 runs.

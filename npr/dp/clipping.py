@@ -1,8 +1,12 @@
-"""Sum of clipped per-record gradients, exactly, with one forward and one backward pass ("book-keeping").
+"""Exact per-record gradient norms, and the sum of clipped gradients, from one forward and one backward pass.
 
-Weights do not require a gradient during the pass: only output gradients flow. Each layer's hook turns its input and
-output gradient into norms as soon as both are there and keeps only what the weighted sum needs (grad_norms.py). When
-the norms of all layers are known, each record gets the weight min(1, C/norm) and the sum is formed.
+docs/spec/differential-privacy.md, section 3. The first part has a formula for each kind of layer: from the layer's
+input and output gradient to the norm of every record's gradient. The second part, `ClippedGradient`, runs the pass.
+
+Parameters do not require a gradient during the pass; only output gradients flow. A hook at each layer computes norms as
+soon as input and output gradient are there, and keeps only what the weighted sum needs ("book-keeping"). When the norms
+of all layers are known, each record gets the weight min(1, C/norm) and the sum is formed. Whatever has no exact norm is
+refused: an estimate could let one patient change the sum by more than the clip.
 """
 
 from __future__ import annotations
@@ -25,20 +29,20 @@ from typing import Any
 
 from lazaret.errors import LocalProtocolError
 
-# ----------------------------------------
-# Per-record gradient norms of one layer from its input and its output gradient, without a second backward pass.
-#
-# For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns the squared norm of
-# every record's gradient and what is needed to form the weighted sum of the gradients afterwards
-# (docs/spec/differential-privacy.md, section 3).
+# Norms of one layer. For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns
+# the squared norm of every record's gradient, and what is needed to form the weighted sum of the gradients afterwards.
 #
 # A linear map over T positions has the gradient G = B A^T. Its norm is either taken from G itself, at the cost of O*I
 # numbers per record, or from the two Gram matrices, |G|^2 = <A^T A, B^T B>, at the cost of 2*T^2 numbers ("ghost",
 # Goodfellow 2015; Li et al. 2022). Work is equal at T = O*I/(O+I), so the smaller one is taken.
 
+
 @dataclass(slots=True)
 class Share:
-    """One parameter's part: squared norms (N,), and the pieces, records first, from which `combine` sums gradients."""
+    """One parameter's part: squared norms (N,), and the pieces, records first, from which `combine` sums gradients.
+
+    Not a share of Shamir's scheme: the part that one parameter has in the norm of a record.
+    """
 
     parameter: Tensor
     squared: Tensor
@@ -55,7 +59,7 @@ class Share:
 
 
 def shares_of(layer: nn.Module, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
-    """The shares of a layer's wanted parameters. Raises ConfigError for a layer nobody wrote a formula for."""
+    """The shares of a layer's wanted parameters. Raises ConfigError for a layer without a formula."""
     if isinstance(layer, nn.Linear):
         return _linear(layer, a, b, wanted)
     if isinstance(layer, nn.Conv2d):
@@ -204,8 +208,10 @@ def _over_positions(x: Tensor) -> Tensor:
     return x.flatten(2).sum(2) if x.dim() > 2 else x
 
 
+# The clipped sum.
+
 NORM_MARGIN = 1e-3
-"""Norms are computed in single precision; a record is clipped as if its norm were larger by this."""
+"""Norms are computed in single precision; a record is clipped as if its norm were larger by this (section 3)."""
 
 
 class ClippedGradient:
@@ -237,8 +243,10 @@ class ClippedGradient:
     def add(self, per_record_loss: Callable[[], Tensor]) -> Tensor:
         """Run the closure, which gives one loss per record, and add the clipped gradients. Returns the norms.
 
-        A record whose gradient is not finite contributes nothing: this is decided for each record by itself, so it
-        is no release.
+        A record whose gradient is not finite contributes zero (section 2). This is decided for each record by itself,
+        so that it does not change what other records contribute.
+
+        :param per_record_loss: must not average over the batch: then one record would change the gradients of others.
         """
         shares: list[Share] = []
         with _recording(self._layers, shares):
@@ -258,6 +266,7 @@ class ClippedGradient:
     @torch.no_grad()
     def _accumulate(self, shares: list[Share]) -> Tensor:
         norms = torch.stack([share.squared for share in shares]).sum(0).sqrt()
+        # min(1, C / (1.001 |g|)): the one line on which the sensitivity rests.
         weights = (self.clip / (norms * (1 + NORM_MARGIN))).clamp_max(1.0)
         finite = norms.isfinite()
         kept = None if bool(finite.all()) else finite.nonzero().squeeze(1)
@@ -273,7 +282,7 @@ class ClippedGradient:
         if missing := len(self.parameters) - len(covered):
             raise LocalProtocolError(
                 f"{missing} trainable parameters took no part in the loss",
-                hint="freeze what does not train: requires_grad_(False)",
+                hint="freeze parameters that are not trained: requires_grad_(False)",
             )
 
 
@@ -302,7 +311,7 @@ def _split(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
 
 @contextmanager
 def _recording(layers: list[nn.Module], shares: list[Share]) -> Iterator[None]:
-    """Hooks on, weights off; both as before afterwards, whatever happens."""
+    """Hooks on and parameters without gradients; both are restored afterwards, also after an error."""
     own = (parameter for layer in layers for parameter in layer.parameters(recurse=False))
     wanted = frozenset(parameter for parameter in own if parameter.requires_grad)
 

@@ -1,8 +1,9 @@
-"""BatchNorm mixes the records of a batch, so under DP it goes.
+"""Which models and settings may be trained under differential privacy (the upstream rule).
 
-A pretrained model keeps its public statistics as a frozen scale and shift (timm's FrozenBatchNorm), which keeps the
-pretrained fit. A model trained from nothing has no statistics worth keeping and gets GroupNorm, which looks at one
-record at a time and trains. Opacus' validator and a check of our own look at the result.
+docs/spec/differential-privacy.md, section 2. BatchNorm mixes the records of a batch, so it is replaced. A pretrained
+model keeps its public statistics as a frozen scale and shift (timm's FrozenBatchNorm), which keeps the pretrained fit.
+A model trained from scratch has no such statistics and gets GroupNorm, which uses one record at a time. Opacus'
+validator and a check of our own examine the result.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def without_batch_norm(model: nn.Module, *, pretrained: bool) -> nn.Module:
     if problems:
         raise ConfigError(
             f"{type(model).__name__} cannot be trained under DP: {problems[0]}",
-            hint="choose a backbone whose layers look at one record at a time",
+            hint="choose a backbone whose layers use one record at a time",
         )
     return replaced
 
@@ -57,11 +58,9 @@ def _with_group_norm(module: nn.Module) -> nn.Module:
     return module
 
 
-# ----------------------------------------
-# The upstream rule: what a clipped gradient reads, apart from its own patient, must be public or already booked.
-#
-# This is the list of ordinary settings that break it, or that the private round has no form for. Each is refused with
-# the reason, before the data are read. Batch size and epochs are not looked at: the schedule has its own.
+# The upstream rule: what a clipped gradient reads, apart from its own patient, must be public or already booked. This
+# is the list of ordinary settings that break it, or that a private round does not support. Each is refused with the
+# reason, before the data are read. Batch size and epochs are not checked: the schedule has its own.
 
 SUPPORTED_METHODS: Final = frozenset({"local", "fedavg", "fednpr", "fedper", "fednpr-per"})
 """One clipped vector over head and body, per-record losses. Methods that fit a head apart or match features are out."""
@@ -71,10 +70,10 @@ PERSONAL_HEAD: Final = "head and body are clipped together and get the same nois
 # Key, the one value that is allowed, and what any other value would do.
 _ALLOWED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("assign", "nearest", "one record moves others to other sub-clusters, without bound"),
-    ("prototype_source", "exact", "features of drawn records would be used a second time"),
+    ("prototype_source", "exact", "features of sampled records would be used a second time"),
     ("prototype_momentum", 0.0, "has no private form"),
     ("personal_start", "shared", "seeds the head on records"),
-    ("predict_present_only", False, "tells exactly which classes a site lacks"),
+    ("predict_present_only", False, "reveals exactly which classes a site does not have"),
     ("local_bn", False, "there is no BatchNorm under DP"),
     ("npr_balance", "none", "reads exact counts"),
     ("prior_floor", None, "the floor of the private prior comes from its noise"),
@@ -101,4 +100,4 @@ def violations(config: TrainConfig) -> list[str]:
 def check_upstream(config: TrainConfig) -> None:
     """Raises PolicyViolation naming every violation."""
     if found := violations(config):
-        raise PolicyViolation("; ".join(found), where="differential privacy", hint="see the spec's upstream rule")
+        raise PolicyViolation("; ".join(found), where="differential privacy", hint="differential-privacy.md, section 2")

@@ -1,4 +1,8 @@
-"""A site's round under DP, in the shape that the lab and the agent use: `local_round`, then `contribution`."""
+"""A site's round under differential privacy: losses, the mechanisms in their order, and the form that methods have.
+
+The laboratory and the agent call `local_round`, then `contribution`, as for any method
+(docs/spec/differential-privacy.md, section 2).
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,8 @@ from security.dp.noise import NoiseSource
 from security.dp.planner import Schedule
 from security.dp.sampling import Units
 
-# ----------------------------------------
 # Losses with one value per record. Each reads its own record and public or booked state, nothing else.
+
 
 def balanced_softmax_per_record(logits: Tensor, labels: Tensor, prior: NDArray[np.float64]) -> Tensor:
     """Balanced softmax with the private prior, whose floor keeps every class in."""
@@ -70,11 +74,9 @@ def npr_per_record(
     return torch.where(on[labels], losses, torch.zeros_like(losses))
 
 
-# ----------------------------------------
-# One site's round under DP, all mechanisms in their order: counts once, prototypes when due, then DP-SGD.
-#
-# What the round needs of the outside world is a model with `features` and `logits`, a way to read images, and a
-# reservation. The experiment's seed has no say in any draw made here.
+# One round: counts once, prototypes when due, then DP-SGD. It needs a model with `features` and `logits`, a way to read
+# images, and a reservation. The experiment's seed has no influence on any random draw here.
+
 
 class FeatureModel(Protocol):
     def features(self, images: Tensor) -> Tensor: ...

@@ -1,8 +1,9 @@
-"""Private class counts: released once per version of the data; prior, presence, size and weight follow from them.
+"""Releases on the lattice: class counts, validation tables and prototypes, each with exact discrete noise.
 
-Each image counts 1/m of a patient with m images, so a patient adds a vector of L1 norm one and moves the counts by at
-most 1 however many images there are. Every public class gets a number, also one the site has no image of: which
-classes exist must not show. All that is derived here is post-processing and costs nothing.
+docs/spec/differential-privacy.md, sections 2 and 4. Counts are released once per version of the data; prior, presence,
+size and weight are computed from them and cost nothing. Each image counts 1/m of a patient with m images, so a patient
+adds a vector of L1 norm one and changes the counts by at most 1. Every class of the public list gets a number, also one
+without any image: which classes exist here must not be visible. Prototypes are in the second part of the file.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Lattice = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateCounts:
-    """Noisy patients per class. Stays at the site like everything else; it may be shown there."""
+    """Noisy patients per class. Stays at the site; it may be shown there."""
 
     noisy: tuple[float, ...]
     sigma: float
@@ -37,7 +38,7 @@ class PrivateCounts:
         return max(5.0, self.sigma)
 
     def prior(self) -> NDArray[np.float64]:
-        """Class frequencies, each above zero: a rare class is lifted, none is masked."""
+        """Class frequencies, each above zero: a rare class is raised to `floor`, none is left out (section 2)."""
         lifted = np.maximum(np.array(self.noisy), self.floor)
         return np.asarray(lifted / lifted.sum(), dtype=np.float64)
 
@@ -46,7 +47,7 @@ class PrivateCounts:
         return np.asarray(np.array(self.noisy) >= threshold, dtype=np.bool_)
 
     def size(self) -> float:
-        """Noisy number of patients, at least 1; from the raw numbers, since lifting each class would add up."""
+        """Noisy number of patients, at least 1; from the raw numbers, since raising each class would add up."""
         return max(1.0, float(sum(self.noisy)))
 
     def weight(self) -> int:
@@ -72,7 +73,10 @@ def count_sums(labels: NDArray[np.int64], units: Units, classes: int) -> Lattice
 
 
 def noisy_sums(sums: Lattice, reservation: Reservation, kind: Mechanism) -> tuple[NDArray[np.float64], float]:
-    """Exact discrete Gaussian on the lattice, paid for by the reservation. Returns the release and its sigma."""
+    """Exact discrete Gaussian on the lattice, paid for by the reservation. Returns the release and its sigma.
+
+    :param sums: whole lattice units; every entry gets noise, also an empty one, because a zero would be an answer too.
+    """
     event = reservation.claim(kind)
     noise = discrete_gaussian(reservation.noise, int(event.sigma * LATTICE_ONE), sums.size)
     return (sums + noise.reshape(sums.shape)) / LATTICE_ONE, event.sigma
@@ -84,7 +88,7 @@ def release_counts(labels: NDArray[np.int64], units: Units, classes: int, reserv
 
 
 def hit_sums(labels: NDArray[np.int64], predicted: NDArray[np.int64], units: Units, classes: int) -> Lattice:
-    """(2, classes): how much was seen and how much was right. Sensitivity sqrt 2, one for each row."""
+    """(2, classes): how much was seen and how much was correct. Sensitivity sqrt 2: one for each row."""
     right = np.where(labels == predicted, to_lattice(image_shares(units)), 0)
     hits = np.zeros(classes, dtype=np.int64)
     np.add.at(hits, labels, right)
@@ -98,13 +102,12 @@ def release_hits(
     return noisy_sums(hit_sums(labels, predicted, units, classes), reservation, Mechanism.METRICS)[0]
 
 
-# ----------------------------------------
-# Private prototypes: noisy sums of unit features over cells that were fixed before the data were read.
+# Prototypes: noisy sums of unit features over cells that were fixed before the data were read (section 2).
 #
-# A feature goes to the nearest *previous noisy* prototype of its class. One patient therefore adds the mean of unit
-# vectors in cells that depend on nobody else: the sums move by at most 1. Balancing by Sinkhorn or seeding on features
-# has no such bound, since one record there moves the others to other cells. Balance is kept by potentials that are
-# public state, learned from the noisy sums themselves.
+# A feature is assigned to the nearest *previous noisy* prototype of its class. One patient therefore adds the mean of
+# unit vectors in cells that depend on no other patient: the sums change by at most 1. Balancing by Sinkhorn or seeding
+# on features has no such bound, because one record there moves others to other cells. Balance comes from potentials,
+# which are public state and computed from the noisy sums.
 
 Real = NDArray[np.float64]
 
@@ -133,7 +136,7 @@ class PrivatePrototypes:
 
 
 def public_projection(width: int, dimensions: int, public_seed: str) -> Real:
-    """Orthonormal rows from a public seed. Noise grows with the root of the dimension, so fewer carry more signal."""
+    """Orthonormal rows from a public seed. Noise grows with the root of the dimension, so fewer are more precise."""
     if dimensions >= width:
         return np.eye(width)
     matrix = _public_generator(public_seed, "projection").standard_normal((width, dimensions))
@@ -184,7 +187,7 @@ def first_prototypes(
     centre = _normalised(noisy)[:, None, :]
     width = max(cells)
     directions = _public_generator(public_seed, "split").standard_normal((len(cells), width, unit.shape[1]))
-    # Features of a class lie close together; splitting across the mean, not around the origin, parts them evenly.
+    # Features of a class are close together; splitting across the mean, not around the origin, divides them evenly.
     directions -= (directions * centre).sum(axis=2, keepdims=True) * centre
     spread = SPLIT_WIDTH * _normalised(directions) if width > 1 else np.zeros_like(directions)
     return PrivatePrototypes(
@@ -209,8 +212,8 @@ def refreshed(
 
 
 def _next_potentials(noisy: Real, sigma: float, state: PrivatePrototypes) -> Real:
-    """Raise the price of cells that hold more than their share. The mass is read off the sums already paid for: their
-    component along the old prototype is the count times a mean cosine."""
+    """Raise the potential of cells above the mean of their class. The mass comes from the sums that are already paid
+    for: their component along the old prototype is the count times a mean cosine."""
     open_cells = state.open_cells()
     mass = np.maximum((noisy * state.vectors).sum(axis=2), sigma)
     share = np.where(open_cells, mass, 0).sum(axis=1, keepdims=True) / open_cells.sum(axis=1, keepdims=True)
@@ -219,7 +222,7 @@ def _next_potentials(noisy: Real, sigma: float, state: PrivatePrototypes) -> Rea
 
 
 def cells_for(noisy_counts: tuple[float, ...], *, sigma: float, dimensions: int, most: int) -> tuple[int, ...]:
-    """As many cells as have a chance to rise above the noise, at least one; decided on noisy counts only."""
+    """As many cells as can be distinguished from the noise, at least one; decided on noisy counts only."""
     noise = sigma * dimensions**0.5
     return tuple(int(min(most, max(1, count // noise))) for count in noisy_counts)
 
@@ -238,6 +241,6 @@ def _normalised(vectors: Real) -> Real:
 
 
 def _public_generator(public_seed: str, purpose: str) -> np.random.Generator:
-    """Repeatable by anyone, on purpose: nothing drawn here protects anybody."""
+    """Repeatable by anyone, on purpose: nothing drawn here protects a patient."""
     digest = hashlib.sha256(f"{purpose}:{public_seed}".encode()).digest()
     return np.random.Generator(np.random.Philox(int.from_bytes(digest[:16], "big")))

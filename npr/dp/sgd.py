@@ -1,8 +1,9 @@
-"""DP-SGD from a reservation: draw patients, clip, add noise, divide by a public number, step.
+"""DP-SGD from a reservation: sample patients, clip, add noise, divide by a public number, step.
 
-Everything that decides the cost is read from the booked event: rate and steps by the sampler, clip and sigma by the
-noise. So sampler and ledger cannot disagree, and there is no second place to set them. The engine of Opacus is not
-used: it derives rate and divisor from the exact number of records.
+docs/spec/differential-privacy.md, sections 2 to 4. Everything that decides the cost is read from the booked event: rate
+and steps for the sampler, clip and sigma for the noise. So sampler and ledger cannot disagree, and there is no second
+place to set them. The engine of Opacus is not used: it derives rate and divisor from the exact number of records, which
+is neither public nor booked.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ Indices = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """For the site's own eyes: neither number may leave or steer anything."""
+    """For this site only. Both numbers depend on the data without noise: neither may leave or influence anything."""
 
     drawn: int
     dropped: int
 
 
 class DpSgd:
-    """The steps of one reservation. Works with any torch optimizer: noisy gradients are put where it looks for them.
+    """The steps of one reservation. Works with any torch optimizer: noisy gradients are put into `parameter.grad`.
 
     :param divisor: public number that turns the noisy sum into a mean, such as the rate times the *noisy* size; never
-        the length of a batch.
-    :param micro_batch: how many records go through the network at once. Batches are split, never cut.
+        the length of a batch, which would reveal who was sampled.
+    :param micro_batch: how many records go through the network at once. Batches are split, never truncated.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class DpSgd:
         if self.steps_left <= 0:
             raise BudgetExhausted("all booked steps are used", hint="a further step needs its own reservation")
         self.steps_left -= 1
-        # The noise needs no data, so it is made while the network works.
+        # The noise needs no data, so a second thread makes it while the network computes.
         noise = self._second_thread.submit(self._noise.gaussian, self._drawn)
         drawn = self._sampler.draw()
         self._clipped.zero()
@@ -95,20 +96,23 @@ class DpSgd:
 
     @torch.no_grad()
     def _release(self, noise: Future[NDArray[np.float64]]) -> None:
-        """round((sum + noise) / grid) * grid / divisor, in double precision up to the rounding."""
+        """round((sum + noise) / grid) * grid / divisor, in double precision up to the rounding.
+
+        The noisy sum is rounded, not the sum: the possible outputs are then the same for every data set (section 4).
+        """
         grid = grid_step(self._sigma)
         noisy = torch.from_numpy(noise.result()).to(self._clipped.sum.device)
         noisy.mul_(self._sigma / grid).add_(self._clipped.sum, alpha=1.0 / grid).round_()
-        # A sum is finite only if all its terms are, and cheaper to look at.
+        # A sum is finite only if all its terms are, and it is cheaper to test.
         if not bool(noisy.sum().isfinite()):
-            raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its charge stands")
+            raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its cost stays booked")
         parts = self._clipped.split(noisy.mul_(grid / self._divisor))
         for parameter, gradient, part in zip(self._clipped.parameters, self._gradients, parts, strict=True):
             parameter.grad = gradient.copy_(part)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, clipped: list[nn.Parameter]) -> None:
-    """What the optimizer moves and what is clipped must be the same set: the rest would move without noise."""
+    """The optimizer must hold exactly the parameters that are clipped: others would be changed without noise."""
     covered = {id(parameter) for parameter in clipped}
     moved = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
     if moved != covered:

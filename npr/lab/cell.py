@@ -1,6 +1,6 @@
-"""One cell: train a federation for some rounds, evaluate it, and leave result and predictions in its directory.
+"""One cell: train a federation for some rounds, evaluate it, and write result, predictions and maps to its folder.
 
-The federation is checkpointed after every round, so that a killed cell goes on at the round where it was.
+The federation is saved after every round, so that a killed cell continues at the round where it was.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ from npr.metrics import Predictions, save_predictions, summarise
 from npr.model import ModelSpec, build_model
 from npr.training import extract
 
-# ----------------------------------------
-# Features and prototypes of every site in two dimensions, for plots. Only the projection is kept.
+# Maps: features and prototypes of every site in two dimensions, for plots. Only the projection is kept.
 
 MOST_POINTS = 600
 

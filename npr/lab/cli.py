@@ -57,7 +57,7 @@ def _print_json(value: object) -> None:
 @cli.command("list")
 @_reports
 def list_methods(as_json: bool) -> None:
-    """The methods that can be run, aliases as rows of their own."""
+    """List the methods that can be run, with aliases as separate rows."""
     from npr.lab.request import method_rows
 
     rows = method_rows()
@@ -91,7 +91,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Cells that run at a time.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each cell.")
 @click.option("--ray-address", help="An existing cluster; without it a local one is started.")
-@click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL] that differences are taken to.")
+@click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL] that others are compared with.")
 @click.option("--plots/--no-plots", default=True, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Show the cells and stop.")
 @_reports
@@ -171,12 +171,12 @@ def _print_plan(plan: Plan, as_json: bool) -> None:
 
 @cli.command()
 @click.argument("results", type=click.Path(path_type=Path))
-@click.option("--paper", is_flag=True, help="Our figures beside the paper's tables A to E.")
+@click.option("--paper", is_flag=True, help="Our figures next to the paper's tables A to E.")
 @click.option("--dataset", type=click.Choice(["isic", "ich"]), default="isic", show_default=True)
-@click.option("--reference", help="METHOD[:MODEL] that differences are taken to; intervals need the run's predictions.")
+@click.option("--reference", help="METHOD[:MODEL] that others are compared with; intervals need the run's predictions.")
 @_reports
 def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_json: bool) -> None:
-    """The table of a finished (or unfinished) run."""
+    """Print the table of a finished (or unfinished) run."""
     from npr.lab.store import read_results
     from npr.lab.summary import predictions_loader, summarise_cells
     from npr.lab.tables import paper_comparison, paper_rows, summary_table
@@ -199,7 +199,7 @@ def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_js
 @click.option("--check", is_flag=True, help="Exit with 1 when a ratio is above its limit.")
 @_reports
 def bench(private: bool, check: bool, as_json: bool) -> None:
-    """Ratios that say whether the code is fast, each taken within one run."""
+    """Measure ratios that show whether the code is fast, each within one run."""
     from npr.lab.bench import learning_report, private_report
 
     report = private_report() if private else learning_report()
@@ -221,7 +221,7 @@ def bench(private: bool, check: bool, as_json: bool) -> None:
 def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
     """Attack our own private training: an empirical lower bound on epsilon, and a membership test.
 
-    Exit code 1 is proof of a mistake: the attacks got more out than the ledger says they can. 0 proves nothing.
+    Exit code 1 is proof of a mistake: the attacks found more than the ledger's epsilon allows. 0 proves nothing.
     """
     from npr.dp.audit import audit_report
 
@@ -238,7 +238,7 @@ def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
 
 def main() -> None:
     """Entry of the console script."""
-    run_command(cli, "npr-lab", interrupted="stopped; run the same command again to go on")
+    run_command(cli, "npr-lab", interrupted="stopped; run the same command again to continue")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Where cells run: in this process or in several worker processes. Both call the same `run_cell`, as does on_ray.py."""
+"""Where cells run: in this process or in several worker processes; and the progress of a run.
+
+Both call the same `run_cell`, as does on_ray.py.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from lazaret.terminal import bars_fit, remark
 from npr.lab.plan import Cell, Settings
 from npr.lab.store import Json, ResultStore, read_json
 
-# ----------------------------------------
 # Progress of a run: a bar on a terminal, plain lines otherwise. All of it goes to stderr.
+
 
 class Reporter(Protocol):
     """What an engine tells while cells run; calls may come from several threads."""

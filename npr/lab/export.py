@@ -23,7 +23,7 @@ from npr.lab.plan import parse_assignments
 @click.option("--image-size", type=click.IntRange(8), default=224, show_default=True)
 @click.option("--channels", type=click.Choice(["1", "3"]), default="3", show_default=True)
 @click.option("--drop-rate", type=click.FloatRange(0, 1), default=0.0, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the head and of all training.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="For the head and all training.")
 @click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), default="initial.safetensors")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def model(as_json: bool, out: Path, **given: Any) -> None:
@@ -57,7 +57,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     if as_json:
         click.echo(json.dumps(asdict(written) | {"path": str(out.resolve())}, indent=1))
         return
-    click.echo(f"{out}: {written.shared_values:,} values travel, {len(written.personal)} tensors stay at the sites")
+    click.echo(f"{out}: {written.shared_values:,} values are sent, {len(written.personal)} tensors stay at the sites")
     click.echo(f"sha256       {written.sha256}\nconfig hash  {written.config_hash}")
 
 

@@ -1,4 +1,7 @@
-"""From what a user asks for to a plan: every name and value is checked before anything is loaded or written."""
+"""From what a user asks for to a plan: names, presets, options of differential privacy, and the plan itself.
+
+Every name and value is checked before anything is loaded or written.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ from npr.lab.plan import Cell, DataSettings, Frozen, Grid, ModelSettings, Plan, 
 from npr.methods import registry
 from security.dp.planner import PREFIX, PrivateSettings
 
-# ----------------------------------------
-# Names a user types, and what to say when one is unknown.
+# Names that a user types.
+
 
 def require_known(kind: str, name: str, known: Iterable[str], *, where: str | None = None) -> None:
     """Raises one clear error with the near matches when `name` is not among `known`."""
@@ -31,8 +34,7 @@ def require_known(kind: str, name: str, known: Iterable[str], *, where: str | No
     raise ConfigError(f"unknown {kind} {name!r}", where=where, hint=hint)
 
 
-# ----------------------------------------
-# Named starting points for `npr-lab run`. Every value can be overridden by a flag.
+# Presets of `npr-lab run`. Every value can be overridden by an option.
 
 PAPER_METHODS = (
     "local", "fedavg", "fedprox", "moon", "creff", "fedrs", "fedlc", "balancefl", "fedrep", "fedrod", "fedbabu",
@@ -112,10 +114,9 @@ def preset(name: str) -> Preset:
     return PRESETS[name]
 
 
-# ----------------------------------------
-# Differential privacy as options of a cell: `dp.epsilon` turns it on, the others say how.
-#
-# They are options like any other, so that `--grid dp.epsilon=null,8,3` draws accuracy against epsilon in one run.
+# Differential privacy as options of a cell: `dp.epsilon` turns it on, the others set the details. They are options like
+# any other, so that `--grid dp.epsilon=null,8,3` compares accuracy at several epsilons in one run.
+
 
 class PrivateOptions(Frozen):
     """What `dp.KEY` may be. The noise of the gradients follows from epsilon and the rest."""
@@ -209,7 +210,7 @@ def make_plan(
         raise ConfigError(f"a grid for {strangers[0]!r}, which is not among the methods", where="--grid")
     source = data or preset.data
     if source is None:
-        raise ConfigError("this preset needs to be told where the images are", hint=f"{preset.summary}")
+        raise ConfigError("this preset needs the path of the images", hint=f"{preset.summary}")
     require_known("data source", source.partition(":")[0], SOURCES, where="--data")
     chosen = {name: getattr(preset, name) for name in OVERRIDES} | dict(overrides or {})
     try:

@@ -62,7 +62,7 @@ def _require_same_training(plan: Plan, store: ResultStore) -> None:
         found = store.result(cell)
         if found is not None and found["config_hash"] != train_config(plan.settings, cell).config_hash:
             raise ConfigError(
-                f"{cell.key} is there already, trained or judged under other defaults",
+                f"{cell.key} already exists, trained or evaluated with other defaults",
                 where=str(store.out / "results.json"),
                 hint="choose another --out",
             )

@@ -33,7 +33,7 @@ EXTRA_CLIP: Final = 10
 def require_enough_sites(sites: int) -> None:
     if sites < LEAST_SURVIVORS:
         raise PolicyViolation(
-            f"{sites} sites cannot hide in their sum",
+            f"{sites} sites are too few for secure aggregation",
             where="--aggregation secure",
             hint=f"use {LEAST_SURVIVORS} sites or more",
         )

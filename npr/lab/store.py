@@ -154,14 +154,14 @@ def _require_same_settings(wanted: Settings, found: Json, out: Path) -> None:
     try:
         theirs = Settings.model_validate(found).model_dump(mode="json")
     except ValidationError as error:
-        raise ConfigError("these settings are of another version", where=str(out / "results.json")) from error
+        raise ConfigError("these settings are from another version", where=str(out / "results.json")) from error
     ours = wanted.model_dump(mode="json")
     different = sorted(key for key in ours if ours[key] != theirs[key])
     if different:
         raise ConfigError(
-            f"results are there already, with other settings ({', '.join(different)})",
+            f"there are already results, with other settings ({', '.join(different)})",
             where=str(out / "results.json"),
-            hint="use the same settings to go on, or choose another --out",
+            hint="use the same settings to continue, or choose another --out",
         )
 
 

@@ -1,4 +1,4 @@
-"""Markdown tables: our own summary, and our figures beside the paper's."""
+"""Markdown tables: our own summary, and our figures beside those of the FedNPR paper, which are kept here as data."""
 
 from __future__ import annotations
 
@@ -9,13 +9,10 @@ from typing import Any, Literal
 from npr.config import TrainConfig
 from npr.methods import registry
 
-# ----------------------------------------
-# The figures the FedNPR paper publishes, in percent, as (mean, standard deviation over five repetitions).
-#
-# They are facts, kept as data so that `npr-lab table --paper` can set ours beside them. Each cell is (ISIC bACC, ISIC
-# bAUC, ICH bACC, ICH bAUC). The paper evaluates every site's locally updated model (or personal model) on its own test
-# images and takes the mean over sites at the round that is best on those test images; our column is the last round
-# unless it says otherwise, which makes ours the lower of the two by construction.
+# Figures of the FedNPR paper, in percent, as (mean, standard deviation over five repetitions), for `npr-lab table
+# --paper`. Each cell is (ISIC bACC, ISIC bAUC, ICH bACC, ICH bAUC). The paper evaluates every site's locally updated
+# model (or personal model) on its own test images and takes the mean over sites at the round that is best on those test
+# images; our column is the last round unless it says otherwise, which makes ours the lower of the two by construction.
 
 Figure = tuple[float, float]
 Dataset = Literal["isic", "ich"]

@@ -126,14 +126,14 @@ class Method:
             return
         if not self.divisible:
             raise ConfigError(
-                f"{self.name} draws and adds over whole batches, which processes cannot share",
+                f"{self.name} draws random numbers and sums over whole batches, which processes cannot share",
                 hint="train in one process, or choose another method",
             )
         if any(getattr(part, name, 0.0) for part in site.model.modules() for name in ("drop_rate", "drop_prob")):
             raise ConfigError(
-                "dropout would draw something else in several processes than in one",
+                "a dropout layer draws other random numbers in several processes than in one",
                 where="model.drop_rate",
-                hint="train in one process, or without dropout",
+                hint="train in one process, or without a dropout layer",
             )
 
     def local_round(self, site: Site, round_number: int) -> LocalReport:

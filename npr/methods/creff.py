@@ -142,5 +142,5 @@ class CReFF(Method):
 def _retrained(model: SplitModel) -> nn.Linear:
     head = model.retrained_head
     if not isinstance(head, nn.Linear):
-        raise TypeError("CReFF needs a model of its own build_model")
+        raise TypeError("CReFF needs a model made by its own build_model")
     return head

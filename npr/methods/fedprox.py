@@ -1,4 +1,4 @@
-"""FedProx (Li et al. 2020): FedAvg with a leash to the round's starting point."""
+"""FedProx (Li et al. 2020): FedAvg with a penalty on the distance from the round's starting point."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ProxOptions(BaseModel):
 
 
 @register("fedprox+npr", "FedProx with non-parametric regularisation", npr=True)
-@register("fedprox", "FedAvg and a quadratic leash to the received model")
+@register("fedprox", "FedAvg with a quadratic penalty towards the received model")
 class FedProx(Method):
     Options: ClassVar[type[BaseModel]] = ProxOptions
     options: ProxOptions

@@ -56,5 +56,5 @@ class FedRoD(Method):
 def _personal(model: SplitModel) -> nn.Linear:
     head = model.personal_head
     if not isinstance(head, nn.Linear):
-        raise TypeError("FedRoD needs a model of its own build_model")
+        raise TypeError("FedRoD needs a model made by its own build_model")
     return head

@@ -1,1 +1,4 @@
-"""A whole federation on this machine, with real keys, processes and TLS: for the demo, the tests and the benchmark."""
+"""A federation on this machine, with real keys, processes and TLS: for the demo, the tests and the benchmarks.
+
+Benchmarks and tests import it; the shipped packages never do.
+"""

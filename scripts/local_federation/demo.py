@@ -1,4 +1,4 @@
-"""`scripts/demo`: a whole federation on this machine, with sudden deaths, and a look at everything afterwards."""
+"""`scripts/demo`: a federation on this machine; three processes are killed (SIGKILL), and everything is checked."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def hospitals(wishes: Wishes) -> tuple[dict[str, str], int, int]:
     largest = sorted(dataset.sites, key=lambda site: -len(site.train))[: wishes.sites]
     if len(largest) < 4:
         raise ConfigError(
-            f"{len(largest)} sites are too few for a demo in which some die", where="--sites", hint="4 or more"
+            f"{len(largest)} sites are too few for a demo in which some are killed", where="--sites", hint="4 or more"
         )
     names = {site.name.replace("_", "-").lower(): site.name for site in largest}
     return names, len(dataset.class_names), max(len(site.train) for site in largest)
@@ -145,11 +145,11 @@ class Story:
         self._until(lambda: self.coordinator.says(f"round {second}: training"), f"round {second}")
         uploader.ordain("amid-S3")
         self._until(lambda: uploader.code is not None, f"upload of round {second}")
-        self._revive(uploader, f"{uploader.name} was killed in the middle of its upload in round {second}")
+        self._revive(uploader, f"{uploader.name} was killed during its upload in round {second}")
         self._until(lambda: self.coordinator.says(f"round {third}: training"), f"round {third}")
         self.coordinator.ordain("after-C3")
         self._until(lambda: self.coordinator.code is not None, f"survivors of round {third}")
-        self._revive(self.coordinator, f"the coordinator was killed in the middle of the burst of round {third}")
+        self._revive(self.coordinator, f"the coordinator was killed during the aggregation of round {third}")
         self._until(self._over, "the last round")
         self.survived = [party.name for party in (trainer, uploader, self.coordinator) if party.code is None]
 
@@ -157,7 +157,7 @@ class Story:
         self.tell(what)
         time.sleep(1.0)
         party.start()
-        self.tell(f"{party.name} is started again, with nothing but its state folder")
+        self.tell(f"{party.name} is started again, with its state folder only")
 
     def _until(self, true: Any, what: str) -> None:
         def look() -> bool:
@@ -206,24 +206,24 @@ def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
         story.end()
     tell(f"{wishes.rounds} rounds are done; now each hospital alone, with the same number of steps")
     alone = demo_report.train_alone(grounds, wishes.rounds)
-    tell("looking at the sums, the logs and the figures")
+    tell("checking the sums, the logs and the figures")
     told = demo_report.summary(grounds, story.survived, alone)
     return told | {"seconds": round(tell.seconds, 1)}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Where everything goes. [runs/demo]")
+@click.option("--out", type=click.Path(path_type=Path, file_okay=False), help="Output folder. [runs/demo]")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 @click.option("--model", default="tf_efficientnet_lite0:package", show_default=True, help="ARCHITECTURE[:WEIGHTS].")
 @click.option("--rounds", type=click.IntRange(3, 80), default=5, show_default=True)
 @click.option("--sites", type=click.IntRange(4, 50), default=5, show_default=True)
 @click.option("--data", default=DATA, show_default=True, help="A data source; docs/data.md lists them.")
 def main(out: Path | None, as_json: bool, **given: Any) -> None:
-    """Hospitals on this machine train together over mTLS; three are killed on the way; then all is checked."""
+    """Hospitals on this machine train together over mTLS; three processes are killed; then everything is checked."""
     tell = Told()
     target = (out or _unused(ROOT / "runs")).resolve()
     if (target / "consortium").exists():
-        raise ConfigError("a federation is here already", where=str(target), hint="choose another --out")
+        raise ConfigError("there is already a federation", where=str(target), hint="choose another --out")
     try:
         told = run(Wishes(out=target, **given), tell)
     except GaveUp as error:

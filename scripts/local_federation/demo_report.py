@@ -123,15 +123,15 @@ def show(told: dict[str, Any], folder: Path) -> None:
     Console(highlight=False).print(table)
     verdict = "equal to the integer" if told["exact_sums"] else "NOT EQUAL"
     lost, deaths, checked = told["rounds_aborted"], told["kills_survived"], told["sums_checked_by_sites"]
-    click.echo(f"{told['rounds_completed']} rounds, {lost} lost, {deaths} sudden deaths survived")
-    click.echo(f"published sums against what the hospitals put in: {verdict}; {checked} checked by them")
+    click.echo(f"{told['rounds_completed']} rounds, {lost} lost, {deaths} processes killed (SIGKILL)")
+    click.echo(f"published sums compared with the updates of the hospitals: {verdict}; {checked} checked by them")
     click.echo(f"\neverything is in   {folder}")
     click.echo(f"summary            {folder / 'summary.json'}")
     click.echo(f"privacy logs       {told['logs'][0]} and sites/*/state/log")
     if told["report"]:
         click.echo(f"auditor's report   {told['report']}")
-    click.echo("\nlook next at")
+    click.echo("\nnext steps")
     click.echo(f"  privacy-audit verify {told['logs'][0]} --root-key {folder / 'consortium' / 'root.pem'}")
     click.echo(f"  consortium show {folder / 'consortium' / 'manifest.json'} --dir {folder / 'consortium'}")
     click.echo(f"  coordinator status --config {folder / 'coordinator' / 'coordinator.toml'}")
-    click.echo(f"delete {folder / DUMPS}: a real hospital's update never lies in the open like this")
+    click.echo(f"delete {folder / DUMPS}: it contains updates without masks, which a real hospital never stores")

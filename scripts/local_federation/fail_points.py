@@ -1,8 +1,9 @@
-"""Sudden deaths at named steps of the protocol, for the demo and the tests. The shipped commands know nothing of it.
+"""Processes killed (SIGKILL) at named steps of the protocol, for the demo and the tests; no shipped command uses it.
 
-A site dies before, amid or after sending S1 to S5, or while it writes the next model, a coordinator before or after
-sending C0 to C5 (docs/spec/secure-aggregation.md names them), by SIGKILL from its own hand: nothing is tidied up. The
-order to die is a file with one line such as `before-S3`; whoever obeys it takes the file away, and so dies once.
+A site is killed before, during or after sending S1 to S5, or while it writes the next model; a coordinator before or
+after sending C0 to C5 (docs/spec/secure-aggregation.md, section 1). The process sends SIGKILL to itself, so nothing is
+cleaned up. The order is a file with one line such as `before-S3`; the process deletes the file first, so that it is
+killed once only.
 """
 
 from __future__ import annotations

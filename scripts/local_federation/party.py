@@ -63,7 +63,7 @@ def coordinator(path: Path) -> None:
 
 @cli.command()
 @CONFIG
-@click.option("--numbers", is_flag=True, help="Known vectors in the place of learning.")
+@click.option("--numbers", is_flag=True, help="Known vectors instead of training.")
 def site(path: Path, numbers: bool) -> None:
     """A site."""
     log_to_stderr()

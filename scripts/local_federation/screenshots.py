@@ -24,8 +24,7 @@ from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.page.server import open_page
 
-# ----------------------------------------
-# The Chromium of this machine, by its path: no browser is ever downloaded.
+# The Chromium of this machine, by its path: no browser is downloaded.
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage")
@@ -115,7 +114,7 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
         sites[last].ordain("before-S2")
         sites[last].wait_dead(seconds=WAIT)
         coordinator.wait_for("attempt ended", seconds=WAIT)
-        tell(f"{last} has fallen silent, an attempt has failed")
+        tell(f"{last} does not answer, an attempt has failed")
         failed = "document.querySelectorAll('#aborts tbody tr').length > 0"
         album.take(url, "dashboard-after-abort", until=failed, dark=True)
     finally:
@@ -128,7 +127,7 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=ROOT / "docs" / "images")
 def main(out: Path) -> None:
-    """Take all pictures anew."""
+    """Take all pictures again."""
     path, tell = chromium(), Told()
     if path is None:
         raise ConfigError("there is no Chromium", where="PATH", hint="install chromium, or set CHROMIUM to its path")

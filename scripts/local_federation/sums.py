@@ -103,7 +103,7 @@ def open_kept(site: Path, round_number: int, layout: Layout) -> Words:
     vault = Vault(folder, site=site.name, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
     update = vault.unseal(layout)
     if update is None:
-        raise ConfigError("no update was put aside", where=str(folder))
+        raise ConfigError("no update was saved", where=str(folder))
     return update.words
 
 

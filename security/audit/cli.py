@@ -50,7 +50,7 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
-    """Check privacy logs: what left each site, that it was masked, what epsilon it cost, and that nobody changed it."""
+    """Check privacy logs: what left each site, that it was masked, its epsilon, and that it was not changed."""
 
 
 def _emit(data: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def _held_file(path: Path) -> Any:
 @main.command()
 @logs
 @root_key
-@click.option("--held", multiple=True, type=FILE, help="A head of the log that a witness holds (witness/*.json).")
+@click.option("--held", multiple=True, type=FILE, help="A checkpoint of the log that a witness holds (witness/*.json).")
 @as_json
 def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as_json: bool) -> None:
     """Check each log by itself: entries, tree, signatures, epochs, witnesses, lengths, masks, epsilon."""
@@ -205,7 +205,7 @@ def egress(log: Path, by: str, as_json: bool) -> None:
         click.echo(
             f"{row[by]:<28} {row['messages']:>8,} messages {quantity(row['bytes']):>10}  {row['surplus']} surplus"
         )
-    click.echo(f"blocked at the door: {len(list(history.of('egress.blocked')))}")
+    click.echo(f"blocked by the egress filter: {len(list(history.of('egress.blocked')))}")
 
 
 @main.command()
@@ -248,7 +248,7 @@ def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
 @root_key
 @as_json
 def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
-    """Who cosigned which head, and when."""
+    """Show who cosigned which checkpoint, and when."""
     from security.audit import text
     from security.audit.verify import keys_for
     from security.audit.verify import verify as verify_log
@@ -294,7 +294,7 @@ def prove(log: Path, seq: int, output: Path) -> None:
 @root_key
 @as_json
 def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_json: bool) -> None:
-    """Check a proof of an entry, of a fork or of a wrong sum that somebody was handed, without the log."""
+    """Check a proof of an entry, of a fork or of a wrong sum, without the log."""
     from security.audit import text
     from security.audit.proof import Proof
     from security.audit.verify import roster_from

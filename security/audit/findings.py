@@ -43,7 +43,7 @@ def _note(meaning: str, ask: str) -> Code:
     return Code(severity=Severity.NOTE, meaning=meaning, ask=ask)
 
 
-_SITE_COPY: Final = "ask the party for a fresh copy of the whole folder, and the witnesses for the heads they hold"
+_SITE_COPY: Final = "ask the party for a new copy of the whole folder, and the witnesses for the checkpoints they hold"
 _BOTH: Final = "ask both parties for the entries named, and for the messages themselves if they are kept"
 
 CODES: Final[dict[str, Code]] = {
@@ -51,10 +51,14 @@ CODES: Final[dict[str, Code]] = {
     "FormatUnknown": _fail("FORMAT is missing or of another version", _SITE_COPY),
     "SegmentMissing": _fail("segment files are missing, misnumbered or of the wrong length", _SITE_COPY),
     "SegmentMismatch": _fail("a segment file is not the one that was sealed", _SITE_COPY),
-    "LeavesMismatch": _fail("an entry is not the one whose hash was kept beside it", "compare the entry with a backup"),
+    "LeavesMismatch": _fail(
+        "an entry does not have the hash that was stored for it", "compare the entry with a backup"
+    ),
     "ManifestMismatch": _fail("the manifest copy is not the one the log says is in force", "ask the consortium for it"),
     "ManifestRejected": _fail("the manifest is not signed by the root key given", "check the root key's fingerprint"),
-    "ManifestMissing": _undecided("no manifest, so nobody else's keys are known", "ask the consortium for it"),
+    "ManifestMissing": _undecided(
+        "no manifest, so the keys of other parties are not known", "ask the consortium for it"
+    ),
     "KeysNotPinned": _note(
         "keys taken from the log itself; pin them with --root-key", "ask the consortium for its root"
     ),
@@ -67,11 +71,15 @@ CODES: Final[dict[str, Code]] = {
     "ClockAdjusted": _note("the wall clock was moved, and the log says so", "ask the operator for the reason"),
     "MonotonicRollback": _fail("the monotonic clock went back inside one boot", "ask the operator what happened"),
     "Backdated": _fail("an entry's time contradicts a witness's time", "ask the witness for its own entry"),
-    "HeartbeatGap": _fail("a running agent was silent or unsealed for too long", "ask what the agent did meanwhile"),
-    "UncleanStop": _note(
-        "the agent ended without saying so (a crash or a kill), and went on later", "ask the operator"
+    "HeartbeatGap": _fail(
+        "a running agent wrote no entry or no checkpoint for too long", "ask what the agent did in that time"
     ),
-    "TornWrite": _note("a crash left a torn write, which was set aside", "look at the file in evidence/"),
+    "UncleanStop": _note(
+        "the agent ended without an entry (a crash or a kill), and continued later", "ask the operator"
+    ),
+    "TornWrite": _note(
+        "a crash left an incomplete write, which was moved to evidence/", "examine the file in evidence/"
+    ),
     "SettingsChanged": _note("configuration or policy was changed between starts", "ask who approved the change"),
     "SettingsUnannounced": _fail("configuration or policy changed and no entry says so", "ask for both versions"),
     "InsecureOption": _note("an agent ran with an option that weakens it", "ask who approved the option"),
@@ -79,28 +87,40 @@ CODES: Final[dict[str, Code]] = {
     "AnnexUnavailable": _note(
         "annexes are not in this copy (opened: no longer available)", "ask the site's own auditor"
     ),
-    # Heads, keys and witnesses
-    "Unsealed": _fail("the log has no signed head, although sealing begins with its first entry", _SITE_COPY),
-    "UnsealedTail": _undecided("entries after the newest signed head are not signed yet", "ask for a newer copy"),
-    "BadHead": _fail("a signed head cannot be read or is under another's name", _SITE_COPY),
-    "BadSignature": _fail("a signature on a head does not verify", _SITE_COPY),
-    "UnknownSigner": _fail("a head carries a signature of nobody in the roster", "ask who that key belongs to"),
-    "RootMismatch": _fail("the entries do not lead to a signed head", "compare with the heads that witnesses hold"),
-    "TruncatedTail": _fail("a head of this log is larger than the log: entries were cut off", _SITE_COPY),
+    # Checkpoints, keys and witnesses
+    "Unsealed": _fail("the log has no signed checkpoint, although sealing begins with its first entry", _SITE_COPY),
+    "UnsealedTail": _undecided("entries after the newest signed checkpoint are not signed yet", "ask for a newer copy"),
+    "BadHead": _fail("a signed checkpoint cannot be read or is under another's name", _SITE_COPY),
+    "BadSignature": _fail("a signature on a checkpoint does not verify", _SITE_COPY),
+    "UnknownSigner": _fail("a checkpoint has a signature of a key outside the roster", "ask who that key belongs to"),
+    "RootMismatch": _fail(
+        "the entries do not lead to a signed checkpoint", "compare with the checkpoints that witnesses hold"
+    ),
+    "TruncatedTail": _fail("a checkpoint of this log is larger than the log: entries were cut off", _SITE_COPY),
     "EpochChain": _fail("the endorsements of the epoch keys are broken", "ask the consortium for the root key"),
-    "WrongEpochKey": _fail("a head is signed by the key of another epoch", "ask when that key was in use, and where"),
-    "EpochUnsealed": _fail("an epoch ended without a head that both its keys signed", _SITE_COPY),
-    "EpochWithoutHeartbeat": _fail("an epoch has no heartbeat", "ask what the agent did meanwhile"),
-    "NotWitnessed": _undecided("cannot decide beyond the newest witnessed head", "ask the witnesses named"),
-    "BeyondWitnessed": _note("the last entries rest on this log's own signature so far", "ask the witnesses again"),
-    "WitnessRecordInvalid": _fail("a head kept for another log is not genuine", "ask that log's owner for its head"),
+    "WrongEpochKey": _fail(
+        "a checkpoint is signed by the key of another epoch", "ask when that key was in use, and where"
+    ),
+    "EpochUnsealed": _fail("an epoch ended without a checkpoint that both its keys signed", _SITE_COPY),
+    "EpochWithoutHeartbeat": _fail("an epoch has no heartbeat", "ask what the agent did in that time"),
+    "NotWitnessed": _undecided("cannot decide beyond the newest witnessed checkpoint", "ask the witnesses named"),
+    "BeyondWitnessed": _note("the last entries have only this log's own signature so far", "ask the witnesses again"),
+    "WitnessRecordInvalid": _fail(
+        "a checkpoint kept for another log is not genuine", "ask that log's owner for its checkpoint"
+    ),
     "Fork": _fail(
-        "one log has shown two histories; both signed heads are evidence", "keep the evidence, stop the party"
+        "one log has shown two histories; both signed checkpoints are evidence", "keep the evidence, stop the party"
     ),
     # What left
-    "SurplusBytes": _fail("a message was not as long as its type must be", "ask for the message; somebody hid bytes"),
-    "ForbiddenMessage": _fail("a type of message left that may not carry this data", "ask why the door let it pass"),
-    "UnmaskedVector": _fail("a vector left that was not masked, or did not look it", "stop the site; find the message"),
+    "SurplusBytes": _fail(
+        "a message was not as long as its type must be", "ask for the message; bytes were hidden in it"
+    ),
+    "ForbiddenMessage": _fail(
+        "a message was sent whose type may not contain this data", "ask why the egress filter permitted it"
+    ),
+    "UnmaskedVector": _fail(
+        "a vector was sent that was not masked, or did not look masked", "stop the site; find the message"
+    ),
     "LayoutMismatch": _fail(
         "a vector had another length than the manifest's layout gives", "ask for the manifest then"
     ),
@@ -116,7 +136,9 @@ CODES: Final[dict[str, Code]] = {
     "DigestMismatch": _fail("two logs disagree on a message's bytes, type or length", _BOTH),
     "ModelInconsistency": _fail("parties worked on different models in one round", "ask the coordinator for its entry"),
     "SplitCohort": _fail("sites saw different cohorts, contexts or survivors", "ask the coordinator for its entry"),
-    "HeadContradicted": _fail("a party was shown a head that the log does not lead to", "ask both for that message"),
+    "HeadContradicted": _fail(
+        "a party was shown a checkpoint that the log does not lead to", "ask both for that message"
+    ),
     "MaskExposure": _fail("both kinds of mask share were opened for one site", "treat that site's update as exposed"),
     "ClockSkew": _fail("two parties' clocks differ by more than the tolerance", "ask both for their time source"),
     "LogMissing": _undecided("a party's log was not given, so its side could not be compared", "ask for that log"),

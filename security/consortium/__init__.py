@@ -1,0 +1,10 @@
+"""The consortium's offline authority: the root key, the members' certificates and the signed manifests.
+
+Only the command `consortium` and the scripts that set up a federation import this package. It is meant for a machine
+without a network: it opens no connection, and it never holds a private key of a member.
+
+    authority   the folder of the authority: root, members, published manifests
+    plan        `federation.toml`, and the manifest that follows from it
+    show        manifests and the authority, as text and as JSON
+    cli         the command `consortium`
+"""

@@ -258,7 +258,7 @@ class Authority:
             if entry.revoked_at_ms is None and pki.key_fingerprint(pki.certificate_key(entry.parsed)) in keys
         }
         if not chosen:
-            what = "has no standing certificate" if certificate is None else "holds no such certificate"
+            what = "has no valid certificate" if certificate is None else "holds no such certificate"
             raise ConfigError(f"{member} {what}", where="revoke", hint="`consortium show` lists them")
         update = {"revoked_at_ms": now_ms, "reason": reason}
         issued = [entry.model_copy(update=update) if entry.certificate in chosen else entry for entry in record.issued]
@@ -341,9 +341,9 @@ def check_same_log(request: Request, known: Enrolled) -> None:
     """
     if (request.role, request.audit_root, request.cosigner) != (known.role, known.audit_root, known.cosigner):
         raise PolicyViolation(
-            f"{request.member} was the name of another member, with a log of its own",
+            f"{request.member} was the name of another member, which has its own log",
             where=f"request of {request.member}",
-            hint=f"choose a new name, such as {request.member}-2; or, where the old folder is whole, `renew` in it",
+            hint=f"choose a new name, such as {request.member}-2; or, if the old folder is complete, `renew` in it",
         )
 
 

@@ -26,7 +26,7 @@ from security.identity.rules import open_manifest
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
 PLAIN_WIDTH = 160
 DEMO_WARNING = (
-    "warning: the root key is stored without a passphrase; whoever copies it is the consortium. For demos only"
+    "warning: the root key is stored without a passphrase; whoever copies it can act as the consortium. For demos only"
 )
 
 folder_option = click.option(
@@ -58,7 +58,7 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
         secret = os.environ[PASSPHRASE_VARIABLE].encode()
     elif not can_ask():
         raise ConfigError(
-            "nobody can be asked for the root key's passphrase",
+            "no passphrase for the root key was given, and this is not a terminal",
             hint=f"give --passphrase-file or ${PASSPHRASE_VARIABLE}, or run this on a terminal; "
             "--no-passphrase is for demos only",
         )
@@ -97,7 +97,7 @@ def cli() -> None:
 @folder_option
 @passphrase_options
 @click.option(
-    "--days", type=click.IntRange(1, 36_500), default=pki.ROOT_DAYS, show_default=True, help="Life of the root."
+    "--days", type=click.IntRange(1, 36_500), default=pki.ROOT_DAYS, show_default=True, help="Validity of the root."
 )
 @json_option
 def init(
@@ -155,7 +155,7 @@ def _confirm(request: Request, fingerprint: str | None, yes: bool) -> None:
         say(f"request of {request.role} {request.member}: {request.fingerprint}")
         if not can_ask():
             raise ConfigError(
-                "nobody can be asked whether the member reads out the same",
+                "the fingerprint cannot be confirmed: this is not a terminal",
                 where=request.member,
                 hint="give --fingerprint as the member reads it out, or run this on a terminal; --yes is for demos",
             )
@@ -164,7 +164,7 @@ def _confirm(request: Request, fingerprint: str | None, yes: bool) -> None:
         raise VerificationFailed(
             "the fingerprint is not this request's",
             where=request.member,
-            hint="do not go on: the request was changed on its way, or another one was read out",
+            hint="stop here: the request was changed on its way, or another one was read out",
         )
 
 
@@ -183,7 +183,7 @@ def _report_issue(authority: Authority, summary: dict[str, Any], as_json: bool) 
 @click.option(
     "--request", "request_path", type=click.Path(path_type=Path), help="New keys; without it the old ones stay."
 )
-@click.option("--fingerprint", help="Of the request; needed only where the old key did not sign it.")
+@click.option("--fingerprint", help="Fingerprint of the request; needed only if the old key did not sign it.")
 @folder_option
 @passphrase_options
 @days_option
@@ -198,7 +198,7 @@ def renew(
     days: int,
     as_json: bool,
 ) -> None:
-    """Issue new certificates to MEMBER, also in mid-run; the old TLS key stays good until its certificate ends."""
+    """Issue new certificates to MEMBER, also during a run; the old TLS key is valid until its certificate expires."""
     authority = Authority.open(folder)
     request = Request.read(request_path) if request_path else None
     if request and fingerprint:
@@ -210,12 +210,12 @@ def renew(
 
 @cli.command()
 @click.argument("member")
-@click.option("--reason", required=True, help="Stands in the manifest, for everybody to read.")
-@click.option("--certificate", help="SHA-256 of one certificate; without it everything the member holds.")
+@click.option("--reason", required=True, help="Printed in the manifest, where every member reads it.")
+@click.option("--certificate", help="SHA-256 of one certificate; without it, all certificates of the member.")
 @folder_option
 @json_option
 def revoke(member: str, reason: str, certificate: str | None, folder: Path, as_json: bool) -> None:
-    """Take back MEMBER's certificates. Takes effect with the next `consortium publish`."""
+    """Revoke MEMBER's certificates. Takes effect with the next `consortium publish`."""
     authority = Authority.open(folder)
     chosen = "".join(certificate.split()).lower() if certificate else None
     record = authority.revoke(member, reason, certificate=chosen, now_ms=_now())
@@ -223,7 +223,7 @@ def revoke(member: str, reason: str, certificate: str | None, folder: Path, as_j
         emit(showing.member_summary(record, _now()))
         return
     click.echo(f"{member} {'still holds other certificates' if record.active else 'is out'}")
-    click.echo("run `consortium publish` now: until the new manifest is out, nobody knows")
+    click.echo("run `consortium publish` now: until the new manifest is published, no member knows of it")
 
 
 @cli.command()
@@ -257,7 +257,7 @@ def publish(
 @folder_option
 @json_option
 def show(manifest_path: Path | None, root_path: Path | None, tensors: bool, folder: Path, as_json: bool) -> None:
-    """Show the consortium's folder; or MANIFEST, for a member who holds only that and the root certificate."""
+    """Show the consortium's folder; or MANIFEST, for a member who has only that and the root certificate."""
     now = _now()
     if manifest_path is None:
         authority = Authority.open(folder)

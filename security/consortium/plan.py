@@ -1,4 +1,4 @@
-"""`federation.toml`: what the consortium decides, in the words of people; `build` makes a manifest of it.
+"""`federation.toml`: what the consortium decides; `build` makes a manifest of it. The template is at the end.
 
 Everything that can be derived is: the colluder bound from the roster, the audit mode from its size, clips from the
 learning rate and the initial statistics. docs/consortium.md explains each key.
@@ -201,7 +201,7 @@ def _settings(plan: Plan, model: InitialModel) -> dict[str, bool | int | float |
             raise ConfigError(
                 f"{name} = {asked[name]}, but the initial model was exported for {value}",
                 where="federation.toml [training.settings]",
-                hint="leave it out here, or export the initial model anew",
+                hint="leave it out here, or export the initial model again",
             )
     return asked
 
@@ -220,7 +220,7 @@ def _clips(plan: Plan, settings: Mapping[str, bool | int | float | str]) -> Clip
 def _number(name: str, value: object, *, above: float = -1, below: float = math.inf) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not above < value < below:
         raise ConfigError(
-            f"{name} is missing or not a number that makes sense",
+            f"{name} is missing or not a usable number",
             where="federation.toml [training.settings]",
             hint="the clips follow from learning_rate x steps",
         )
@@ -242,7 +242,7 @@ def _model(plan: Plan, model: InitialModel, initial_state: str) -> Model:
         raise ConfigError(
             "architecture, code_digest and classes are needed",
             where="federation.toml [model]",
-            hint="write them there, or export the initial model with a tool that puts them into its metadata",
+            hint="write them there, or export the initial model with a tool that writes them into its metadata",
         )
     return Model(
         architecture=architecture,
@@ -315,14 +315,14 @@ def _privacy(plan: Plan) -> Privacy | None:
 
 
 def warnings(manifest: Manifest) -> list[str]:
-    """What the consortium should know before it hands the manifest out, in plain words."""
+    """What the consortium should know before it sends out the manifest."""
     notes = []
     if manifest.audit.mode == "sampled":
         chunks = manifest.audit.chunks_per_site
         notes.append(
-            f"audit = sampled: each site looks at {chunks} chunk(s) of a sum. A wholly wrong sum is always seen, one "
-            "changed chunk often is not, and a coordinator that one site catches can go on with the others. Only "
-            "audit = covered stops a lying coordinator"
+            f"audit = sampled: each site checks {chunks} chunk(s) of a sum. A sum that is wrong everywhere is always "
+            "found, one changed chunk often is not, and a dishonest coordinator that one site has found can continue "
+            "with the other sites. Only audit = covered stops a dishonest coordinator"
         )
     if len(manifest.roster) == 2:
         notes.append("two sites: each site learns the other's noisy update; only differential privacy protects it")
@@ -348,14 +348,14 @@ def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
     if cost <= epsilon:
         return []
     try:
-        wanted = f"noise_floor = {propose_multiplier(schedule, epsilon=epsilon, delta=delta):g} would keep all in it"
+        proposed = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
+        wanted = f"with noise_floor = {proposed:g} all rounds fit"
     except ConfigError as error:
         wanted = str(error.hint)
-    told = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
-    return [f"{told}; {wanted}"]
+    costs = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
+    return [f"{costs}; {wanted}"]
 
 
-# ----------------------------------------
 # The commented `federation.toml` that `consortium init` writes.
 
 PLAN: Final = """\
@@ -365,7 +365,7 @@ PLAN: Final = """\
 run = "run-1"                         # (required) a new model or method needs a new run id
 
 [model]
-initial = "initial.safetensors"       # (required) the model everybody starts from; relative to this folder
+initial = "initial.safetensors"       # (required) the model that all sites start from; relative to this folder
 # architecture = "efficientnet_b0"    # these three are taken from the file's metadata where it has them
 # code_digest = "<64 hex digits>"
 # classes = 8
@@ -376,27 +376,27 @@ method = "fednpr-per"                 # taken from the file's metadata where it 
 rounds = 80                           # (required)
 steps = 50                            # (required) optimiser steps of a site in one round; the clips follow from it
 # config_hashes = []                  # training configurations that sites may be asked to run; metadata may hold them
-# weights = "samples"                 # or "bucketed", "uniform": what a site's size gives away
+# weights = "samples"                 # or "bucketed", "uniform": how much the sum reveals of a site's size
 # local_statistics = false            # true keeps batch-normalisation statistics at the sites
 
 [training.settings]
 learning_rate = 0.001                 # (required)
 
 [aggregation]
-# colluders = 1                       # sites that may side with the coordinator; default: fewer than a third
+# colluders = 1                       # sites that may collude with the coordinator; default: fewer than a third
 # least_survivors = 3
-# single_history = true               # every round holds more than half of the sites
+# single_history = true               # every cohort has more than half of the sites
 # allow_two_sites = false             # only together with [privacy]
-# ring_bits = 24                      # 32 or 64 for very unequal sites: finer, and a third or more longer on the wire
+# ring_bits = 24                      # 32 or 64 for very unequal sites: finer, but messages are a third longer or more
 # weight_cap = 16384                  # the power of two above the largest site's number of samples
-# report_metrics = true               # loss and hits travel inside the masked sum
+# report_metrics = true               # training loss and hit counts are part of the masked sum
 # clip_margin = 8
 # clip_exponents = { "blocks.0.*" = 3 }
 
 [audit]
-# mode = "auto"                       # covered up to 20 sites, sampled above; only covered stops a lying coordinator
+# mode = "auto"                       # covered up to 20 sites, sampled above; see docs/consortium.md
 # chunks_per_site = 1
-# strict = false                      # true: do not even train on a model whose sum has not been checked
+# strict = false                      # true: do not train on a model whose sum has not been checked
 # max_rounds_unwitnessed = 3
 
 [timing]                              # seconds
@@ -405,7 +405,7 @@ learning_rate = 0.001                 # (required)
 # upload = 60
 # secret_ttl = 86400
 
-# [privacy]                           # differential privacy at every site; a site may be stricter, never laxer
+# [privacy]                           # differential privacy at every site; a site may be stricter, never less strict
 # epsilon = 8
 # delta = 0.00001
 # clip = 1

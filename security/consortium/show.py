@@ -67,7 +67,7 @@ def expiring(manifest: Manifest, now_ms: int) -> list[str]:
     for member in (manifest.coordinator, *manifest.roster):
         left = pki.days_left(member.certificate, now_ms)
         if left < EXPIRY_WARNING_DAYS:
-            state = f"ends in {left} days" if left >= 0 else "has ended"
+            state = f"expires in {left} days" if left >= 0 else "has expired"
             notes.append(
                 f"the signing certificate of {member.id} {state}: renew it, or {member.id} is left out of rounds"
             )

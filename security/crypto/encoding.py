@@ -1,8 +1,9 @@
-"""Strict length-prefixed encoding (docs/spec/secure-aggregation.md, "Encoding").
+"""The two canonical encodings: length-prefixed bytes for the protocol, canonical JSON for the privacy log.
 
-``TLV(x)`` is a u32 big-endian length followed by the bytes; a list is a u32 count followed by its items; integers are
-u64 big-endian. There is one encoding for each value: a reader refuses leftovers, short input and over-long prefixes,
-so that two different values never sign the same bytes.
+Length-prefixed (docs/spec/secure-aggregation.md, section 3): ``TLV(x)`` is a u32 big-endian length followed by the
+bytes; a list is a u32 count followed by its items; integers are u64 big-endian. There is one encoding for each value: a
+reader refuses trailing bytes, short input and lengths beyond a bound, so that two different values never sign the same
+bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +14,10 @@ from typing import Any, Final, NoReturn, TypeVar
 
 from lazaret.errors import CodecError
 
-# ----------------------------------------
-# RFC 8785 canonical JSON, by the short road.
-#
-# The privacy log allows ASCII keys, text, booleans, null, lists, objects and integers up to 2^53 - 1 in size; never a
-# float. On that subset the C encoder of the standard library, told to sort keys and leave no spaces, writes exactly
-# the bytes of RFC 8785 (a property test compares it with the `rfc8785` package), at a tenth of the cost.
+# Canonical JSON (RFC 8785). The privacy log allows ASCII keys, text, booleans, null, lists, objects and integers up to
+# 2^53 - 1 in size; never a float. On that subset the C encoder of the standard library, with sorted keys and without
+# spaces, writes exactly the bytes of RFC 8785 (a property test compares it with the `rfc8785` package), at a tenth of
+# the cost.
 
 MAX_INT: Final = 2**53 - 1
 MAX_DEPTH: Final = 16

@@ -27,7 +27,7 @@ Words = npt.NDArray[Any]  # uint32 or uint64, little-endian, one dimension
 
 def _stream(key: Secret, offset: int) -> CipherContext:
     if offset % BLOCK_BYTES:
-        raise LocalProtocolError(f"a mask stream is sought in steps of {BLOCK_BYTES} bytes, not to byte {offset}")
+        raise LocalProtocolError(f"a mask stream is positioned in steps of {BLOCK_BYTES} bytes, not to byte {offset}")
     counter = (offset // BLOCK_BYTES).to_bytes(BLOCK_BYTES, "big")
     return Cipher(algorithms.AES(key.reveal()), modes.CTR(counter)).encryptor()
 
@@ -39,7 +39,7 @@ def keystream(key: Secret, length: int, *, offset: int = 0) -> bytes:
 
 def _require_words(words: Words) -> None:
     if words.ndim != 1 or words.dtype.str not in ("<u4", "<u8") or not words.flags.c_contiguous:
-        raise LocalProtocolError("masks go on one contiguous vector of little-endian 32- or 64-bit words")
+        raise LocalProtocolError("masks are added to one contiguous vector of little-endian 32- or 64-bit words")
 
 
 def _apply_range(

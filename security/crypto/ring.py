@@ -84,7 +84,7 @@ class Ring:
     def unpack(self, data: Buffer | Packed) -> Words:
         """The words of a vector, or of one frame of it, as it came."""
         if len(data) % self.word_bytes:
-            raise LocalProtocolError(f"{len(data)} bytes are no whole words of {self.bits} bits")
+            raise LocalProtocolError(f"{len(data)} bytes are not a multiple of words of {self.bits} bits")
         if self.bits != 24:
             return np.frombuffer(data, dtype=self.dtype)
         came = np.frombuffer(data, dtype=np.uint8)

@@ -1,10 +1,13 @@
-"""History to epsilon, pure: the same list of events always gives the same number.
+"""Events, and epsilon from a list of events (docs/spec/differential-privacy.md, sections 2 and 6).
 
-Epsilon is recomputed from the events and never carried along. Two analyses by dp-accounting: Renyi (RDP), which is
-what gets enforced, and the privacy loss distribution (PLD), which is tighter and is printed as a second opinion.
-Both hold for heterogeneous, adaptively chosen *queries*; for adaptively chosen *parameters* see `filter.py`.
+The first part of the file states what is booked: one `MechanismEvent` for each release that reads patients. The second
+part computes epsilon. Epsilon is always recomputed from the events, never stored and added to, so that the same list
+gives the same number at the site, at the auditor and after a restart.
 
-dp-accounting is imported when something is computed: it takes seconds, and most who name an event compute nothing.
+There are two analyses, both by dp-accounting: Renyi (RDP), which is enforced, and the privacy loss distribution (PLD),
+which is tighter and is printed beside it. Both hold for different and adaptively chosen *queries*; for adaptively
+chosen *parameters* see `filter`. dp-accounting is imported only when something is computed, because the import takes
+seconds.
 """
 
 from __future__ import annotations
@@ -27,14 +30,9 @@ from lazaret.errors import ConfigError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
 
-
-
-# ----------------------------------------
-# What is booked: one frozen event for each release that reads patients (docs/spec/differential-privacy.md, section 2).
-#
-# An event states the mechanism completely, so that epsilon follows from the list of events alone and a release
-# function can take its parameters from the event that paid for it. Adjacency is add-or-remove one unit (patient,
-# lesion or image).
+# Events (section 2). An event states its mechanism completely, so that epsilon follows from the list of events alone,
+# and a release function can take its parameters from the event that paid for it. Adjacency: add or remove one unit of
+# privacy.
 
 RATE_ONE = 1 << 24
 """Sampling rates are whole multiples of 2^-24, so that the sampler and the ledger hold the same number bit for bit."""
@@ -69,7 +67,8 @@ class MechanismEvent:
 
     :param sigma: standard deviation of the noise, in the units of what is released.
     :param sensitivity: L2 distance by which one unit of privacy can move what is released.
-    :param rate: chance that a unit takes part in one step, in multiples of 2^-24; `RATE_ONE` is everybody.
+    :param rate: probability that a unit takes part in one step, in multiples of 2^-24; `RATE_ONE` is every unit.
+    :param steps: how often the mechanism is applied; each application is charged, also one with an empty batch.
     """
 
     kind: Mechanism
@@ -100,7 +99,7 @@ class MechanismEvent:
 
     @property
     def multiplier(self) -> float:
-        """Noise over sensitivity: the only form in which the two enter the accounting."""
+        """Noise divided by sensitivity: the cost depends on nothing else of the two (section 2)."""
         return self.sigma / self.sensitivity
 
     @property
@@ -108,7 +107,7 @@ class MechanismEvent:
         return self.rate / RATE_ONE
 
     def to_json(self) -> dict[str, str | int]:
-        """Reals as decimal strings that read back to the same number."""
+        """Reals as decimal strings that read back to the same number (section 5)."""
         return {
             "kind": self.kind.value,
             "sigma": repr(float(self.sigma)),
@@ -121,7 +120,7 @@ class MechanismEvent:
     def from_json(cls, value: object) -> MechanismEvent:
         """Strict: exactly the fields above and the one spelling of each number, else ValueError."""
         if not isinstance(value, Mapping) or set(value) != {"kind", "sigma", "sensitivity", "rate", "steps"}:
-            raise ValueError("an event has other fields than it should")
+            raise ValueError("an event has missing or unknown fields")
         if type(value["rate"]) is not int or type(value["steps"]) is not int:
             raise ValueError("rate and steps are whole numbers")
         try:
@@ -135,29 +134,34 @@ class MechanismEvent:
         except ConfigError as error:
             raise ValueError(error.message) from error
         if event.to_json() != dict(value):
-            raise ValueError("a number is not in its one spelling")
+            raise ValueError("a number is not in canonical form")
         return event
 
 
 def dp_sgd_event(*, multiplier: float, clip: float, rate: int, steps: int) -> MechanismEvent:
-    """Steps of DP-SGD: one gradient per drawn patient, clipped to `clip`, noise of `multiplier` times the clip."""
+    """Steps of DP-SGD: one gradient per sampled patient, clipped to `clip`, noise of `multiplier` times the clip.
+
+    Clipping bounds what one patient adds, so the sensitivity is the clip whatever the data are (section 3).
+    """
     return MechanismEvent(kind=Mechanism.DP_SGD, sigma=multiplier * clip, sensitivity=clip, rate=rate, steps=steps)
 
 
 def counts_event(sigma: float) -> MechanismEvent:
-    """Class counts: a patient's images share a mass of one, so one patient moves the vector by at most 1."""
+    """Class counts: the m images of a patient count 1/m each, so one patient changes the vector by at most 1."""
     return MechanismEvent(kind=Mechanism.CLASS_COUNTS, sigma=sigma, sensitivity=1.0)
 
 
 def prototypes_event(sigma: float, *, releases: int = 1) -> MechanismEvent:
-    """Prototype sums: a patient adds the mean of unit vectors, one per image and cell, so at most 1."""
+    """Prototype sums: a patient adds the mean of unit vectors, one for each image, so at most 1."""
     return MechanismEvent(kind=Mechanism.PROTOTYPES, sigma=sigma, sensitivity=1.0, steps=releases)
 
 
 def metrics_event(sigma: float) -> MechanismEvent:
-    """A pair of per-class tables (seen, hit): a patient moves each by at most 1, both together by sqrt 2."""
+    """A pair of tables per class (seen, correct): a patient changes each by at most 1, both together by sqrt 2."""
     return MechanismEvent(kind=Mechanism.METRICS, sigma=sigma, sensitivity=math.sqrt(2.0))
 
+
+# Epsilon (section 6).
 
 ACCOUNTANT: Final = f"dp-accounting {version('dp-accounting')}"
 
@@ -170,7 +174,7 @@ ORDERS: Final[tuple[float, ...]] = (
 
 
 class _QuietOrders(logging.Filter):
-    """dp-accounting warns for each low fractional order that it leaves out; leaving out an order is always safe."""
+    """dp-accounting warns for each low fractional order that it omits; to omit an order is always safe."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "_compute_log_a_frac" not in record.getMessage()
@@ -181,7 +185,7 @@ logging.getLogger("absl").addFilter(_QuietOrders())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """Both opinions on one history. `rdp` is the one that counts."""
+    """Both analyses of one history. `rdp`, at its best `order`, and `pld`; the filter has its own fixed order."""
 
     delta: float
     rdp: float
@@ -190,7 +194,7 @@ class Spent:
 
 
 def merged(history: Iterable[MechanismEvent]) -> tuple[tuple[float, int, int], ...]:
-    """(multiplier, rate, steps) with equal mechanisms added up: cost depends on nothing else, nor on their order."""
+    """(multiplier, rate, steps) with equal mechanisms added: the cost depends on nothing else, nor on their order."""
     steps: Counter[tuple[float, int]] = Counter()
     for event in history:
         steps[event.multiplier, event.rate] += event.steps
@@ -203,12 +207,12 @@ def _rdp_of_one_step(multiplier: float, rate: int, orders: tuple[float, ...]) ->
 
     accountant = rdp.RdpAccountant(orders=list(orders), neighboring_relation=_adjacency())
     accountant.compose(_dp_event(multiplier, rate))
-    # dp-accounting gives its orders back sorted the way they went in; infinite entries are orders left out.
+    # dp-accounting returns the orders in the sequence given; infinite values are orders that it omits.
     return tuple(float(value) for value in accountant.rdp)
 
 
 def rdp_curve(history: Iterable[MechanismEvent], orders: Sequence[float] = ORDERS) -> NDArray[np.float64]:
-    """Sum of the Renyi divergences of all events, one value for each order."""
+    """Sum of the Renyi divergences of all events, one value for each order: RDP composes by addition."""
     total = np.zeros(len(orders), dtype=np.float64)
     for multiplier, rate, steps in merged(history):
         total += steps * np.array(_rdp_of_one_step(multiplier, rate, tuple(orders)))
@@ -232,14 +236,14 @@ def rdp_epsilon(history: Iterable[MechanismEvent], delta: float) -> tuple[float,
 
 
 def pld_epsilon(history: Iterable[MechanismEvent], delta: float) -> float:
-    """Numerical composition of privacy loss distributions, pessimistic rounding."""
+    """Numerical composition of privacy loss distributions, rounded towards a larger epsilon."""
     parts = merged(history)
     return _pld_epsilon(parts, delta) if parts else 0.0
 
 
 @lru_cache(maxsize=64)
 def _pld_epsilon(parts: tuple[tuple[float, int, int], ...], delta: float) -> float:
-    """Kept, because it takes seconds and the sites of an experiment all have the same history."""
+    """Cached, because it takes seconds and the sites of an experiment all have the same history."""
     from dp_accounting import pld
 
     accountant = pld.PLDAccountant(_adjacency())

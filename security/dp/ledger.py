@@ -1,8 +1,9 @@
 """The privacy ledger of one patient population: reserve before training, never refund, stop before the cap.
 
-A `Reservation` is the permission to train: release functions take their sigma, rate and noise from it, so what is done
-is what was booked, and each event can be claimed once. It lives in memory only: after a crash the charge stands and
-the permission is gone, whatever had been done with it.
+docs/spec/differential-privacy.md, section 5. The first part of the file is pure: the bytes of a ledger and what they
+add up to. The second part is `Ledger`, which writes them, and `Reservation`, the permission to train. Release functions
+take sigma, rate and noise from a reservation, so that what is done is what was booked; each event can be claimed once.
+A reservation is in memory only: after a crash the charge stays and the permission is lost, whether or not it was used.
 """
 
 from __future__ import annotations
@@ -25,12 +26,9 @@ from security.dp.accountant import Mechanism, MechanismEvent, Spent, spent
 from security.dp.filter import RenyiFilter
 from security.dp.noise import NoiseSource
 
-# ----------------------------------------
-# The ledger's bytes and what they add up to; pure (docs/spec/differential-privacy.md, section 5).
-#
-# One canonical JSON object (RFC 8785) per line. Each line carries its number and the hash of the line before, so that
-# a line cannot be changed, left out or moved without breaking the chain. Cost is always recomputed from the events;
-# the epsilon written beside them is for the reader, and must agree.
+# Lines. One canonical JSON object (RFC 8785) per line. Each line has its number and the hash of the line before, so
+# that no line can be changed, removed or moved without breaking the chain. The cost is always recomputed from the
+# events; the epsilon written beside them is for people, and must agree.
 
 FORMAT: Final = 1
 _FIELDS: Final = {
@@ -42,7 +40,7 @@ _FIELDS: Final = {
 
 
 class Unit(StrEnum):
-    """Whom epsilon protects. Two images of one patient under `IMAGE` are two units."""
+    """Whom epsilon protects (section 1). Two images of one patient under `IMAGE` are two units."""
 
     PATIENT = "patient"
     LESION = "lesion"
@@ -52,7 +50,7 @@ class Unit(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A point of the chain: line number and hash. Enough to recognise a shortened or exchanged ledger."""
+    """A point of the chain: line number and hash. Enough to detect a shortened or exchanged ledger."""
 
     seq: int
     digest: str
@@ -60,7 +58,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a ledger promises for one population; fixed when it is opened."""
+    """What a ledger guarantees for one population; fixed in its first line for good.
+
+    :param cap: largest epsilon over all bookings.
+    :param order: Renyi order of the filter (section 6).
+    """
 
     population: str
     unit: Unit
@@ -74,7 +76,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Booking:
-    """One reservation as it stands in the ledger. It counts whether or not it was committed."""
+    """One reservation in the ledger. It counts whether or not it was committed: nothing is refunded."""
 
     seq: int
     run: str
@@ -127,7 +129,7 @@ def open_entry(terms: Terms, version: str, at: int) -> dict[str, Any]:
 def reserve_entry(
     state: LedgerState, run: str, round_number: int, events: tuple[MechanismEvent, ...], at: int
 ) -> dict[str, Any]:
-    """Raises BudgetExhausted instead of returning an entry that passes the cap."""
+    """Raises BudgetExhausted instead of returning an entry that would exceed the cap."""
     rule = state.terms.filter()
     after = rule.admit(state.divergence, events)
     return {
@@ -172,12 +174,13 @@ def read(lines: list[bytes]) -> LedgerState:
             value = json.loads(line)
             entry = value["entry"]
             following, again = extended(state, entry)
-            # One comparison covers number, previous hash, unknown fields of the frame and spelling.
+            # One comparison covers number, previous hash, unknown fields and spelling: the line is made again from its
+            # entry, and must have the same bytes.
             if again != line:
                 raise ValueError("the chain is broken or the line is not canonical")
         except (ValueError, KeyError, TypeError, RecursionError, ToolkitError) as error:
             raise LedgerError(
-                f"line {seq + 1} does not belong here: {error}",
+                f"line {seq + 1} is not valid: {error}",
                 hint="restore the newest copy; if there is none, this population's budget counts as spent",
             ) from error
         state = following
@@ -225,7 +228,7 @@ def _reserved(state: LedgerState, entry: dict[str, Any]) -> LedgerState:
     rule = state.terms.filter()
     after = rule.admit(state.divergence, events)
     for name, epsilon in (("before", state.epsilon), ("after", rule.epsilon(after))):
-        # Two machines may differ in the last bits of a logarithm, not in the fourth decimal.
+        # Two machines may differ in the last bits of a logarithm, but not in the fourth digit (section 5).
         if not math.isclose(float(entry[name]), epsilon, rel_tol=1e-4, abs_tol=1e-4):
             raise ValueError(f"epsilon {name} is written as {entry[name]} but its events give {epsilon:.6f}")
     booking = Booking(seq=len(state.digests), run=_text(entry["run"]), round=entry["round"], events=events)
@@ -246,12 +249,15 @@ def _text(value: object) -> str:
 
 def _real(value: object) -> float:
     if not isinstance(value, str) or repr(float(value)) != value:
-        raise ValueError("a number is not in its one spelling")
+        raise ValueError("a number is not in canonical form")
     return float(value)
 
 
 def _shown(epsilon: float) -> str:
     return f"{epsilon:.6f}"
+
+
+# Writing.
 
 
 class LedgerStore(Protocol):
@@ -262,7 +268,7 @@ class LedgerStore(Protocol):
         ...
 
     def load(self) -> tuple[list[bytes], Head]:
-        """All lines, and the newest head kept apart from them. Raises LedgerError if either is missing."""
+        """All lines, and the anchor, which is kept apart from them. Raises LedgerError if either is missing."""
         ...
 
     def append(self, line: bytes, head: Head) -> None:
@@ -271,7 +277,10 @@ class LedgerStore(Protocol):
 
 
 class Reservation:
-    """What was paid for, to be used once."""
+    """The events that were paid for, each to be used once, and the noise source for them.
+
+    It is the only way to noise and parameters: a mechanism without a reservation has neither.
+    """
 
     def __init__(self, *, seq: int, events: Sequence[MechanismEvent], noise: NoiseSource) -> None:
         self.seq = seq
@@ -279,7 +288,7 @@ class Reservation:
         self._unused = list(events)
 
     def holds(self, kind: Mechanism) -> int:
-        """How many events of this kind are unused: what was paid for decides what is released."""
+        """How many events of this kind are unused: what was paid for decides what is released (section 2)."""
         return sum(event.kind is kind for event in self._unused)
 
     def claim(self, kind: Mechanism) -> MechanismEvent:
@@ -291,7 +300,8 @@ class Reservation:
 
 
 def commitment(head: Head, salt: bytes) -> bytes:
-    """The salted head for the advert: tells peers nothing, and an auditor who is given the salt everything."""
+    """A commitment to the ledger's newest line, for the advert. Other sites learn nothing from it; the site can open it
+    for an auditor with the salt (section 5)."""
     if len(salt) != 32:
         raise LocalProtocolError("the salt of a ledger commitment has 32 bytes")
     return hashlib.sha256(
@@ -300,7 +310,7 @@ def commitment(head: Head, salt: bytes) -> bytes:
 
 
 class Ledger:
-    """One writer at a time; readers use `ledger_entries.read` on a copy."""
+    """One writer at a time; readers use `read` on a copy of the lines."""
 
     def __init__(self, store: LedgerStore, state: LedgerState, clock: Clock) -> None:
         self._store = store
@@ -310,7 +320,10 @@ class Ledger:
 
     @classmethod
     def create(cls, store: LedgerStore, terms: Terms, *, version: str, clock: Clock | None = None) -> Ledger:
-        """An act of the operator, once per population. `version` names the data set as it is now."""
+        """A command of the operator, once per population; never done by the agent: a new ledger would be a new budget.
+
+        :param version: name of the data set as it is now.
+        """
         clock = clock or SystemClock()
         state, line = extended(None, open_entry(terms, version, clock.now_ms()))
         store.create(line, state.head)
@@ -320,9 +333,9 @@ class Ledger:
     def open(
         cls, store: LedgerStore, *, population: str, witnessed: Iterable[Head] = (), clock: Clock | None = None
     ) -> Ledger:
-        """Check the chain and that it still holds every head that was ever kept elsewhere.
+        """Check the chain, and that it contains the anchor and every line that is known from elsewhere (section 5).
 
-        :param witnessed: heads remembered outside this machine's ledger: the privacy log, an operator's note.
+        :param witnessed: lines known from outside of the ledger's folder: the privacy log, an operator's note.
         """
         lines, kept = store.load()
         state = read(lines)
@@ -330,7 +343,7 @@ class Ledger:
             if not state.contains(head):
                 raise LedgerError(
                     f"the ledger ends at line {state.head.seq + 1} but line {head.seq + 1} was seen before, or differs",
-                    hint="it was rolled back or cut: restore the newest copy; a rolled-back ledger spends twice",
+                    hint="it is an old or shortened copy: restore the newest one, or the same budget is spent twice",
                 )
         if state.terms.population != population:
             raise LedgerError("this ledger belongs to another patient population", hint="check the path in the config")
@@ -341,16 +354,19 @@ class Ledger:
         return self._state
 
     def spent(self) -> Spent:
-        """Both opinions on everything booked so far."""
+        """Both analyses of everything booked so far."""
         return spent(self._state.history, self._state.terms.delta)
 
     def reserve(
         self, *, run: str, round_number: int, events: Sequence[MechanismEvent], noise: NoiseSource
     ) -> Reservation:
-        """Book the cost of a round before its data are touched. Raises BudgetExhausted past the cap."""
+        """Book the cost of a round before its data are read; durable when it returns.
+
+        :raises BudgetExhausted: if epsilon would exceed the cap.
+        """
         if not noise.secret:
             raise PolicyViolation(
-                "noise from a seed can be repeated and taken off again, so it cannot be booked",
+                "noise from a seed can be repeated and subtracted again, so it cannot be booked",
                 where="privacy ledger",
                 hint="run without a noise seed; seeded runs are for experiments and are marked not private",
             )
@@ -363,7 +379,7 @@ class Ledger:
         self._append(commit_entry(reservation.seq, self._clock.now_ms()))
 
     def new_version(self, version: str) -> None:
-        """The data set changed. Its earlier patients have paid all there is, so the ledger goes on as it is."""
+        """The data set changed. Earlier patients keep what was spent on them, so the ledger continues unchanged."""
         if version != self._state.version:
             self._append(version_entry(version, self._clock.now_ms()))
 
@@ -374,7 +390,7 @@ class Ledger:
         try:
             self._store.append(line, state.head)
         except BaseException:
-            # What reached the disk is unknown, so nothing more may be built on it in this process.
+            # What is on disk is unknown now, so this process books nothing more.
             self._failed = True
             raise
         self._state = state

@@ -1,8 +1,9 @@
-"""Where a ledger is kept: a file with an anchor beside it, or memory for simulations.
+"""Where a ledger is kept: a file with an anchor in another folder, or memory for simulations.
 
-The anchor holds the newest head and lies in another directory, so that restoring or losing one of the two shows. The
-order of writing is: line, fsync, anchor, fsync. A crash in between leaves the ledger one line ahead, which is charged;
-it can never leave it behind.
+docs/spec/differential-privacy.md, section 5. The anchor holds number and hash of the newest line. It is in another
+folder, so that it is noticed if one of the two is lost or restored from an old copy. The order of writing is: line,
+fsync, anchor, fsync. A crash in between leaves the ledger one line ahead of the anchor; that line is charged. The
+ledger can never be behind the anchor, unless somebody changed it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class MemoryStore:
 
     def create(self, line: bytes, head: Head) -> None:
         if self.lines:
-            raise LedgerError("there is a ledger already")
+            raise LedgerError("there is already a ledger")
         self.append(line, head)
 
     def load(self) -> tuple[list[bytes], Head]:
@@ -47,7 +48,9 @@ class FileStore:
     def __init__(self, ledger: Path, anchor: Path) -> None:
         if ledger.resolve().parent == anchor.resolve().parent:
             raise LedgerError(
-                "ledger and anchor lie in one directory", where=str(ledger), hint="restoring it would hide a rollback"
+                "ledger and anchor are in the same folder",
+                where=str(ledger),
+                hint="put the anchor on another disk: otherwise an old copy of the folder is not noticed",
             )
         self._ledger = ledger
         self._anchor = anchor
@@ -66,10 +69,11 @@ class FileStore:
 
     def create(self, line: bytes, head: Head) -> None:
         anchor = self._read_anchor()
-        # An anchor at line one means that no reservation ever returned: creating was cut short and may be repeated.
+        # An anchor at line one means that there was never a reservation: the creation was interrupted and may be
+        # repeated.
         if self._ledger.exists() or (anchor is not None and anchor.seq > 0):
             raise LedgerError(
-                "this population has a ledger already", where=str(self._ledger), hint="open it; budgets never restart"
+                "this population already has a ledger", where=str(self._ledger), hint="use it; a budget never restarts"
             )
         self._write_anchor(head)
         self._lock(os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
@@ -83,7 +87,7 @@ class FileStore:
         whole, newline, torn = data.rpartition(b"\n")
         lines = whole.split(b"\n") if newline else []
         if torn and len(lines) > anchor.seq:
-            # The last write was cut short by a crash: its reservation never returned, so nothing was trained on it.
+            # A crash interrupted the last write: its reservation was never returned, so nothing was trained on it.
             os.ftruncate(self._descriptor, len(data) - len(torn))
             os.fsync(self._descriptor)
         return lines, anchor
@@ -93,25 +97,25 @@ class FileStore:
         self._write_anchor(head)
 
     def peek(self) -> LedgerState | None:
-        """What the ledger says, without its lock, for people who look while an agent writes; None if there is none.
+        """The state of the ledger without its lock, to show it while an agent writes; None if there is no ledger.
 
-        A line that is being written just now is left out, so nothing may be reserved on what this returns.
+        A line that is just being written is left out, so nothing may be reserved on what this returns.
         """
         if self._read_anchor() is None and not self._ledger.exists():
             return None
-        # The anchor first: it is written after its line, so that a later look at the lines holds it.
+        # The anchor first: it is written after its line, so that lines read later contain it.
         anchor = self._whole()
         state = read(self._ledger.read_bytes().split(b"\n")[:-1])
         if not state.contains(anchor):
-            raise LedgerError("the ledger lacks its newest line", where=str(self._ledger), hint=_RESTORE)
+            raise LedgerError("the newest line of the ledger is missing", where=str(self._ledger), hint=_RESTORE)
         return state
 
     def _whole(self) -> Head:
-        """The anchor's head, if both files are there."""
+        """The content of the anchor, if both files are there."""
         anchor = self._read_anchor()
         if anchor is None or not self._ledger.exists():
             missing = self._anchor if anchor is None else self._ledger
-            raise LedgerError("a part of the privacy ledger is missing", where=str(missing), hint=_RESTORE)
+            raise LedgerError("a file of the privacy ledger is missing", where=str(missing), hint=_RESTORE)
         return anchor
 
     @property
@@ -129,7 +133,7 @@ class FileStore:
         except BlockingIOError as error:
             self.close()
             raise LedgerError(
-                "another process holds this ledger", where=str(self._ledger), hint="one agent per population at a time"
+                "another process uses this ledger", where=str(self._ledger), hint="one agent per population at a time"
             ) from error
 
     def _write_line(self, line: bytes) -> None:

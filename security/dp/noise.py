@@ -1,9 +1,9 @@
-"""The secret generator behind all noise and all sampling (docs/spec/differential-privacy.md, section 4).
+"""The secret generator for all noise and all sampling, and the exact discrete Gaussian.
 
-AES-256 in counter mode, keyed from the operating system when the process starts. Whoever can replay the stream can
-take the noise off again and knows who was drawn, so the state is never saved, copied or carried through a fork, and
-the experiment's seed never comes near it. A source made from anything but the operating system says so (`secret`) and
-the ledger refuses it.
+docs/spec/differential-privacy.md, section 4. The generator is AES-256 in counter mode, with a key from the operating
+system at process start. Whoever can repeat the stream can subtract the noise and knows which patients were sampled. So
+its state is never saved, copied or inherited by a forked process, and the experiment's seed does not influence it. A
+source with another key than one of the operating system is not `secret`, and the ledger refuses it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class NoiseSource:
         return child
 
     def bytes(self, count: int) -> bytes:
-        # A forked process would hold the same stream as its parent, and equal noise on two sums cancels.
+        # A forked process would have the same stream as its parent, and equal noise cancels in the difference of two
+        # sums.
         if os.getpid() != self._process:
-            raise LocalProtocolError("a noise source was carried into a forked process", hint="make a new one there")
+            raise LocalProtocolError("a noise source is used in a forked process", hint="make a new one there")
         return self._stream.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
     def words(self, count: int) -> NDArray[np.uint64]:
@@ -70,7 +71,7 @@ class NoiseSource:
         while todo.size:
             limit = bounds[todo]
             word = self.words(todo.size)
-            # The last, incomplete run of residues is thrown away: without this small values would be likelier.
+            # Words of the last, incomplete range are rejected: otherwise small values would be more likely.
             tail = (np.uint64(0) - limit) % limit
             out[todo] = word % limit
             todo = todo[word > np.uint64(2**64 - 1) - tail]
@@ -127,15 +128,15 @@ def grid_step(sigma: float) -> float:
     return float(2.0 ** math.floor(math.log2(sigma / 1024.0)))
 
 
-# ----------------------------------------
 # Exact discrete Gaussian noise on whole numbers (Canonne, Kamath and Steinke, arXiv 2004.00010, algorithms 1 to 3).
 #
-# Only whole numbers are drawn and compared, so there is no rounding to reason about. The noise satisfies the same
+# Only whole numbers are drawn and compared, so there is no rounding to consider. The noise satisfies the same
 # concentrated-DP bound as the continuous Gaussian of the same sigma (their theorem 4), for vectors too. Everything is
 # vectorised: a loop runs over the values that are still undecided.
 #
-# Sizes: sigma is at most 2^26 lattice units (events.py), so 2 sigma^2 k stays below 2^63 for k up to 2^9, and squares
-# fit 64 bits up to 64 sigma. A proposal beyond that has a chance of e^-64 (2^-92), a run of 512 an even smaller one.
+# Sizes: sigma is at most 2^26 lattice units (`accountant`), so 2 sigma^2 k stays below 2^63 for k up to 2^9, and
+# squares fit 64 bits up to 64 sigma. A proposal beyond that has a chance of e^-64 (2^-92), a run of 512 an even smaller
+# one.
 
 Whole = NDArray[np.uint64]
 _ONE = np.uint64(1)

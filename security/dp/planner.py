@@ -1,4 +1,9 @@
-"""What planned rounds will cost, and which noise fits a wanted epsilon. Reads no data and no ledger file."""
+"""What planned rounds will cost, which noise fits a wanted epsilon, and the `dp.*` settings of a manifest.
+
+docs/spec/differential-privacy.md, sections 2 and 6. Reads no data and no ledger file, so that a plan can be made and
+shown before anything is booked. The agent books what `Schedule.round_events` gives: what is announced is what is
+booked.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +31,7 @@ _LARGEST_MULTIPLIER = 1000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """A whole run, fixed before the data are touched.
+    """A whole run, fixed before any data are read.
 
     :param multiplier: DP-SGD noise over the clip.
     :param counts_sigma: noise of the class counts, released before round 1; None without them.
@@ -47,7 +52,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.rounds < 1 or self.prototypes_every < 1:
-            raise ConfigError("a schedule has at least one round, and a refresh at least one round long")
+            raise ConfigError("a schedule needs at least one round, and at least one round between prototype releases")
 
     def refreshes(self, round_number: int) -> bool:
         """Are prototypes released in this round (counted from 1)?"""
@@ -56,15 +61,15 @@ class Schedule:
     def round_events(self, round_number: int, *, first: bool | None = None) -> tuple[MechanismEvent, ...]:
         """What to reserve for one round, in the order of use.
 
-        :param first: whether the site has nothing released yet, as in its first round or after its memory was lost;
-            by default it is so in round 1.
+        :param first: whether the site has released nothing yet, as in its first round or after it lost its state; by
+            default, whether this is round 1.
         """
         first = round_number == 1 if first is None else first
         events: list[MechanismEvent] = []
         if first and self.counts_sigma is not None:
             events.append(counts_event(self.counts_sigma))
         if self.prototypes_sigma is not None and (first or self.refreshes(round_number)):
-            # A first time needs one sum per class to split, before the first assignment.
+            # The first prototypes need two releases: one sum per class to split, then the first assignment (section 2).
             events += [prototypes_event(self.prototypes_sigma)] * (2 if first else 1)
         events.append(dp_sgd_event(multiplier=self.multiplier, clip=self.clip, rate=self.rate, steps=self.steps))
         if self.metrics_sigma is not None:
@@ -86,7 +91,7 @@ def order_for(schedule: Schedule, *, cap: float, delta: float) -> float:
 
 
 def rounds_affordable(state: LedgerState, schedule: Schedule, *, first: int = 1) -> int:
-    """How many rounds, from `first` on, the ledger's filter lets through before it stops."""
+    """How many rounds, from `first` on, the ledger's filter admits before it stops."""
     rule, divergence = state.terms.filter(), state.divergence
     for number in range(first, schedule.rounds + 1):
         try:
@@ -99,13 +104,13 @@ def rounds_affordable(state: LedgerState, schedule: Schedule, *, first: int = 1)
 def propose_multiplier(schedule: Schedule, *, epsilon: float, delta: float, state: LedgerState | None = None) -> float:
     """The smallest DP-SGD noise multiplier, in hundredths, with which the schedule stays within epsilon.
 
-    With a ledger the rule is that ledger's filter on top of what it holds; without one, the best order.
+    With a ledger, its filter decides, including what is already booked; without one, the best order.
     """
     try:
         return least_multiplier(schedule, _within(epsilon, delta, state))
     except ConfigError as error:
         raise ConfigError(
-            f"no amount of gradient noise brings this schedule to epsilon {epsilon:g} at delta {delta:g}",
+            f"no amount of gradient noise keeps this schedule within epsilon {epsilon:g} at delta {delta:g}",
             hint=error.hint,
         ) from error
 
@@ -138,11 +143,8 @@ def _within(epsilon: float, delta: float, state: LedgerState | None) -> Callable
     return lambda events: rule.epsilon(spent_before + rule.divergence(events)) <= min(epsilon, rule.cap)
 
 
-# ----------------------------------------
-# How a federation trains privately, as the `dp.*` settings of its manifest say it. Equal at all sites, hence public.
-#
-# The manifest's table [privacy] holds the promise (epsilon, delta, clip, least noise, unit); these settings hold the
-# schedule that keeps it (docs/spec/differential-privacy.md, section 2).
+# The `dp.*` settings of a manifest. The manifest's table [privacy] sets the guarantee (epsilon, delta, clip, least
+# noise, unit); these settings are the schedule that keeps it. They are the same at all sites, and public (section 2).
 
 PREFIX: Final = "dp."
 Norm = Literal["frozen", "group"]
@@ -152,12 +154,12 @@ _WHOLE: Final = frozenset({"steps", "prototypes_every", "dimensions"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateSettings:
-    """What all sites do alike in a private round.
+    """What all sites do in the same way in a private round.
 
-    :param rate: chance of a patient to be drawn in one step.
+    :param rate: probability of a patient to be sampled in one step.
     :param prototypes_sigma: noise of a prototype release; None for a method without prototypes.
     :param dimensions: width that features are projected to before prototypes are released.
-    :param norm: what stands in the place of BatchNorm in the initial model (npr/dp/model_rules.py).
+    :param norm: what replaces BatchNorm in the initial model (npr/dp/model_rules.py).
     """
 
     steps: int = 10
@@ -201,16 +203,16 @@ class PrivateSettings:
     @classmethod
     def of(cls, settings: Mapping[str, Any], *, where: str = "manifest [training.settings]") -> Self | None:
         """From all settings of a manifest, where decimals are text; None without a single `dp.` key."""
-        told = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
-        if not told:
+        found = {name.removeprefix(PREFIX): value for name, value in settings.items() if name.startswith(PREFIX)}
+        if not found:
             return None
         known = [field.name for field in fields(cls)]
-        for name in told:
+        for name in found:
             if name not in known:
                 raise ConfigError(f"unknown setting {PREFIX}{name}", where=where, hint=f"there are {', '.join(known)}")
         try:
             values: dict[str, Any] = {
-                name: value if name in _WHOLE or name == "norm" else float(value) for name, value in told.items()
+                name: value if name in _WHOLE or name == "norm" else float(value) for name, value in found.items()
             }
         except (TypeError, ValueError) as error:
             raise ConfigError("a dp. setting is not a number", where=where) from error

@@ -1,7 +1,8 @@
-"""Poisson sampling by unit of privacy: each patient takes part in a step by a coin of their own.
+"""Poisson sampling by unit of privacy: for each patient separately, whether they take part in a step.
 
-The accountant's amplification holds only if the coins are independent, have exactly the booked rate, and are unknown
-to whoever sees the result; so they come from the secret generator and a batch is never cut, padded or thrown away.
+docs/spec/differential-privacy.md, section 4. The accountant may count sampling as protection only if the draws are
+independent, have exactly the booked rate, and are unknown to whoever sees the result. So they come from the secret
+generator, and a batch is never truncated, padded or discarded.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ class Units:
 
 
 class PoissonSampler:
-    """Draws the images of one step: every unit with chance rate / 2^24, then one of its images, uniformly.
+    """Draws the images of one step: every unit with probability rate / 2^24, then one of its images, uniformly.
 
-    One image per drawn unit keeps the sensitivity at one clipped gradient however many images a patient has.
+    One image per sampled unit keeps the sensitivity at one clipped gradient, however many images a patient has.
     """
 
     def __init__(self, units: Units, *, rate: int, noise: NoiseSource) -> None:
@@ -51,7 +52,9 @@ class PoissonSampler:
         self._noise = noise
 
     def draw(self) -> NDArray[np.int64]:
-        """Indices of the drawn images; may well be empty, and such a step still takes its noise and its charge."""
+        """Indices of the sampled images. An empty batch is possible; it still gets its noise and is charged, because to
+        skip it would reveal that nobody was sampled (section 2)."""
+        # 24 fresh bits for each unit, compared with the booked rate: both are whole numbers, so the rate is exact.
         coins = np.frombuffer(self._noise.bytes(4 * len(self._units)), dtype=np.uint32) >> np.uint32(8)
         drawn = np.flatnonzero(coins < self._rate)
         sizes = self._units.sizes[drawn].astype(np.uint64)

@@ -1,0 +1,16 @@
+"""Who is who in a federation: keys, certificates, the signed manifest, and the policy that follows from it.
+
+`security.secagg`, `security.log`, `security.audit`, `security.consortium`, the wire and both parties may import this
+package. A site takes members, thresholds, model, code and settings from the manifest alone, never from the
+coordinator (docs/spec/secure-aggregation.md, section 2). No private key leaves the folder in which it was made.
+
+    pki             certificates of one federation: one root; TLS and signing kept apart
+    keystore        private keys and secrets on disk
+    enrolment       how a member joins: keys, request, answer
+    manifest        the signed manifest as a value
+    rules           which manifests are accepted, one function for each rule
+    membership      what the other packages need of a manifest
+    initial_model   the file of the first model, and its layout
+    credentials     checks of an identity folder, for the `check` commands
+    tls_probe       one TLS connection to a coordinator, opened and closed to look at its certificate
+"""

@@ -1,6 +1,6 @@
-"""Checks of an identity folder: certificates, key files, manifest, and the clock by the dates in them.
+"""Checks of an identity folder: certificates, key files, manifest, and the clock against the dates in them.
 
-Nothing here is of one role only: a site and a coordinator have the same kinds of papers.
+Nothing here is of one role only: a site and a coordinator have the same kinds of files.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def _dated(certificate: x509.Certificate, name: str, where: str, now_ms: int) ->
     until = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
     if left < EXPIRY_WARNING_DAYS:
         return warning(
-            f"{name}: ends in {left} days, on {until}", "ask the consortium for a renewal: `consortium renew`"
+            f"{name}: expires in {left} days, on {until}", "ask the consortium for a renewal: `consortium renew`"
         )
     return ok(f"{name}: valid for {left} more days, until {until}")
 
@@ -148,7 +148,7 @@ def audit_root(papers: Papers, log: Path) -> Line:
     path = papers.identity.folder / "keys" / "audit-root.key"
     if path.exists() or (log / "FORMAT").exists():
         return ok("key of the privacy log")
-    return problem(f"{path}: is not here, and the privacy log has not begun", "bring it back for the first start")
+    return problem(f"{path}: is missing, and the privacy log has not begun", "restore the file for the first start")
 
 
 def manifest(papers: Papers) -> Iterator[Line]:
@@ -188,7 +188,7 @@ def clock_by_papers(papers: Papers) -> Iterator[Line]:
     if now + dt.timedelta(milliseconds=CLOCK_SKEW_MS) < latest:
         yield problem(
             f"this machine's clock says {now:%Y-%m-%d %H:%M}Z, but {made} was made at {latest:%Y-%m-%d %H:%M}Z",
-            "set the clock, and keep it right with NTP",
+            "set the clock, and keep it correct with NTP",
         )
     else:
         yield ok(f"{now:%Y-%m-%d %H:%M}Z is after all dates of issue")

@@ -1,8 +1,8 @@
-"""How a site or a coordinator joins: keys made where they are used, a request to carry over, an answer to bring back.
+"""How a site or a coordinator joins: a request to the consortium, its answer, and the identity folder.
 
-Private keys never leave the folder they are made in. Key files carry the beginning of their public key's hash in their
-name, and the certificate decides which one is used: replacing a certificate is the one atomic step of a renewal, and
-a round that began under the old certificate can still be finished.
+Private keys never leave the folder in which they are made. The name of a key file contains the start of its public
+key's hash, and the certificate decides which one is used: replacing a certificate is the one atomic step of a renewal,
+and a round that began under the old certificate can still be finished.
 """
 
 from __future__ import annotations
@@ -30,11 +30,8 @@ from security.log.note import KeyType, Signer, VerifierKey
 from security.rng import Randomness, SystemRandomness
 from security.secrets import Secret
 
-# ----------------------------------------
-# What travels between a member and the consortium: a request with two signing requests in it, and the answer.
-#
-# Both are small canonical JSON files for a mail or a memory stick. Nothing in them is secret; that they are genuine is
-# settled by reading a fingerprint out over another channel.
+# Request and answer: small canonical JSON files for a mail or a USB stick. The request contains two certificate signing
+# requests. Nothing in them is secret; people compare a fingerprint over another channel to know that they are genuine.
 
 MAX_DOCUMENT: Final = 1024 * 1024
 Pem = Annotated[str, Field(max_length=4096)]
@@ -178,7 +175,7 @@ def read_file(path: Path, *, hint: str = "check the path") -> bytes:
     except FileNotFoundError as error:
         raise ConfigError("file not found", where=str(path), hint=hint) from error
     except OSError as error:
-        told = f"file cannot be read: {(error.strerror or 'the disk refused').lower()}"
+        told = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
         raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
 
 
@@ -417,5 +414,5 @@ def check_root_fingerprint(root: x509.Certificate, known: str) -> None:
         raise CertificateUntrusted(
             "the root certificate is not the one that was announced",
             where="root certificate",
-            hint="do not go on; call the consortium and compare fingerprints",
+            hint="stop here; call the consortium and compare fingerprints",
         )

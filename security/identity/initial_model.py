@@ -26,7 +26,7 @@ from security.secagg.state import State, canonical, flatten, state_hash
 _MEAN: Final = "running_mean"
 _VARIANCE: Final = "running_var"
 _COUNTER: Final = "num_batches_tracked"
-_FETCH: Final = "`npr-lab model` writes it at the consortium, which hands it out; the configuration says where it lies"
+_FETCH: Final = "the consortium makes it with `npr-lab model` and sends it out; the configuration says where it is"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,10 +49,10 @@ class InitialModel:
         except FileNotFoundError as error:
             raise ConfigError("initial model not found", where=str(path), hint=_FETCH) from error
         except OSError as error:
-            told = f"initial model cannot be read: {(error.strerror or 'the disk refused').lower()}"
+            told = f"initial model cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
             raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
         except SafetensorError as error:
-            raise ConfigError("not a safetensors file", where=str(path), hint=f"is it whole? {_FETCH}") from error
+            raise ConfigError("not a safetensors file", where=str(path), hint=f"is it complete? {_FETCH}") from error
         floats = {name: tensor for name, tensor in tensors.items() if not name.endswith(_COUNTER)}
         for name, tensor in floats.items():
             if tensor.dtype != np.float32:
@@ -123,7 +123,7 @@ def pinned_model(path: Path, manifest: Manifest) -> tuple[InitialModel, State]:
     layout = manifest.aggregation.layout
     missing = [block.name for block in layout.state_blocks if block.name not in model.tensors]
     if missing:
-        raise VerificationFailed(f"lacks the tensor {missing[0]} of the layout", where=str(path))
+        raise VerificationFailed(f"does not have the tensor {missing[0]} of the layout", where=str(path))
     state = canonical(flatten(layout, {block.name: model.tensors[block.name] for block in layout.state_blocks}))
     if state_hash(state).hex() != told.initial_state:
         raise VerificationFailed("does not hold the state that the manifest starts from", where=str(path))

@@ -1,4 +1,8 @@
-"""What other parts of the toolkit need of a manifest, in their own words."""
+"""What other packages need of a manifest: the policy of the aggregation, who is valid now, and the keys of logs.
+
+A party takes all of it from the manifest and its own configuration, never from the coordinator; everything that the
+coordinator proposes is compared with it (docs/spec/secure-aggregation.md, section 2).
+"""
 
 from __future__ import annotations
 
@@ -22,10 +26,7 @@ if TYPE_CHECKING:
 
 
 
-# ----------------------------------------
-# What a party takes from the consortium's manifest and its own configuration, and never from the coordinator.
-#
-# See docs/spec/secure-aggregation.md, section 2. Everything the coordinator proposes is compared with this.
+# The policy of the aggregation.
 
 DAY_MS = 24 * 3600 * 1000
 COVERED_ROSTER = 20  # above this, re-deriving every chunk costs the coordinator more traffic than the rounds
@@ -130,9 +131,9 @@ class AggregationPolicy:
         least = thresholds.single_history_cohort(roster=len(self.roster), c=self.c)
         if self.single_history and n < least:
             raise PolicyViolation(
-                f"a cohort of {n} leaves room for a second history",
+                f"a cohort of {n} would allow a second history",
                 where="thresholds",
-                hint=f"the manifest asks for at least {least} sites",
+                hint=f"the manifest demands at least {least} sites",
             )
 
     def check_cohort(self, n: int) -> None:

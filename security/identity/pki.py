@@ -177,7 +177,7 @@ def read_request(pem: str, purpose: Purpose, where: str = "request") -> Request:
 
 def check_possession(request: x509.CertificateSigningRequest, where: str) -> None:
     if not request.is_signature_valid:
-        raise CertificateError("request is not signed with the key it carries", where=where)
+        raise CertificateError("request is not signed with the key in it", where=where)
 
 
 # Issuing
@@ -385,4 +385,4 @@ def _extension(certificate: x509.Certificate, kind: type[Extension], where: str)
     try:
         return certificate.extensions.get_extension_for_class(kind).value
     except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError) as error:
-        raise CertificatePurposeMismatch("certificate lacks a required extension", where=where) from error
+        raise CertificatePurposeMismatch("certificate does not have a required extension", where=where) from error

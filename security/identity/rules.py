@@ -215,7 +215,7 @@ def check_not_older(current: Manifest, offered: Manifest) -> None:
         raise ManifestRejected(
             f"two different manifests are both called version {current.version}",
             where=_where(offered),
-            hint="stop, keep both files and call the consortium: its root key may have been used behind its back",
+            hint="stop, keep both files and call the consortium: its root key may have been used without its knowledge",
         )
 
 

@@ -79,15 +79,15 @@ def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
                 shown, version = secure.getpeercert(binary_form=True), secure.version()
         except TimeoutError as error:
             raise ToolkitError(
-                "the connection is made, but nobody answers to TLS",
+                "the connection opens, but there is no answer to TLS",
                 where=str(destination),
-                hint="a firewall may let the connection through and drop what follows: ask for this destination",
+                hint="a firewall may accept the connection and drop what follows: ask to allow this destination",
             ) from error
         except (ssl.SSLError, OSError) as error:
             raise ToolkitError(
-                f"what answers there does not speak TLS ({_reason(error)})",
+                f"the program that answers there does not use TLS ({_reason(error)})",
                 where=str(destination),
-                hint="is [coordinator] address right? Something else may listen on this port",
+                hint="is [coordinator] address right? Another program may listen on this port",
             ) from error
     if shown is None or version is None:
         raise ToolkitError("no certificate was served", where=str(destination), hint="ask the coordinator's operator")
@@ -128,7 +128,7 @@ def _connected(destination: Destination, seconds: float) -> socket.socket:
         raise ToolkitError(
             f"cannot be reached{destination.way}: {_reason(error)}",
             where=str(destination),
-            hint="ask the network's people to allow this one destination",
+            hint="ask the network administrators to allow this one destination",
         ) from error
 
 
@@ -151,7 +151,7 @@ def _tunnel(destination: Destination, seconds: float) -> socket.socket:
     except OSError as error:
         if str(error).startswith("Tunnel connection failed"):
             raise ToolkitError(
-                f"the proxy does not let us through: {str(error).partition(': ')[2].lower()}",
+                f"the proxy refuses the connection: {str(error).partition(': ')[2].lower()}",
                 where=str(destination),
                 hint="ask for CONNECT to this one destination; the agent needs nothing else of the proxy",
             ) from error
@@ -223,14 +223,14 @@ def judge(
     if served.version != "TLSv1.3":
         yield problem(f"{words}, but over {served.version}", "only TLS 1.3 is accepted: update the coordinator")
     elif left < 7:
-        yield warning(f"{words}, which ends in {left} days", "tell its operator")
+        yield warning(f"{words}, which expires in {left} days", "inform its operator")
     else:
         yield ok(f"{words}, over TLS 1.3")
 
 
 def _check_role(certificate: x509.Certificate) -> None:
     if pki.subject_of(certificate).role is not Role.COORDINATOR:
-        raise CertificateNameMismatch("what answers is not a coordinator", hint="is [coordinator] address right?")
+        raise CertificateNameMismatch("the other end is not a coordinator", hint="is [coordinator] address right?")
 
 
 def _stranger(certificate: x509.Certificate, destination: Destination) -> Line:
@@ -245,5 +245,5 @@ def _stranger(certificate: x509.Certificate, destination: Destination) -> Line:
     return problem(
         f"{destination} is a {other.role} of another federation, {other.federation!r}, "
         f"with a certificate issued by {issuer_of(certificate)!r}",
-        "compare [coordinator] address and the root's fingerprint with what the consortium has told",
+        "compare [coordinator] address and the root's fingerprint with those that the consortium gave",
     )

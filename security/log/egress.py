@@ -132,7 +132,7 @@ def pass_door(outgoing: Outgoing) -> Egress:
 
 def _evenness(outgoing: Outgoing) -> float:
     if outgoing.vector is None or outgoing.vector not in outgoing.payload:
-        raise _refused("a vector was not shown to the door", outgoing)
+        raise _refused("a vector was not checked by the egress filter", outgoing)
     return evenness_of(outgoing.vector, outgoing)
 
 

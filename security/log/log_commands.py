@@ -54,7 +54,7 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
     @click.command("log-export")
     @click.argument("target", type=click.Path(path_type=Path))
     @click.option("--auditor", required=True, help="Who gets it.")
-    @click.option("--purpose", required=True, help="What for.")
+    @click.option("--purpose", required=True, help="For which purpose.")
     @config_option
     def log_export(config_path: Path, target: Path, auditor: str, purpose: str) -> None:
         """Copy the privacy log to TARGET for an auditor, without its annexes; the log records it."""
@@ -64,10 +64,10 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
 
     @click.command("log-note")
     @click.argument("text")
-    @click.option("--role", default="operator", show_default=True, help="As what you did it.")
+    @click.option("--role", default="operator", show_default=True, help="Your role in it.")
     @config_option
     def log_note(config_path: Path, text: str, role: str) -> None:
-        """Put something you did into the privacy log: a check, a repair, an approval."""
+        """Record an action of yours in the privacy log: a check, a repair, an approval."""
         with _kept(open_log, config_path) as log:
             seq = log.append(OperatorAction(command=text, role=role), actor=software.account())
         say(f"noted as entry {seq}")
@@ -75,7 +75,7 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
     @click.command("log-erase")
     @click.argument("first", type=click.IntRange(0))
     @click.argument("last", type=click.IntRange(0))
-    @click.option("--authority", required=True, help="On whose word.")
+    @click.option("--authority", required=True, help="Who has authorised it.")
     @config_option
     def log_erase(config_path: Path, first: int, last: int, authority: str) -> None:
         """Erase the private annexes of entries FIRST to LAST; the entries and their commitments stay."""
@@ -83,6 +83,6 @@ def keeper_commands(open_log: Opener, config_option: Decorator) -> tuple[click.C
             raise ConfigError(f"entry {last} comes before {first}", where="LAST")
         with _kept(open_log, config_path) as log:
             log.erase_annex(first, last, authority)
-        say(f"annexes of entries {first} to {last} are gone, and the log says on whose word")
+        say(f"annexes of entries {first} to {last} are erased, and the log says who authorised it")
 
     return log_export, log_note, log_erase

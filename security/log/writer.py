@@ -352,11 +352,11 @@ class AuditLog:
                     continue  # A checkpoint that our keys did not sign proves nothing about our log.
                 theirs = held.checkpoint
                 if theirs.size > self.size or self._machine.tree.root(theirs.size) != theirs.root:
-                    self._machine.fail("this log was set back")
+                    self._machine.fail("this log was restored from an old copy")
                     raise RollbackDetected(
                         f"others hold a head of size {theirs.size} that this log does not lead to (it has {self.size})",
                         where=self.origin,
-                        hint="this folder was restored from an old copy or changed: stop, keep it, and enroll anew",
+                        hint="this folder was restored from an old copy or changed: stop, keep it, and enrol again",
                     )
 
     def adopt_manifest(self, data: bytes, version: int, roster: Roster) -> None:

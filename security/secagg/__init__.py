@@ -1,0 +1,25 @@
+"""Secure aggregation (docs/spec/secure-aggregation.md): messages, certificates, numbers and the two machines.
+
+The parties, the wire, the laboratory and the privacy log may import this package. It has no socket and no file of its
+own: a machine takes an event and returns effects, and the shell around it writes, sends and asks again. A vector that
+is not masked has no message type and cannot leave. Start reading with `transitions`: it explains both machines.
+
+    transitions          both state machines: theory of operation, then the tables
+    site                 the machine of a site, and every check it makes
+    coordinator          the machine of the coordinator for one attempt, and the planning of a round
+    messages             the messages of the protocol
+    relay                the messages around it: opening a stream, manifest, receipts, checkpoints
+    fields               how a message type states the bytes of its fields
+    sizes                the length of each outgoing message, from public numbers
+    context              what an attempt is bound to: CTX, KX, D, U and R (section 4)
+    statements           everything that is ever signed (section 5)
+    thresholds           quorums from the roster and the colluder bound (section 2)
+    certificates         sets of signed statements that are passed on
+    certificate_checks   what makes such a set valid
+    layout               where each tensor is in the vector, and its clip (section 7)
+    fixed_point          from floats to ring elements and back (section 7)
+    state                the next model from a sum, with the same bytes at every site (section 10)
+    records              what a party writes to disk before it sends (section 9)
+    effects              what a machine asks its shell to do
+    loopback             a federation in one process, for the laboratory and the tests
+"""

@@ -1,4 +1,9 @@
-"""What makes a certificate one: distinct members, enough of them, each signature over the right statement."""
+"""What makes a certificate valid: distinct members, enough of them, each signature over the right statement.
+
+Sections are those of docs/spec/secure-aggregation.md. There are four kinds: agreements of `t` members on one set,
+aborts of `a` members, the exact repeat of a certified set, and acknowledgements that cover a result. Proofs of fraud
+and the sharing of work in an audit are here too, because both sides need them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ from security.secrets import Secret
 
 
 def check_distinct_members(sites: Sequence[str], members: Collection[str], where: str) -> None:
-    """Count people, not signatures."""
+    """Certificates count members, not signatures: one colluder can sign often (section 5)."""
     if len(set(sites)) != len(sites) or not set(sites) <= set(members):
         raise VerificationFailed("signers are not distinct members of the cohort", where=where)
 
@@ -41,7 +46,11 @@ def check_agreements(
     survivors: bytes,
     agreements: Sequence[Signed],
 ) -> None:
-    """At least t members agreed to this very set under these very keys (section 8)."""
+    """At least t members agreed to exactly this set under exactly these keys (sections 2 and 8).
+
+    :param members: the cohort; signatures of other roster sites do not count.
+    :param survivors: the digest U, not the list.
+    """
     check_distinct_members([line.site for line in agreements], members, "agreements")
     if len(agreements) < t:
         raise VerificationFailed(f"{len(agreements)} agreements are fewer than the quorum of {t}", where="agreements")
@@ -53,7 +62,8 @@ def check_agreements(
 def check_abort_certificate(
     policy: AggregationPolicy, members: Collection[str], thresholds: Thresholds, certificate: AbortCertificate
 ) -> None:
-    """At least `a` members will never release: with the colluders' lies fewer than t releases can exist."""
+    """At least `a` members will never release. Even if c of these signatures are dishonest, fewer than t releases can
+    exist: a = n + c - t + 1 (section 2)."""
     check_distinct_members([line.site for line in certificate.lines], members, "abort certificate")
     if len(certificate.lines) < thresholds.a:
         raise VerificationFailed(
@@ -65,7 +75,8 @@ def check_abort_certificate(
 
 
 def check_repeat_certificate(policy: AggregationPolicy, old: RoundContext, certificate: RepeatCertificate) -> bytes:
-    """The set was certified, not merely agreed to; returns U of the old attempt (section 8)."""
+    """The old set was certified by t agreements, so it is the only one that the old attempt can open. Returns its U
+    (section 8)."""
     roots = [(line.site, line.root) for line in certificate.roots]
     check_distinct_members([site for site, _ in roots], old.sites, "repeat certificate")
     survivors = hashes.survivors_digest(certificate.kx, certificate.deals, roots)
@@ -73,6 +84,7 @@ def check_repeat_certificate(policy: AggregationPolicy, old: RoundContext, certi
         policy, old.sites, old.t, kx=certificate.kx, survivors=survivors, agreements=certificate.agreements
     )
     for fraud in certificate.frauds:
+        # A proof from another attempt would remove an honest dealer from the set.
         if fraud.kx != certificate.kx:
             raise VerificationFailed("fraud proof is of another attempt", where="repeat certificate")
         check_fraud_proof(policy, old, fraud)
@@ -80,7 +92,10 @@ def check_repeat_certificate(policy: AggregationPolicy, old: RoundContext, certi
 
 
 def check_fraud_proof(policy: AggregationPolicy, context: RoundContext, proof: FraudProof) -> None:
-    """Exactly t shares, each as the dealer signed it, that do not open what the dealer committed to."""
+    """Exactly t shares, each as the dealer signed it, that do not open what the dealer committed to (section 11).
+
+    Each share is checked against the dealer's own signed list, so that holders cannot invent a proof together.
+    """
     advert = proof.advert
     entry = policy.entry(advert.site)
     if advert.ctx != context.ctx():
@@ -121,7 +136,10 @@ def _check_dealt(context: RoundContext, proof: FraudProof, share: OpenedShare, k
 
 
 def check_share_hash(share: Secret, *, kx: bytes, dealer: str, holder: str, kind: Opened, expected: bytes) -> None:
-    """A share is the one its dealer listed."""
+    """A share is the one that its dealer listed under a signed root.
+
+    :param kind: which of the two secrets it belongs to; the hashes differ, so that one cannot pass for the other.
+    """
     letter: shamir.ShareKind = "b" if kind is Opened.SEED else "s"
     if shamir.share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=letter) != expected:
         raise VerificationFailed("share is not the one that was dealt", where=f"dealer {dealer}")
@@ -132,7 +150,7 @@ def opens(ctx: bytes, site: str, kind: Opened, secret: Secret, *, commitment: by
     if kind is Opened.SEED:
         return hashes.commitment(ctx, site, secret.reveal()) == commitment
     if key_agreement.clamp(secret.reveal()) != secret.reveal():
-        return False  # one scalar for each public key: R names it
+        return False  # several scalars give one public key; only the clamped one counts, because R names it
     return key_agreement.KeyPair(secret).public == mask_key
 
 
@@ -152,7 +170,7 @@ def chunks_in(bitmap: bytes, total: int) -> set[int]:
 
 
 def check_ack(policy: AggregationPolicy, ack: Ack, *, result: bytes, state_hash: bytes) -> set[int]:
-    """An acknowledgement of this result by a roster site; returns the chunks it vouches for."""
+    """An acknowledgement of this result by a roster site; returns the chunks that it has checked."""
     if ack.result != result or ack.state_hash != state_hash:
         raise VerificationFailed("acknowledgement is of another result", where=f"site {ack.site}")
     statements.verify(policy.entry(ack.site), statements.ack(ack.result, ack.state_hash, ack.bitmap), ack.signature)
@@ -162,7 +180,9 @@ def check_ack(policy: AggregationPolicy, ack: Ack, *, result: bytes, state_hash:
 def covers(policy: AggregationPolicy, seen: Sequence[tuple[str, set[int]]], *, quorum: int) -> bool:
     """Whether acknowledgements by distinct sites are enough (section 10).
 
-    Covered: each chunk by c + 1 sites, so that an honest one recomputed it. Sampled: a quorum of sites at all.
+    Covered: each chunk by c + 1 sites, so that an honest one recomputed it. Sampled: a quorum, whatever chunks.
+
+    :param seen: sites with the chunks that each has checked.
     """
     if policy.audit is AuditMode.SAMPLED:
         return len(seen) >= quorum
@@ -176,13 +196,14 @@ def covers(policy: AggregationPolicy, seen: Sequence[tuple[str, set[int]]], *, q
 def check_certificate(
     policy: AggregationPolicy, check: CheckCertificate | None, *, result: bytes, state_hash: bytes, quorum: int
 ) -> None:
-    """A positive certificate, because an alarm would have to pass the coordinator (section 10)."""
+    """A certificate of success, because the coordinator could drop a warning but cannot hide a missing certificate
+    (section 10)."""
     if check is None:
         raise VerificationFailed("the newest result comes without its check certificate", where="plan")
     sites = [ack.site for ack in check.acks]
     if len(set(sites)) != len(sites):
         raise VerificationFailed("a site acknowledges twice", where="check certificate")
-    # A certificate outlives the roster it was made under: signatures of removed sites no longer count.
+    # The roster may have changed since: signatures of sites that were removed no longer count.
     standing = [ack for ack in check.acks if policy.lists(ack.site)]
     seen = [(ack.site, check_ack(policy, ack, result=result, state_hash=state_hash)) for ack in standing]
     if not covers(policy, seen, quorum=quorum):
@@ -190,5 +211,5 @@ def check_certificate(
 
 
 def audit_rank(result: bytes, chunk: int, site: str) -> bytes:
-    """Who checks what is load balancing only; a hash spreads it evenly."""
+    """The order in which sites are assigned to a chunk. It only spreads work; safety needs c + 1 of them."""
     return hashlib.sha256(result + u64(chunk) + text(site)).digest()

@@ -1,7 +1,7 @@
-"""Signed statements that are carried on: aborts, agreements, acknowledgements and proofs of fraud.
+"""Signed statements that are passed on: aborts, agreements, acknowledgements and proofs of fraud.
 
-A certificate counts distinct members, never distinct signatures. Checking them is in `checks`; this file only says what
-they are.
+A certificate counts distinct members, never distinct signatures. This file states their form; `certificate_checks`
+checks them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_BITMAP = 64 * 1024
 
 
 class AbortCode(IntEnum):
-    """Why a site gave up, as coarsely as the coordinator may know it."""
+    """Why a site aborted; only a general reason, because the coordinator reads it (section 3)."""
 
     FAILED_CHECK = 1
     TIMED_OUT = 2
@@ -84,7 +84,7 @@ class AbortCertificate(Wire):
 @message(12, Sender.SITE, DataClass.PUBLIC_KEY, filing=Filing.ATTEMPT)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advert(Wire):
-    """S1: a site's fresh keys for one attempt, and the heads of its privacy log and privacy ledger."""
+    """S1: a site's fresh keys for one attempt, the checkpoint of its privacy log, and a commitment to its ledger."""
 
     site: SiteId
     ctx: Digest
@@ -121,7 +121,7 @@ class Opened(IntEnum):
 class FraudProof(Wire):
     """t shares, each as the dealer signed it, that do not give the secret the dealer committed to.
 
-    An honest dealer cannot be convicted: its shares do give its secret.
+    There is no such proof against an honest dealer: its shares do give its secret.
     """
 
     advert: Annotated[Advert, Nested(Advert)]
@@ -153,7 +153,7 @@ def _bitmap(shape: Shape) -> Lengths:
 @message(43, Sender.SITE, DataClass.CONTROL, size=_bitmap)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack(Wire):
-    """A site has recomputed the next model and the chunks whose bits are set, and found them right."""
+    """A site has recomputed the next model and the chunks whose bits are set, and found them correct."""
 
     site: SiteId
     result: Digest
@@ -164,7 +164,7 @@ class Ack(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckCertificate(Wire):
-    """Acknowledgements that together cover a result as the manifest's audit mode asks."""
+    """Acknowledgements that together cover a result as the manifest's audit mode demands."""
 
     acks: Annotated[tuple[Ack, ...], Many(Nested(Ack), limit=1024)]
 

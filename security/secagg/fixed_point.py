@@ -89,7 +89,7 @@ def _cut(layout: Layout, start: int, values: Floats, product: Floats, top: float
         raise DataError(
             "the update holds NaN or infinity; nothing was sent",
             where=f"tensor {layout.block_at(start + int(np.argmin(finite))).name}",
-            hint="training has diverged: lower the learning rate or look at the data",
+            hint="training has diverged: lower the learning rate or check the data",
         )
     ratio = np.abs(product) / top
     if saturate:
@@ -100,7 +100,7 @@ def _cut(layout: Layout, start: int, values: Floats, product: Floats, top: float
     unit = " in units of its channel" if block.kind == "statistic" else ""
     needed = block.clip_exponent + max(1, power_of_two_above(float(ratio[worst])))
     raise DataError(
-        f"value {float(values[worst]):.6g} lies beyond its clip 2**{block.clip_exponent}{unit}; nothing was sent",
+        f"value {float(values[worst]):.6g} is beyond its clip 2**{block.clip_exponent}{unit}; nothing was sent",
         where=f"tensor {block.name}",
         hint=f"a clip_exponent of {needed} would hold it: the consortium publishes a manifest with larger clips, "
         "or lower the learning rate",
@@ -123,7 +123,7 @@ def _loss_word(block: Block, loss: float, quantum: int, *, saturate: bool) -> in
     clip = math.ldexp(1.0, block.clip_exponent)
     if not math.isfinite(loss) or (abs(loss) > clip and not saturate):
         raise DataError(
-            f"loss sum {loss:.6g} lies beyond its clip 2**{block.clip_exponent}",
+            f"loss sum {loss:.6g} is beyond its clip 2**{block.clip_exponent}",
             where="slot loss",
             hint="the consortium publishes a manifest with a larger clip, or training has diverged",
         )
@@ -132,7 +132,7 @@ def _loss_word(block: Block, loss: float, quantum: int, *, saturate: bool) -> in
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What a sum says: the averaged update and the sums of the slots."""
+    """A decoded sum: the averaged update and the sums of the slots."""
 
     weight: int
     mean: npt.NDArray[np.float64]

@@ -1,4 +1,4 @@
-"""What lies where in the one vector that is masked, and why its sum cannot overflow.
+"""Where everything is in the one vector that is masked, and why its sum cannot overflow.
 
 A layout is public and pinned by the consortium: the tensors in order with their clips, the weight slot, the auxiliary
 slots, the ring, the roster size N and the weight cap W. The quantum Q is derived from these by every party and never
@@ -37,7 +37,7 @@ MAX_BLOCK_WORDS: Final = 2**24  # keeps the movement sum of a block inside 63 bi
 EXACT_FRACTION_BITS: Final = 35  # the 64-bit ring resolves each clip into 2^35 steps, whatever the roster
 MAX_EXPONENT: Final = 100
 # On skin images statistics moved by up to 6 units in a round of Adam and 24 in one of plain SGD from scratch; clips
-# should lie at least three powers of two above what happens, since one value beyond its clip refuses a whole update.
+# should be at least three powers of two above what occurs, since one value beyond its clip refuses the whole update.
 DEFAULT_STATISTIC_EXPONENT: Final = 8
 LEAST_UNIT: Final = 16  # a channel's unit is at least this part of its tensor's median unit
 
@@ -71,7 +71,7 @@ class Block:
         if not self.name or any(extent < 1 for extent in self.shape) or not 1 <= self.size <= MAX_BLOCK_WORDS:
             raise _bad(self.name, f"shape {self.shape} must hold 1 to {MAX_BLOCK_WORDS} values under a name")
         if abs(self.clip_exponent) > MAX_EXPONENT or abs(self.movement_exponent) > MAX_EXPONENT:
-            raise _bad(self.name, f"exponents must lie within {MAX_EXPONENT} of zero")
+            raise _bad(self.name, f"exponents must be within {MAX_EXPONENT} of zero")
         if self.kind == "statistic":
             if len(self.units) != self.size or any(abs(unit) > MAX_EXPONENT for unit in self.units):
                 raise _bad(self.name, "a statistic needs one unit exponent for each channel")
@@ -105,27 +105,27 @@ class Block:
 
     def to_dict(self) -> dict[str, Any]:
         """Return only what this kind of block has, as canonical JSON can carry it: no float anywhere."""
-        told: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "kind": self.kind}
+        values: dict[str, Any] = {"name": self.name, "shape": list(self.shape), "kind": self.kind}
         if self.kind == "count":
-            return told | {"maximum": self.maximum}
-        told["clip_exponent"] = self.clip_exponent
+            return values | {"maximum": self.maximum}
+        values["clip_exponent"] = self.clip_exponent
         if self.kind in STATE_KINDS:
-            told["movement_exponent"] = self.movement_exponent
+            values["movement_exponent"] = self.movement_exponent
         if self.kind == "statistic":
-            told |= {"units": _units_bytes(self.units).hex(), "nonnegative": self.nonnegative}
-        return told
+            values |= {"units": _units_bytes(self.units).hex(), "nonnegative": self.nonnegative}
+        return values
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Block:
+    def from_dict(cls, written: Mapping[str, Any]) -> Block:
         try:
-            values = dict(told)
+            values = dict(written)
             values["shape"] = tuple(values["shape"])
             if "units" in values:
                 values["units"] = tuple(np.frombuffer(bytes.fromhex(values["units"]), dtype=np.int8).tolist())
             block = cls(**values)
         except (KeyError, TypeError, ValueError) as error:
-            raise _bad(str(told.get("name", "?")), "not a block description") from error
-        if block.to_dict() != dict(told):
+            raise _bad(str(written.get("name", "?")), "not a block description") from error
+        if block.to_dict() != dict(written):
             raise _bad(block.name, "fields that this kind of block does not have")
         return block
 
@@ -337,13 +337,13 @@ class Layout:
         }
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> Layout:
+    def from_dict(cls, written: Mapping[str, Any]) -> Layout:
         expected = {"ring_bits", "roster_size", "weight_cap", "blocks"}
-        numbers = [told.get(name) for name in ("ring_bits", "roster_size", "weight_cap")]
-        if set(told) != expected or any(type(number) is not int for number in numbers):
+        numbers = [written.get(name) for name in ("ring_bits", "roster_size", "weight_cap")]
+        if set(written) != expected or any(type(number) is not int for number in numbers):
             raise _bad("layout", f"must have exactly the keys {', '.join(sorted(expected))}, with whole numbers")
         ring_bits, roster_size, weight_cap = cast("list[int]", numbers)
-        blocks = tuple(Block.from_dict(block) for block in told["blocks"])
+        blocks = tuple(Block.from_dict(block) for block in written["blocks"])
         return cls(blocks=blocks, ring_bits=ring_bits, roster_size=roster_size, weight_cap=weight_cap)
 
 
@@ -399,7 +399,7 @@ class Clips:
         )
 
     def _statistic(self, name: str, units: npt.NDArray[np.float64], *, nonnegative: bool) -> Block:
-        # A channel that is nearly dead at first may wake up: its unit is not left far below the tensor's others.
+        # A channel with almost no signal may get one later: its unit is not left far below the tensor's others.
         units = np.maximum(units, np.median(units) / LEAST_UNIT)
         return Block(
             name=name,

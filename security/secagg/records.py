@@ -1,4 +1,4 @@
-"""What a party writes down before it acts (docs/spec/secure-aggregation.md, section 9).
+"""What a party records before it sends (docs/spec/secure-aggregation.md, section 9).
 
 A site's records are what it must never contradict after a restart. A coordinator's are what it has shown: a restart
 never shows a second version.
@@ -34,7 +34,7 @@ class Outcome(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestSeen(Wire):
-    """The highest manifest version met; a lower one, or another of the same version, is refused from then on."""
+    """The highest manifest version seen; a lower one, or another of the same version, is refused from then on."""
 
     version: Count
     manifest_hash: Digest
@@ -60,7 +60,7 @@ class Joined(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeysSeen(Wire):
-    """KX, and the adverts behind it: the newest of each peer is kept, to notice a peer that was set back."""
+    """KX, and the adverts behind it: the newest of each peer is kept, to notice a peer restored from an old copy."""
 
     ctx: Digest
     kx: Digest
@@ -101,7 +101,7 @@ class AttemptEnded(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyErased(Wire):
-    """The sealed answer of a released attempt has outlived its time."""
+    """The sealed answer of a released attempt was erased after `secret_ttl`."""
 
     ctx: Digest
 
@@ -143,7 +143,7 @@ class Stopped(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered(Wire):
-    """What compaction keeps: marks that must outlive the attempts they came from."""
+    """What compaction keeps: numbers that must survive the attempts they came from."""
 
     sequence: Count
     round: Count

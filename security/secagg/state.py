@@ -99,9 +99,9 @@ def next_state(layout: Layout, state: State, total: Words, *, survivors: int) ->
 class Successor:
     """The next state, made from its beginning on while a sum comes in.
 
-    The word that holds the weight must be there already. Nothing here counts before `outcome` has judged the whole sum.
+    The word that holds the weight must be there already. Nothing here counts before `outcome` has tested the whole sum.
 
-    :param total: is filled by the caller, who says with `extend` how much of it is there.
+    :param total: is filled by the caller, which states with `extend` how much of it is complete.
     """
 
     def __init__(self, layout: Layout, state: State, total: Words) -> None:
@@ -121,7 +121,7 @@ class Successor:
         self._finite = True
 
     def extend(self, ready: int) -> tuple[int, State]:
-        """Go on, now that the first `ready` words of the sum are there; returns where the new values lie, and them."""
+        """Continue up to the first `ready` words of the sum; returns the position of the new values, and the values."""
         start, stop = self._done, min(ready, self._layout.state_words)
         for part in _chunks(slice(start, stop)):
             self._move(part)

@@ -45,8 +45,8 @@ def plan(context: RoundContext) -> Statement:
 
 
 def advert(scope: RoundContext | AggregationPolicy, signed: Advert) -> Statement:
-    """Names the run beside CTX: each run counts its adverts anew, and who is shown one as proof that its signer was set
-    back does not know the context behind it.
+    """Names the run besides CTX. Each run counts its adverts from 1, and a site that is shown an advert as proof that
+    its signer was restored from an old copy does not know the context behind it.
     """
     return Statement(labels.SIGN_ADVERT, (scope.federation.encode(), scope.run.encode(), signed.body()))
 

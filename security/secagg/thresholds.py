@@ -1,7 +1,7 @@
 """How many sites must agree, and how many must abort (docs/spec/secure-aggregation.md, section 2).
 
-`c` is an absolute number of colluders over the whole roster. It does not shrink with the cohort: else a coordinator
-would plan a cohort of its colluders and one victim.
+`c` is an absolute number of colluders over the whole roster. It does not shrink with the cohort: otherwise a
+coordinator could plan a cohort of its colluders and one other site.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def quorum(*, n: int, c: int, m: int) -> int:
 
 
 def abort_quorum(*, n: int, t: int, c: int) -> int:
-    """After this many ABORTs, colluders' lies included, fewer than t RELEASEs can ever exist."""
+    """After this many ABORTs fewer than t RELEASEs can exist, even if c of the signers release all the same."""
     return n + c - t + 1
 
 
@@ -50,7 +50,7 @@ def derive(*, n: int, c: int, m: int) -> Thresholds:
     t = quorum(n=n, c=c, m=m)
     if t > n:
         raise PolicyViolation(
-            f"a cohort of {n} cannot hold a quorum of {t}",
+            f"a cohort of {n} sites is smaller than its quorum of {t}",
             where="thresholds",
             hint=f"with c = {c} and m = {m} a cohort needs at least {least_cohort(c=c, m=m)} sites",
         )
@@ -66,5 +66,5 @@ def least_cohort(*, c: int, m: int, roster: int | None = None) -> int:
 
 
 def single_history_cohort(*, roster: int, c: int) -> int:
-    """Two cohorts of this size share an honest site, so that two histories cannot live side by side."""
+    """Two cohorts of this size share an honest site, so that two histories cannot exist in parallel."""
     return (roster + c) // 2 + 1

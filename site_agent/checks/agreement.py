@@ -1,4 +1,8 @@
-"""What was agreed: certificates, keys, manifest, this hospital's policy, initial model, learning code, privacy."""
+"""Checks of what was agreed, of the coordinator, and of this machine.
+
+Agreed: certificates, keys, manifest, this hospital's policy, initial model, learning code, privacy. The coordinator:
+can it be reached, is it the right one, does it accept this site, do the clocks agree. This machine: disk and processor.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +42,14 @@ def policy(context: Context) -> Iterator[Line]:
     ours, told = context.config.policy, context.manifest
     yield tried("permits this federation", lambda: ours.check_federation(told))
     if told.privacy is not None:
-        yield tried("asks nothing of the data that would void epsilon", ours.check_private)
+        yield tried("has no rule that would make epsilon invalid", ours.check_private)
     yield tried(f"permits a cohort of all {len(told.roster)} sites", lambda: ours.check_cohort(len(told.roster)))
     vector = told.aggregation.layout.byte_length
     yield tried(f"permits the {vector} bytes of one vector", lambda: ours.check_bytes(vector))
     if ours.most_rounds is not None and ours.most_rounds < told.training.rounds:
         yield warning(
-            f"[policy] most_rounds ends this site's part after {ours.most_rounds} of {told.training.rounds} rounds",
-            "if that is meant, nothing; else raise it",
+            f"[policy] most_rounds ends training here after {ours.most_rounds} of {told.training.rounds} rounds",
+            "raise it, unless this is intended",
         )
 
 
@@ -82,7 +86,7 @@ def privacy(context: Context) -> Iterator[Line]:
     if cost.fits:
         yield ok(told)
     else:
-        yield problem(f"{told}: {cost.affordable} of them can be afforded", _more_noise(cost.proposed_sigma))
+        yield problem(f"{told}: {cost.affordable} of them fit the budget", _more_noise(cost.proposed_sigma))
     yield ok(f"noise of {cost.sigma:g} over the clip; {cost.validation}")
     if not cost.has_ledger:
         yield problem("there is no privacy ledger yet", LEDGER_HINT)
@@ -92,7 +96,7 @@ def _more_noise(proposed: float | None) -> str:
     if proposed is None:
         return "no noise makes it fit: agree with the consortium on fewer rounds or releases, or raise [privacy] cap"
     return (
-        f"set [privacy] noise = {proposed:g}, with which the whole run fits; or raise the cap, if this hospital agrees"
+        f"set [privacy] noise = {proposed:g}, with which all rounds fit; or raise the cap, if this hospital agrees"
     )
 
 
@@ -109,11 +113,10 @@ def state(context: Context) -> Iterator[Line]:
     elif found == run:
         yield ok(f"the folder is that of {run}")
     else:
-        yield ok(f"{run} begins: at the next start the files of {found} are set aside")
+        yield ok(f"{run} begins: at the next start the files of {found} are moved to runs/")
 
 
-# ----------------------------------------
-# The coordinator: can it be reached, is it the right one, does it know us, and do our clocks agree?
+# The coordinator.
 
 SLIGHT_MS: Final = 120_000
 
@@ -123,7 +126,7 @@ def coordinator(context: Context) -> Iterator[Line]:
     """As far as TLS with anybody, then as ourselves."""
     yield from context.served
     context.answer  # noqa: B018  # its error is the finding
-    yield ok("the coordinator lets this site in")
+    yield ok("the coordinator accepts this site")
 
 
 @CHECKS.add
@@ -132,7 +135,7 @@ def clock(context: Context) -> Iterator[Line]:
     yield from clock_by_papers(context.papers)
     theirs = context.answer.time_ms
     if theirs is None:
-        raise Unchecked("the coordinator does not tell its time")
+        raise Unchecked("the coordinator does not send its time")
     yield compared(context.papers.now_ms, theirs)
 
 
@@ -141,9 +144,9 @@ def compared(ours_ms: int, theirs_ms: int) -> Line:
     apart = abs(ours_ms - theirs_ms)
     told = f"{_span(apart)} {'ahead of' if ours_ms > theirs_ms else 'behind'} the coordinator's"
     if apart >= CLOCK_SKEW_MS:
-        return problem(f"this machine's clock is {told}", "set the clock, and keep it right with NTP")
+        return problem(f"this machine's clock is {told}", "set the clock, and keep it correct with NTP")
     if apart >= SLIGHT_MS:
-        return warning(f"this machine's clock is {told}", "one of the two should be set; keep both right with NTP")
+        return warning(f"this machine's clock is {told}", "one of the two clocks is wrong; keep both correct with NTP")
     return ok("agrees with the coordinator's")
 
 
@@ -155,8 +158,7 @@ def _span(milliseconds: int) -> str:
     return f"{seconds:.0f} seconds"
 
 
-# ----------------------------------------
-# Room on this machine: the disk for models, memories and the log, and the processor to train on.
+# This machine: the disk for models, personal states and the log, and the processor for training.
 
 # Weights and two moments of Adam; a new memory is written beside the old one before that goes.
 MEMORY_COPIES: Final = 3

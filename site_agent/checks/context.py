@@ -1,4 +1,7 @@
-"""What the checks of a site look at, made once each. Clock, disk and memory are passed in."""
+"""What the checks of a site look at, made once each; and one connection to the coordinator to test it.
+
+Clock, disk and memory are passed in.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,8 @@ if TYPE_CHECKING:
 
 
 
-# ----------------------------------------
-# One knock at the coordinator's door with this site's own certificate: is it let in, and what time is it there?
-#
-# A stream is opened and closed again without a message, so that nothing is counted, logged as sent or changed.
+# One connection with this site's own certificate: does the coordinator accept it, and what time does its clock show? A
+# stream is opened and closed without a message, so that nothing is counted, logged as sent or changed.
 
 SECONDS: Final = 10.0
 
@@ -71,14 +72,14 @@ def _turned_away(error: Any, address: str) -> ToolkitError:
     code = error.code()
     if code is grpc.StatusCode.PERMISSION_DENIED:
         return ToolkitError(
-            f"the coordinator turns this site away: {error.details()}",
+            f"the coordinator refuses this site: {error.details()}",
             where=address,
             hint="it may have another manifest than this site: ask its operator to install the newest one",
         )
     return ToolkitError(
-        f"the coordinator takes no call from this site ({code.name.lower()})",
+        f"the coordinator refuses the connection of this site ({code.name.lower()})",
         where=address,
-        hint="most often it refuses this site's certificate: ended, of another root, or this machine's clock is off",
+        hint="often the reason is this site's certificate: expired, of another root, or this machine's clock is wrong",
     )
 
 
@@ -129,7 +130,7 @@ class Context:
         try:
             keystore.load_tls_key(self.papers.identity.tls_key_path())
         except ToolkitError:
-            raise Unchecked("there is no key to show the coordinator") from None
+            raise Unchecked("there is no key to connect with") from None
         return knock(self.papers.identity, self.config.coordinator)
 
     @shared("the initial model cannot be used")

@@ -1,4 +1,7 @@
-"""`site-agent check`: everything that can be known before the start. Trains nothing that is kept, sends no message."""
+"""`site-agent check`: which checks there are, and the checks of the data set.
+
+Nothing that it trains is kept, and no message is sent.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,8 @@ from site_agent.checks import agreement  # noqa: F401  # its checks add themselv
 from site_agent.checks.context import CHECKS, Context
 from site_agent.config import SiteConfig
 
-# ----------------------------------------
-# The data set: what is in it, what cannot be used, what occurs twice, and what the policy misses.
-#
-# Rows are named by table and number, never by patient or file, so that the lines can be mailed.
+# The data set: what is in it, what cannot be used, what occurs twice, and what the policy does not find. Rows are named
+# by table and number, never by patient or file, so that the lines can be mailed.
 
 SHOWN: Final = 3
 _KINDS: Final = (Kind.LABEL, Kind.MISSING, Kind.TWO_SIDES, Kind.REPEATED, Kind.SPLIT)
@@ -55,7 +56,7 @@ def _under_privacy(context: Context, unit: str) -> Iterator[Line]:
             f"the federation protects each {promised.unit}, and these data are grouped by {unit}",
             f"add a column {promised.unit!r} to the table (docs/data.md)",
         )
-    yield ok("these counts are exact: passed on, they would void what epsilon promises")
+    yield ok("these counts are exact: do not pass them on, or epsilon is no longer valid")
 
 
 def _counts(side: str, samples: Samples, names: Sequence[str]) -> Line:
@@ -72,7 +73,7 @@ def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
         return
     shown = "; ".join(str(fault.error) for fault in faults[:SHOWN])
     rest = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", faults[0].error.hint or "mend these rows")
+    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", faults[0].error.hint or "correct these rows")
 
 
 @CHECKS.add
@@ -108,7 +109,7 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
     others = sum(rows.units[a] != rows.units[b] for a, b in seen.same)
     told = [
         f"{len(seen.same)} images have the pixels of another, such as {listed.name(later)} and {listed.name(first)}",
-        *([f"{across} of them on different sides, which flatters local figures"] if across else []),
+        *([f"{across} of them on different sides, which makes local figures too good"] if across else []),
         *([f"{torn} with different labels"] if torn else []),
         *([f"{others} under different {rows.unit_kind}s"] if others and rows.unit_kind != "image" else []),
     ]
@@ -117,7 +118,7 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
 
 @CHECKS.add
 def configuration(context: Context) -> Iterator[Line]:
-    yield ok(f"{context.config.path} is whole")
+    yield ok(f"{context.config.path} is valid")
 
 
 @CHECKS.add

@@ -71,31 +71,31 @@ def _seconds(round_of: Callable[[int], LocalReport]) -> float:
 
 
 def _time(seconds: float, given: int, how: str) -> Line:
-    told = f"training takes about {_duration(seconds)} a round, the manifest gives {_duration(given)} ({how})"
+    time = f"training takes about {_duration(seconds)} a round, the manifest gives {_duration(given)} ({how})"
     if seconds > 0.9 * given:
-        return problem(told, "a faster machine or more threads; or ask the consortium for more time")
+        return problem(time, "a faster machine or more threads; or ask the consortium for more time")
     if seconds > 0.5 * given:
-        return warning(told, "that is close; other work on this machine may make it late")
-    return ok(told)
+        return warning(time, "the margin is small: other work on this machine may make it too slow")
+    return ok(time)
 
 
 def _resolution(layout: Layout, samples: int) -> Line:
-    """How finely this site's update is told: its share of the numbers that a site at the weight cap has."""
+    """Quantisation error of this site's update: its part of the steps that a site at the weight cap has."""
     steps = layout.quantum * min(samples, layout.weight_cap) // layout.weight_cap
-    told = f"an update is resolved into {steps:,} steps on either side of zero"
+    resolution = f"quantisation of this site's update: {steps:,} steps on either side of zero"
     if steps < FEWEST_STEPS:
         return warning(
-            f"{told}: {samples} images are few beside a weight_cap of {layout.weight_cap}",
+            f"{resolution}: {samples} images are few for a weight_cap of {layout.weight_cap}",
             "ask the consortium for ring_bits = 32, or for a weight_cap just above the images of the largest site",
         )
-    return ok(told)
+    return ok(resolution)
 
 
 def _memory(context: Context, measured: int) -> Line:
     """What this process has taken at most, and what a real round holds beside it."""
     available = context.available()
     if available is None:
-        raise Unchecked("this system does not tell how much memory there is")
+        raise Unchecked("this system does not report how much memory there is")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     images = context.survey.catalogue.images
     pool = (len(images) - measured) * int(np.prod(images.shape[1:]))
@@ -116,10 +116,10 @@ def _decoded(context: Context, train: Samples, rows: NDArray[np.int64]) -> Sampl
     if len(pixels) < 2:
         raise Unchecked("too few training images can be read")
     some = train.subset(list(pixels))
-    told: dict[str, Any] = {
+    columns: dict[str, Any] = {
         name: getattr(some, name) for name in ("labels", "ids", "units", "unit_kind", "num_classes")
     }
-    return Samples(images=np.stack(list(pixels.values())), **told)
+    return Samples(images=np.stack(list(pixels.values())), **columns)
 
 
 def _rounds(context: Context, recipe: Recipe, train: Samples, plan: PrivatePlan | None) -> Callable[[int], LocalReport]:

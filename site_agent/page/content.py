@@ -1,4 +1,7 @@
-"""The hospital's page as one JSON value, made anew when a file of the state directory has changed."""
+"""The hospital's page as one JSON value, made again when a file of the state folder has changed.
+
+In this order: what was trained, what was sent (from the privacy log), and the page.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,7 @@ from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.status import overview
 
-# ----------------------------------------
-# What this site has learnt and what it has learnt from, from the files of its state directory. Nothing here leaves.
+# What was trained, from the files of the state folder. Nothing of it leaves the site.
 
 VECTORS, OWNERS = "prototypes/vectors", "prototypes/owners"
 MOST_POINTS: Final = 512
@@ -102,8 +104,7 @@ def on_a_plane(vectors: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArr
     return points, shares / total if total > 0 else shares
 
 
-# ----------------------------------------
-# What left, read from the site's own privacy log as it grows: each line is looked at once.
+# What was sent, from the site's own privacy log as it grows: each line is read once.
 
 DAYS: Final = 14
 ROUNDS: Final = 40
@@ -260,7 +261,7 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
     if about.get("problem"):
         remarks.append(("bad", about["problem"]))
     if about.get("stopped"):
-        remarks.append(("bad", f"stopped for its operator: {about['stopped']}"))
+        remarks.append(("bad", f"stopped, the operator must act: {about['stopped']}"))
     if privacy.get("problem"):
         remarks.append(("bad", privacy["problem"]))
     if egress["blocked"]:
@@ -272,7 +273,7 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
     if silent:
         remarks.append(("look", "the agent has written nothing for a while: is it running?"))
     sent = sum(row[2] for row in egress["today"])
-    sentence = "Nothing left this hospital today" if not sent else "What left today was masked or part of the protocol"
+    sentence = "Nothing was sent today" if not sent else "What was sent today was masked or part of the protocol"
     level = max((one for one, _ in remarks), key=("good", "look", "bad").index, default="good")
     return {
         "level": level,

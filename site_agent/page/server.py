@@ -39,7 +39,7 @@ def open_page(config: SiteConfig, listen: str, *, clock: Clock, rng: Randomness)
 def show_page(config: SiteConfig, listen: str) -> None:
     """Show the page until it is interrupted."""
     server, url = open_page(config, listen, clock=SystemClock(), rng=SystemRandomness())
-    say("this page is for your eyes: it shows what never leaves. Ctrl-C ends it")
+    say("this page is confidential: it shows data that never leave this site. Ctrl-C ends it")
     click.echo(url)
     try:
         server.wait()

@@ -51,7 +51,7 @@ def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) 
         raise ConfigError(
             "this model predicts by prototypes alone, which are made of patients' images and stay at the site",
             where="manifest [training.settings] predict",
-            hint="--with-prototypes puts them into the files all the same",
+            hint="--with-prototypes writes them to the files nevertheless",
         )
     return Predictor.of(replace(place, head_alone=True), which)
 
@@ -115,7 +115,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
 def _predicts_by(place: Place) -> str:
     share = place.method.prototype_share
     if place.head_alone:
-        return "the head alone; at the site its prototypes take part, which are not in these files"
+        return "the head alone; the site also uses its prototypes, which are not in these files"
     if share == 0.0:
         return "the head"
     return "prototypes" if share == 1.0 else f"{1 - share:.0%} the head, {share:.0%} the site's prototypes"

@@ -1,4 +1,4 @@
-"""MODEL_CARD.md: what an exported model is, told by the signed manifest, this site's own log and its own measurements.
+"""MODEL_CARD.md: what an exported model is, from the signed manifest, this site's log and its own measurements.
 
 Every figure comes from there; the paragraphs on use and limits are the same for every model of this package.
 """
@@ -18,8 +18,8 @@ from security.log.reader import LogReader
 from security.secagg import thresholds
 from site_agent.trainer.predictor import Place, Predictor
 
-# ----------------------------------------
-# What this site's own privacy log says about the making of a model: rounds, cohorts, privacy spent, and its checkpoint.
+# How a model was made, from this site's privacy log: rounds, cohorts, privacy spent, newest checkpoint.
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
@@ -55,7 +55,7 @@ def read_history(place: Place, upto: int) -> History:
     verified = verify(place.vault.log, Keys(roster=audit_roster(place.manifest), pinned=True))
     newest = verified.checkpoints.newest
     if newest is None:
-        raise ConfigError("the privacy log has no signed head", where=str(place.vault.log))
+        raise ConfigError("the privacy log has no signed checkpoint", where=str(place.vault.log))
     records = [
         record
         for record in LogReader(place.vault.log).records()
@@ -90,20 +90,20 @@ def _once(bodies: Iterator[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 USE: Final = """\
-Research on the kind of images it was trained on, at the hospital that exported it or at one whose images look alike. It
+Research on the kind of images it was trained on, at the hospital that exported it or at one with similar images. It
 gives probabilities for the classes above and for no others: an image of something else still gets one of them.
 
-It is not a medical device and not for diagnosis. Nobody has examined it for safety, for fairness between groups of
+It is not a medical device and not for diagnosis. It has not been examined for safety, for fairness between groups of
 patients, or on images of other devices than those of the hospitals that took part."""
 
 LIMITS: Final = """\
 - The figures are of this hospital's held-out images. They say little about other hospitals, cameras and years.
-- The intervals draw patients (or what the table names) anew. They do not know how another training would have ended.
+- The intervals draw patients (or what the table names) again. They do not cover the variation between two trainings.
 - Probabilities were calibrated for the mix of diagnoses at this hospital, if at all (see above).
 - What other hospitals trained on is known to them alone. That they trained honestly is not proven.
-- The files hold layers that were fitted to this hospital's patients. A model can remember what it has seen: before
-  these files leave the hospital, treat them as derived from patients' data. Masks and epsilon are about what the agent
-  sent, not about these files."""
+- The files hold layers that were fitted to this hospital's patients. A model can contain information about single
+  patients: before these files leave the hospital, treat them as derived from patients' data. Masks and epsilon are
+  about what the agent sent, not about these files."""
 
 
 def model_card(
@@ -124,7 +124,7 @@ def model_card(
         _section("Privacy", _privacy(predictor, history)),
         _section("How good it is here", _figures(figures)),
         _section("Files", _table((f"`{name}`", f"`{digest}`") for name, digest in files.items()), _checked(sidecar)),
-        _section("What this card rests on", _table(_grounds(predictor, history)), _verdict(history)),
+        _section("Sources of this card", _table(_grounds(predictor, history)), _verdict(history)),
         _section("Intended use", USE),
         _section("Limits", LIMITS),
     ]
@@ -185,18 +185,19 @@ def _privacy(predictor: Predictor, history: History) -> str:
     quorum = thresholds.derive(n=len(manifest.roster), c=numbers.colluders, m=numbers.least_survivors)
     colluders = f"no more than {numbers.colluders} hospitals collude" if numbers.colluders else "no hospital colludes"
     text = (
-        f"Updates left under masks. As long as {colluders} with the coordinator, all that can be opened are sums over "
-        f"a quorum of the cohort ({quorum.t} where all hospitals take part). The hospitals checked the sums "
-        f"(`{manifest.audit.mode}`)."
+        f"Updates were masked before they were sent. As long as {colluders} with the coordinator, only sums over a "
+        f"quorum of the cohort can be opened ({quorum.t} where all hospitals take part). The hospitals checked the "
+        f"sums (`{manifest.audit.mode}`)."
     )
     spent = history.privacy
     if manifest.privacy is None:
-        return f"{text}\n\nNo differential privacy: what sums and the model itself tell about patients is not bounded."
+        return f"{text}\n\nNo differential privacy: what sums and the model reveal about patients is not bounded."
     if spent is None:
-        return f"{text}\n\nThe manifest asks for differential privacy, and this log has no booking under it."
+        return f"{text}\n\nThe manifest demands differential privacy, but this log has no booking for it."
     return (
-        f"{text}\n\nDifferential privacy at this hospital, up to the head below: epsilon {spent['epsilon_total']} of "
-        f"at most {spent['cap']} at delta {spent['delta']}; unit {spent['unit']}, neighbours {spent['relation']}, "
+        f"{text}\n\nDifferential privacy at this hospital, up to the checkpoint below: epsilon "
+        f"{spent['epsilon_total']} of at most {spent['cap']} at delta {spent['delta']}; unit {spent['unit']}, "
+        f"neighbours {spent['relation']}, "
         f"accountant {spent['accountant']}."
     )
 
@@ -259,4 +260,4 @@ def _verdict(history: History) -> str:
     if not history.findings:
         return "Every check of `privacy-audit verify` passed on that log."
     listed = "\n".join(f"- {finding}" for finding in history.findings)
-    return f"`privacy-audit verify` has findings on that log, which put the above in doubt:\n\n{listed}"
+    return f"`privacy-audit verify` has findings on that log, so that the statements above may be wrong:\n\n{listed}"

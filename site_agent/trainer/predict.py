@@ -1,4 +1,4 @@
-"""`site-agent predict`: a folder of images to a table of diagnoses. A file that cannot be read costs one row."""
+"""`site-agent predict`: from a folder of images to a table of diagnoses. A file that cannot be read costs one row."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from npr.data.sources import SourceName
 from npr.deployed import Pixels
 from site_agent.trainer.predictor import Predictor
 
-# ----------------------------------------
-# What `predict` reads: a folder, one file, or a table with a column `image`; decoded exactly as in training.
+# Input: a folder, one file, or a table with a column `image`; decoded exactly as in training.
 
 DICOM_SUFFIX: Final = ".dcm"
 _MAGIC_AT: Final = 128

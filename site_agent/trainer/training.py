@@ -1,6 +1,7 @@
-"""Local rounds with torch: the same method, site and seeds as in the lab, on the state that the chain names.
+"""Local rounds with torch: the same method, site and seeds as in the laboratory, on the newest accepted state.
 
-The only file of this package that imports torch; the shell runs it in a thread of its own.
+`Trainer` trains, `make_trainer` builds it from the configuration, `PrivateTrainer` is its form under differential
+privacy. The module imports torch, so it is imported late; the shell runs it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class Trainer:
         found = self._vault.memory_before(round_number)
         if found is None:
             if self._round is not None:
-                raise ConfigError("the memory of earlier rounds is gone", where=str(self._vault.memory))
+                raise ConfigError("the personal state of earlier rounds is missing", where=str(self._vault.memory))
             return 0
         self.site.remember(load_tensors(found[1]))
         return found[0]
@@ -211,8 +212,8 @@ def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
 
 
-# ----------------------------------------
-# Puts a real learner together: data, model and method. Imports torch, so it is imported late.
+# From a configuration to a trainer: data, model and method.
+
 
 def make_trainer(
     config: SiteConfig,
@@ -254,8 +255,7 @@ def make_trainer(
     return Trainer(manifest, initial, data, vault, data_key=key, threads=threads, work=work), version
 
 
-# ----------------------------------------
-# Local rounds under differential privacy: the same agent, site and wire, with the mechanisms of npr.dp inside.
+# Under differential privacy: the same agent and messages, with the mechanisms of npr.dp.
 
 _KEPT = "dp/"
 _VERSION = "dp/version"

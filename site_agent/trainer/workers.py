@@ -102,7 +102,7 @@ class Crew:
             name = f"order/{self._store.add('orders', 1)}"
             self._store.set(name, state)
         except RuntimeError as error:
-            raise WorkerLost("the meeting point of this training is gone", hint="start all processes again") from error
+            raise WorkerLost("the first process of this training ended", hint="start all processes again") from error
         return name
 
 
@@ -133,7 +133,7 @@ def work(place: Place, table: DataTable, *, seconds: float, threads: int | None 
         except ToolkitError as error:
             log.warning("%s", error)
         number += 1
-    log.info("the agent is gone: no more work")
+    log.info("the agent has ended: no more work")
 
 
 @dataclass

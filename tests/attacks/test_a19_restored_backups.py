@@ -43,7 +43,7 @@ def test_peers_notice_and_the_restored_site_halts() -> None:
     a_backup_is_restored(run)
     assert_refused(run, "site-02", SetBack, "check_advert_sequences")
     assert run.machine(RESTORED).state is SiteState.HALTED
-    assert run.book.excluded == {RESTORED: "set back"}
+    assert run.book.excluded == {RESTORED: "restored from an old copy"}
     assert_safe(run)
 
 

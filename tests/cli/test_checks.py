@@ -159,11 +159,11 @@ FAULTS: list[tuple[Callable[[Hospital], None], dict[str, tuple[str, str]]]] = [
     # What is planted; the checks that complain, with words of what they say and of what to do.
     (expired_certificate, {
         "certificates": ("expired at", "renew"),
-        "coordinator": ("takes no call", "ended"),
+        "coordinator": ("refuses the connection", "ended"),
     }),
     (certificate_of_another_ca, {
         "certificates": ("not issued by this federation's root", "fingerprint"),
-        "coordinator": ("takes no call", "of another root"),
+        "coordinator": ("refuses the connection", "of another root"),
     }),
     (key_readable_by_others, {"keys": ("open to others (mode 0644)", "chmod 600")}),
     (wrong_coordinator_name, {"coordinator": ("is for 127.0.0.1, not for localhost", "such as 127.0.0.1")}),
@@ -181,7 +181,7 @@ FAULTS: list[tuple[Callable[[Hospital], None], dict[str, tuple[str, str]]]] = [
     (label_outside_the_classes, {"data": ("2 times: table.csv row 5: the label is not in", "did you mean nevus?")}),
     (patient_in_two_splits, {"data": ("one patient is in 'train' here and in 'test' in table.csv row 8", "one side")}),
     (required_class_empty, {"data": ("class 'melanoma' has no training image", "[data] source and fold")}),
-    (disk_too_small, {"disk": ("10 kB free", "make room")}),
+    (disk_too_small, {"disk": ("10 kB free", "free disk space")}),
     (image_listed_twice, {"data": ("the same image as in table.csv row 2", "once")}),
     (image_missing, {"data": ("image file is missing", "copy it there")}),
 ]  # fmt: skip
@@ -229,7 +229,7 @@ def test_an_epsilon_cap_below_what_the_plan_costs(hospital: Hospital) -> None:
     others = tuple(name for name in CHECKS if name not in ("manifest", "privacy"))
 
     def too_little() -> list[Line]:
-        return [line for line in hospital.check(others) if "can be afforded" in line.what]
+        return [line for line in hospital.check(others) if "fit the budget" in line.what]
 
     assert too_little() == []
     hospital.set("privacy", "cap = 0.9")
@@ -265,7 +265,7 @@ def test_something_that_does_not_speak_tls(hospital: Hospital) -> None:
     with listening(None) as port:
         hospital.set("coordinator", f'address = "127.0.0.1:{port}"')
         (line,) = problems(hospital.check())["coordinator"]
-    assert "does not speak TLS" in line.what and "Something else may listen" in line.hint
+    assert "does not use TLS" in line.what and "Another program may listen" in line.hint
 
 
 def test_a_coordinator_of_another_federation(hospital: Hospital, tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_a_certificate_that_ends_soon_is_a_warning(hospital: Hospital) -> None:
     lines = hospital.check()
     assert problems(lines) == {}
     (line,) = [line for line in lines if line.verdict is Verdict.WARNING]
-    assert re.search("ends in 1[12] days", line.what) and "renew" in line.hint
+    assert re.search("expires in 1[12] days", line.what) and "renew" in line.hint
 
 
 def test_an_image_that_occurs_twice_under_other_names_is_a_warning(hospital: Hospital) -> None:

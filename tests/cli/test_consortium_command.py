@@ -112,7 +112,8 @@ def test_the_ceremony_with_real_processes(tmp_path: Path) -> None:
         path = tmp_path / name / "request.json"
         command("enroll", path, "--fingerprint", request.fingerprint, "--passphrase-file", secret)
     refused = command("publish", expect=2).stderr.splitlines()  # nobody is there to type the passphrase
-    assert len(refused) == 2 and refused[0].endswith("nobody can be asked for the root key's passphrase")
+    assert len(refused) == 2
+    assert refused[0].endswith("no passphrase for the root key was given, and this is not a terminal")
     published = json.loads(command("publish", "--passphrase-file", secret, "--json").stdout)
     assert published["version"] == 1 and published["audit"] == "covered"
     shown = command("show")
@@ -166,13 +167,13 @@ def test_without_a_terminal_a_script_is_told_what_to_give(
     made = run("init", "lesions", "--dir", tmp_path / "c")
     assert made.code == 2 and not (tmp_path / "c").exists()
     first, hint = made.err.splitlines()
-    assert first == "consortium: error: nobody can be asked for the root key's passphrase"
+    assert first == "consortium: error: no passphrase for the root key was given, and this is not a terminal"
     assert all(word in hint for word in ("--passphrase-file", f"${cli.PASSPHRASE_VARIABLE}", "demos only"))
     request = member(tmp_path, "salzburg")
     enrolled = run("enroll", tmp_path / "salzburg" / "request.json", "--dir", home, "--no-passphrase")
     told, first, hint = enrolled.err.splitlines()
     assert enrolled.code == 2 and request.fingerprint in told and "--fingerprint" in hint
-    assert "nobody can be asked whether the member reads out the same" in first
+    assert "the fingerprint cannot be confirmed" in first
     assert not (home / "answers" / "salzburg.json").exists()
 
 
@@ -276,7 +277,7 @@ def test_certificates_that_end_soon_are_named(home: Path, run: Run) -> None:
     run("renew", "graz", "--days", 20, "--dir", home, "--no-passphrase")
     published = run("publish", "--dir", home, "--no-passphrase")
     assert published.code == 0
-    assert re.search(r"^note: the signing certificate of graz ends in (19|20) days", published.err, re.M)
+    assert re.search(r"^note: the signing certificate of graz expires in (19|20) days", published.err, re.M)
     assert "linz" not in published.err
 
 
@@ -312,7 +313,7 @@ def test_sampled_audit_is_spelled_out(home: Path, run: Run) -> None:
     (home / "federation.toml").write_text(PLAN + '[audit]\nmode = "sampled"\n')
     published = run("publish", "--dir", home, "--no-passphrase", "--json")
     assert published.code == 0
-    assert "Only audit = covered stops a lying coordinator" in published.err
+    assert "Only audit = covered stops a dishonest coordinator" in published.err
     assert published.json["audit"] == "sampled" and len(published.json["warnings"]) == 2
 
 

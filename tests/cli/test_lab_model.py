@@ -94,7 +94,7 @@ def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Pat
     settings = PrivateSettings.of(manifest.training.settings)
     assert settings == PrivateSettings(rate=0.25, steps=9, norm="group")
     (note,) = [note for note in warnings(manifest) if "noise_floor" in note]
-    wanted = re.search(r"noise_floor = ([0-9.]+) would", note)
+    wanted = re.search(r"noise_floor = ([0-9.]+) all rounds fit", note)
     assert wanted is not None
     schedule = settings.schedule(rounds=4, multiplier=float(wanted[1]), clip=1.0)
     assert rdp_epsilon(schedule.events(), 1e-5)[0] <= 8

@@ -95,7 +95,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "cut.png").write_bytes(whole[:200])
     (folder / "empty.jpg").write_bytes(b"")
     (folder / "text.png").write_text("no image at all")
-    (folder / "notes.txt").write_text("passed over")
+    (folder / "notes.txt").write_text("skipped")
     return folder
 
 
@@ -113,7 +113,7 @@ def test_broken_files_are_named_and_the_rest_is_finished(trained: Trained, cases
     assert done.returncode == 1
     for name in BROKEN:
         assert f"{name}: image cannot be read" in done.stderr
-    assert "12 of 15 files predicted" in done.stderr and "1 other files were passed over" in done.stderr
+    assert "12 of 15 files predicted" in done.stderr and "1 other files were skipped" in done.stderr
     rows = rows_of(target)
     assert [row["file"] for row in rows] == sorted(row["file"] for row in rows) and len(rows) == 15
     classes = [name for name in rows[0] if name.startswith("p_")]
@@ -244,10 +244,10 @@ def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path) -> None:
-    """The files predict by the head alone, say so, and have a temperature of their own."""
+    """The files predict with the head alone, say so, and have a temperature of their own."""
     target = tmp_path / "model"
     done = run("export", target, "--config", trained.config)
-    assert done.returncode == 0 and "by the head alone" in done.stderr
+    assert done.returncode == 0 and "with the head alone" in done.stderr
     with safe_open(target / "model.safetensors", framework="pt") as file:
         names = set(file.keys())
     assert "head.weight" in names and not [name for name in names if "prototypes" in name]
@@ -327,7 +327,7 @@ def test_a_log_with_findings_is_told_in_the_card(trained: Trained, tmp_path: Pat
     done = run("export", tmp_path / "m", "--no-onnx", "--with-prototypes", "--config", folder / "site.toml")
     card = (tmp_path / "m" / "MODEL_CARD.md").read_text()
     assert done.returncode == 0 and "findings, which the card lists" in done.stderr
-    assert "put the above in doubt" in card and "Every check of" not in card
+    assert "the statements above may be wrong" in card and "Every check of" not in card
     assert not (tmp_path / "m" / "model.onnx").exists()
 
 
@@ -355,7 +355,7 @@ def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> No
     card = model_card(private, sidecar, {}, figures, history)
     assert "epsilon 2.75 of at most 8 at delta 0.00001; unit patient" in card
     silent = model_card(private, sidecar, {}, figures, replace(history, privacy=None))
-    assert "this log has no booking under it" in silent
+    assert "this log has no booking for it" in silent
 
 
 @pytest.fixture(scope="module")

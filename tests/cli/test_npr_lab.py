@@ -174,7 +174,7 @@ def test_secure_aggregation_is_the_same_run(lab, tmp_path):
         (["--set", "lamda_npr=1"], "unknown setting 'lamda_npr'", "lambda_npr"),
         (["--set", "lambda_npr=-1"], "lambda_npr", "docs/methods.md"),
         (["--grid", "fedprox:mu=1", "--methods", "fedavg"], "a grid for 'fedprox'", ""),
-        (["--preset", "paper-isic"], "needs to be told where the images are", "fed-isic:PATH"),
+        (["--preset", "paper-isic"], "needs the path of the images", "fed-isic:PATH"),
         (["--seeds", "x"], "not a list of whole numbers", "0-4"),
         (["--rounds", "0"], "rounds", ""),
         (["--workers", "0"], "workers", ""),
@@ -296,7 +296,7 @@ def test_cells_of_other_defaults_do_not_share_a_row(lab, tmp_path):
     content["cells"][0]["config_hash"] = "0" * 64
     (tmp_path / "results.json").write_text(json.dumps(content))
     before = (tmp_path / "results.json").read_bytes()
-    assert "under other defaults" in lab(*arguments, "--seeds", "0-1", expect=2).err
+    assert "with other defaults" in lab(*arguments, "--seeds", "0-1", expect=2).err
     assert (tmp_path / "results.json").read_bytes() == before
 
 

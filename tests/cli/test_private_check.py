@@ -57,4 +57,4 @@ def test_what_would_void_epsilon(tmp_path: Path) -> None:
     config = world.configs[GRAZ]
     config.write_text(config.read_text().replace("[policy]", '[policy]\nrequired_classes = ["MEL"]'))
     found = problems(check(world, "images", "trial", "privacy"))
-    assert set(found) == {"policy"} and "void epsilon" in found["policy"][0].what
+    assert set(found) == {"policy"} and "make epsilon invalid" in found["policy"][0].what

@@ -111,7 +111,7 @@ def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Pat
     told = r"training takes about .* a round, the manifest gives 60 min \(measured on \d+ of \d+ images\)"
     assert re.search(told, time)
     assert re.search(r"a round takes about \d+ MB|a round takes about [\d.]+ GB", memory)
-    assert re.search(r"resolved into [\d,]+ steps", steps)
+    assert re.search(r"quantisation of this site's update: [\d,]+ steps", steps)
     slow = [word for name in ("coordinator", "clock", "images", "trial") for word in ("--skip", name)]
     said = run("--config", graz, "check", *slow)
     assert said.returncode == 0 and said.stderr.strip().endswith("nothing wrong found in what was checked")
@@ -306,6 +306,6 @@ def test_two_agents_on_one_state_directory(graz: Path, tmp_path: Path) -> None:
     state.mkdir(exist_ok=True)
     held = WriteAheadLog(state / "wal")
     try:
-        complains(run("--config", config), 2, "another process has this state directory open")
+        complains(run("--config", config), 2, "another process uses this state folder")
     finally:
         held.close()

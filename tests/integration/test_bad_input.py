@@ -224,7 +224,7 @@ def test_a_database_that_is_none(federation: NumberFederation, typed: Typed, wor
     path.write_bytes(b"garbage" * 1000)
     code, said = typed("coordinator", *words, "--config", coordinator_config(federation))
     assert code == 2 and "coordinator.sqlite" in complaint(said) and "not a database" in complaint(said)
-    assert "no old copy" in said.partition("hint: ")[2]
+    assert "do not restore an old copy" in said.partition("hint: ")[2]
     assert path.read_bytes() == b"garbage" * 1000
 
 

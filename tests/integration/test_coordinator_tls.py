@@ -183,4 +183,4 @@ def test_a_site_that_is_not_in_the_roster_is_turned_away(federation: NumberFeder
     with pytest.raises(grpc.RpcError) as caught:
         converse(federation, tls.channel_credentials(late))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
-    federation.coordinator.wait_for("a peer was turned away", seconds=5)
+    federation.coordinator.wait_for("a peer was refused", seconds=5)

@@ -216,7 +216,7 @@ def test_goodbye_for_now_is_followed_by_another_try_and_goodbye_for_good_is_not(
         coordinator = Coordinator(world, say_goodbye)
         port = await coordinator.start()
         try:
-            with pytest.raises(ToolkitError, match="another process speaks for this site"):
+            with pytest.raises(ToolkitError, match="another process has connected as this site"):
                 await asyncio.wait_for(Client(agent, table(port)).run(), 30)
         finally:
             await coordinator.server.stop(0)

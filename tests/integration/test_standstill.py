@@ -84,7 +84,7 @@ def test_after_a_wrong_sum_nobody_goes_on_and_everybody_is_told(
     # Who had nothing to look at has said so; who had has not said that it is right.
     assert told["unchecked"]["round"] == 2 and len(told["unchecked"]["missing"]) >= 2
     line = standstill(told, federation.clock.now_ms())
-    assert line is not None and line.startswith("standing still: the sum of round 2") and "\n" not in line
+    assert line is not None and line.startswith("stalled: the sum of round 2") and "\n" not in line
 
 
 def test_without_the_check_the_wrong_sum_is_taken_twin(
@@ -104,4 +104,4 @@ def test_a_false_alarm_convicts_nobody(federation: WholeFederation, monkeypatch:
     federation.run(lambda: bool(federation.left))
     (site, *_) = federation.left
     told = judge(federation, site)
-    assert told.exit_code == 1 and "nobody is convicted" in told.output and "proves" not in told.output
+    assert told.exit_code == 1 and "it is not wrong" in told.output and "proves" not in told.output

@@ -13,7 +13,7 @@ from coordinator.service import STOP_SECONDS
 from tests.support.federation import WAIT, NumberFederation
 
 pytestmark = pytest.mark.timeout(240)
-LEFT = "goes on at the next start"
+LEFT = "continues at the next start"
 
 
 def test_a_stop_while_masks_are_opened_does_not_wait_for_ever(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The coordinator's machine for one attempt: event in, effects out (docs/spec/secure-aggregation.md, sections 3 and 9).
 
-It holds nothing secret: everything here is public or masked until a quorum releases. What it has shown (C1 to C5) is
-written down before it is sent, so that a restart never shows a second version.
+Nothing here is secret: everything is public or masked until a quorum releases. What it shows (C0 to C5) is recorded
+before it is sent, so that a restart never shows a second version. `security.secagg.transitions` explains the states.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class CoordinatorAttempt:
         return self._persist(records.Planned(plan=self.plan)), *self._to_all(self.plan)
 
     def receive(self, site: str, message: Wire) -> Effects:
-        """Take a message that the transport says is from `site`."""
+        """Take a message from `site`, as authenticated by the transport."""
         outsider = isinstance(message, messages.Hello | messages.ChunkRequest | Ack) and self.core.policy.lists(site)
         if site not in self.context.sites and not outsider:
             raise RemoteProtocolError("site is not in the cohort", where=f"site {site}")
@@ -90,11 +90,11 @@ class CoordinatorAttempt:
             return ()
         try:
             return handler(message)
-        except Equivocation as lie:
-            return (Blamed(site, f"two {lie.what}"),)
+        except Equivocation as found:
+            return (Blamed(site, f"two {found.what}"),)
 
     def tick(self) -> Effects:
-        """Look at the clock: a step whose time is over goes on without those that are missing."""
+        """Look at the clock: a step whose time is over continues without the sites that are missing."""
         if self.deadline is None or self.core.clock.mono_ms() < self.deadline:
             return ()
         return self.close_step()
@@ -119,7 +119,7 @@ class CoordinatorAttempt:
             return self._over(_E.GIVE_UP, "too few aborts and too few releases")
         return self._ask_aborts(_E.GIVE_UP)
 
-    # What the planner of the next attempt asks.
+    # For the planning of the next attempt (section 8).
 
     @property
     def holds_uploads(self) -> bool:
@@ -219,13 +219,13 @@ class CoordinatorAttempt:
         return ()
 
     def _rollback(self, message: messages.Rollback) -> Effects:
-        """A peer remembers a later advert of a site than this attempt's: the site must see it and halt."""
+        """A peer has a later advert of a site than this attempt's: the site must see it and halt (section 9)."""
         shown = message.advert
         self._verify(shown.site, statements.advert(self.context, shown), shown.signature)
         mine = self.dealing.adverts.get(shown.site)
         if mine is None or mine == shown or mine.sequence > shown.sequence:
-            raise VerificationFailed("advert says nothing against its signer", where=f"site {shown.site}")
-        return Blamed(shown.site, "set back"), Send(message, to=shown.site)
+            raise VerificationFailed("advert is no evidence against its signer", where=f"site {shown.site}")
+        return Blamed(shown.site, "restored from an old copy"), Send(message, to=shown.site)
 
     # S3.
 
@@ -244,7 +244,7 @@ class CoordinatorAttempt:
 
     def _frame(self, site: str, frame: messages.UploadFrame) -> Effects:
         if site in self.uploads.complete:
-            return ()  # once more, after a reconnect
+            return ()  # sent again after a reconnect
         try:
             header = self.uploads.take(site, frame)
         except VerificationFailed:
@@ -255,7 +255,7 @@ class CoordinatorAttempt:
         return counted, *self._uploads_done()
 
     def _uploads_done(self) -> Effects:
-        """Go on as soon as nobody is left to wait for."""
+        """Continue as soon as every member has uploaded or aborted."""
         waiting = [site for site in self.context.sites if site not in self.uploads.complete and site not in self.aborts]
         return () if waiting else self._close_uploads()
 
@@ -322,7 +322,7 @@ class CoordinatorAttempt:
         secrets = self.opening.open()
         if secrets is None:
             blamed = tuple(Blamed(fraud.advert.site, "fraud") for fraud in self.opening.frauds)
-            return (*blamed, *self._over(_E.FRAUD, "a dealer cheated"))
+            return (*blamed, *self._over(_E.FRAUD, "a dealer's shares are wrong"))
         layout, survivors = self.core.policy.layout, self.opening.survivors
         total = self.uploads.sum
         adverts = [self.dealing.adverts[site] for site in self.context.sites]
@@ -389,7 +389,7 @@ class CoordinatorAttempt:
         return (seen, *self._ask_aborts(_E.GIVE_UP)) if hopeless else (seen,)
 
     def _ask_aborts(self, event: CoordinatorEvent) -> Effects:
-        """Nothing can come of this attempt; a certificate of its death frees the sites' updates for the next one."""
+        """No sum will come of this attempt; with an abort certificate the next one may use the same updates."""
         self._go(event)
         rest = [site for site in self.context.sites if site not in self.aborts]
         return self._to_all(self.abort_request(), rest)
@@ -399,7 +399,7 @@ class CoordinatorAttempt:
         return messages.AbortRequest(context=self.context, signature=signature)
 
     def _die(self, reason: str, present: Iterable[str]) -> Effects:
-        """Before C2: nothing masked exists, so that the attempt just ends."""
+        """Before C2 nothing masked exists, so that the attempt ends without a certificate."""
         self._go(_E.DROP)
         return self._ended(reason, present)
 
@@ -420,14 +420,14 @@ class CoordinatorAttempt:
         )
 
     def _still_open(self) -> list[str]:
-        """Sites that must close this attempt before they can join the next one; who agreed can wait for a repeat."""
+        """Sites that must close this attempt before they join the next one; those that agreed can wait for a repeat."""
         settled = set(self.aborts) | (set(self.agreements) if self.state is _S.LOST else set())
         return [site for site in self.context.sites if site not in settled]
 
     # A site (re)connects.
 
     def ask_again(self) -> Effects:
-        """Ask every member for what it still owes, as if all had just connected."""
+        """Ask every member for its missing answer, as if all had just connected."""
         self._wait()
         if self.state is _S.UPLOADING and (done := self._uploads_done()):
             return done

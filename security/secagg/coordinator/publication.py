@@ -1,4 +1,7 @@
-"""The coordinator's side of a result: the header, the acknowledgements, and chunks for those who check (section 10)."""
+"""A published result at the coordinator: header, acknowledgements, and chunks for the sites that check it.
+
+docs/spec/secure-aggregation.md, section 10.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A coordinator after a restart: attempts as its records tell them (docs/spec/secure-aggregation.md, section 9).
+"""A coordinator after a restart: attempts rebuilt from its records (docs/spec/secure-aggregation.md, section 9).
 
 It shows again what it has shown before, and nothing else. An attempt that had not reached C2 is over: adverts and share
 lists were in memory only, and no site has sent anything masked.
@@ -50,18 +50,18 @@ def restore_round(
     )
     model = load_state(start.state_hash)
     rebuilt = CoordinatorRound(core, book, start, model)
-    for plan, told in attempts:
+    for plan, following in attempts:
         if plan.context.round == start.round:
-            rebuilt.attempts.append(_restore_attempt(core, plan, told, model, load_state))
+            rebuilt.attempts.append(_restore_attempt(core, plan, following, model, load_state))
     return rebuilt
 
 
 def _restore_attempt(
-    core: CoordinatorCore, plan: Plan, told: list[Wire], model: Vector, load_state: Callable[[bytes], Vector]
+    core: CoordinatorCore, plan: Plan, following: list[Wire], model: Vector, load_state: Callable[[bytes], Vector]
 ) -> CoordinatorAttempt:
     attempt = CoordinatorAttempt(core, plan, model)
     headers: list[UploadHeader] = []
-    for record in told:
+    for record in following:
         if isinstance(record, records.UploadCounted):
             headers.append(record.header)
         else:
@@ -110,7 +110,7 @@ def _apply(attempt: CoordinatorAttempt, record: Wire) -> None:
 
 
 def _take_ack(attempt: CoordinatorAttempt, ack: Ack) -> None:
-    """An acknowledgement counts under the manifest in force. Who has left, or has another key since, is asked anew."""
+    """An acknowledgement counts under the manifest in force. A site that has left or changed its key is asked again."""
     if attempt.publication is not None:
         with suppress(PolicyViolation, VerificationFailed):
             attempt.publication.take_ack(ack)

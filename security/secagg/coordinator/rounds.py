@@ -1,7 +1,8 @@
-"""One round at the coordinator: the next cohort, and its certificates (docs/spec/secure-aggregation.md, section 8).
+"""One round at the coordinator: which sites are eligible, the next cohort, and its certificates.
 
-Pure planning over attempts that `coordinator` runs. An attempt that died before C2 needs nothing; one that may hold
-uploads needs its abort certificate; one whose set was certified but not opened can only be repeated exactly.
+Sections are those of docs/spec/secure-aggregation.md. Planning follows the reuse rule (section 8): an attempt that
+ended before C2 needs nothing; one that may have uploads needs its abort certificate; one whose set was certified but
+not opened can only be repeated exactly.
 """
 
 from __future__ import annotations
@@ -20,18 +21,21 @@ from security.secagg.effects import Blamed, Effects, Vector
 from security.secagg.fields import Wire
 from security.secagg.transitions import CoordinatorState
 
-# ----------------------------------------
-# What a coordinator holds against sites, and whom it leaves out for it (docs/spec/secure-aggregation.md, section 11).
-#
-# Leaving a site out is the coordinator's choice and cannot be checked by the sites; they only see it and log it. The
-# book is kept over rounds, so that c sites that stall one after the other cost at most c + 1 attempts.
+# Which sites are left out of a cohort, and why (section 11). This is the coordinator's choice; sites cannot check it,
+# but they see it and log it. Strikes are kept over rounds, so that c sites that stall one after the other cost at most
+# c + 1 attempts.
 
 MAX_PAUSE = 32
 
 
 @dataclass
 class BlameBook:
-    """Strikes for absence, accusations inside a round, and sites excluded until the consortium clears them."""
+    """Strikes for absence, accusations within a round, and sites that are excluded.
+
+    :ivar pause: how many more cohorts a site is left out of.
+    :ivar excluded: reasons by site; until the manifest names another signing certificate for it.
+    :ivar absent: sites that missed a step in this round.
+    """
 
     strikes: dict[str, int] = field(default_factory=dict)
     pause: dict[str, int] = field(default_factory=dict)
@@ -40,39 +44,40 @@ class BlameBook:
     absent: set[str] = field(default_factory=set)
 
     def to_dict(self) -> dict[str, Any]:
-        """What must outlive a restart, as JSON can carry it."""
+        """What must survive a restart, as JSON values."""
         return {"strikes": self.strikes, "pause": self.pause, "excluded": self.excluded}
 
     @classmethod
-    def from_dict(cls, told: Mapping[str, Any]) -> BlameBook:
-        return cls(strikes=dict(told["strikes"]), pause=dict(told["pause"]), excluded=dict(told["excluded"]))
+    def from_dict(cls, saved: Mapping[str, Any]) -> BlameBook:
+        return cls(strikes=dict(saved["strikes"]), pause=dict(saved["pause"]), excluded=dict(saved["excluded"]))
 
     def missed(self, site: str) -> None:
-        """Absence proves nothing: the site sits out this round and the next 1, 2, 4, ... 32 cohorts.
+        """Absence proves nothing: the site is left out of this round and the next 1, 2, 4, ... 32 cohorts.
 
-        Were it taken back within the round, sites that stall in turn would use all its attempts up.
+        If it came back within the round, sites that stall in turn could use up all attempts.
         """
         self.absent.add(site)
         self.strikes[site] = self.strikes.get(site, 0) + 1
         self.pause[site] = min(MAX_PAUSE, 2 ** (self.strikes[site] - 1))
 
     def took_part(self, site: str) -> None:
-        """A site that carried a round through starts with a clean slate."""
+        """A site whose vector is in a sum has no strikes any more."""
         self.strikes.pop(site, None)
         self.pause.pop(site, None)
         self.absent.discard(site)
 
     def exclude(self, site: str, reason: str) -> None:
-        """Something the site itself signed is against it."""
+        """A statement that the site signed is evidence against it."""
         self.excluded[site] = reason
 
     def clear(self, site: str) -> None:
-        """The consortium has looked into it."""
+        """The consortium has resolved the case."""
         self.excluded.pop(site, None)
         self.took_part(site)
 
     def accuse(self, accuser: str, dealer: str, *, c: int) -> None:
-        """Dealer or accuser lies. More than c edges cannot all be lies of others about one honest site."""
+        """Either the dealer or the accuser is dishonest. Only c sites may be, so a site with more than c disputes
+        is."""
         self.accusations.add((accuser, dealer))
         for site in (accuser, dealer):
             accused_by = {a for a, d in self.accusations if d == site}
@@ -81,19 +86,19 @@ class BlameBook:
                 self.exclude(site, "accusations")
 
     def new_round(self) -> None:
-        """Pairs that accused each other, and who missed a step, were left out for one round only."""
+        """Disputes, and steps that were missed, count for one round only."""
         self.accusations.clear()
         self.absent.clear()
 
     def eligible(self, sites: Iterable[str]) -> list[str]:
-        """Who may be in the next cohort."""
-        quarrel = {
+        """Sites that may be in the next cohort."""
+        disputes = {
             site
             for accuser, dealer in self.accusations
             if accuser not in self.excluded and dealer not in self.excluded
             for site in (accuser, dealer)
         }
-        barred = quarrel | self.absent | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
+        barred = disputes | self.absent | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
         return sorted(site for site in sites if site not in barred)
 
     def cohort_formed(self) -> None:
@@ -132,7 +137,7 @@ class CoordinatorRound:
 
     @property
     def most_attempts(self) -> int:
-        """c stalling sites cost c + 1 attempts; two more are for accidents."""
+        """c stalling sites cost c + 1 attempts; two more are for failures (section 8)."""
         return self.core.policy.c + 3
 
     def next_attempt(self, ready: Collection[str]) -> CoordinatorAttempt:
@@ -155,9 +160,9 @@ class CoordinatorRound:
         for attempt in self.attempts:
             if not attempt.holds_uploads:
                 continue
-            dead, certified = attempt.abort_certificate(), attempt.repeat_certificate()
-            if dead is not None:
-                aborts.append(dead)
+            aborted, certified = attempt.abort_certificate(), attempt.repeat_certificate()
+            if aborted is not None:
+                aborts.append(aborted)
             elif certified is not None:
                 repeats.append(certified)
             else:
@@ -172,7 +177,7 @@ class CoordinatorRound:
         return sorted(sets[0])
 
     def _cohort(self, ready: Collection[str]) -> list[str]:
-        """Everyone in good standing; those who only missed a step are taken back before a round is lost."""
+        """All eligible sites; those that only missed a step come back before a round is lost."""
         policy = self.core.policy
         listed = [site for site in ready if policy.lists(site)]
         chosen = self.book.eligible(listed)
@@ -182,7 +187,7 @@ class CoordinatorRound:
             raise RoundLost(
                 f"{len(chosen)} sites are too few for a cohort",
                 where=f"round {self.start.round}",
-                hint=f"the manifest asks for at least {policy.least_cohort}",
+                hint=f"the manifest demands at least {policy.least_cohort} sites",
             )
         return chosen
 
@@ -242,7 +247,7 @@ class CoordinatorRound:
         return self.current
 
     def note(self, effects: Iterable[object]) -> None:
-        """Enter what an attempt found out about sites."""
+        """Take over what an attempt found out about sites."""
         for effect in effects:
             if isinstance(effect, Blamed) and effect.reason == "missing":
                 self.book.missed(effect.site)
@@ -252,6 +257,6 @@ class CoordinatorRound:
             for accuser, dealer in attempt.accusations:
                 self.book.accuse(accuser, dealer, c=self.core.policy.c)
             if attempt.state is CoordinatorState.PUBLISHED and attempt.survivors is not None:
-                # Not who answered first at the opening: a quorum is enough there, and the slowest would never count.
+                # Not the sites that answered first at S5: a quorum is enough there, and the slowest would never count.
                 for line in attempt.survivors.uploads:
                     self.book.took_part(line.site)

@@ -1,7 +1,7 @@
 """Where a coordinator keeps vectors while it must be able to show them again: one file for each, named by digest.
 
-Files are the only thing that grows with the number of sites; the coordinator's memory does not. This and `wal` are the
-only modules here that touch files.
+Files grow with the number of sites; the coordinator's memory does not. This is the only module of the package that
+touches files.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from security.crypto.ring import FRAME_BYTES
 
 
 class Gone(LocalProtocolError):
-    """A vector is not in the spool, or not any more."""
+    """A vector is not in the spool (any more)."""
 
     def __init__(self) -> None:
         super().__init__("vector is not in the spool", where="spool")
@@ -26,11 +26,11 @@ class Spool(Protocol):
     """Vectors in frames, the last one shorter."""
 
     def write(self, key: bytes, index: int, frame: bytes) -> None:
-        """Put a frame of a vector in its place; frames come in order."""
+        """Write a frame of a vector; frames come in order."""
         ...
 
     def frames(self, key: bytes) -> int:
-        """How many whole frames of a vector are there; a torn one does not count."""
+        """How many complete frames of a vector there are."""
         ...
 
     def read(self, key: bytes, index: int) -> bytes:
@@ -45,11 +45,11 @@ class Spool(Protocol):
         ...
 
     def remove(self, key: bytes) -> None:
-        """Forget a vector, if it is there."""
+        """Delete a vector, if it is there."""
         ...
 
     def vectors(self) -> list[bytes]:
-        """The key of every vector that is there, whole or not."""
+        """The key of every vector in the spool, complete or not."""
         ...
 
 

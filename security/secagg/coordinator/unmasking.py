@@ -1,4 +1,9 @@
-"""The coordinator's side of S5: shares are checked one by one, secrets put together, liars named (section 11)."""
+"""The coordinator's side of S5: checks released shares, combines them, and proves which dealer was dishonest.
+
+Sections are those of docs/spec/secure-aggregation.md. For a survivor the seed of its self mask is opened, for a dropout
+its mask key, never both (section 1): with both, its vector would be readable. The sites enforce this, since each has
+only sealed one answer for one set.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,11 @@ from security.secrets import Secret
 
 
 class Opening:
-    """Released shares of one certified set."""
+    """Released shares of one certified set.
+
+    :param survivors: the sites whose vectors are in the sum.
+    :param digest: U of that set, as the quorum signed it.
+    """
 
     def __init__(self, policy: AggregationPolicy, dealing: Dealing, survivors: tuple[str, ...], digest: bytes) -> None:
         self._policy = policy
@@ -30,7 +39,8 @@ class Opening:
     def take(self, message: Unmask) -> bool:
         """Take a reply; returns whether a quorum of good ones is there.
 
-        :raises VerificationFailed: if a share is not the one that was dealt; the reply is signed, so that convicts it.
+        :raises VerificationFailed: if a share is not the one that was dealt. The reply is signed, so that it is
+            evidence against its sender (section 11).
         """
         site, kx = message.site, self._dealing.kx
         if message.kx != kx or message.survivors != self._digest or len(message.shares) != self._context.n:
@@ -38,6 +48,8 @@ class Opening:
         statement = statements.unmask(message.kx, message.survivors, message.shares)
         statements.verify(self._policy.entry(site), statement, message.signature)
         index = self._context.position(site) - 1
+        # Against the hash that the dealer signed: otherwise one wrong share would spoil the secret, and nobody could
+        # tell whether the dealer or the holder was dishonest.
         for dealer, share in zip(self._context.sites, message.shares, strict=True):
             line, kind = self._dealing.shares[dealer].shares[index], self._kind(dealer)
             certificate_checks.check_share_hash(
@@ -52,7 +64,8 @@ class Opening:
         return len(self.replies) >= self._context.t
 
     def open(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
-        """Seeds of the survivors and keys of the rest, in order; None if a dealer is proven to have cheated."""
+        """Seeds of the survivors and keys of the dropouts, in order; None if there is a proof against a dealer."""
+        # Any t shares give the same secret; exactly t, because a fraud proof has exactly t.
         holders = sorted(self.replies)[: self._context.t]
         opened = {dealer: self._open_one(dealer, holders) for dealer in self._context.sites}
         if self.frauds:
@@ -69,10 +82,12 @@ class Opening:
         if not certificate_checks.opens(
             self._dealing.ctx, dealer, kind, secret, commitment=advert.commitment, mask_key=advert.mask_key
         ):
+            # All shares are those that were dealt, so the dealer shared another secret than it committed to.
             self.frauds.append(self._proof(dealer, holders, kind))
         return secret.reveal()
 
     def _proof(self, dealer: str, holders: list[str], kind: Opened) -> FraudProof:
+        """Everything that a site needs to check it: the dealer's advert, its signed root, and t of its shares."""
         dealing, at = self._dealing, self._context.position(dealer) - 1
         lines = {holder: dealing.shares[dealer].shares[self._context.position(holder) - 1] for holder in holders}
         return FraudProof(

@@ -1,7 +1,9 @@
-"""The coordinator's side of S3: frames go to the spool and into one running sum as they arrive.
+"""What the coordinator receives in an attempt: adverts and share lists (S1, S2) and uploads (S3).
 
-Memory is one vector however many sites send. An upload that turns out incomplete, or not to have the root its site
-signed, is taken out of the sum again, frame by frame from the spool.
+Also what it works with in every attempt (`CoordinatorCore`, `Timeouts`), and what a site is asked for again after it
+has reconnected (`owed`). Frames of an upload go to the spool and into one running sum as they arrive, so that memory is
+one vector however many sites send. An upload that stays incomplete, or does not have the root that its site signed, is
+subtracted again, frame by frame from the spool (docs/spec/secure-aggregation.md, section 6).
 """
 
 from __future__ import annotations
@@ -42,9 +44,6 @@ from security.secagg.transitions import CoordinatorState
 if TYPE_CHECKING:
     from security.secagg.coordinator.attempt import CoordinatorAttempt
 
-
-
-# ----------------------------------------
 # What a coordinator works with in every attempt.
 
 _S = CoordinatorState
@@ -70,7 +69,7 @@ class Timeouts:
 
 @dataclass(kw_only=True)
 class CoordinatorCore:
-    """Who the coordinator is and what it works with."""
+    """The coordinator's identity, policy and tools."""
 
     policy: AggregationPolicy
     signer: Signer
@@ -80,11 +79,11 @@ class CoordinatorCore:
     workers: int = 1
 
 
-# ----------------------------------------
-# The coordinator's side of S1 and S2: it gathers adverts and share lists and passes on what belongs to whom.
+# S1 and S2: adverts and share lists are collected, and each site gets what is for it.
+
 
 class Equivocation(VerificationFailed):
-    """Two signed answers to one question: the signer lied or was set back."""
+    """Two signed answers to one message: the signer is dishonest, or its state was restored from an old copy."""
 
     def __init__(self, site: str, what: str) -> None:
         super().__init__(f"two different {what} in one attempt", where=f"site {site}")
@@ -116,7 +115,7 @@ class Dealing:
             raise Equivocation(advert.site, "adverts")
         if known is not None:
             return None
-        # What the sites would refuse must not count as there: else its sender stalls every attempt and is never missed.
+        # Refused here, because the sites would refuse it: otherwise its sender could stall every attempt unnoticed.
         checks.check_advert_keys([*self.adverts.values(), advert])
         key_agreement.require_usable(advert.mask_key, advert.share_key)
         self.adverts[advert.site] = advert
@@ -178,15 +177,13 @@ class Dealing:
         return Deliver(kx=self.kx, roots=roots, shares=boxes)
 
 
-# ----------------------------------------
-# What a site that (re)connects is asked for again; it answers word for word as before.
-
+# What a site that (re)connects is asked for again; it gives exactly the same answer as before (section 3).
 
 
 def owed(attempt: CoordinatorAttempt, site: str, open_ctx: bytes) -> Effects:
     """The coordinator's newest message to a site that has not answered it.
 
-    :param open_ctx: the attempt that the site says it still holds open.
+    :param open_ctx: the attempt that is still open at the site, as its Hello says.
     """
     published = attempt.publication
     if attempt.state is _S.PUBLISHED and published is not None and site not in published.acks:
@@ -215,8 +212,11 @@ def _message(attempt: CoordinatorAttempt, site: str, open_ctx: bytes) -> Wire | 
     return None
 
 
+# S3: uploads.
+
+
 def spool_key(header: UploadHeader) -> bytes:
-    """By attempt, site and root, so that no site can write into another one's file."""
+    """By attempt, site and root, so that no site can write into the file of another one."""
     return hashlib.sha256(header.kx + encoding.text(header.site) + header.root).digest()
 
 
@@ -250,7 +250,7 @@ class Uploads:
     def take(self, site: str, frame: UploadFrame) -> UploadHeader | None:
         """Take a frame; returns the header once the upload is complete and has its root.
 
-        :raises VerificationFailed: if it is complete and does not have it; the upload is gone then.
+        :raises VerificationFailed: if it is complete and has another root; the upload is deleted.
         """
         upload = self.arriving.get(site)
         if upload is None or frame.kx != upload.header.kx or frame.index > len(upload.leaves):
@@ -278,7 +278,7 @@ class Uploads:
         return upload.header
 
     def drop(self, site: str) -> None:
-        """Take an unfinished upload out of the sum again."""
+        """Subtract an unfinished upload from the sum again."""
         upload = self.arriving.pop(site, None)
         if upload is None:
             return
@@ -288,14 +288,14 @@ class Uploads:
         self._spool.remove(key)
 
     def restore(self, header: UploadHeader, *, count: bool = True) -> None:
-        """After a restart: take up a complete upload from the spool, and into the sum if that is still to be opened."""
+        """After a restart: count a complete upload from the spool, and add it if the sum is not opened yet."""
         key = spool_key(header)
         leaves = []
         for index in range(self._layout.frames):
             data = self._spool.read(key, index)
             leaves.append(merkle.leaf_hash(data))
             if len(data) != self._layout.frame_bytes(index):
-                break  # torn: its root is another one
+                break  # incomplete: its root will differ
             if count:
                 self.sum.add(index, data)
         if merkle.root(leaves) != header.root:
@@ -309,12 +309,12 @@ class Uploads:
         return upload.header if upload is not None else self.complete.get(site)
 
     def next_frame(self, site: str) -> int | None:
-        """Where an unfinished upload goes on."""
+        """The next frame of an unfinished upload."""
         upload = self.arriving.get(site)
         return None if upload is None else len(upload.leaves)
 
     def pieces(self, result: bytes, chunk: int, survivors: Sequence[str]) -> Iterator[ChunkPiece]:
-        """One chunk of every upload, each with its path; ends early if the uploads are covered and gone meanwhile."""
+        """One chunk of every upload, each with its path; ends early if the uploads were deleted in the meantime."""
         if not 0 <= chunk < self._layout.frames:
             raise RemoteProtocolError("there is no such chunk", where="audit")
         for site in survivors:
@@ -331,6 +331,6 @@ class Uploads:
             )
 
     def discard(self) -> Discard:
-        """Every file: after the acknowledgements, or when the attempt is over for good."""
+        """Every file: after the acknowledgements, or when the attempt has ended."""
         headers = [*self.complete.values(), *(upload.header for upload in self.arriving.values())]
         return Discard(tuple(spool_key(header) for header in headers))

@@ -1,7 +1,7 @@
-"""A site's part in one burst, from Plan to Unmask (docs/spec/secure-aggregation.md, section 3).
+"""A site's part in one attempt, from Plan to Unmask (docs/spec/secure-aggregation.md, sections 3, 8 and 9).
 
-Each method takes one message of the coordinator, asks everything there is to ask of it, and only then writes down and
-answers. Nothing here decides what follows from a failed check: the machine in `site` does.
+Each method takes one message of the coordinator, makes every check, and only then records and answers: the record
+comes before the message in the list of effects. What follows from a failed check is decided in `machine`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ class Burst:
 
     def _check_plan(self, plan: messages.Plan) -> None:
         policy, journal, head, context = self.core.policy, self.core.journal, self.core.head, plan.context
+        # Who sends it and for whom, before what it asks for: a refusal must not depend on a forged context.
         checks.check_plan_signature(policy, plan)
         checks.check_plan_federation(policy, context)
         checks.check_plan_layout(policy, context)
@@ -94,7 +95,7 @@ class Burst:
         attempt.take_deals(self.core.policy, message)
         bound = self.core.journal.update
         if self.update is None or bound is None:
-            raise LocalProtocolError("the update is gone", where="upload")
+            raise LocalProtocolError("the update is no longer in memory", where="upload")
         header = attempt.mask(self.update.words, self.core.policy.layout.ring, workers=self.core.workers)
         upload = records.UploadBound(
             ctx=attempt.ctx,
@@ -143,7 +144,7 @@ class Burst:
         )
         expires = core.clock.now_ms() + core.policy.secret_ttl_ms
         agreed = records.Agreed(ctx=attempt.ctx, survivors=survivors, sealed=sealed, expires_ms=expires)
-        # Keys, seed, the other shares and the masked vector go with the attempt: what is left answers one set only.
+        # Keys, seed, the other shares and the masked vector are dropped here: what is left answers one set only.
         self.attempt = None
         return core.record(agreed), Send(self.agree(attempt.kx, survivors))
 
@@ -171,7 +172,7 @@ class Burst:
         return messages.Agree(site=self.core.site, kx=kx, survivors=survivors, signature=signature)
 
     def agree_again(self, message: messages.Survivors) -> Effects:
-        """The same set is asked for once more: the same answer. Another set: refused, the first answer stands."""
+        """The same set again gets the same answer. Another set is refused, and the first answer stays valid."""
         memory = self.core.journal.by_kx(message.kx)
         if memory is None or memory.agreed is None or memory.upload is None:
             raise RemoteProtocolError("survivors of another attempt than the open one", where="survivors")

@@ -1,6 +1,8 @@
-"""What a site holds in memory during one attempt: fresh keys, dealt and received shares, the masked vector.
+"""What a site holds in memory during one attempt, and what the parts of its machine share.
 
-None of it is ever written to disk; a site that restarts before AGREE has forgotten it and aborts (section 9).
+`OpenAttempt` holds fresh keys, dealt and received shares, and the masked vector. None of it is ever written to disk, so
+that a site which restarts before AGREE has lost it and aborts (docs/spec/secure-aggregation.md, section 9).
+`SiteCore` holds identity, policy and journal of the site.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SHARE_BYTES = 32
 
 
 class BadDealer(VerificationFailed):
-    """A dealer's signed line and its box do not fit: the holder accuses it."""
+    """A box does not hold the shares whose hashes its dealer signed: the holder accuses the dealer (section 11)."""
 
     def __init__(self, dealer: str) -> None:
         super().__init__("a dealer's box does not hold the shares it signed for", where=f"dealer {dealer}")
@@ -48,7 +50,7 @@ class BadDealer(VerificationFailed):
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What an advert says of the site's privacy log and ledger; zeros where there is none."""
+    """Checkpoint of the site's privacy log and commitment to its ledger, for the advert; zeros where there is none."""
 
     log_size: int = 0
     log_root: bytes = bytes(32)
@@ -168,7 +170,7 @@ class OpenAttempt:
         self.held[dealer] = (b_share, s_share)
 
     def mask(self, update: Words, ring: Ring, *, workers: int) -> UploadHeader:
-        """Mask a copy of the update with this attempt's keys, once, and sign its root (S3)."""
+        """Mask a copy of the update with this attempt's keys, once, and sign its root (S3; section 6)."""
         pairs = {
             advert.site: key_agreement.mask_key(
                 self.mask_pair, advert.mask_key, kx=self.kx, own_id=self.site, peer_id=advert.site
@@ -188,7 +190,7 @@ class OpenAttempt:
         return self.header
 
     def reply(self, survivors: Sequence[str]) -> Secret:
-        """The shares that go out for this set and no other: of the seed of a survivor, of the key of the rest."""
+        """The shares for this set and no other: of the seed of a survivor, of the mask key of a dropout (section 1)."""
         kept = set(survivors)
         return Secret(b"".join(self.held[site][0 if site in kept else 1].reveal() for site in self.context.sites))
 
@@ -215,8 +217,7 @@ def deal_root(kx: bytes, dealer: str, holders: Sequence[str], dealt: Sequence[De
     return merkle.root(deal_leaves(kx, dealer, holders, dealt))
 
 
-# ----------------------------------------
-# What the parts of a site's machine share: who it is, what it may do, what it remembers.
+# What the parts of a site's machine share.
 
 HOUR_MS = 3600 * 1000
 
@@ -233,10 +234,10 @@ class PendingUpdate:
 
 @dataclass(kw_only=True)
 class SiteCore:
-    """A site's identity, policy and memory.
+    """A site's identity, policy and journal.
 
     :param storage_key: seals the answer that must survive a restart between AGREE and RELEASE.
-    :param heads: the newest heads of the privacy log and ledger, asked for at every advert.
+    :param heads: gives the newest checkpoint of the privacy log and the ledger's commitment, for each advert.
     :param patience_ms: how long to wait for each of the coordinator's steps before AGREE.
     """
 
@@ -259,6 +260,6 @@ class SiteCore:
         return self.journal.head(self.policy)
 
     def record(self, record: Wire) -> Persist:
-        """Remember something now and ask for it to be written before whatever comes next is done."""
+        """Apply a record now; as an effect it is on disk before any effect after it is carried out (section 9)."""
         self.journal.apply(record)
         return Persist(record)

@@ -1,7 +1,9 @@
-"""What a site asks of C1 to C4, and what both sides ask of signed pieces (docs/spec/secure-aggregation.md, section 3).
+"""What a site checks in C0 to C4, in abort requests and at its start; both sides use some of it for signed pieces.
 
-One function for each rule, called by name from the machines, so that a test can take away exactly one and show the
-attack it stops.
+One function for each rule, called by name from the machines, so that a test can switch off exactly one and show the
+attack that it stops (docs/attacks.md). Sections are those of docs/spec/secure-aggregation.md. What follows from a
+failed check is decided by the machine (section 3): a Plan is refused, a later message before AGREE ends the attempt,
+and after AGREE nothing changes.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from security.secagg.records import ManifestSeen, Outcome, UpdateBound
 from security.secagg.site.journal import AttemptMemory, Head, Journal
 from security.secrets import Secret
 
-# C1
+# C1: the adverts of the cohort. From them follows KX, and from KX every mask key (section 4).
 
 
 def check_adverts_cohort(context: RoundContext, adverts: Sequence[Advert]) -> None:
-    """Exactly the planned cohort, all in this context."""
+    """Exactly the planned cohort, all in this context: a missing or added member would change whom the masks hide."""
     if tuple(advert.site for advert in adverts) != context.sites:
         raise VerificationFailed("adverts are not those of the planned cohort", where="adverts")
     if any(advert.ctx != context.ctx() for advert in adverts):
@@ -32,55 +34,61 @@ def check_adverts_cohort(context: RoundContext, adverts: Sequence[Advert]) -> No
 
 
 def check_advert_signatures(policy: AggregationPolicy, adverts: Sequence[Advert]) -> None:
-    """Keys belong to the sites that the consortium listed; a coordinator cannot put its own in their place."""
+    """Keys belong to the sites that the manifest lists; with keys of its own the coordinator could open every box."""
     for advert in adverts:
         statements.verify(policy.entry(advert.site), statements.advert(policy, advert), advert.signature)
 
 
 def check_advert_keys(adverts: Sequence[Advert]) -> None:
-    """All 2n keys are distinct: a key shown under two names would give a site a mask with itself."""
+    """All 2n keys are distinct. A key shown under two names would give a site a pairwise mask with itself, and a mask
+    key that is also a box key would be opened when its site drops out (section 4)."""
     keys = [key for advert in adverts for key in (advert.mask_key, advert.share_key)]
     if len(set(keys)) != len(keys):
         raise VerificationFailed("two adverts share a key", where="adverts")
 
 
 def check_own_advert(own: Advert, adverts: Sequence[Advert]) -> None:
+    """Others must derive this site's masks from the keys that it made in this attempt."""
     if own not in adverts:
         raise VerificationFailed("this site's own advert was changed", where="adverts")
 
 
 class SetBack(VerificationFailed):
-    """A site has signed an advert that it does not remember: its memory was restored from a copy."""
+    """A site has signed an advert that is not in its records: its state was restored from an old copy (section 9)."""
 
     def __init__(self, known: Advert) -> None:
         super().__init__(
-            "adverts do not count up: the site's state directory was set back",
+            "the sequence number of an advert was used before: the site's state was restored from an old copy",
             where=f"site {known.site}",
-            hint="the consortium must enrol it anew",
+            hint="the consortium must enrol this site again",
         )
         self.known = known
 
 
 def check_advert_sequences(peers: Mapping[str, Advert], adverts: Sequence[Advert], own: str) -> None:
-    """A site that was set back could answer twice; its peers notice, because they remember its last advert."""
+    """A site restored from an old copy could agree to a second set. Its peers notice: they keep its last advert.
+
+    :param peers: the newest advert of each other site, from the records.
+    """
     for advert in adverts:
         known = peers.get(advert.site)
         if advert.site != own and known is not None and advert.sequence <= known.sequence:
             raise SetBack(known)
 
 
-# C2
+# C2: the boxes for this site, and every dealer's signed root. From the roots follows D.
 
 
 def check_deal_roots(policy: AggregationPolicy, context: RoundContext, kx: bytes, roots: Sequence[SignedRoot]) -> None:
-    """Every member dealt (U2 = U1): a whole class of states does not exist."""
+    """Every member has dealt, so that each secret that may have to be opened is shared (in the paper: U2 = U1)."""
     if tuple(line.site for line in roots) != context.sites:
-        raise VerificationFailed("dealer roots are not those of the whole cohort", where="deliver")
+        raise VerificationFailed("dealer roots are not those of all members of the cohort", where="deliver")
     for line in roots:
         statements.verify(policy.entry(line.site), statements.deal(kx, line.root), line.signature)
 
 
 def check_own_deal(own: bytes, site: str, roots: Sequence[SignedRoot]) -> None:
+    """D must cover the list that this site dealt: other sites judge its shares by it."""
     if next((line.root for line in roots if line.site == site), None) != own:
         raise VerificationFailed("this site's own dealer root was changed", where="deliver")
 
@@ -88,7 +96,7 @@ def check_own_deal(own: bytes, site: str, roots: Sequence[SignedRoot]) -> None:
 def check_delivered_path(
     context: RoundContext, kx: bytes, holder: str, delivered: DeliveredShare, roots: Mapping[str, bytes]
 ) -> None:
-    """A line is in its dealer's signed list; else the coordinator tampered, and nobody is to be accused."""
+    """A line is in its dealer's signed list. If not, the coordinator changed it, and no dealer may be accused."""
     share = delivered.share
     leaf = hashes.share_leaf(
         kx, dealer=delivered.dealer, holder=holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box
@@ -105,7 +113,7 @@ def check_delivered_path(
 def check_delivered_shares(
     b_share: Secret, s_share: Secret, *, kx: bytes, holder: str, delivered: DeliveredShare
 ) -> None:
-    """The box holds the shares whose hashes the dealer signed; else the dealer is accused."""
+    """The box holds the shares whose hashes the dealer signed. If not, the dealer is accused (section 11)."""
     for share, kind, expected in (
         (b_share, Opened.SEED, delivered.share.b_hash),
         (s_share, Opened.MASK_KEY, delivered.share.s_hash),
@@ -115,11 +123,12 @@ def check_delivered_shares(
         )
 
 
-# C3
+# C3: the survivors. AGREE on their set U is final for this attempt (section 8).
 
 
 def check_survivors_members(context: RoundContext, sites: Sequence[str]) -> None:
-    """A subset of the cohort in its order; all of it in an exact repeat."""
+    """A subset of the cohort in its order, and all of it in an exact repeat: a smaller set would give a second sum of
+    the same vectors, and the difference of the two sums is the vector of one site (section 8)."""
     if [site for site in context.sites if site in set(sites)] != list(sites):
         raise VerificationFailed("survivors are not distinct members in order", where="survivors")
     if context.repeats and len(sites) != context.n:
@@ -127,6 +136,7 @@ def check_survivors_members(context: RoundContext, sites: Sequence[str]) -> None
 
 
 def check_survivors_count(context: RoundContext, sites: Sequence[str]) -> None:
+    """At least t vectors, so that with c colluders any sum still contains two honest ones (section 2)."""
     if len(sites) < context.t:
         raise VerificationFailed(f"{len(sites)} survivors are fewer than the quorum of {context.t}", where="survivors")
 
@@ -134,33 +144,35 @@ def check_survivors_count(context: RoundContext, sites: Sequence[str]) -> None:
 def check_upload_roots(
     policy: AggregationPolicy, uploads: Sequence[SignedRoot], *, kx: bytes, deals: bytes, length: int
 ) -> None:
-    """Every survivor uploaded under the same keys and the same deals: a dealer of two lists is caught here."""
+    """Every survivor uploaded under the same keys and the same deals. Sites that were shown two lists of one dealer
+    have different D, and find it here."""
     for line in uploads:
         statements.verify(policy.entry(line.site), statements.upload(kx, deals, length, line.root), line.signature)
 
 
 def check_own_upload(site: str, own_root: bytes, uploads: Sequence[SignedRoot]) -> None:
-    """A site may be left out, but not be counted with something it never sent."""
+    """A site may be left out, but not counted with a vector that it never sent."""
     if any(line.site == site and line.root != own_root for line in uploads):
         raise VerificationFailed("this site's own upload was changed", where="survivors")
 
 
 def check_not_agreed(memory: AttemptMemory) -> None:
-    """At most one AGREE in an attempt."""
+    """At most one AGREE in an attempt. Two quorums share an honest site, so only one set is certified (section 2)."""
     if memory.agreed is not None or memory.outcome is not None:
         raise RemoteProtocolError("this site has already decided in this attempt", where="survivors")
 
 
 def check_same_set(agreed: bytes, survivors: bytes) -> None:
-    """Asked again after AGREE: the same set gets the same answer, another one gets none."""
+    """Asked again after AGREE: the same set gets the same answer, another set gets none (section 8)."""
     if survivors != agreed:
         raise RemoteProtocolError("this site has agreed to another set", where="survivors")
 
 
-# C4
+# C4: the certificate of a set. Only now do shares leave the site.
 
 
 def check_quorum(policy: AggregationPolicy, context: RoundContext, quorum: Quorum) -> None:
+    """At least t members of the cohort agreed; what the coordinator says about it does not count."""
     certificate_checks.check_agreements(
         policy,
         context.sites,
@@ -172,36 +184,38 @@ def check_quorum(policy: AggregationPolicy, context: RoundContext, quorum: Quoru
 
 
 def check_quorum_is_ours(agreed: bytes, quorum: Quorum) -> None:
-    """Shares are released only for the very set that this site agreed to."""
+    """Shares are released only for the set that this site agreed to: the sealed answer fits no other (section 9)."""
     if quorum.survivors != agreed:
         raise RemoteProtocolError("quorum is for another set than this site agreed to", where="quorum")
 
 
 def check_may_release(memory: AttemptMemory) -> None:
+    """A signed ABORT promises that this site never releases in the attempt (section 8)."""
     if memory.outcome is Outcome.ABORTED:
         raise RemoteProtocolError("this site has aborted the attempt", where="quorum")
 
 
-# ABORT
+# Abort requests.
 
 
 def check_abort_request(policy: AggregationPolicy, context: RoundContext, signature: bytes) -> None:
+    """Only the coordinator may ask for an ABORT; otherwise any member could end every attempt."""
     statements.verify(policy.coordinator, statements.abort_request(context.ctx()), signature)
 
 
 def check_may_abort(journal: Journal, ctx: bytes) -> None:
-    """RELEASE and ABORT never both: an abort certificate says that no sum can exist."""
+    """RELEASE and ABORT never both: `a` aborts must prove that fewer than `t` releases exist (section 2)."""
     if ctx in journal.released:
         raise RemoteProtocolError("this site has released in that attempt", where="abort request")
 
 
-# Start-up
+# Start.
 
 
 def check_own_advert_known(journal: Journal, policy: AggregationPolicy, site: str, advert: Advert) -> None:
-    """Somebody shows this site an advert of its own: it must remember it, or else its memory was set back.
+    """A peer shows this site an advert of its own. If it is not in the records, they are an old copy (section 9).
 
-    :raises SetBack: if this site has signed something that it does not know of.
+    :raises SetBack: if this site has signed an advert that its records do not contain.
     """
     if advert.site != site:
         raise VerificationFailed("advert is another site's", where="rollback")
@@ -212,23 +226,20 @@ def check_own_advert_known(journal: Journal, policy: AggregationPolicy, site: st
 
 
 def check_adverts_context(adverts: Adverts, ctx: bytes) -> None:
+    """The list answers the Plan that this site joined."""
     if adverts.ctx != ctx:
         raise VerificationFailed("adverts are of another attempt", where="adverts")
 
 
-# ----------------------------------------
-# What a site asks of a Plan before it makes a key (docs/spec/secure-aggregation.md, sections 2 and 8).
-#
-# One function for each rule, called by name from the machine, so that a test can take away exactly one and show the
-# attack it stops.
+# C0: the update and the Plan, before this site makes a key (sections 2, 8 and 9).
 
-ROUND_WINDOW = 1000
+ROUND_WINDOW = 1000  # rounds that a Plan may be ahead of those seen (section 9)
 MAX_ATTEMPTS = 64
-MAX_UPDATES_ON_ONE_STATE = 3
+MAX_UPDATES_ON_ONE_STATE = 3  # different vectors on one model without differential privacy (section 8)
 
 
 def check_manifest_version(policy: AggregationPolicy, seen: ManifestSeen | None) -> None:
-    """An older manifest may have a smaller c; two of one version are two federations."""
+    """An older manifest may have a smaller c; two different ones of one version would be two federations."""
     if seen is None or policy.manifest_version > seen.version:
         return
     if policy.manifest_version < seen.version or policy.manifest_hash != seen.manifest_hash:
@@ -240,15 +251,16 @@ def check_manifest_version(policy: AggregationPolicy, seen: ManifestSeen | None)
 
 
 def check_one_update(known: UpdateBound | None, bound: UpdateBound) -> None:
-    """One encoded update for each round: two of them in two attempts would leak their difference."""
+    """One encoded update for each round: two of them in two attempts would reveal their difference (section 8)."""
     if known is not None and (bound.round < known.round or (bound.round == known.round and bound != known)):
         raise PolicyViolation("this round already has another update", where="update", hint="wait for the next round")
 
 
 def check_fresh_update(journal: Journal, bound: UpdateBound) -> None:
-    """What was sent in one round never goes into a later one: the reuse rule looks at the attempts of one round only.
+    """What was sent in one round is never sent in a later one: the reuse rule covers the attempts of one round only.
 
-    A round that was lost or void may have a sum somewhere; the same vector in another cohort is then a difference away.
+    A round that was lost or void may have a sum somewhere. With the same vector in the sum of another cohort, the
+    difference of both sums would reveal the sites that changed (section 8).
     """
     again = journal.update is not None and journal.update.round == bound.round
     if not again and bound.state_hash == journal.uploaded_on and bound.digest in journal.uploaded:
@@ -260,6 +272,7 @@ def check_fresh_update(journal: Journal, bound: UpdateBound) -> None:
 
 
 def check_plan_signature(policy: AggregationPolicy, plan: Plan) -> None:
+    """Signed, so that a Plan which breaks a rule is evidence against the coordinator (section 5)."""
     statements.verify(policy.coordinator, statements.plan(plan.context), plan.signature)
 
 
@@ -274,6 +287,7 @@ def check_plan_federation(policy: AggregationPolicy, context: RoundContext) -> N
 
 
 def check_plan_layout(policy: AggregationPolicy, context: RoundContext) -> None:
+    """Clips, ring and order of the vector come from the manifest, or a sum could overflow (section 7)."""
     if context.layout_hash != policy.layout.layout_hash:
         raise PolicyViolation("plan has another layout than the manifest", where="plan")
 
@@ -286,59 +300,64 @@ def check_plan_members(policy: AggregationPolicy, context: RoundContext) -> None
 
 
 def check_plan_self(site: str, context: RoundContext) -> None:
+    """A site sends nothing, and promises nothing, for an attempt that it is not a member of."""
     if site not in context.sites:
         raise PolicyViolation("this site is not in the cohort", where="plan")
 
 
 def check_plan_thresholds(policy: AggregationPolicy, context: RoundContext) -> None:
-    """c and m come from the manifest; n, t and a follow. A cohort of colluders and one victim is too small for c."""
+    """c and m come from the manifest; n, t and a follow (section 2). c does not shrink with the cohort, so that a
+    cohort of the c colluders and one other site is too small."""
     if context.thresholds != policy.thresholds(len(context.members)):
         raise PolicyViolation("plan has other thresholds than the manifest gives this cohort", where="plan")
 
 
 def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) -> None:
-    """Two cohorts that could each hold a quorum must share an honest site."""
+    """Two cohorts that could each hold a quorum must share an honest site, or two histories could exist (section 2)."""
     policy.check_single_history(context.n)
 
 
 def check_plan_window(head: Head, journal: Journal, context: RoundContext) -> None:
-    """A far-off number would burn the high-water mark and lock the site out."""
+    """Numbers only increase (section 9), so a very high one would be the last one that this site could ever join."""
     latest = max(head.round, journal.high_water[0])
     if context.round > latest + ROUND_WINDOW or context.attempt >= MAX_ATTEMPTS:
         raise PolicyViolation("round or attempt number is out of the window", where="plan")
 
 
 def check_plan_high_water(head: Head, journal: Journal, context: RoundContext) -> None:
-    """The same round and attempt never twice: no two-time pad, no replay."""
+    """The same round and attempt never twice: masks are used once, and an old Plan cannot be replayed (section 9)."""
     if context.place <= journal.high_water or context.round <= head.round:
         raise PolicyViolation("round and attempt are not above the last ones joined", where="plan")
 
 
 def check_plan_history(head: Head, context: RoundContext) -> None:
-    """A fork of the history ends here, or else in masks that do not cancel."""
+    """All members follow the same result. Otherwise CTX differs between them and masks do not cancel (section 4)."""
     if context.prev_result != head.result:
         raise PolicyViolation("plan follows another result than this site has", where="plan")
 
 
 def check_plan_state(head: Head, update: UpdateBound, context: RoundContext) -> None:
-    """The state that this site computed itself, and that its update was trained on."""
+    """The state that this site computed itself (section 10), and that its update was trained on."""
     if context.state_hash != head.state_hash or context.state_hash != update.state_hash:
         raise PolicyViolation("plan is for another model than this site trained on", where="plan")
 
 
 def check_plan_config(policy: AggregationPolicy, update: UpdateBound, context: RoundContext) -> None:
-    """A configuration that the manifest lists, and that the update was trained under."""
+    """A configuration that the manifest lists, and that the update was trained under: the coordinator cannot ask for
+    training that reveals more."""
     if context.config_hash not in policy.config_hashes or context.config_hash != update.config_hash:
         raise PolicyViolation("plan has a training configuration that is not the agreed one", where="plan")
 
 
 def check_plan_update(update: UpdateBound, context: RoundContext) -> None:
+    """An update belongs to the round that it was trained for (section 8)."""
     if context.round != update.round:
-        raise PolicyViolation("plan is for another round than the update at hand", where="plan")
+        raise PolicyViolation("plan is for another round than the update", where="plan")
 
 
 def check_plan_certificate(policy: AggregationPolicy, head: Head, plan: Plan) -> None:
-    """Nothing leaves a site under a state whose sum was not checked (section 10)."""
+    """Nothing leaves a site that was trained on a sum which was not checked. The coordinator could hide a warning, so
+    a certificate is asked for: a missing one cannot be hidden (section 10)."""
     if head.round == 0 or head.vouched:
         return
     certificate_checks.check_certificate(
@@ -347,31 +366,32 @@ def check_plan_certificate(policy: AggregationPolicy, head: Head, plan: Plan) ->
 
 
 def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, update: UpdateBound) -> None:
-    """Many sums of fresh updates on one standing model average the noise of training away."""
+    """Many sums of new updates on one unchanged model would average out the randomness of training (section 8)."""
     if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
         return
     if len(journal.uploaded) >= MAX_UPDATES_ON_ONE_STATE:
         raise PolicyViolation(
             f"{len(journal.uploaded)} different updates were already sent on this model",
             where="plan",
-            hint="the operator decides: find out why rounds fail, or train with differential privacy",
+            hint="find out why rounds fail, or train with differential privacy; then the operator decides",
         )
 
 
 def check_plan_manifest_of_round(earlier: Sequence[AttemptMemory], context: RoundContext) -> None:
-    """One manifest version holds for all attempts of a round: quorums of different rosters need not meet."""
+    """One manifest version for all attempts of a round: quorums of different rosters need not share an honest site."""
     if any(memory.context.manifest_hash != context.manifest_hash for memory in earlier):
-        raise PolicyViolation("the manifest changed inside a round", where="plan", hint="go on with the next round")
+        raise PolicyViolation("the manifest changed inside a round", where="plan", hint="continue with the next round")
 
 
 def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory], plan: Plan) -> None:
-    """The reuse rule (section 8): every earlier attempt that may hold this update is dead or exactly repeated."""
+    """The reuse rule (section 8): every earlier attempt that may contain this update has an abort certificate, or is
+    repeated exactly. Without it, two sums of different cohorts would differ by the vector of one site."""
     exact = {repeat.ctx: repeat.survivors for repeat in plan.context.repeats}
     repeated: list[set[str]] = []
     cheats: set[str] = set()
     for memory in earlier:
         if memory.upload is None:
-            continue
+            continue  # no byte of the update was sent in that attempt
         ctx = memory.context.ctx()
         if ctx in exact:
             certificate = _certified_repeat(policy, memory, plan, exact[ctx])
@@ -383,7 +403,8 @@ def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory]
 
 
 def check_plan_repeats_set(cohort: Sequence[str], repeated: Sequence[set[str]], cheats: set[str]) -> None:
-    """The new cohort is the certified set, less dealers with a fraud proof: it can only give the same sum again."""
+    """The new cohort is the certified set without dealers that have a fraud proof, so that the repeat can only give
+    the one sum that the old attempt could have (section 8)."""
     if any(certified - cheats != set(cohort) for certified in repeated):
         raise PolicyViolation("the cohort is not the set that it claims to repeat", where="plan")
 
@@ -393,7 +414,7 @@ def _check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) ->
     certificate = next((found for found in plan.aborts if found.ctx == ctx), None)
     if certificate is None:
         raise PolicyViolation(
-            "an earlier attempt that holds this update has neither an abort certificate nor an exact repeat",
+            "an earlier attempt that contains this update has neither an abort certificate nor an exact repeat",
             where="plan",
         )
     certificate_checks.check_abort_certificate(policy, memory.context.sites, memory.context.thresholds, certificate)
@@ -407,6 +428,7 @@ def _certified_repeat(
     if certificate is None:
         raise PolicyViolation("an exact repeat comes without its certificate", where="plan")
     if certificate.kx != memory.kx:
+        # Under other keys the same names could stand for other vectors.
         raise VerificationFailed("repeat certificate is under other keys", where="plan")
     if certificate_checks.check_repeat_certificate(policy, old, certificate) != survivors:
         raise VerificationFailed("repeat certificate is of another set", where="plan")

@@ -1,6 +1,6 @@
-"""A site's memory, as its write-ahead log tells it (docs/spec/secure-aggregation.md, section 9).
+"""What a site remembers: its write-ahead log, replayed (docs/spec/secure-aggregation.md, section 9).
 
-`apply` is the only way to change it, so that a restarted site, which applies the same records, knows the same things.
+`apply` is the only way to change it, so that a restarted site, which applies the same records, has the same journal.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from security.secagg.records import Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMemory:
-    """What a site remembers of one attempt it joined."""
+    """What is recorded of one attempt that the site joined."""
 
     context: RoundContext
     advert: Advert
@@ -43,7 +43,16 @@ class Head:
 
 @dataclass
 class Journal:
-    """Everything a site must not forget, and nothing secret but the sealed answers."""
+    """Everything that must survive a restart. Nothing in it is secret, except the sealed answers.
+
+    :ivar sequence: number of the newest advert; it never decreases.
+    :ivar high_water: highest round and attempt that were joined or aborted; a Plan must be above it.
+    :ivar released: attempts in which shares were released: they can never be aborted.
+    :ivar aborted: attempts with the code of the signed ABORT: they can never be released.
+    :ivar peers: newest advert of each other site, to notice a peer whose state is an old copy.
+    :ivar uploaded: digests of the updates that were sent on the state `uploaded_on` (section 8).
+    :ivar last: newest link of the chain of results.
+    """
 
     manifest: records.ManifestSeen | None = None
     sequence: int = 0
@@ -139,7 +148,7 @@ class Journal:
             self.released.add(record.ctx)
         else:
             self.aborted[record.ctx] = record.code
-            # Whatever could still have been released is forgotten together with the promise not to release it.
+            # ABORT promises never to release, so the sealed answer is dropped together with it.
             if ctx_memory := self.attempts.get(record.ctx):
                 self.attempts[record.ctx] = replace(ctx_memory, agreed=None)
 
@@ -164,9 +173,9 @@ class Journal:
         return next((memory for memory in self.attempts.values() if memory.kx == kx), None)
 
     def compacted(self, *, done_round: int) -> tuple[Wire, ...]:
-        """The records that tell this memory without the attempts of rounds up to `done_round`.
+        """The records that give this journal without the attempts of rounds up to `done_round`.
 
-        The sealed answers of those rounds are in no record any more, which is how they are erased.
+        The sealed answers of those rounds are then in no record, which is how they are erased.
         """
         kept: list[Wire] = [self.manifest] if self.manifest else []
         kept.append(
@@ -206,14 +215,14 @@ class Journal:
 
     def _attempt_records(self, memory: AttemptMemory) -> list[Wire]:
         ctx = memory.context.ctx()
-        told: list[Wire | None] = [
+        found: list[Wire | None] = [
             records.Joined(context=memory.context, advert=memory.advert),
             records.KeysSeen(ctx=ctx, kx=memory.kx, adverts=()) if memory.kx else None,
             memory.upload,
             memory.agreed,
         ]
         if memory.outcome is not None:
-            told.append(
+            found.append(
                 records.AttemptEnded(
                     ctx=ctx,
                     round=memory.context.round,
@@ -222,4 +231,4 @@ class Journal:
                     code=self.aborted.get(ctx, 0),
                 )
             )
-        return [record for record in told if record is not None]
+        return [record for record in found if record is not None]

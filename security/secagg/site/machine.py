@@ -1,7 +1,7 @@
 """The site's machine: event in, effects out (docs/spec/secure-aggregation.md, sections 3, 8 and 9).
 
-It knows no socket, file or clock of its own. The rule it keeps above all: in one attempt at most one AGREE, and after
-it RELEASE or ABORT, never both, each written down before it is said.
+It has no socket, no file and no clock of its own. Its most important rule: in one attempt at most one AGREE, and after
+it RELEASE or ABORT, never both, each recorded before it is sent. `security.secagg.transitions` explains the states.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _OWN_STATE = (
     SiteEvent.OLD_QUORUM,
 )
 _STEPS = (SiteEvent.ADVERTS, SiteEvent.DELIVER, SiteEvent.SURVIVORS)
-# A request that comes again word for word is answered again word for word.
+# If exactly the same message arrives again, exactly the same answer is sent again (section 3).
 _ANSWERED = (SiteEvent.PLAN, *_STEPS)
 
 
@@ -66,12 +66,13 @@ class SiteMachine:
     # What the shell calls.
 
     def start(self) -> Effects:
-        """After every (re)start: abort what cannot go on, and say hello (section 9)."""
+        """After every (re)start: abort what cannot continue, and announce this site (section 9)."""
         if self.core.journal.stopped:
             return (Halted(PolicyViolation(self.core.journal.stopped, where="start")),)
         effects: list[Effect] = []
         self._check_manifest(effects)
         for memory in self.core.journal.open_attempts():
+            # Keys and shares of an attempt before AGREE were in memory only.
             if memory.agreed is None:
                 effects += self._abort(memory.context, AbortCode.RESTARTED)
         self._take_up()
@@ -93,7 +94,7 @@ class SiteMachine:
         if update.round <= head.round or update.state_hash != head.state_hash:
             raise PolicyViolation("update was not trained on the newest model", where="update")
         if self.core.policy.strict and not head.vouched:
-            raise PolicyViolation("the newest model has not been vouched for", where="update")
+            raise PolicyViolation("the newest model has no check certificate yet", where="update")
         bound = records.UpdateBound(
             round=update.round,
             state_hash=update.state_hash,
@@ -107,7 +108,7 @@ class SiteMachine:
         return () if known == bound else (self.core.record(bound),)
 
     def take_manifest(self, policy: AggregationPolicy) -> Effects:
-        """Go on under a newer manifest; between attempts only."""
+        """Continue under a newer manifest; between attempts only."""
         if self.state is not SiteState.IDLE:
             raise LocalProtocolError("a manifest takes effect between attempts", where="manifest")
         checks.check_manifest_version(policy, self.core.journal.manifest)
@@ -144,14 +145,14 @@ class SiteMachine:
         return hashlib.sha256(type(message).__name__.encode() + message.to_bytes()).digest()
 
     def reject(self, error: ToolkitError) -> Effects:
-        """Something arrived that is no message at all: the open attempt ends, if it still can."""
+        """Something arrived that is not a message: the open attempt ends, if it still can (section 3)."""
         if self.state not in _BEFORE_AGREE:
             return ()
         step(SITE, self.state, SiteEvent.FAILURE)
         return self._abort(self._open_context(), AbortCode.FAILED_CHECK, error)
 
     def tick(self) -> Effects:
-        """Look at the clock. Before AGREE patience ends; after it only the secrets' time to live does."""
+        """Look at the clock. Before AGREE a timeout ends the attempt, after it only `secret_ttl` does (section 9)."""
         if self.state in _BEFORE_AGREE and self.deadline is not None and self.core.clock.mono_ms() >= self.deadline:
             step(SITE, self.state, SiteEvent.DEADLINE)
             return self._abort(self._open_context(), AbortCode.TIMED_OUT)
@@ -213,7 +214,7 @@ class SiteMachine:
         return effects
 
     def _wait(self) -> None:
-        """Patience starts anew with every step."""
+        """Each step has its own timeout."""
         before = self.state in _BEFORE_AGREE
         self.deadline = self.core.clock.mono_ms() + self.core.patience_ms if before else None
 
@@ -221,7 +222,7 @@ class SiteMachine:
         return self.core.journal.attempts[self.burst.ctx].context
 
     def _abort(self, context: RoundContext, code: AbortCode, error: ToolkitError | None = None) -> Effects:
-        """Promise never to release in this attempt, and forget what could be released."""
+        """Promise never to release in this attempt, and erase what could be released (section 8)."""
         ctx, journal = context.ctx(), self.core.journal
         checks.check_may_abort(journal, ctx)
         memory = journal.attempts.get(ctx)
@@ -271,7 +272,8 @@ class SiteMachine:
         return effects
 
     def _piece(self, piece: messages.ChunkPiece) -> Effects:
-        """A chunk that does not add up proves the coordinator wrong: stop, the alarm cannot go through it."""
+        """A wrong chunk is evidence against the coordinator. The site halts; a warning could not pass the
+        coordinator."""
         try:
             return self.intake.piece(piece)
         except WrongSum as error:
@@ -299,7 +301,7 @@ class SiteMachine:
         return self.core.record(records.Stopped(reason=reason)), Halted(error)
 
     def _take_up(self) -> None:
-        """Go on with the newest attempt in which this site has agreed and whose result is not known."""
+        """Continue the newest attempt in which this site has agreed and whose result is not known (section 9)."""
         for memory in self.core.journal.attempts.values():
             if memory.agreed is not None and memory.outcome is not Outcome.ABORTED:
                 self.burst.ctx = memory.context.ctx()

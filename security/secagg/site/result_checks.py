@@ -1,6 +1,9 @@
-"""What a site asks of a result before it lets its model move (docs/spec/secure-aggregation.md, section 10).
+"""What a site checks in C5, the result, before its model changes; then the download and the audit of the sum.
 
-One function for each rule, called by name, so that a test can take away exactly one and show the attack it stops.
+One function for each rule, called by name, so that a test can switch off exactly one and show the attack that it stops.
+The order is that of docs/spec/secure-aggregation.md, section 10: the header (signature, context, adverts, agreements,
+opened secrets), the root of the sum, the next model, and chunks of the sum against the signed uploads. Other sections
+are cited from the same page.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ from security.secrets import Secret
 
 
 def check_result_signature(policy: AggregationPolicy, result_hash: bytes, signature: bytes) -> None:
-    """The coordinator stands for this result: with a site's signed root against it, that is transferable evidence."""
+    """The coordinator has signed R. If a chunk does not match the signed uploads, this signature is the evidence."""
     statements.verify(policy.coordinator, statements.result(result_hash), signature)
 
 
 def check_result_context(policy: AggregationPolicy, context: RoundContext) -> None:
-    """The attempt was one that the manifest allows, whether or not this site was in it."""
+    """The attempt was one that the manifest allows, whether or not this site was in it (section 2)."""
     checks.check_plan_federation(policy, context)
     checks.check_plan_layout(policy, context)
     checks.check_plan_members(policy, context)
@@ -44,17 +47,19 @@ def check_result_context(policy: AggregationPolicy, context: RoundContext) -> No
 
 
 def check_result_extends(head: Head, context: RoundContext) -> None:
-    """A result follows the one this site has, and that one was covered by acknowledgements."""
+    """One chain: a result follows the one that this site has, and that one has a check certificate. Otherwise a wrong
+    sum could be built upon before anybody has checked it."""
     if context.prev_result != head.result or context.state_hash != head.state_hash or context.round <= head.round:
         raise PolicyViolation("result does not follow the one this site has", where="result")
     if not head.vouched:
-        raise PolicyViolation("the result before this one has not been vouched for", where="result")
+        raise PolicyViolation("the result before this one has no check certificate", where="result")
 
 
 def check_jump_context(policy: AggregationPolicy, head: Head, context: RoundContext) -> None:
-    """A later state of this run, made under any of its manifests, and by no smaller quorum than this one asks for.
+    """A later state of this run, made under any of its manifests, by no smaller quorum than this one demands (section
+    11).
 
-    Nobody else looks at this context: a quorum of none would be covered by no acknowledgement at all.
+    No other check reads this context: with a quorum of zero, no acknowledgement at all would be needed.
     """
     if (context.federation, context.run) != (policy.federation, policy.run):
         raise PolicyViolation("state is of another federation or run", where="jump")
@@ -65,7 +70,8 @@ def check_jump_context(policy: AggregationPolicy, head: Head, context: RoundCont
 
 
 def check_result_memory(memory: AttemptMemory | None, kx: bytes, deals: bytes, site: str, result: Result) -> None:
-    """What this site saw of the attempt is what everybody is now shown of it."""
+    """What this site saw of the attempt is what the result says of it: same keys, same deals, its own upload or
+    none."""
     if memory is None or memory.kx is None:
         return
     if memory.kx != kx or (memory.upload is not None and memory.upload.deals != deals):
@@ -76,12 +82,17 @@ def check_result_memory(memory: AttemptMemory | None, kx: bytes, deals: bytes, s
 
 
 def check_result_survivors(context: RoundContext, sites: Sequence[str]) -> None:
+    """The rules of C3 again, for sites that were not in the attempt."""
     checks.check_survivors_members(context, sites)
     checks.check_survivors_count(context, sites)
 
 
 def check_result_opened(context: RoundContext, result: Result) -> None:
-    """Every opened secret is the one behind its commitment or public key."""
+    """Every opened secret is the one behind its commitment or public key, so that the masks are those of the uploads.
+
+    For each site exactly one kind: a survivor's seed, the mask key of a dropout. Both of one site would open its
+    vector.
+    """
     survivors = {line.site for line in result.uploads}
     dropped = [advert for advert in result.adverts if advert.site not in survivors]
     alive = [advert for advert in result.adverts if advert.site in survivors]
@@ -97,6 +108,7 @@ def check_result_opened(context: RoundContext, result: Result) -> None:
 
 
 def check_result_agreements(policy: AggregationPolicy, kx: bytes, survivors: bytes, result: Result) -> None:
+    """A quorum agreed to exactly this set: there is no other sum of the attempt (section 13)."""
     context = result.context
     certificate_checks.check_agreements(
         policy, context.sites, context.t, kx=kx, survivors=survivors, agreements=result.agreements
@@ -104,40 +116,45 @@ def check_result_agreements(policy: AggregationPolicy, kx: bytes, survivors: byt
 
 
 def check_sum_root(leaves: Sequence[bytes], root: bytes) -> None:
+    """R names the root, so that all sites have received the same sum."""
     if merkle.root(leaves) != root:
         raise VerificationFailed("sum does not have the announced root", where="result")
 
 
 def check_next_state(outcome: Outcome, result: Result) -> None:
-    """The site computes verdict and model itself; the coordinator only says what it should find."""
+    """The site computes verdict and model itself; the coordinator announces them and cannot choose them."""
     if outcome.verdict != result.verdict or outcome.state_hash != result.state_hash:
         raise VerificationFailed("the announced model does not follow from the sum", where="result")
 
 
 def check_chunk_path(piece: ChunkPiece, *, root: bytes, chunks: int) -> None:
-    """A chunk of an upload as its site signed it."""
+    """A chunk of an upload as its site signed it: with made-up uploads any sum could be explained."""
     merkle.verify_inclusion(
         leaf=merkle.leaf_hash(piece.data), index=piece.chunk, size=chunks, path=piece.path, root=root
     )
 
 
 class WrongSum(VerificationFailed):
-    """A published sum is not the sum of the signed uploads: the coordinator's own signature convicts it."""
+    """A published sum is not the sum of the signed uploads; the coordinator's signature on it is the evidence."""
 
 
 def check_chunk_sum(recomputed: Words, published: Words) -> None:
+    """Whole numbers: the two are equal or the sum is wrong; there is no tolerance."""
     if not np.array_equal(recomputed, published):
         raise WrongSum(
             "a chunk of the published sum is not the sum of the uploads",
             where="result",
-            hint="tell the consortium by a way that does not pass the coordinator",
+            hint="inform the consortium directly, not through the coordinator",
         )
 
 
 def check_may_ack(journal: Journal, head: Head) -> None:
-    """One result for each round, and none for a round that this site has given up by joining a later one."""
+    """One result for each round, and none for a round that this site has left by joining a later one.
+
+    Two acknowledgements of different results would let two histories be certified.
+    """
     if head.round < journal.high_water[0] or head.round < journal.acked_round:
-        raise PolicyViolation("this site has gone on to a later round", where="acknowledgement")
+        raise PolicyViolation("this site has joined a later round", where="acknowledgement")
     if head.round == journal.acked_round and journal.acked not in (b"", head.result):
         raise PolicyViolation("this site has acknowledged another result of the round", where="acknowledgement")
 
@@ -158,11 +175,8 @@ def result_digests(result: Result) -> tuple[bytes, bytes, bytes]:
     return kx, survivors, result_hash
 
 
-# ----------------------------------------
-# A result on its way into a site: the header is checked, the sum streams in, chunks of it are added up again.
-#
-# `check_header`, `Download` and `ChunkAudit` do the work; the machine in `site` decides when (docs/spec/secure-
-# aggregation.md, section 10).
+# The header, the download of the sum, and the audit of its chunks. The machine decides when each of them happens.
+
 
 @dataclass(frozen=True, slots=True)
 class CheckedHeader:
@@ -246,7 +260,8 @@ class Download:
 
     @property
     def ready(self) -> int:
-        """How many words from the beginning on are there: all before the next frame, since only the first is early."""
+        """How many words from the start are complete: all before the next frame, because only the first frame is
+        early."""
         return self._layout.words if self.complete else self._next * self._layout.ring.frame_words
 
     def finish(self) -> Words:
@@ -257,7 +272,7 @@ class Download:
 
 @dataclass
 class ChunkAudit:
-    """One site's part in checking a sum: chunks of all uploads are added up, unmasked and compared."""
+    """One site's part in checking a sum: the same chunk of all uploads is added, unmasked and compared (section 10)."""
 
     policy: AggregationPolicy
     site: str
@@ -316,9 +331,11 @@ def assigned_chunks(
     randomness: Randomness,
     absent: Collection[str] = (),
 ) -> list[int]:
-    """Covered: the chunks for which this site is among the first c + 1 by hash. Sampled: a few at random.
+    """Covered: the chunks for which this site is among the first c + 1 by hash, so that each chunk has an honest
+    checker. Sampled: a few at random. They are drawn after the coordinator signed the result, so that it cannot know
+    them.
 
-    Random chunks are drawn after the coordinator signed the result, by each site for itself: no one can know them.
+    :param absent: members that do not answer; their chunks go to the next ones in the order.
     """
     if policy.audit is AuditMode.SAMPLED:
         wanted: set[int] = set()

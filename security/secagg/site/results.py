@@ -1,6 +1,7 @@
-"""How results come into a site: header, sum, next model, audit, acknowledgement (section 10 of the specification).
+"""How a site takes over results: header, sum, next model, audit, acknowledgement; and the evidence of a wrong sum.
 
-Also how a site that was away catches up: result after result, or by one certified state (section 11).
+Sections are those of docs/spec/secure-aggregation.md: 10 for results, 11 for a site that was away and catches up, by
+one result after the other or by one certified state.
 """
 
 from __future__ import annotations
@@ -48,19 +49,17 @@ from security.secagg.site.attempt import SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.result_checks import CheckedHeader, ChunkAudit, Download, check_header, opened_masks
 
-# ----------------------------------------
-# What a site keeps when a published sum is wrong: proof that convinces anybody who holds the manifest.
-#
-# The coordinator signed the result, a quorum signed the roots of the uploads, and the chunk does not add up. No more
-# is needed, and nothing in it is secret: uploads are masked, and the opened masks stand in the result.
+# Evidence of a wrong sum. Anybody with the manifest can check it: the coordinator signed the result, a quorum signed
+# the roots of the uploads, and the chunk is not their sum. Nothing in it is secret: uploads are masked, and the opened
+# masks are in the result.
 
-# What such a file begins with, so that a tool knows it from other proofs.
+# The first line of such a file, so that a tool can distinguish it from other proofs.
 HEADING: Final = b"lazaret wrong-sum proof 1\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongSumEvidence(Wire):
-    """A chunk of a published sum, beside the same chunk of every upload that it is said to be the sum of."""
+    """A chunk of a published sum, and the same chunk of every upload in that sum."""
 
     result: Annotated[Result, Nested(Result)]
     chunk: Small
@@ -70,7 +69,7 @@ class WrongSumEvidence(Wire):
 
     @classmethod
     def of(cls, audit: ChunkAudit) -> WrongSumEvidence:
-        """From the chunk at hand, all of whose pieces have come."""
+        """From the chunk under audit, when all its pieces have arrived."""
         result, chunk = audit.header.result, audit.todo[0]
         frames = [data for _, data in audit.policy.layout.ring.frames(audit.total)]
         tree = merkle.Tree([merkle.leaf_hash(frame) for frame in frames])
@@ -86,13 +85,13 @@ class WrongSumEvidence(Wire):
     def parse(cls, data: bytes) -> WrongSumEvidence:
         """Read an evidence file."""
         if not data.startswith(HEADING):
-            raise CodecError("not the proof of a wrong sum")
+            raise CodecError("not an evidence file of a wrong sum")
         return cls.from_bytes(data.removeprefix(HEADING))
 
     def verify(self, policy: AggregationPolicy) -> None:
-        """Check it without any state at hand.
+        """Check it with the manifest alone.
 
-        :raises VerificationFailed: if it does not convict the coordinator.
+        :raises VerificationFailed: if it does not show that the published sum is wrong.
         """
         result, chunks = self.result, policy.chunks
         kx, survivors, result_hash = result_checks.result_digests(result)
@@ -116,11 +115,11 @@ class WrongSumEvidence(Wire):
         masks = opened_masks(kx, result.adverts, tuple(roots), result.seeds, result.keys)
         masking.unmask_chunk(recomputed, masks, ring, index=self.chunk)
         if ring.pack(recomputed).tobytes() == self.published:
-            raise VerificationFailed("the chunk is the sum of the uploads: nobody is convicted", where="evidence")
+            raise VerificationFailed("the chunk is the sum of the uploads: it is not wrong", where="evidence")
 
 
 class Intake:
-    """The newest model, what is on its way to follow it, and this site's part in checking it."""
+    """The newest model, the result that is arriving to replace it, and this site's part in checking it."""
 
     def __init__(self, core: SiteCore, model: Vector) -> None:
         self.core = core
@@ -130,14 +129,14 @@ class Intake:
         self._successor: states.Successor | None = None
         self._jump: tuple[Jump, Vector, int] | None = None
         if states.state_hash(model) != core.head.state_hash:
-            raise PolicyViolation("the model at hand is not the newest one accepted", where="start")
+            raise PolicyViolation("the loaded model is not the newest one accepted", where="start")
 
     def header(self, result: Result) -> Effects:
         """Check a header; the frames of its sum follow."""
         self._successor = None
         kx, _, result_hash = result_checks.result_digests(result)
         if result_hash == self.core.head.result and not self.core.head.vouched:
-            # Accepted before a restart: R binds the whole header, and the audit starts anew.
+            # Accepted before a restart: R covers the whole header, and the audit starts again.
             self._download = Download(CheckedHeader(result, kx, result_hash), self.core.policy.layout)
             return ()
         memory = self.core.journal.attempts.get(result.context.ctx())
@@ -187,15 +186,16 @@ class Intake:
         effects.append(
             Advanced(result.context.round, header.result_hash, state_hash, outcome.verdict, header.survivors, total)
         )
+        # Two sums in a row that differ by one site: the difference of the sums reveals its update (threat model).
         if len(changed) == 1:
             effects.append(LoneChange(result.context.round, changed.pop()))
-        # The answers of this round can be asked for no more; what is not in the compacted log is erased.
+        # The answers of this round are not needed any more; what is not in the compacted log is erased (section 9).
         effects.append(self._forget())
         return (*effects, *self._begin_audit(download))
 
     def _begin_audit(self, download: Download) -> Effects:
         self.audit = None
-        # A site that has joined a later round gave this one up, and does not vouch for it.
+        # A site that has joined a later round has left this one, and does not acknowledge its result.
         if self.core.head.round >= self.core.journal.high_water[0]:
             self.audit = ChunkAudit(self.core.policy, self.core.site, download.header, download.total)
             self.audit.assign(self.core.randomness)
@@ -233,7 +233,7 @@ class Intake:
         return self._next_chunk() if self.audit.take(piece) else ()
 
     def order(self, order: AuditOrder) -> Effects:
-        """Take over the chunks of sites that went away; also how the coordinator asks a restarted site again."""
+        """Take over the chunks of absent sites; the coordinator also sends it to a site that has restarted."""
         if self.audit is None or order.result != self.audit.header.result_hash:
             raise RemoteProtocolError("order is for a result that is not under audit", where="audit")
         waiting = bool(self.audit.todo)
@@ -241,7 +241,7 @@ class Intake:
         return () if waiting else self._next_chunk()
 
     def end_audit(self) -> None:
-        """The next burst begins: others have vouched for the result."""
+        """The next aggregation begins: other sites have certified the result."""
         self.audit = None
 
     def vouch(self, message: Vouched | TrainOrder) -> Effects:

@@ -31,7 +31,7 @@ function today(egress, width) {
   return [
     el("p", { class: "figure" }, bytes(sum), el("span", { class: "soft" }, ` on ${egress.day}, ${bytes(egress.total)} in all`)),
     egress.today.length
-      ? bars("Bytes that left today, by kind", egress.today.map(([name, count, size]) =>
+      ? bars("Bytes sent today, by kind", egress.today.map(([name, count, size]) =>
         [`${CLASSES[name] ?? name} (${count})`, size, bytes(size)]))
       : none("Nothing."),
     days.length > 1 ? el("figure", {}, columns("Bytes by day", days.map((one) => [one.day.slice(5), one.size]), width)) : null,
@@ -105,7 +105,7 @@ function confusion({ told, names }) {
         row.map((count, column) => el("td", {
           class: `s${sum ? Math.min(5, Math.ceil((5 * count) / sum)) : 0}${column === place ? " right" : ""}`,
         }, count))))))),
-  none(`Rows are true classes, columns what the model says; ${told.side} images after round ${told.round}.`)];
+  none(`Rows are true classes, columns are predictions; ${told.side} images after round ${told.round}.`)];
 }
 
 function mark(shape, x, y, attributes) {

@@ -101,7 +101,7 @@ def test_vector_in_a_control_message_does_not_leave() -> None:
 
 @pytest.mark.parametrize("vector", [None, b"something else"])
 def test_vector_must_be_shown_to_the_door(vector: bytes | None) -> None:
-    with pytest.raises(PolicyViolation, match="not shown"):
+    with pytest.raises(PolicyViolation, match="not checked"):
         pass_door(_outgoing(VECTOR, vector=vector))
 
 

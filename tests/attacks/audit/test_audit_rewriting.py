@@ -155,7 +155,7 @@ def test_cut_and_continued_log_is_refused_at_start(lonely: Lonely, tmp_path: Pat
     restored = _restore(lonely, old)
     with pytest.raises(RollbackDetected):
         restored.refuse_rollback([held])
-    with pytest.raises(Exception, match="set back"):
+    with pytest.raises(Exception, match="restored from an old copy"):
         restored.append(ev.AgentStop(reason="end"))
 
 

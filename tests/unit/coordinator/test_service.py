@@ -367,7 +367,7 @@ def test_a_burst_that_does_not_end_is_left_after_a_while(
         assert 1.0 <= await seconds_of(service._run()) < 5.0
 
     play(hub, monkeypatch, scene)
-    assert caplog.text.count("goes on at the next start") == 1
+    assert caplog.text.count("continues at the next start") == 1
 
 
 def test_told_twice_it_leaves_at_once(
@@ -380,7 +380,7 @@ def test_told_twice_it_leaves_at_once(
         assert await seconds_of(service._run()) < 1.0
 
     play(hub, monkeypatch, scene)
-    assert caplog.text.count("goes on at the next start") == 1
+    assert caplog.text.count("continues at the next start") == 1
 
 
 def test_between_bursts_it_leaves_at_once_and_says_nothing(

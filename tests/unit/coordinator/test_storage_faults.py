@@ -70,7 +70,7 @@ def test_a_database_that_is_really_full(storage: Storage) -> None:
     storage._db.execute("PRAGMA max_page_count = 1")
     with pytest.raises(ToolkitError, match="full") as raised:
         storage.note_session("x" * 100_000, 1, now_ms=0)
-    assert raised.value.exit_code == 1 and "make room" in (raised.value.hint or "")
+    assert raised.value.exit_code == 1 and "free space" in (raised.value.hint or "")
     assert "coordinator.sqlite" in (raised.value.where or "")
 
 
@@ -80,7 +80,7 @@ def test_what_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
     for ask in (lambda: Storage(tmp_path), lambda: ReadOnlyHistory(path).rounds()):
         with pytest.raises(ConfigError, match="not a database") as raised:
             ask()
-        assert raised.value.where == str(path) and "no old copy" in (raised.value.hint or "")
+        assert raised.value.where == str(path) and "do not restore an old copy" in (raised.value.hint or "")
 
 
 def test_a_damaged_database_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_damaged_database_is_refused_in_one_line(tmp_path: Path) -> None:
         ReadOnlyHistory(path).rounds()
     with pytest.raises((ConfigError, DataError), match="malformed") as raised:
         Storage(tmp_path).history.rounds()
-    assert raised.value.exit_code == 2 and "no old copy" in (raised.value.hint or "")
+    assert raised.value.exit_code == 2 and "do not restore an old copy" in (raised.value.hint or "")
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS])

@@ -91,9 +91,9 @@ def test_an_error_that_ends_a_command_is_a_json_line_too(
 @pytest.mark.parametrize(
     ("code", "to_do"),
     [
-        (errno.ENOSPC, "make room"),
+        (errno.ENOSPC, "free space"),
         (errno.EDQUOT, "quota"),
-        (errno.EIO, "system's log"),
+        (errno.EIO, "system log"),
         (errno.EROFS, "read-only"),
         (errno.EACCES, None),
     ],

@@ -63,7 +63,7 @@ def test_the_log_ends_with_the_coarse_reason(
 def test_an_agent_that_was_told_to_stop_says_so(world: SiteWorld) -> None:
     agent = world.start(SITE)
     asyncio.run(serve(agent, table(1), until=lambda stopped: stopped.set()))
-    assert [entry["reason"] for entry in world.entries(SITE, "agent.stop")] == ["told to stop"]
+    assert [entry["reason"] for entry in world.entries(SITE, "agent.stop")] == ["stopped by a signal"]
 
 
 # Why there is no connection.

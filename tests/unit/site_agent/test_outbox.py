@@ -125,7 +125,7 @@ def test_what_only_the_coordinator_may_say_does_not_leave(tmp_path: Path) -> Non
     with pytest.raises(LocalProtocolError):
         list(agent.outbox.post(Post(message=relay.Ping(number=1))))
     frame = messages.UploadFrame(kx=bytes(32), index=0, data=b"")
-    with pytest.raises(LocalProtocolError, match="frames leave as a vector"):
+    with pytest.raises(LocalProtocolError, match="frames are sent as one vector"):
         list(agent.outbox.post(Post(message=frame)))
     assert world.entries(SITE, "egress") == []
 

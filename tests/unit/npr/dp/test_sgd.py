@@ -138,7 +138,7 @@ def test_a_noisy_sum_that_is_not_finite_ends_the_run() -> None:
 
     model, x, y = problem()
     trainer = DpSgd(model, sgd(model), reservation=reservation(noise=Broken()), units=Units(range(40)), divisor=8.0)
-    with pytest.raises(LocalProtocolError, match="charge stands"):
+    with pytest.raises(LocalProtocolError, match="cost stays booked"):
         trainer.step(losses_of(model, x, y))
 
 

@@ -114,7 +114,7 @@ def test_egress_totals(signed: Federation, by: str) -> None:
     log = _json("verify", signed.members["linz"].folder)["logs"][0]
     assert sum(row["bytes"] for row in data["rows"]) == sum(total["bytes"] for total in log["egress"].values())
     assert all(row["surplus"] == 0 for row in data["rows"])
-    assert "blocked at the door: 0" in _run("egress", signed.members["linz"].folder, "--by", by).output
+    assert "blocked by the egress filter: 0" in _run("egress", signed.members["linz"].folder, "--by", by).output
 
 
 def test_epsilon(signed: Federation) -> None:
@@ -182,7 +182,7 @@ def test_report_of_a_changed_log_says_so(signed: Federation, tmp_path: Path) -> 
     page = tmp_path / "report.html"
     assert _run("report", signed.hub.folder, changed, "-o", page).exit_code == 1
     assert "Do not rely on these logs" in page.read_text()
-    assert "<strong>RootMismatch</strong>: the entries do not lead to a signed head" in page.read_text()
+    assert "<strong>RootMismatch</strong>: the entries do not lead to a signed checkpoint" in page.read_text()
     assert "Until they are explained, what holds above" in page.read_text()
 
 

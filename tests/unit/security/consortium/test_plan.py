@@ -77,9 +77,9 @@ def test_a_wrong_plan_gets_one_clear_line(world: World, change: tuple[str, str],
 def test_a_model_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"rubbish")
     for name, what, hint in [
-        ("nowhere", "initial model not found", "hands it out"),
+        ("nowhere", "initial model not found", "sends it out"),
         ("", "cannot be read: is a directory", "may this user read it"),
-        ("cut.safetensors", "not a safetensors file", "is it whole"),
+        ("cut.safetensors", "not a safetensors file", "is it complete"),
     ]:
         with pytest.raises(ConfigError, match=what) as caught:
             InitialModel.read(tmp_path / name)
@@ -204,7 +204,7 @@ def test_a_large_roster_is_sampled_and_told_what_that_means(tmp_path: Path) -> N
     world = World.make(tmp_path, sites=[f"site-{number:02}" for number in range(21)])
     manifest = world.publish()
     assert (manifest.audit.mode, manifest.audit.chunks_per_site) == ("sampled", 1)
-    assert any("covered" in note and "lying coordinator" in note for note in warnings(manifest))
+    assert any("covered" in note and "dishonest coordinator" in note for note in warnings(manifest))
     assert manifest.aggregation.colluders == 6
     world.write_plan(PLAN + '[audit]\nmode = "covered"\n')
     assert not any("sampled" in note for note in warnings(world.publish()))

@@ -58,5 +58,5 @@ def test_the_bytes_of_24_bits() -> None:
 
 @pytest.mark.parametrize(("bits", "length"), [(24, 4), (32, 6), (64, 12)])
 def test_parts_of_numbers_are_refused(bits: int, length: int) -> None:
-    with pytest.raises(LocalProtocolError, match="no whole words"):
+    with pytest.raises(LocalProtocolError, match="not a multiple of words"):
         Ring(bits).unpack(bytes(length))

@@ -19,7 +19,7 @@ def test_it_lets_through_what_fits_and_stops_before_the_cap() -> None:
         total = rule.admit(total, ROUND)
         rounds += 1
     assert rounds > 1
-    with pytest.raises(BudgetExhausted, match="past the cap of 3"):
+    with pytest.raises(BudgetExhausted, match="above the cap of 3"):
         rule.admit(total, ROUND)
     with pytest.raises(BudgetExhausted):
         rule.admit(float("nan"), ROUND)

@@ -72,7 +72,7 @@ def test_an_uncommitted_reservation_costs_the_same() -> None:
 def test_rounds_past_the_cap_are_refused_and_write_nothing() -> None:
     store = MemoryStore()
     ledger = Ledger.create(store, TERMS, version="v1")
-    with pytest.raises(BudgetExhausted, match="past the cap"):
+    with pytest.raises(BudgetExhausted, match="above the cap"):
         book(ledger, 10_000)
     lines = len(store.lines)
     with pytest.raises(BudgetExhausted):
@@ -313,7 +313,7 @@ def test_terms_that_cannot_be_kept_are_refused() -> None:
 
 
 def test_small_things(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="one directory"):
+    with pytest.raises(LedgerError, match="in the same folder"):
         FileStore(tmp_path / "a", tmp_path / "b")
     store = MemoryStore()
     with pytest.raises(LedgerError, match="no ledger"):

@@ -53,7 +53,7 @@ def test_every_legal_cohort_has_the_three_properties() -> None:
 
 
 def test_colluders_and_one_victim_are_no_cohort() -> None:
-    with pytest.raises(PolicyViolation, match="cannot hold a quorum") as caught:
+    with pytest.raises(PolicyViolation, match="smaller than its quorum") as caught:
         thresholds.derive(n=4, c=3, m=3)
     assert "at least 5" in str(caught.value.hint)
 

@@ -160,7 +160,7 @@ NOTHING: dict[str, Any] = {"about": {}, "privacy": None}
 
 def test_sentences() -> None:
     assert judge(NOTHING, CALM, silent=False)["level"] == "good"
-    assert judge(NOTHING, CALM | {"today": []}, silent=False)["sentence"] == "Nothing left this hospital today"
+    assert judge(NOTHING, CALM | {"today": []}, silent=False)["sentence"] == "Nothing was sent today"
     assert judge(NOTHING, CALM, silent=True)["level"] == "look"
     assert judge(NOTHING, CALM | {"blocked": 2, "blocked_today": 1}, silent=False)["level"] == "bad"
     assert judge(NOTHING, CALM | {"blocked": 2}, silent=False)["level"] == "look"

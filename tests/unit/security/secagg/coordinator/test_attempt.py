@@ -212,7 +212,7 @@ def test_statements_about_another_attempt_are_refused() -> None:
     abort = signed(run, "site-00", statements.abort(zero, 1))
     with pytest.raises(VerificationFailed, match="another attempt"):
         sent(messages.Abort(site="site-00", ctx=zero, code=1, signature=abort))
-    with pytest.raises(VerificationFailed, match="says nothing"):
+    with pytest.raises(VerificationFailed, match="no evidence against"):
         sent(messages.Rollback(advert=attempt.dealing.adverts["site-01"]))
     with pytest.raises(RemoteProtocolError, match="not allowed in state uploading"):
         sent(messages.ChunkRequest(site="site-00", result=zero, chunk=0))

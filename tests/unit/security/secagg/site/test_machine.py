@@ -247,7 +247,7 @@ def test_peers_refuse_a_sequence_number_they_have_seen() -> None:
     assert (run.run_round(random_updates(run.policy.layout, run.sites, 2))).total is not None
     assert run.planned.attempts[0].publication is None, "the others refuse its old number"
     assert "site-01" not in run.planned.attempts[1].context.sites
-    assert run.book.excluded == {"site-01": "set back"}
+    assert run.book.excluded == {"site-01": "restored from an old copy"}
 
 
 def test_a_gap_in_the_sequence_is_accepted() -> None:

@@ -76,7 +76,7 @@ def test_a_changed_coordinate_is_found_and_stops_the_finder(monkeypatch: pytest.
     for name in halted:
         site = run.sites[name]
         assert isinstance(site.errors[-1], result_checks.WrongSum)
-        assert "does not pass the coordinator" in str(site.errors[-1].hint)
+        assert "not through the coordinator" in str(site.errors[-1].hint)
         assert isinstance(site.wal[-1], records.Stopped)
         with pytest.raises(RemoteProtocolError, match="not allowed in state halted"):
             site.machine.receive(run.planned.attempts[0].plan)
@@ -99,7 +99,7 @@ def test_training_on_a_provisional_model_is_forbidden_only_when_strict() -> None
     run.run_round(random_updates(run.policy.layout, run.sites, 1))
     updates = random_updates(run.policy.layout, run.sites, 2)
     run.sites["site-00"].machine.core.policy = replace(run.policy, strict=True)
-    with pytest.raises(PolicyViolation, match="not been vouched for"):
+    with pytest.raises(PolicyViolation, match="has no check certificate"):
         run.begin_round(updates)
 
 
@@ -318,7 +318,7 @@ def test_a_site_that_was_away_replays_the_sums() -> None:
         late.receive(publication.result)
         for frame in publication.sum_to("site-04").frames():
             late.receive(frame)
-        with pytest.raises(PolicyViolation, match=r"vouched for|follow"):
+        with pytest.raises(PolicyViolation, match=r"no check certificate|follow"):
             late.receive(history[-1][0].result if publication is not history[-1][0] else history[0][0].result)
         assert check is not None
         late.receive(messages.Vouched(result=publication.result_hash, check=check))
