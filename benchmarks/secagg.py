@@ -24,6 +24,7 @@ from benchmarks.secagg_parts import WEIGHT_CAP, Federation, Floor, Stopwatch, wa
 from security.clock import SystemClock
 from security.crypto import encoding, masking, prg
 from security.crypto.prg import Words
+from security.identity.membership import BareMandate
 from security.log import uniformity
 from security.rng import SystemRandomness
 from security.secagg import messages
@@ -103,8 +104,7 @@ class Sites:
         federation = self.federation
         randomness = SystemRandomness()
         core = SiteCore(
-            policy=federation.policy,
-            signer=federation.signer(name),
+            mandate=BareMandate(federation.policy, federation.signer(name)),
             journal=Journal(),
             storage_key=Secret(randomness.bytes(32)),
             randomness=randomness,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from coordinator.effects import Effect, Effects, ReplaySum, SendState, of_round
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
-from security.identity.membership import AggregationPolicy
+from security.identity.membership import Mandate
 from security.secagg import certificate_checks, messages
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
@@ -39,7 +39,7 @@ class Link:
 class Chain:
     """All results, oldest first.
 
-    :param policy: of the manifest in force. A site reads results by it: sums of an older manifest cannot be replayed,
+    :param mandate: the policy in force. A site reads results by it: sums of an older manifest cannot be replayed,
         and a state of another layout cannot be taken.
     """
 
@@ -48,10 +48,10 @@ class Chain:
         links: list[Link],
         load_result: Callable[[bytes], Result],
         load_check: Callable[[bytes], CheckCertificate | None],
-        policy: AggregationPolicy,
+        mandate: Mandate,
     ) -> None:
         self.links = links
-        self._policy = policy
+        self._mandate = mandate
         self._load_result = load_result
         self._load_check = load_check
         self._head_check = load_check(links[-1].result_hash) if links else None
@@ -112,7 +112,7 @@ class Chain:
         certificate of what it stands on still counts, though sites have left or have other keys since.
         """
         rest = [self._load_result(link.result_hash) for link in self.links[max(0, place) :]]
-        if any(result.context.manifest_hash != self._policy.manifest_hash for result in rest):
+        if any(result.context.manifest_hash != self._mandate.policy.manifest_hash for result in rest):
             return False
         return not rest or place <= 0 or self._counts(place - 1)
 
@@ -121,7 +121,11 @@ class Chain:
         quorum = self._load_result(link.result_hash).context.t
         try:
             certificate_checks.check_certificate(
-                self._policy, self._check(number), result=link.result_hash, state_hash=link.state_hash, quorum=quorum
+                self._mandate.policy,
+                self._check(number),
+                result=link.result_hash,
+                state_hash=link.state_hash,
+                quorum=quorum,
             )
         except (PolicyViolation, VerificationFailed):
             return False
@@ -139,7 +143,7 @@ class Chain:
             if check is None:
                 continue
             result = self._load_result(link.result_hash)
-            if result.context.layout_hash != self._policy.layout.layout_hash or not self._counts(number):
+            if result.context.layout_hash != self._mandate.policy.layout.layout_hash or not self._counts(number):
                 break
             effects += [Send(Jump(result=result, check=check), to=site), SendState(site, link.state_hash)]
             return number + 1 if self._replayable(number + 1) else len(self.links)

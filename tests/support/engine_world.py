@@ -39,13 +39,12 @@ from security.secagg.effects import Compact, Discard, Persist, SaveState, Send, 
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Clips, Layout
-from security.secagg.loopback import COORDINATOR, LoopbackFederation
+from security.secagg.loopback import LoopbackFederation
 from security.secagg.relay import KINDS, Decline, Ping, Pong
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secagg.state import canonical, state_hash
-from security.secagg.statements import Signer
 
 WORDS = 40
 CONFIG = bytes(32)
@@ -86,13 +85,12 @@ class EngineWorld:
         self.storage = Storage(self.folder)
         self.storage.save_state(self.initial)
         core = CoordinatorCore(
-            policy=self.base.policy,
-            signer=Signer(COORDINATOR, self.base.keys[COORDINATOR]),
+            mandate=self.base.core.mandate,
             spool=FileSpool(self.storage.spool),
             clock=self.clock,
         )
         book = self.storage.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
-        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate, self.base.policy)
+        chain = Chain(self.storage.links(), self.storage.result, self.storage.certificate, core.mandate)
         model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
         self.engine = RoundEngine(core, book, self.plan, chain, model, completed=self.storage.completed())
         rebuilt = restore_round(core, book, self.storage.newest_records(), self.storage.load_state)
