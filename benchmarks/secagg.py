@@ -25,6 +25,7 @@ from protos.stream_end import StreamEnd
 from security.clock import SystemClock
 from security.crypto import encoding, masking, prg
 from security.crypto.prg import Words
+from security.identity.membership import BareMandate
 from security.log import uniformity
 from security.rng import SystemRandomness
 from security.secagg import messages
@@ -109,8 +110,7 @@ class Sites:
         federation = self.federation
         randomness = SystemRandomness()
         core = SiteCore(
-            policy=federation.policy,
-            signer=federation.signer(name),
+            mandate=BareMandate(federation.policy, federation.signer(name)),
             journal=Journal(),
             storage_key=Secret(randomness.bytes(32)),
             randomness=randomness,

@@ -18,6 +18,7 @@ from protos.stream_end import StreamEnd
 from security.clock import SystemClock
 from security.crypto import encoding, merkle
 from security.crypto.masking import Accumulator
+from security.identity.membership import BareMandate
 from security.secagg import messages
 from security.secagg import state as states
 from security.secagg.coordinator import attempt as machine
@@ -52,8 +53,7 @@ class Shell:
         self.watch = Stopwatch()
         self.watched()
         core = CoordinatorCore(
-            policy=federation.policy,
-            signer=federation.signer(COORDINATOR),
+            mandate=BareMandate(federation.policy, federation.signer(COORDINATOR)),
             spool=FileSpool(folder),
             clock=SystemClock(),
             workers=workers,

@@ -29,7 +29,7 @@ from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
-from security.identity.membership import Standing, aggregation_policy, audit_roster
+from security.identity.membership import Membership, Seat
 from security.identity.pki import Purpose, Role, Subject
 from security.log.events import AgentStart
 from security.log.roster import Roster
@@ -54,8 +54,12 @@ class Assembled:
 
     shell: Shell
     identity: Identity
-    manifest: Manifest
+    seat: Seat
     first: Effects
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.seat.manifest
 
     def begin(self) -> None:
         """Open the first round, or go on with the one that was open. Once."""
@@ -87,17 +91,18 @@ def prepare(
     if ended is not None:
         log.info("run %s is over, run %s begins; the old one's files are in %s", ended, manifest.run, storage.runs)
     storage.save_state(initial)
-    roster = audit_roster(manifest)
-    books = Books(_open_log(storage, identity, manifest, roster, clock, rng), manifest.run)
-    witness = Witness(storage.log, roster, identity.cosigner(_subject(manifest)), clock)
-    desk = WitnessDesk(manifest.coordinator.id, books, witness, roster)
-    engine, first = _engine(config, manifest, identity, storage, initial, clock)
+    signer = Signer(manifest.coordinator.id, identity.signing_key(manifest.coordinator.certificate))
+    seat = Seat(Membership.of(manifest, signer, now_ms=clock.now_ms()))
+    books = Books(_open_log(storage, identity, manifest, seat.roster, clock, rng), manifest.run)
+    witness = Witness(storage.log, lambda: seat.roster, identity.cosigner(_subject(manifest)), clock)
+    desk = WitnessDesk(manifest.coordinator.id, books, witness)
+    engine, first = _engine(config, seat, storage, initial, clock)
     shell = shell_type(engine, storage, books, desk, clock)
     started = _started(config)
     books.log.note_settings(config=started.config, who=software.account())
     books.write(started)
     books.log.checkpoint()
-    return Assembled(shell=shell, identity=identity, manifest=manifest, first=first)
+    return Assembled(shell=shell, identity=identity, seat=seat, first=first)
 
 
 def read_manifest(identity: Identity, clock: Clock) -> Manifest:
@@ -164,26 +169,24 @@ def _note_peers(log: AuditLog, old: Manifest | None, new: Manifest) -> None:
 
 def _engine(
     config: CoordinatorConfig,
-    manifest: Manifest,
-    identity: Identity,
+    seat: Seat,
     storage: Storage,
     initial: Vector,
     clock: Clock,
 ) -> tuple[RoundEngine, Effects]:
-    policy = aggregation_policy(manifest, now_ms=clock.now_ms())
+    manifest = seat.manifest
     core = CoordinatorCore(
-        policy=policy,
-        signer=Signer(manifest.coordinator.id, identity.signing_key(manifest.coordinator.certificate)),
+        mandate=seat,
         spool=FileSpool(storage.spool),
         clock=clock,
         timeouts=Timeouts(step_ms=manifest.timing.message * 1000, upload_ms=manifest.timing.upload * 1000),
         workers=min(MOST_WORKERS, len(os.sched_getaffinity(0))),
     )
     history = storage.history
-    book = history.blame_book({entry.site: entry.cert for entry in policy.roster})
+    book = history.blame_book({entry.site: entry.cert for entry in seat.policy.roster})
     chain = Chain(
         history.links(),
-        policy,
+        seat,
         core.spool,
         load_result=history.result,
         load_check=history.certificate,
@@ -197,7 +200,7 @@ def _engine(
         chain,
         model,
         completed=history.completed(),
-        standing=Standing(manifest, now_ms=clock.now_ms()).changed,
+        renew=seat.renew,
     )
     rebuilt, start = _take_up(core, book, storage, chain, clock)
     if start is not None:

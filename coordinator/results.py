@@ -16,7 +16,7 @@ import numpy as np
 from coordinator.effects import Effect, Effects
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.crypto.ring import frames_of
-from security.identity.membership import AggregationPolicy
+from security.identity.membership import Mandate
 from security.secagg import certificate_checks, messages
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
@@ -56,7 +56,7 @@ class Link:
 class Chain:
     """All results, oldest first.
 
-    :param policy: of the manifest in force. A site reads results by it: sums of an older manifest cannot be replayed,
+    :param mandate: the policy in force. A site reads results by it: sums of an older manifest cannot be replayed,
         and a state of another layout cannot be taken.
     :param spool: has the newest sums.
     """
@@ -64,7 +64,7 @@ class Chain:
     def __init__(
         self,
         links: list[Link],
-        policy: AggregationPolicy,
+        mandate: Mandate,
         spool: Spool,
         *,
         load_result: Callable[[bytes], Result],
@@ -72,7 +72,7 @@ class Chain:
         load_state: Callable[[bytes], Vector],
     ) -> None:
         self.links = links
-        self._policy = policy
+        self._mandate = mandate
         self._spool = spool
         self._load_result = load_result
         self._load_check = load_check
@@ -135,7 +135,7 @@ class Chain:
         certificate of what it stands on still counts, though sites have left or have other keys since.
         """
         rest = [self._load_result(link.result_hash) for link in self.links[max(0, place) :]]
-        if any(result.context.manifest_hash != self._policy.manifest_hash for result in rest):
+        if any(result.context.manifest_hash != self._mandate.policy.manifest_hash for result in rest):
             return False
         return not rest or place <= 0 or self._counts(place - 1)
 
@@ -144,7 +144,11 @@ class Chain:
         quorum = self._load_result(link.result_hash).context.t
         try:
             certificate_checks.check_certificate(
-                self._policy, self._check(number), result=link.result_hash, state_hash=link.state_hash, quorum=quorum
+                self._mandate.policy,
+                self._check(number),
+                result=link.result_hash,
+                state_hash=link.state_hash,
+                quorum=quorum,
             )
         except (PolicyViolation, VerificationFailed):
             return False
@@ -162,7 +166,7 @@ class Chain:
             if check is None:
                 continue
             result = self._load_result(link.result_hash)
-            if result.context.layout_hash != self._policy.layout.layout_hash or not self._counts(number):
+            if result.context.layout_hash != self._mandate.policy.layout.layout_hash or not self._counts(number):
                 break
             effects += [Send(Jump(result=result, check=check), to=site)]
             effects += [SendFrames(site, partial(self._state, link.state_hash))]
@@ -172,8 +176,8 @@ class Chain:
 
     def _sum(self, link: Link) -> Iterator[Wire]:
         """The sum of an older result, read when its first frame is sent."""
-        words = read_sum(self._spool, link.sum_root, self._policy.layout)
-        yield from sum_frames(link.result_hash, words, self._policy.layout)
+        words = read_sum(self._spool, link.sum_root, self._mandate.policy.layout)
+        yield from sum_frames(link.result_hash, words, self._mandate.policy.layout)
 
     def _state(self, state_hash: bytes) -> Iterator[Wire]:
         """A whole state, for a site that was away for too long to replay the sums."""

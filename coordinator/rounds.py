@@ -31,7 +31,6 @@ from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, Op
 from coordinator.phases import Attendance, Phase, RunPlan, Turn, follow
 from coordinator.results import QUESTIONS, Chain, Link, Standings, SumCheck, publication_of
 from lazaret.errors import PolicyViolation, RemoteProtocolError
-from security.identity.membership import AggregationPolicy
 from security.secagg import messages, records
 from security.secagg.certificates import Ack
 from security.secagg.context import Verdict
@@ -53,7 +52,7 @@ _ENDING = (*_OVER, *_DONE, _S.UNMASKING, _S.ABORTING)
 class RoundEngine:
     """One run of one federation.
 
-    :param standing: the policy from an instant on, if it is another one than before: certificates end in mid-run.
+    :param renew: brings the core's mandate up to an instant: certificates begin and end in mid-run.
     """
 
     def __init__(
@@ -65,7 +64,7 @@ class RoundEngine:
         model: Vector,
         *,
         completed: int = 0,
-        standing: Callable[[int], AggregationPolicy | None] = lambda _: None,
+        renew: Callable[[int], None] = lambda _: None,
     ) -> None:
         self.core = core
         self.book = book
@@ -80,7 +79,7 @@ class RoundEngine:
         self.standings = Standings(chain)
         self.deadline = 0
         self._stopping = False
-        self._standing = standing
+        self._renew = renew
         self._stored_blame = StoreBlame.of(book, core.policy)
 
     @property
@@ -276,8 +275,8 @@ class RoundEngine:
         effects: list[Effect] = []
         if self.phase is Phase.BURST and self._round.current is not None:
             effects += self._settle(self._round.current.tick())
-        elif (policy := self._standing(self.core.clock.now_ms())) is not None:
-            self.core.policy = policy
+        else:
+            self._renew(self.core.clock.now_ms())
         return *effects, *self._look(), *self.check.press(self.sites.online)
 
     def stop(self) -> Effects:

@@ -30,6 +30,7 @@ from security.clock import SystemClock
 from security.crypto.ring import FRAME_BYTES
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
+from security.identity.membership import Seat
 from security.identity.rules import check_tls_peer
 from security.log.egress import SecondLedger
 from security.log.events import AgentStop
@@ -53,10 +54,10 @@ class Stopping(Exception):
 class Service:
     """The coordinator on the network."""
 
-    def __init__(self, shell: Shell, identity: Identity, manifest: Manifest) -> None:
+    def __init__(self, shell: Shell, identity: Identity, seat: Seat) -> None:
         self.shell = shell
         self.identity = identity
-        self.manifest = manifest
+        self._seat = seat
         self.port = 0
         self.traffic = SecondLedger(shell.books.log, Meter())
         self.stopped = asyncio.Event()
@@ -66,6 +67,10 @@ class Service:
         self._witnessed_rounds = -1
         self._sending = Turns()
         self._receiving = Turns()
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._seat.manifest
 
     # One stream.
 
@@ -348,7 +353,7 @@ def run_until_stopped(
     malloc.settle()
 
     async def serve() -> None:
-        service = service_type(ready.shell, ready.identity, ready.manifest)
+        service = service_type(ready.shell, ready.identity, ready.seat)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop)

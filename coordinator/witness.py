@@ -24,17 +24,16 @@ Letter = tuple[str, Wire]  # to whom, and what
 class WitnessDesk:
     """Heads in, letters out. Holds no socket."""
 
-    def __init__(self, name: str, books: Books, witness: Witness, roster: Roster) -> None:
+    def __init__(self, name: str, books: Books, witness: Witness) -> None:
         self._name = name
         self._books = books
         self._witness = witness
-        self._roster = roster
         self._held: dict[tuple[str, str], int] = {}  # (witness, origin of the log) -> size, as far as we know
         self._retried: set[tuple[str, str]] = set()
 
-    def adopt(self, roster: Roster, witness: Witness) -> None:
-        """Go on under a newer manifest."""
-        self._roster, self._witness = roster, witness
+    @property
+    def _roster(self) -> Roster:
+        return self._witness.roster
 
     def known(self) -> dict[tuple[str, str], int]:
         """Which witness holds how much of which log, as far as it has said so since this start."""

@@ -18,7 +18,7 @@ from protos.stream_end import StreamEnd, empty_log_head
 from security.clock import Clock, SystemClock
 from security.crypto.prg import Words
 from security.crypto.signing import SigningKey
-from security.identity.membership import AggregationPolicy, AuditMode, RosterEntry
+from security.identity.membership import AggregationPolicy, AuditMode, BareMandate, RosterEntry
 from security.rng import Randomness, SystemRandomness
 from security.secagg import messages
 from security.secagg import state as states
@@ -147,8 +147,7 @@ class LoopbackFederation:
             dp_active=dp_active,
         )
         self.core = CoordinatorCore(
-            policy=self.policy,
-            signer=Signer(COORDINATOR, self.keys[COORDINATOR]),
+            mandate=BareMandate(self.policy, Signer(COORDINATOR, self.keys[COORDINATOR])),
             spool=spool or MemorySpool(),
             clock=self.clock,
             workers=workers,
@@ -181,8 +180,7 @@ class LoopbackFederation:
 
     def _machine(self, name: str, model: Vector) -> SiteMachine:
         core = SiteCore(
-            policy=self.policy,
-            signer=Signer(name, self.keys[name]),
+            mandate=BareMandate(self.policy, Signer(name, self.keys[name])),
             journal=Journal(),
             storage_key=Secret(self.randomness.bytes(32)),
             randomness=self.randomness,

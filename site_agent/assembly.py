@@ -14,13 +14,12 @@ from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
-from security.identity.membership import Standing, aggregation_policy, audit_roster
+from security.identity.membership import Seat
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
 from security.log.events import AgentStart, DataOpened, Egress, SecaggSurvivors
 from security.log.note import checkpoint_of
 from security.log.reader import LogReader
-from security.log.roster import Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -28,13 +27,12 @@ from security.secagg.effects import Vector
 from security.secagg.site.attempt import Heads, SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
-from security.secagg.statements import Signer
 from security.secrets import Secret
 from site_agent.budget import Budget, open_budget
 from site_agent.config import SiteConfig
 from site_agent.outbox import Outbox
 from site_agent.ready_slots import slots_of
-from site_agent.run import Agent, Learner
+from site_agent.run import Agent, Learner, site_membership
 from site_agent.session import Session
 from site_agent.state_dir import Vault
 from site_agent.state_writer import WriteAheadLog
@@ -65,7 +63,8 @@ def assemble(
     vault.claim(manifest.run)
     wal = WriteAheadLog(vault.wal)
     vault.tidy()
-    log, roster = open_log(config, vault, identity, manifest, site, clock, rng)
+    seat = Seat(site_membership(identity, manifest, site, now_ms=clock.now_ms()))
+    log = open_log(config, vault, identity, seat, clock, rng)
     log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
     log.append(_started(config))
     budget = open_budget(config, manifest, log, vault.log, key=identity.data_key(), clock=clock)
@@ -76,36 +75,24 @@ def assemble(
         )
         log.append(opened, run=manifest.run)
     log.checkpoint()
-    machine = _machine(identity, manifest, site, vault, wal, start, log, clock, rng, config.site.threads or 1, budget)
-    destination = manifest.coordinator.tls_keys[-1]
+    machine = _machine(identity, seat, vault, wal, start, log, clock, rng, config.site.threads or 1, budget)
     session = Session(
         machine,
-        manifest,
+        seat,
         config.policy,
         clock,
         config_hash=config_hash_of(manifest),
         slots=slots_of(manifest.timing.train, config.site.ready_slot),
-        destination=destination,
         pending=vault.unseal(manifest.aggregation.layout),
         rounds_done=vault.rounds_done,
         dropouts=logged_dropouts(vault.log),
-        standing=Standing(manifest, now_ms=clock.now_ms(), dp_active=manifest.privacy is not None).changed,
     )
-    outbox = Outbox(
-        log,
-        config.policy,
-        federation=manifest.federation,
-        site=site,
-        run=manifest.run,
-        layout=manifest.aggregation.layout,
-        destination=destination,
-        spent=logged_bytes(vault.log, manifest.run),
-    )
+    outbox = Outbox(log, config.policy, seat, spent=logged_bytes(vault.log, manifest.run))
     session.spent = outbox.spent
-    witness = Witness(vault.log, roster, identity.cosigner(_subject(manifest, site)), clock)
+    witness = Witness(vault.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
     return agent_type(
         identity=identity,
-        manifest=manifest,
+        seat=seat,
         policy=config.policy,
         session=session,
         outbox=outbox,
@@ -167,20 +154,19 @@ def open_log(
     config: SiteConfig,
     vault: Vault,
     identity: Identity,
-    manifest: Manifest,
-    site: str,
+    seat: Seat,
     clock: Clock,
     rng: Randomness,
-) -> tuple[AuditLog, Roster]:
+) -> AuditLog:
     """The privacy log, begun or gone on with, under the manifest in force."""
-    roster = audit_roster(manifest)
+    roster, manifest, site = seat.roster, seat.manifest, seat.signer.site
     party, keys, data = roster.by_name[site], identity.folder / "keys" / "epochs", identity.manifest_path.read_bytes()
     if (vault.log / "FORMAT").exists():
         log = AuditLog.open(vault.log, keys, party=party, roster=roster, clock=clock, rng=rng)
         if (vault.log / "manifest.json").read_bytes() != data:
             log.adopt_manifest(data, manifest.version, roster)
-        return log, roster
-    log = AuditLog.create(
+        return log
+    return AuditLog.create(
         vault.log,
         keys,
         party=party,
@@ -191,7 +177,6 @@ def open_log(
         clock=clock,
         rng=rng,
     )
-    return log, roster
 
 
 def logged_dropouts(log: Path) -> dict[str, tuple[str, ...]]:
@@ -226,8 +211,7 @@ def _started(config: SiteConfig) -> AgentStart:
 
 def _machine(
     identity: Identity,
-    manifest: Manifest,
-    site: str,
+    seat: Seat,
     vault: Vault,
     wal: WriteAheadLog,
     start: Vector,
@@ -237,10 +221,9 @@ def _machine(
     workers: int,
     budget: Budget | None,
 ) -> SiteMachine:
-    policy = aggregation_policy(manifest, now_ms=clock.now_ms(), dp_active=budget is not None)
     journal = Journal.replay(wal.records)
-    head = journal.head(policy)
-    model = start if journal.last is None else vault.state(policy.layout, head.state_hash)
+    head = journal.head(seat.policy)
+    model = start if journal.last is None else vault.state(seat.layout, head.state_hash)
 
     def heads() -> Heads:
         newest = checkpoint_of(log.newest_checkpoint)
@@ -248,8 +231,7 @@ def _machine(
         return Heads(log_size=newest.size, log_root=newest.root, ledger=paid)
 
     core = SiteCore(
-        policy=policy,
-        signer=Signer(site, identity.signing_key(manifest.site(site).certificate)),
+        mandate=seat,
         journal=journal,
         storage_key=Secret(identity.sealing_key()),
         randomness=rng,

@@ -8,6 +8,7 @@ from typing import Any
 
 from lazaret.errors import LocalProtocolError, RemoteProtocolError
 from security.identity.manifest import Manifest
+from security.identity.membership import Seat
 from security.log import events as ev
 from security.log.schema import MAX_COUNT
 from security.secagg import effects as fx
@@ -136,8 +137,8 @@ class Translator:
     :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
     """
 
-    def __init__(self, manifest: Manifest, journal: Journal, dropouts: Mapping[str, Collection[str]]) -> None:
-        self.manifest = manifest
+    def __init__(self, seat: Seat, journal: Journal, dropouts: Mapping[str, Collection[str]]) -> None:
+        self._seat = seat
         self._contexts: dict[bytes, RoundContext] = {}
         self._survivors: dict[bytes, tuple[str, ...]] = {}
         self._roots: dict[bytes, bytes] = {}
@@ -183,7 +184,7 @@ class Translator:
                 yield Seal()
                 yield Evaluate(round=effect.round, state=model)
             case fx.Refused():
-                yield refused(self.manifest, effect, self._contexts.get(effect.ctx))
+                yield refused(self._seat.manifest, effect, self._contexts.get(effect.ctx))
                 yield effect
             case fx.Halted():
                 yield Leave(effect.error, retry=False)
@@ -212,7 +213,7 @@ class Translator:
 
     def _stands_for(self, message: Wire, context: RoundContext) -> Iterator[Note]:
         if isinstance(message, Advert):
-            yield invited(self.manifest, context)
+            yield invited(self._seat.manifest, context)
         elif isinstance(message, messages.Agree):
             members = self._survivors.get(message.kx, ())
             yield survivors(context, message.survivors, members)

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 from lazaret.errors import LocalProtocolError, PolicyViolation
 from protos.parse import FROM_SITE, Parcel
+from security.identity.membership import Seat
 from security.log.egress import Outgoing, OutgoingVector, blocked, pass_door, pass_vector
 from security.log.writer import AuditLog
 from security.secagg import messages, relay
 from security.secagg.fields import Wire
-from security.secagg.layout import Layout
 from security.secagg.registry import REGISTRY, Shape
 from security.secagg.relay import FRAMES, SignedHead
 from security.secagg.sizes import expected_bytes
@@ -27,7 +27,7 @@ from site_agent.policy import SitePolicy
 class Outbox:
     """Turns messages into logged parcels, numbered on each connection.
 
-    :param destination: SHA-256 of the coordinator's TLS key, as entries name it.
+    :param seat: whose name, run, layout and destination the parcels have.
     :param spent: bytes that each round has cost before this start.
     """
 
@@ -35,26 +35,26 @@ class Outbox:
         self,
         log: AuditLog,
         policy: SitePolicy,
+        seat: Seat,
         *,
-        federation: str,
-        site: str,
-        run: str,
-        layout: Layout,
-        destination: str,
         spent: Mapping[int, int] | None = None,
     ) -> None:
         self._log = log
         self._policy = policy
-        self._base = Shape(federation=federation, site=site)
-        self._run = run
-        self.layout = layout
-        self.destination = destination
+        self._seat = seat
         self._connection = 0
         self._sequence = 0
         self.connected = False
         self.sent: Counter[str] = Counter()
         self.blocked = 0
         self._of_round: Counter[int] = Counter(spent)
+
+    @property
+    def _base(self) -> Shape:
+        """The public numbers that are the same for every message."""
+        policy = self._seat.policy
+        site, vector = self._seat.signer.site, policy.layout.byte_length
+        return Shape(federation=policy.federation, site=site, vector_bytes=vector)
 
     def opened(self, connection: int) -> None:
         """A new stream: its number is on disk already, so that no message is ever named twice."""
@@ -82,7 +82,7 @@ class Outbox:
             message=name,
             payload=payload,
             shape=self._shape(message, post.cohort, head),
-            destination=self.destination,
+            destination=self._seat.destination,
             head=head.size,
         )
         try:
@@ -91,7 +91,7 @@ class Outbox:
         except PolicyViolation as refusal:
             self._stop(outgoing, refusal, post.round)
             raise
-        self._log.append(entry, run=self._run, round=post.round)
+        self._log.append(entry, run=self._seat.policy.run, round=post.round)
         self._sequence = sequence
         self.sent[name] += len(payload)
         yield payload
@@ -103,20 +103,18 @@ class Outbox:
         """
         if not self.connected:
             return
-        first, total = post.upload.first, self.layout.frames
+        first, total = post.upload.first, self._seat.layout.frames
         if first >= total:
             return
-        shape = replace(
-            self._base, vector_bytes=self.layout.byte_length, cohort=post.cohort, frame=first, frames=total - first
-        )
+        shape = replace(self._base, cohort=post.cohort, frame=first, frames=total - first)
         outgoing = OutgoingVector(
             msg_id=self._name(self._sequence + 1),
             shape=shape,
             vector=post.upload.vector.data,
             root=post.root,
-            destination=self.destination,
+            destination=self._seat.destination,
             head=own_head(self._log).size,
-            modulus_bits=self.layout.ring_bits,
+            modulus_bits=self._seat.layout.ring_bits,
         )
         try:
             self._weigh(expected_bytes(messages.UploadFrame, shape), post.round)
@@ -124,7 +122,7 @@ class Outbox:
         except PolicyViolation as refusal:
             self._stop(outgoing, refusal, post.round)
             raise
-        self._log.append(entry, run=self._run, round=post.round)
+        self._log.append(entry, run=self._seat.policy.run, round=post.round)
         for frame in post.upload.frames():
             if self._is_closed():
                 return
@@ -132,7 +130,7 @@ class Outbox:
 
     def _stop(self, outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation, number: int | None) -> None:
         self.blocked += 1
-        self._log.append(blocked(outgoing, refusal), run=self._run, round=number)
+        self._log.append(blocked(outgoing, refusal), run=self._seat.policy.run, round=number)
 
     def _is_closed(self) -> bool:
         """Asked between frames: the stream may break while one is on its way."""
@@ -151,7 +149,7 @@ class Outbox:
         return self._of_round[number]
 
     def _name(self, sequence: int) -> str:
-        return relay.message_id(self._base.site, self._connection, sequence, from_site=True)
+        return relay.message_id(self._seat.signer.site, self._connection, sequence, from_site=True)
 
     def _weigh(self, size: int, number: int | None) -> None:
         """Bytes of a round, over all its attempts, against the hospital's own limit."""
@@ -164,7 +162,6 @@ class Outbox:
         known = replace(
             self._base,
             cohort=cohort,
-            vector_bytes=self.layout.byte_length,
             head_signatures=len(head.signatures),
         )
         return REGISTRY[type(message)].shape_of(message, known)

@@ -16,9 +16,7 @@ from protos.parse import FROM_COORDINATOR
 from security.clock import Clock
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
-from security.identity.membership import Standing, aggregation_policy, audit_roster
-from security.identity.pki import Role, Subject
-from security.log.witness import Witness
+from security.identity.membership import Membership, Seat
 from security.log.writer import AuditLog
 from security.secagg.effects import (
     Advanced,
@@ -94,7 +92,7 @@ class Agent:
     """
 
     identity: Identity
-    manifest: Manifest
+    seat: Seat
     policy: SitePolicy
     session: Session
     outbox: Outbox
@@ -108,6 +106,10 @@ class Agent:
     submit: Callable[[Job], None] = lambda _: None
     expected: int = 1
     newest: int = 0
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.seat.manifest
 
     # Events.
 
@@ -185,19 +187,19 @@ class Agent:
             case KeepEvidence():
                 log.error("the published sum is wrong; the evidence is in %s", self.vault.keep_evidence(effect))
             case DraftState():
-                self.vault.draft_state(self.outbox.layout, effect.start, effect.values)
+                self.vault.draft_state(self.seat.layout, effect.start, effect.values)
             case SaveState():
                 if effect.drafted:
                     self.vault.keep_draft(effect.state_hash)
                 else:
-                    self.vault.keep_state(self.outbox.layout, effect.state_hash, effect.state)
+                    self.vault.keep_state(self.seat.layout, effect.state_hash, effect.state)
             case Note():
-                self.log.append(effect.event, run=self.manifest.run, round=effect.round, annex=effect.annex)
+                self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round, annex=effect.annex)
             case Seal():
                 self.log.checkpoint()
             case Keep():
                 self.vault.remember(effect.update.round, effect.memory)
-                self.vault.seal(self.outbox.layout, effect.update)
+                self.vault.seal(self.seat.layout, effect.update)
             case Forget():
                 self.vault.forget(effect.round)
             case Advanced():
@@ -228,7 +230,7 @@ class Agent:
     # The training thread.
 
     def _train(self, job: Train) -> Finish:
-        layout = self.outbox.layout
+        layout = self.seat.layout
         try:
             result = self.learner.train(job.round, job.state)
             update, cut = contribution.encode(
@@ -237,9 +239,9 @@ class Agent:
                 round_number=job.round,
                 state_hash=job.state_hash,
                 config_hash=job.config_hash,
-                weights=self.manifest.training.weights,
+                weights=self.seat.manifest.training.weights,
                 share_metrics=self.policy.share_metrics,
-                private=self.manifest.privacy is not None,
+                private=self.seat.manifest.privacy is not None,
             )
         except ToolkitError as error:
             failure = error
@@ -249,7 +251,7 @@ class Agent:
         return lambda: self._trained(layout, update, result)
 
     def _trained(self, layout: Layout, update: PendingUpdate, result: LocalResult) -> Effects:
-        if layout.layout_hash != self.outbox.layout.layout_hash:
+        if layout.layout_hash != self.seat.layout.layout_hash:
             error = PolicyViolation("a newer manifest has changed the layout during training", where="manifest")
             return self.session.failed(update.round, error)
         return self.session.trained(update, result)
@@ -278,24 +280,21 @@ class Agent:
         try:
             manifest = self.identity.install_manifest(data, now_ms=now)
             self.identity.settle_tls(now_ms=now, known_there=True)
-            _check_same_run(self.manifest, manifest)
-            member = manifest.site(self.session.site)
+            _check_same_run(self.seat.manifest, manifest)
+            manifest.site(self.session.site)
             self.policy.check_federation(manifest)
         except ToolkitError as error:
             raise Left(error, retry=False) from error
-        roster = audit_roster(manifest)
-        self.log.adopt_manifest(data, manifest.version, roster)
-        subject = Subject(federation=manifest.federation, role=Role.SITE, member=member.id)
-        witness = Witness(self.vault.log, roster, self.identity.cosigner(subject), self.clock)
-        self.witnessing = Witnessing(member.id, self.log, witness)
-        self.manifest, self.outbox.layout = manifest, manifest.aggregation.layout
-        self.outbox.destination = self.session.destination = manifest.coordinator.tls_keys[-1]
-        self.session.machine.core.signer = Signer(member.id, self.identity.signing_key(member.certificate))
-        private = manifest.privacy is not None
-        policy = aggregation_policy(manifest, now_ms=now, dp_active=private)
-        self.session.standing = Standing(manifest, now_ms=now, dp_active=private).changed
+        newer = site_membership(self.identity, manifest, self.session.site, now_ms=now)
+        self.log.adopt_manifest(data, manifest.version, newer.roster)
         log.info("manifest version %d is in force", manifest.version)
-        yield from self.run(self.session.adopted(manifest, policy, self.session.config_hash))
+        yield from self.run(self.session.adopted(newer))
+
+
+def site_membership(identity: Identity, manifest: Manifest, site: str, *, now_ms: int) -> Membership:
+    """What this site is under a manifest. A federation that trains under differential privacy has a ledger here."""
+    signer = Signer(site, identity.signing_key(manifest.site(site).certificate))
+    return Membership.of(manifest, signer, now_ms=now_ms, dp_active=manifest.privacy is not None)
 
 
 def _check_same_run(current: Manifest, offered: Manifest) -> None:

@@ -23,7 +23,7 @@ from lazaret.errors import (
 from security.clock import Clock
 from security.crypto.ring import FRAME_BYTES
 from security.identity.manifest import Manifest
-from security.identity.membership import AggregationPolicy
+from security.identity.membership import Membership, Seat
 from security.secagg import effects as fx
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
@@ -137,53 +137,53 @@ class Phase(StrEnum):
 class Session:
     """One site over all its connections. `spent` tells how many bytes a round has cost so far.
 
+    :param seat: this site's membership in force. The machine has it as its mandate; a newer one is taken here alone.
     :param pending: the sealed update found at start, if its round may still be open.
-    :param config_hash: of the training settings in the manifest; the one configuration this site trains under.
+    :param config_hash: of the training settings this site started with; the one configuration it trains under.
     :param rounds_done: how many rounds this site has trained before this start.
     :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
-    :param standing: the policy from an instant on, if it is another one than before: certificates end in mid-run.
     :param slots: the public times at which an order is answered, so that the time does not tell the data's size.
     """
 
     def __init__(
         self,
         machine: SiteMachine,
-        manifest: Manifest,
+        seat: Seat,
         policy: SitePolicy,
         clock: Clock,
         *,
         config_hash: bytes,
         slots: ReadySlots,
-        destination: str,
         pending: PendingUpdate | None = None,
         rounds_done: int = 0,
         dropouts: Mapping[str, Collection[str]] | None = None,
-        standing: Callable[[int], AggregationPolicy | None] = lambda _: None,
     ) -> None:
         self.machine = machine
-        self.manifest = manifest
+        self.seat = seat
         self.policy = policy
         self.clock = clock
         self.config_hash = config_hash
         self.slots = slots
-        self.destination = destination
         self.phase = Phase.CLOSED
         self.training: int | None = None
         self.connection = 0
         self.rounds_done = rounds_done
         self.spent: Callable[[int], int] = lambda _: 0
-        self.standing = standing
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
         self._answer: tuple[messages.Ready | relay.Decline, int] | None = None  # and when it is due
         self._parts = ManifestParts()
         self._offered: bytes | None = None
-        self._translator = Translator(manifest, machine.core.journal, dropouts or {})
+        self._translator = Translator(seat, machine.core.journal, dropouts or {})
 
     @property
     def site(self) -> str:
-        return self.machine.core.site
+        return self.seat.signer.site
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.seat.manifest
 
     # The life of a connection.
 
@@ -301,15 +301,20 @@ class Session:
         data, self._offered = self._offered, None
         return (Adopt(data),)
 
-    def adopted(self, manifest: Manifest, policy: AggregationPolicy, config_hash: bytes) -> Effects:
+    def adopted(self, newer: Membership) -> Effects:
         """The shell has checked and installed a newer manifest."""
-        waiting = self.phase is Phase.AWAITING_MANIFEST
-        if manifest.aggregation.layout.layout_hash != self.manifest.aggregation.layout.layout_hash:
+        taken = self._take(newer)
+        return (*taken, *self._go_live()) if self.phase is Phase.AWAITING_MANIFEST else taken
+
+    def _take(self, newer: Membership) -> Effects:
+        """Go on under another membership. Everything here, in the machine, the outbox and the shell reads it from the
+        seat, so that nothing but the seat changes.
+        """
+        if newer.layout.layout_hash != self.seat.layout.layout_hash:
             self._pending, self._answer = None, None
-        self.manifest, self.config_hash = manifest, config_hash
-        self._translator.manifest = manifest
-        taken = self._protocol(self.machine.take_manifest(policy))
-        return (*taken, *self._go_live()) if waiting else taken
+        self.machine.admit(newer.policy)
+        self.seat.take(newer)
+        return self._protocol(self.machine.renewed())
 
     # Training.
 
@@ -332,7 +337,7 @@ class Session:
             return (*effects, *self._decline(order.round, str(refusal)))
         self.training, self._answer = order.round, None
         head = self.machine.core.head
-        effects.append(log_events.model_received(self.manifest, order.round, head.state_hash, self.destination))
+        effects.append(log_events.model_received(self.manifest, order.round, head.state_hash, self.seat.destination))
         state = self.machine.intake.model
         job = Train(round=order.round, state=state, state_hash=head.state_hash, config_hash=order.config_hash)
         return (*effects, job)
@@ -399,8 +404,9 @@ class Session:
     def tick(self) -> Effects:
         """Look at the clock: patience of the machine, the answer to an order at its slot, a manifest that waits."""
         effects: list[Effect] = [*self._protocol(self.machine.tick()), *self._adopt_when_idle()]
-        if self.machine.state is SiteState.IDLE and (policy := self.standing(self.clock.now_ms())) is not None:
-            effects += self._protocol(self.machine.take_manifest(policy))
+        newest = self.seat.membership.at(self.clock.now_ms())
+        if newest is not self.seat.membership and self.machine.state is SiteState.IDLE:
+            effects += self._take(newest)
         if self._answer is not None and self.phase is Phase.LIVE and self.clock.mono_ms() >= self._answer[1]:
             effects.append(self._say(self._answer[0]))
         return tuple(effects)

@@ -24,18 +24,20 @@ class Witnessing:
     def __init__(self, site: str, log: AuditLog, witness: Witness) -> None:
         self._site = site
         self._log = log
-        self._witness = witness
-        hub = witness.roster.coordinator
-        self._hub = hub.origin if hub else ""
-        self._seen = 0
+        self.witness = witness
+        self._seen = ("", 0)  # the coordinator's log, and how much of it
 
     def saw(self, head: SignedHead) -> None:
         """Log a head of the coordinator's that came with a message, when it has grown.
 
         It is not cosigned by this. But a coordinator that shows a head to one site only is on record with it.
         """
-        if head.origin == self._hub and self._seen < head.size <= MAX_COUNT:
-            self._seen = head.size
+        hub = self.witness.roster.coordinator
+        if hub is None or head.origin != hub.origin or head.size > MAX_COUNT:
+            return
+        origin, size = self._seen
+        if head.size > (size if origin == hub.origin else 0):
+            self._seen = (hub.origin, head.size)
             self._log.append(ev.CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 
     def attend(self, message: relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held) -> Iterator[Wire]:
@@ -69,9 +71,9 @@ class Witnessing:
             raise RemoteProtocolError("a checkpoint for another witness", where=message.witness)
         origin = message.head.origin
         try:
-            signature = self._witness.consider(message.submission)
+            signature = self.witness.consider(message.submission)
         except CheckpointConflict:
-            held = self._witness.held(origin)
+            held = self.witness.held(origin)
             if held is None:
                 raise
             return relay.Held.of(self._site, held)

@@ -124,7 +124,7 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
     log.checkpoint()
     for other, _, cosigner in made:
         if other is not party:
-            witness = Witness(folder / other.name, roster, cosigner, clock, _Unsynced())
+            witness = Witness(folder / other.name, lambda: roster, cosigner, clock, _Unsynced())
             log.add_cosignature(checkpoint_of(log.newest_checkpoint).size, witness.consider(log.submission(0)))
     log.close()
     return path, roster

@@ -1,4 +1,12 @@
-"""What other packages need of a manifest: the policy of the aggregation, who is valid now, and the keys of logs.
+"""What a party is in its consortium: everything it takes from the manifest in force, in one frozen object.
+
+`Membership` follows from the manifest, the party's signing key, one local setting and the time, and from nothing else.
+A running party has one `Seat`, which holds one membership. Whoever needs the manifest, the policy, the roster, the
+layout, the signing key or the destination reads them through the seat. So a newer manifest is adopted by one
+assignment, `Seat.take`, and a certificate that begins or ends in mid-run takes the same way.
+
+What belongs to one attempt (`OpenAttempt`, `Dealing`, `Opening`) keeps the key or the policy it began under: a
+membership changes between attempts only.
 
 A party takes all of it from the manifest and its own configuration, never from the coordinator; everything that the
 coordinator proposes is compared with it (docs/spec/secure-aggregation.md, section 2).
@@ -6,11 +14,12 @@ coordinator proposes is compared with it (docs/spec/secure-aggregation.md, secti
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from lazaret.errors import ConfigError, PolicyViolation
 from security.crypto.signing import VerifyKey
@@ -24,6 +33,7 @@ from security.secagg.thresholds import Thresholds
 if TYPE_CHECKING:
     import datetime as dt
 
+    from security.secagg.statements import Signer  # which itself verifies against entries of the roster
 
 
 # The policy of the aggregation.
@@ -187,29 +197,13 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
     )
 
 
-class Standing:
-    """Who is in good standing under one manifest as time goes by: certificates begin and end in mid-run."""
-
-    def __init__(self, manifest: Manifest, *, now_ms: int, dp_active: bool = False) -> None:
-        self._manifest = manifest
-        self._dp_active = dp_active
-        certificates = [member.certificate for member in manifest.roster]
-        self._dates = sorted(
-            {_ms(found.not_valid_before_utc) for found in certificates}
-            | {_ms(found.not_valid_after_utc) + 1 for found in certificates}
-        )
-        self._seen = self._passed(now_ms)
-
-    def _passed(self, now_ms: int) -> int:
-        return bisect_right(self._dates, now_ms)
-
-    def changed(self, now_ms: int) -> AggregationPolicy | None:
-        """The policy in force now, if a certificate has begun or ended since this was last asked."""
-        passed = self._passed(now_ms)
-        if passed == self._seen:
-            return None
-        self._seen = passed
-        return aggregation_policy(self._manifest, now_ms=now_ms, dp_active=self._dp_active)
+def _certificate_dates(manifest: Manifest) -> list[int]:
+    """The instants at which somebody's standing changes: a certificate begins, or has ended."""
+    certificates = [member.certificate for member in manifest.roster]
+    return sorted(
+        {_ms(found.not_valid_before_utc) for found in certificates}
+        | {_ms(found.not_valid_after_utc) + 1 for found in certificates}
+    )
 
 
 def _entry(member: Member) -> RosterEntry:
@@ -236,3 +230,120 @@ def audit_roster(manifest: Manifest) -> Roster:
 def _party(member: Member, role: str) -> Party:
     root, cosigner = VerifierKey.parse(member.audit_root), VerifierKey.parse(member.cosigner)
     return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner)
+
+
+# ----------------------------------------
+# One membership, and the one place where a party keeps it.
+
+class Mandate(Protocol):
+    """What a machine of the aggregation protocol reads: the policy in force, and the key it signs with."""
+
+    @property
+    def policy(self) -> AggregationPolicy: ...
+
+    @property
+    def signer(self) -> Signer: ...
+
+
+@dataclass
+class BareMandate:
+    """A mandate without a manifest behind it: for machines that run in memory, in benchmarks and tests."""
+
+    policy: AggregationPolicy
+    signer: Signer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Membership:
+    """One party under one manifest, as long as nobody's standing changes.
+
+    :param roster: the parties and the keys of their privacy logs.
+    :param since_ms: the last instant, before this was made, at which a certificate began or ended.
+    :param until_ms: the next such instant; from then on `at` gives another membership.
+    """
+
+    manifest: Manifest
+    signer: Signer
+    policy: AggregationPolicy
+    roster: Roster
+    since_ms: float
+    until_ms: float
+
+    @classmethod
+    def of(cls, manifest: Manifest, signer: Signer, *, now_ms: int, dp_active: bool = False) -> Membership:
+        """The membership of the signer's party at an instant.
+
+        :param dp_active: whether the party's own privacy ledger is in force; the one thing that is not in the manifest.
+        """
+        dates = [-math.inf, *_certificate_dates(manifest), math.inf]
+        place = bisect_right(dates, now_ms)
+        return cls(
+            manifest=manifest,
+            signer=signer,
+            policy=aggregation_policy(manifest, now_ms=now_ms, dp_active=dp_active),
+            roster=audit_roster(manifest),
+            since_ms=dates[place - 1],
+            until_ms=dates[place],
+        )
+
+    def at(self, now_ms: int) -> Membership:
+        """The membership at another instant: this one, unless a certificate has begun or ended in between."""
+        if self.since_ms <= now_ms < self.until_ms:
+            return self
+        return Membership.of(self.manifest, self.signer, now_ms=now_ms, dp_active=self.policy.dp_active)
+
+    @property
+    def layout(self) -> Layout:
+        """Where each value stands in an aggregated vector."""
+        return self.policy.layout
+
+    @property
+    def destination(self) -> str:
+        """SHA-256 of the coordinator's TLS key, as entries of a site's log name it."""
+        return self.manifest.coordinator.tls_keys[-1]
+
+
+class Seat:
+    """The one place where a running party keeps its membership; it has no other reference to one.
+
+    A machine takes it as its mandate.
+    """
+
+    def __init__(self, membership: Membership) -> None:
+        self._membership = membership
+
+    def take(self, membership: Membership) -> None:
+        """Go on under another membership: the one assignment of a party."""
+        self._membership = membership
+
+    def renew(self, now_ms: int) -> None:
+        """Go on under the membership of this instant."""
+        self.take(self._membership.at(now_ms))
+
+    @property
+    def membership(self) -> Membership:
+        return self._membership
+
+    @property
+    def manifest(self) -> Manifest:
+        return self._membership.manifest
+
+    @property
+    def policy(self) -> AggregationPolicy:
+        return self._membership.policy
+
+    @property
+    def roster(self) -> Roster:
+        return self._membership.roster
+
+    @property
+    def layout(self) -> Layout:
+        return self._membership.layout
+
+    @property
+    def signer(self) -> Signer:
+        return self._membership.signer
+
+    @property
+    def destination(self) -> str:
+        return self._membership.destination

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -200,15 +200,24 @@ def decide(held: HeldCheckpoint | None, offer: Submission, root: VerifierKey, or
 
 
 class Witness:
-    """The checkpoints this party holds of all other logs, in its own log folder."""
+    """The checkpoints this party holds of all other logs, in its own log folder.
 
-    def __init__(self, folder: Path, roster: Roster, signer: Signer, clock: Clock, disk: Disk | None = None) -> None:
+    :param roster: gives the roster in force, which a newer manifest changes.
+    """
+
+    def __init__(
+        self, folder: Path, roster: Callable[[], Roster], signer: Signer, clock: Clock, disk: Disk | None = None
+    ) -> None:
         self._folder = LogFolder(folder)
-        self.roster = roster
+        self._roster = roster
         self._signer = signer
         self._clock = clock
         self._disk = disk or Disk()
         self._lock = Lock()
+
+    @property
+    def roster(self) -> Roster:
+        return self._roster()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

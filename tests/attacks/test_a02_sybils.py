@@ -24,9 +24,9 @@ def surrounded(how: str) -> EvilCoordinator:
     for name in run.honest:
         core = run.machine(name).core
         if how == "unlisted":
-            core.policy = replace(run.policy, roster=roster[:5])
+            core.mandate.policy = replace(run.policy, roster=roster[:5])
         else:
-            core.policy = replace(run.policy, revoked=frozenset(entry.cert for entry in roster[5:]))
+            core.mandate.policy = replace(run.policy, revoked=frozenset(entry.cert for entry in roster[5:]))
     run.open_round()
     run.launch(run.plan(COHORT))
     return run

@@ -18,6 +18,7 @@ from security.crypto import key_agreement, masking
 from security.crypto.key_agreement import KeyPair
 from security.crypto.masking import SiteMasks
 from security.crypto.prg import Words
+from security.identity.membership import BareMandate
 from security.log import uniformity
 from security.rng import CountedRandomness
 from security.secagg import context as hashes
@@ -50,8 +51,9 @@ def fooled(run: EvilCoordinator) -> bytes:
     """The victim has taken the attacker's model for the first one, and trained on it."""
     trap = states.canonical(np.full(run.policy.layout.state_words, 0.5))
     site = run.sites[VICTIM]
+    core = site.machine.core
     policy = replace(run.policy, initial_state_hash=states.state_hash(trap))
-    site.machine = SiteMachine(replace(site.machine.core, policy=policy), trap)
+    site.machine = SiteMachine(replace(core, mandate=BareMandate(policy, core.signer)), trap)
     others, mine = dead_updates(run), run.updates(1)[VICTIM]
     run.begin_round(others)
     run.spoils.inputs |= {(1, name): words for name, words in others.items()}

@@ -59,7 +59,7 @@ def test_another_configuration_for_one_site() -> None:
 
 def test_a_listed_configuration_that_the_update_was_not_trained_under() -> None:
     run = evil(wide=False)
-    run.machine().core.policy = replace(run.policy, config_hashes=run.policy.config_hashes | {CHOSEN})
+    run.machine().core.mandate.policy = replace(run.policy, config_hashes=run.policy.config_hashes | {CHOSEN})
     run.open_round()
     run.launch(run.plan(config_hash=CHOSEN))
     assert_refused(run, VICTIM, PolicyViolation, "check_plan_config")

@@ -20,7 +20,7 @@ def only_two(*, allowed: bool = False, ledger: bool = False) -> EvilCoordinator:
     run = evil(3, c=0, single_history=False)
     for name in run.honest:
         core = run.machine(name).core
-        core.policy = replace(core.policy, allow_two_site=allowed, dp_active=ledger)
+        core.mandate.policy = replace(core.policy, allow_two_site=allowed, dp_active=ledger)
     run.lenient(allow_two_site=True, dp_active=True)
     run.open_round()
     run.launch(run.plan([VICTIM, *run.colluders]))

@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import PolicyViolation, VerificationFailed
+from security.identity.membership import BareMandate
 from security.secagg.site import checks
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
+from tests.support.secagg_world import take_policy
 
 
 def an_older_manifest() -> EvilCoordinator:
@@ -18,10 +20,11 @@ def an_older_manifest() -> EvilCoordinator:
     run = evil(7, colluders=2, c=0, single_history=False)
     newer = replace(run.policy, manifest_version=2, manifest_hash=bytes(range(32)), c=2)
     for name in run.honest:
-        run._do_site(name, run.machine(name).take_manifest(newer))
+        run._do_site(name, take_policy(run.machine(name), newer))
     run.open_round()
     site = run.sites[VICTIM]
-    core = replace(site.machine.core, policy=run.policy, journal=Journal.replay(site.wal))
+    mandate = BareMandate(run.policy, site.machine.core.signer)
+    core = replace(site.machine.core, mandate=mandate, journal=Journal.replay(site.wal))
     try:
         site.machine = SiteMachine(core, run.model)
         run._do_site(VICTIM, site.machine.start())

@@ -118,7 +118,7 @@ def test_the_coordinator_renews_its_keys(federation: WholeFederation) -> None:
     federation.run_rounds(2)
     assert federation.survivors()[-1] == set(SITES) and not federation.left
     newest = federation.manifest.coordinator.tls_keys[-1]
-    assert federation.agents["graz"].outbox.destination == newest
+    assert federation.agents["graz"].seat.destination == newest
 
 
 def test_who_was_revoked_comes_back_with_its_old_log(federation: WholeFederation) -> None:

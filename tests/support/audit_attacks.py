@@ -94,7 +94,7 @@ class Lonely:
         """An outside party that remembers this log's heads."""
         other = new_member("outside", SITE, folder, self.rng)
         roster = Roster(parties=(self.member.party, other.party))
-        return Witness(other.folder, roster, other.cosigner, self.clock, QuickDisk())
+        return Witness(other.folder, lambda: roster, other.cosigner, self.clock, QuickDisk())
 
     def show(self, watcher: Witness) -> HeldCheckpoint:
         """Let somebody see the newest head."""

@@ -165,7 +165,7 @@ class Federation:
         return Keys(roster=self.roster, pinned=True)
 
     def _attach(self, member: Member) -> None:
-        member.witness = Witness(member.folder, self.roster, member.cosigner, self.clock, QuickDisk())
+        member.witness = Witness(member.folder, lambda: self.roster, member.cosigner, self.clock, QuickDisk())
 
     def _start(self, member: Member) -> None:
         member.log.append(

@@ -17,7 +17,7 @@ from coordinator.results import Chain
 from coordinator.rounds import RoundEngine
 from coordinator.storage import Storage
 from lazaret.errors import ToolkitError
-from protos.loopback import COORDINATOR, LoopbackFederation
+from protos.loopback import LoopbackFederation
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel
 from protos.stream_end import empty_log_head
 from security.clock import ManualClock
@@ -35,7 +35,6 @@ from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secagg.state import canonical, state_hash
-from security.secagg.statements import Signer
 
 WORDS = 40
 CONFIG = bytes(32)
@@ -76,8 +75,7 @@ class EngineWorld:
         self.storage = Storage(self.folder)
         self.storage.save_state(self.initial)
         core = CoordinatorCore(
-            policy=self.base.policy,
-            signer=Signer(COORDINATOR, self.base.keys[COORDINATOR]),
+            mandate=self.base.core.mandate,
             spool=FileSpool(self.storage.spool),
             clock=self.clock,
         )
@@ -85,7 +83,7 @@ class EngineWorld:
         book = history.blame_book({entry.site: entry.cert for entry in self.base.policy.roster})
         chain = Chain(
             history.links(),
-            self.base.policy,
+            core.mandate,
             core.spool,
             load_result=history.result,
             load_check=history.certificate,

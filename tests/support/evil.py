@@ -143,9 +143,9 @@ class EvilCoordinator(RecordedFederation):
 
     def lenient(self, **changes: Any) -> None:
         """The attacker's own side plays by other rules: coordinator and colluders, never an honest site."""
-        self.core.policy = replace(self.core.policy, **changes)
+        self.core.mandate.policy = replace(self.core.policy, **changes)
         for name in self.colluders:
-            self.sites[name].machine.core.policy = replace(self.sites[name].machine.core.policy, **changes)
+            self.sites[name].machine.core.mandate.policy = replace(self.sites[name].machine.core.policy, **changes)
 
     # Rounds.
 

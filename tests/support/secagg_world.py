@@ -11,12 +11,14 @@ from protos.loopback import LoopbackFederation, sent_message
 from security.clock import ManualClock
 from security.crypto.prg import Words
 from security.crypto.ring import DEFAULT_BITS
+from security.identity.membership import AggregationPolicy
 from security.rng import CountedRandomness
 from security.secagg import fixed_point, messages, records
 from security.secagg import state as states
 from security.secagg.effects import Effects, Persist
 from security.secagg.fields import Wire
 from security.secagg.layout import Block, Layout
+from security.secagg.site.machine import SiteMachine
 
 CONFIG = bytes(range(32))
 
@@ -31,6 +33,13 @@ def small_layout(roster: int, *, words: int = 40, ring_bits: int = DEFAULT_BITS,
         Block(name="bias", shape=(3,), kind="mean", clip_exponent=2, movement_exponent=20),
     ]
     return Layout.of(tensors, roster_size=roster, weight_cap=weight_cap, ring_bits=ring_bits)
+
+
+def take_policy(machine: SiteMachine, policy: AggregationPolicy) -> Effects:
+    """Go on under another policy, as a site does that has adopted a manifest."""
+    machine.admit(policy)
+    machine.core.mandate.policy = policy  # type: ignore[misc]
+    return machine.renewed()
 
 
 Hook = Callable[[str, str, Wire], Iterable[Wire]]

@@ -18,7 +18,7 @@ from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.clock import ManualClock
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
-from security.identity.membership import aggregation_policy
+from security.identity.membership import BareMandate, aggregation_policy
 from security.rng import CountedRandomness
 from security.secagg import messages, relay
 from security.secagg import state as states
@@ -210,7 +210,9 @@ class Hub:
         manifest = world.manifest
         self.policy = aggregation_policy(manifest, now_ms=world.clock.now_ms())
         key = world.base.identity(HUB).signing_key(manifest.coordinator.certificate)
-        self.core = CoordinatorCore(policy=self.policy, signer=Signer(HUB, key), spool=MemorySpool(), clock=world.clock)
+        self.core = CoordinatorCore(
+            mandate=BareMandate(self.policy, Signer(HUB, key)), spool=MemorySpool(), clock=world.clock
+        )
         self.book = BlameBook()
         _, self.model = pinned_model(world.model_path, manifest)
         self.round = 0

@@ -74,7 +74,7 @@ class WholeFederation:
             rounds=Rounds(grace=2.0, ping=1.0, audit=1.0),
         )
         ready = assemble_coordinator(config, self.folder, clock=self.clock, rng=self.rng)
-        self.shell, self.service = ready.shell, Service(ready.shell, ready.identity, ready.manifest)
+        self.shell, self.service = ready.shell, Service(ready.shell, ready.identity, ready.seat)
         return ready.shell
 
     def kill_hub(self) -> None:

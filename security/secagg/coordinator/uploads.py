@@ -17,7 +17,7 @@ from lazaret.errors import RemoteProtocolError, VerificationFailed
 from security.clock import Clock
 from security.crypto import encoding, key_agreement, merkle
 from security.crypto.masking import Accumulator
-from security.identity.membership import AggregationPolicy
+from security.identity.membership import AggregationPolicy, Mandate
 from security.secagg import context as hashes
 from security.secagg import messages, statements
 from security.secagg.certificates import Advert
@@ -69,14 +69,24 @@ class Timeouts:
 
 @dataclass(kw_only=True)
 class CoordinatorCore:
-    """The coordinator's identity, policy and tools."""
+    """The coordinator's identity, policy and tools.
 
-    policy: AggregationPolicy
-    signer: Signer
+    :param mandate: the policy and the signing key in force, always read through: certificates begin and end in mid-run.
+    """
+
+    mandate: Mandate
     spool: Spool
     clock: Clock
     timeouts: Timeouts = field(default_factory=Timeouts)
     workers: int = 1
+
+    @property
+    def policy(self) -> AggregationPolicy:
+        return self.mandate.policy
+
+    @property
+    def signer(self) -> Signer:
+        return self.mandate.signer
 
 
 # S1 and S2: adverts and share lists are collected, and each site gets what is for it.

@@ -16,7 +16,7 @@ from security.crypto import aead, key_agreement, masking, merkle, shamir
 from security.crypto.key_agreement import KeyPair
 from security.crypto.prg import Words
 from security.crypto.ring import Packed, Ring
-from security.identity.membership import AggregationPolicy
+from security.identity.membership import AggregationPolicy, Mandate
 from security.rng import Randomness
 from security.secagg import context as hashes
 from security.secagg import statements
@@ -234,15 +234,15 @@ class PendingUpdate:
 
 @dataclass(kw_only=True)
 class SiteCore:
-    """A site's identity, policy and journal.
+    """A site's mandate and journal.
 
+    :param mandate: the policy and the signing key in force, always read through: a newer manifest changes both.
     :param storage_key: seals the answer that must survive a restart between AGREE and RELEASE.
     :param heads: gives the newest checkpoint of the privacy log and the ledger's commitment, for each advert.
     :param patience_ms: how long to wait for each of the coordinator's steps before AGREE.
     """
 
-    policy: AggregationPolicy
-    signer: Signer
+    mandate: Mandate
     journal: Journal
     storage_key: Secret
     randomness: Randomness
@@ -250,6 +250,14 @@ class SiteCore:
     heads: Callable[[], Heads] = Heads
     patience_ms: int = HOUR_MS
     workers: int = 1
+
+    @property
+    def policy(self) -> AggregationPolicy:
+        return self.mandate.policy
+
+    @property
+    def signer(self) -> Signer:
+        return self.mandate.signer
 
     @property
     def site(self) -> str:

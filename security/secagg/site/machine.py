@@ -107,14 +107,19 @@ class SiteMachine:
         self.burst.update = update
         return () if known == bound else (self.core.record(bound),)
 
-    def take_manifest(self, policy: AggregationPolicy) -> Effects:
-        """Continue under a newer manifest; between attempts only."""
+    def admit(self, policy: AggregationPolicy) -> None:
+        """Check that another policy may come into force now, between attempts, and prepare for it.
+
+        The caller then changes the mandate, and calls `renewed`.
+        """
         if self.state is not SiteState.IDLE:
             raise LocalProtocolError("a manifest takes effect between attempts", where="manifest")
         checks.check_manifest_version(policy, self.core.journal.manifest)
         if policy.layout.layout_hash != self.core.policy.layout.layout_hash:
             self.burst.update = None  # encoded for another layout: in a sum with others it would be wrong
-        self.core.policy = policy
+
+    def renewed(self) -> Effects:
+        """Another policy has come into force: write down its manifest, if that is another one too."""
         effects: list[Effect] = []
         self._check_manifest(effects)
         return tuple(effects)

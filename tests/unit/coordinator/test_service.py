@@ -101,7 +101,7 @@ def play(hub: Hub, monkeypatch: pytest.MonkeyPatch, scene: Callable[[Service], A
 
     async def run() -> Service:
         monkeypatch.setattr(Service, "_who", who)
-        service = Service(hub.ready.shell, hub.ready.identity, hub.ready.manifest)
+        service = Service(hub.ready.shell, hub.ready.identity, hub.ready.seat)
         await scene(service)
         return service
 

@@ -36,7 +36,7 @@ def agent_of(tmp_path: Path, policy: str = "") -> tuple[SiteWorld, Agent]:
 
 def masked(agent: Agent, *, plain: bool = False) -> PostVector:
     """A vector as masks leave it, or as a broken masking path would."""
-    layout = agent.outbox.layout
+    layout = agent.seat.layout
     if plain:
         vector = layout.ring.pack(np.arange(layout.words, dtype=layout.dtype) % 90)
     else:
@@ -74,7 +74,7 @@ def test_twin_without_the_look_at_it_the_plain_vector_leaves(tmp_path: Path, mon
     payloads = list(agent.outbox.vector(masked(agent, plain=True)))
     frame = FROM_SITE.decode(payloads[0]).message
     assert isinstance(frame, messages.UploadFrame)
-    assert agent.outbox.layout.ring.unpack(frame.data)[:3].tolist() == [0, 1, 2]
+    assert agent.seat.layout.ring.unpack(frame.data)[:3].tolist() == [0, 1, 2]
 
 
 def shares(count: int) -> messages.Shares:

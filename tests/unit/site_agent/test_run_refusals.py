@@ -232,7 +232,8 @@ def test_a_layout_that_changes_during_training_voids_the_update(world: SiteWorld
     world.hub.order((VICTIM,))
     agent = world.agents[VICTIM]
     finish = world.jobs[VICTIM].popleft()()
-    agent.outbox.layout = replace(agent.outbox.layout, roster_size=4)
+    wider = replace(agent.seat.policy, layout=replace(agent.seat.layout, roster_size=4))
+    agent.seat.take(replace(agent.seat.membership, policy=wider))
     world.hub.take(VICTIM, agent.run(finish()))
     world.hub.pump()
     world.tick(1000 * SLOT_SECONDS)

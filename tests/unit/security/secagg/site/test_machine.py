@@ -22,7 +22,7 @@ from security.secagg.site import checks
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import SiteState
-from tests.support.secagg_world import RecordedFederation, federation, names, random_updates
+from tests.support.secagg_world import RecordedFederation, federation, names, random_updates, take_policy
 
 
 def stopped_before(kind: type[Wire], count: int = 4, **options: Any) -> tuple[RecordedFederation, SiteMachine, Wire]:
@@ -102,7 +102,7 @@ def test_a_plan_not_signed_by_the_coordinator_is_refused() -> None:
 
 def test_a_revoked_member_is_refused() -> None:
     run, machine, plan = planned()
-    machine.core.policy = replace(run.policy, revoked=frozenset({plan.context.members[2].cert}))
+    machine.core.mandate.policy = replace(run.policy, revoked=frozenset({plan.context.members[2].cert}))
     (_, refused) = machine.receive(plan)
     assert isinstance(refused, Refused) and "revoked" in str(refused.error)
 
@@ -111,7 +111,7 @@ def test_a_small_cohort_leaves_room_for_a_second_history() -> None:
     run = federation(7, c=0)
     updates = random_updates(run.policy.layout, list(run.sites)[:3], 1)
     run.begin_round(updates)
-    run.core.policy = replace(run.policy, single_history=False)
+    run.core.mandate.policy = replace(run.policy, single_history=False)
     run.run_attempt(run.planned.next_attempt(list(updates)))
     assert "second history" in str(run.sites["site-00"].errors[0])
 
@@ -374,13 +374,13 @@ def test_an_older_manifest_is_refused() -> None:
     run = federation(4)
     machine = run.sites["site-00"].machine
     newer = replace(run.policy, manifest_version=3, manifest_hash=bytes(32))
-    assert machine.take_manifest(newer)
+    assert take_policy(machine, newer)
     for version, digest in ((2, bytes(32)), (3, bytes([1]) * 32)):
         with pytest.raises(PolicyViolation, match="does not follow"):
-            machine.take_manifest(replace(newer, manifest_version=version, manifest_hash=digest))
+            take_policy(machine, replace(newer, manifest_version=version, manifest_hash=digest))
     run.sites["site-01"].machine.state = SiteState.UPLOADED
     with pytest.raises(LocalProtocolError, match="between attempts"):
-        run.sites["site-01"].machine.take_manifest(newer)
+        take_policy(run.sites["site-01"].machine, newer)
 
 
 def test_the_manifest_holds_for_a_whole_round() -> None:

@@ -98,7 +98,7 @@ def test_training_on_a_provisional_model_is_forbidden_only_when_strict() -> None
     run.hook = lambda sender, receiver, message: [] if isinstance(message, Ack) else [message]
     run.run_round(random_updates(run.policy.layout, run.sites, 1))
     updates = random_updates(run.policy.layout, run.sites, 2)
-    run.sites["site-00"].machine.core.policy = replace(run.policy, strict=True)
+    run.sites["site-00"].machine.core.mandate.policy = replace(run.policy, strict=True)
     with pytest.raises(PolicyViolation, match="has no check certificate"):
         run.begin_round(updates)
 
@@ -365,7 +365,7 @@ def test_a_jump_with_a_fault_is_refused(fault: str) -> None:
     elif fault == "wrong state":
         state[0] += 1
     elif fault == "other run":
-        late.core.policy = replace(run.policy, run="another")
+        late.core.mandate.policy = replace(run.policy, run="another")
     else:
         jump = replace(jump, result=replace(publication.result, signature=bytes(64)))
 
