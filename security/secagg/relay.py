@@ -336,7 +336,6 @@ class Held(Wire):
 # ----------------------------------------
 # All messages are registered now. What the rest of the tree asks most often, derived from what they state.
 
-KINDS: Final = {entry.number: entry.cls for entry in REGISTRY}
 FROM_SITE: Final = REGISTRY.from_site()
 FROM_COORDINATOR: Final = REGISTRY.from_coordinator()
 PERMITTED: Final = MappingProxyType(REGISTRY.permitted())

@@ -17,6 +17,7 @@ from protos.schema import schema, schema_digest
 from security.log.egress import permitted
 from security.secagg import fields, messages, relay
 from security.secagg.fields import DataClass, kinds
+from security.secagg.registry import REGISTRY
 
 ROOT = Path(__file__).parents[3]
 FIELD = re.compile(r"^  (repeated )?(\w+) (\w+) = (\d+);  // ([\w-]+|see \w+); (.+)$")
@@ -80,13 +81,13 @@ def test_every_message_travels_in_its_direction_under_its_number() -> None:
     for envelope, allowed in ((pb.FromSite, relay.FROM_SITE), (pb.FromCoordinator, relay.FROM_COORDINATOR)):
         oneof = envelope.DESCRIPTOR.oneofs_by_name["message"]
         carried = {field.number: field.message_type.name for field in oneof.fields}
-        assert carried == {number: cls.__name__ for number, cls in relay.KINDS.items() if cls in allowed}
+        assert carried == {entry.number: entry.name for entry in REGISTRY if entry.cls in allowed}
         assert len(envelope.DESCRIPTOR.fields) == len(carried) + 2
-    assert set(relay.KINDS.values()) == relay.FROM_SITE | relay.FROM_COORDINATOR
+    assert {entry.cls for entry in REGISTRY} == relay.FROM_SITE | relay.FROM_COORDINATOR
 
 
 def test_field_numbers_follow_the_types() -> None:
-    for cls in relay.KINDS.values():
+    for cls in (entry.cls for entry in REGISTRY):
         descriptor = pb.DESCRIPTOR.message_types_by_name[cls.__name__]
         assert [field.name for field in descriptor.fields] == [name for name, _ in kinds(cls)]
         assert [field.number for field in descriptor.fields] == list(range(1, len(descriptor.fields) + 1))

@@ -23,10 +23,11 @@ from security.secagg import certificates, fields, messages, records, relay
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
+from security.secagg.registry import REGISTRY
 from tests.support.secagg_world import federation, random_updates
 
 HEAD = empty_log_head("graz", "lesions", bytes(32))
-PROTOCOL = [cls for cls in relay.KINDS.values() if cls.__module__ != relay.__name__]
+PROTOCOL = [entry.cls for entry in REGISTRY if entry.cls.__module__ != relay.__name__]
 
 
 @cache

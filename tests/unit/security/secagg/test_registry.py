@@ -121,8 +121,8 @@ def other(shape: Shape) -> dict[str, Any]:
 
 
 def ruled(cls: type[Wire], **options: Any) -> Callable[[Registry], Any]:
-    options = {"number": 80, "sender": Sender.SITE, "data_class": CONTROL} | options
-    return lambda scope: scope.message(**options)(cls)
+    stated: dict[str, Any] = {"number": 80, "sender": Sender.SITE, "data_class": CONTROL, **options}
+    return lambda scope: scope.message(**stated)(cls)
 
 
 @pytest.mark.parametrize(
