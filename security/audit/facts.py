@@ -1,4 +1,4 @@
-"""The history a log tells, for comparing logs and for reports: typed access to the entries that matter there."""
+"""The history that a log tells, and what all logs together say about one round: for comparing logs and for reports."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def rounds_of(histories: Sequence[History]) -> list[tuple[str | None, int]]:
 
 
 # ----------------------------------------
-# What all logs together say about one round.
+# One round, from all logs
 
 Round = tuple[str | None, int]
 

@@ -1,7 +1,7 @@
 """What an audit can find. Every code has one meaning and one next question; docs/auditors.md lists them.
 
 A finding says that the record is wrong, or that it cannot be decided whether it is. The second is never a pass, and
-the first outranks it.
+the first outranks it. `Findings` gathers those of one log, so that a thousand equal ones become one that says so.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ def exit_code(findings: Iterable[Finding]) -> int:
 
 
 # ----------------------------------------
-# Gathers findings of one log, so that a thousand equal ones become one that says so.
+# The findings of one log
 
 _SHOWN: Final = 20
 

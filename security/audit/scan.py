@@ -21,7 +21,7 @@ from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
 from security.log.keys import EpochChain
 from security.log.machine import HEARTBEAT_MS, SEGMENT
-from security.log.reader import Block, blocks
+from security.log.reader import LineBlock, blocks
 from security.log.roster import SITE
 from security.log.schema import MAX_LINE, SCHEMAS, explain
 from security.log.store import LogFolder
@@ -115,7 +115,7 @@ class Scan:
             self._reach_checkpoint()
         self._check_leaves_end()
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: LineBlock) -> None:
         entry = self._torn if block.torn else self._entry
         for line, leaf in zip(block.lines, block.leaves(), strict=True):
             if self.size == self._stop:

@@ -1,4 +1,8 @@
-"""One log, from a copy of its folder: is it whole, unchanged, signed, witnessed, and did only masked bytes leave?"""
+"""One log, from a copy of its folder: is it whole, unchanged, signed, witnessed, and did only masked bytes leave?
+
+`verify` runs every check. The keys that it believes come from the signed manifest in the folder, which the auditor
+pins with the consortium's root certificate or takes as it is (`keys_for`).
+"""
 
 from __future__ import annotations
 
@@ -292,7 +296,8 @@ def _check_annexes(folder: LogFolder, scan: Scan, findings: Findings) -> None:
 
 
 # ----------------------------------------
-# Where an auditor's keys come from: the signed manifest in a log folder, pinned by the consortium's root or not.
+# The auditor's keys
+
 
 def keys_for(path: Path, root_key: Path | None) -> Keys:
     """The roster of a log folder's own `manifest.json`, checked where the auditor brought the consortium's root."""

@@ -1,6 +1,9 @@
-"""What may leave a site, and how a door checks it: permitted types, exact length, and a look at the masks.
+"""What may leave a site: the egress filter, and the kernel's own count of bytes beside it.
 
-The site's outbox asks before it sends; the auditor asks the same questions of the log afterwards.
+The filter checks three things of each message: its type is permitted, its length is exactly what its type and public
+numbers give, and a vector in it looks masked. The site's outbox asks before it sends; the auditor asks the same
+questions of the log afterwards. `SecondLedger` then writes what the kernel counted, so that bytes which left without an
+entry show as a difference.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ def permitted() -> Mapping[str, str]:
 class Outgoing:
     """A message at the door: its exact bytes, and the public numbers that its length must follow from.
 
-    :param head: size of the signed head that travels along.
+    :param head: size of the checkpoint that travels along.
     :param vector: the masked words inside the payload, where there are any.
     """
 
@@ -200,7 +203,7 @@ def blocked(outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation) -> Eg
 
 
 # ----------------------------------------
-# The kernel's own count of bytes, in the log beside ours: what leaves without an entry shows as a difference.
+# The kernel's count of bytes
 
 READING_SECONDS: Final = 30.0
 IDLE_BYTES: Final = 4096

@@ -1,5 +1,11 @@
 """Every event a privacy log can hold, as a frozen typed body. docs/spec/audit-log.md says what each one states.
 
+To add an event, write one class here: `@event_type` with its name in the log, and a kind for each field. The schema,
+the strict parse and the verifier's check of its form follow from the class. Name the module that emits it, and test
+that it does, in tests/unit/security/log/test_events_emitters.py; describe it in docs/spec/audit-log.md, which a test
+asks for. If logs are compared by it, add it to `security.audit.facts.TYPES`; if a check of one log needs it, give it a
+handler in `security.audit.scan`.
+
 Never in a body: patient identifiers, paths, label counts, the digest of an unmasked update (it would confirm a guess),
 or a plain hash of data with little entropy; such things go to the annex, or under a site's own HMAC key.
 """
@@ -229,7 +235,7 @@ class Egress(Event):
     """A message that is about to leave. Written and synced before the first byte does.
 
     :param shape: the public numbers from which the message's length follows.
-    :param head: size of the signed head that travels with the message; it cannot cover this entry.
+    :param head: size of the checkpoint that travels with the message; it cannot cover this entry.
     """
 
     msg_id: Ident
@@ -258,7 +264,7 @@ class EgressBlocked(Event):
 
 @event_type("receipt")
 class Receipt(Event):
-    """The coordinator's answer to a message: its signed head and where the message is in its log."""
+    """The coordinator's answer to a message: its checkpoint and where the message is in its log."""
 
     msg_id: Ident
     head_size: Count
@@ -312,7 +318,7 @@ class AggregatePublished(Event):
 
 @event_type("checkpoint.seen")
 class CheckpointSeen(Event):
-    """Another party's head came with a message and was kept."""
+    """Another party's checkpoint came with a message and was kept."""
 
     origin: Token
     size: Count
@@ -321,7 +327,7 @@ class CheckpointSeen(Event):
 
 @event_type("cosigned")
 class Cosigned(Event):
-    """A cosignature: given by this party to another's head, or received for a head of this log."""
+    """A cosignature: given by this party to another's checkpoint, or received for one of this log."""
 
     origin: Token
     size: Count

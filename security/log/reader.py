@@ -34,7 +34,7 @@ _KEPT: Final = MAX_LINE + 1  # of a longer line: enough to see that it is too lo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class LineBlock:
     """Lines of one segment file that follow each other.
 
     :ivar raw: the bytes that were read for it. Those of all blocks of a file are the file.
@@ -60,7 +60,7 @@ class Block:
         return hashes
 
 
-def blocks(path: Path, offset: int = 0) -> Iterator[Block]:
+def blocks(path: Path, offset: int = 0) -> Iterator[LineBlock]:
     """Walk one segment file.
 
     :param offset: where a line begins.
@@ -78,18 +78,18 @@ def blocks(path: Path, offset: int = 0) -> Iterator[Block]:
                 end_of_line, newline, after = raw.partition(b"\n")
                 long.update(end_of_line)
                 if not newline:
-                    yield Block(raw=raw, lines=[], offset=offset, end=offset)
+                    yield LineBlock(raw=raw, lines=[], offset=offset, end=offset)
                     continue
                 lines, first_leaf, long = [rest, *after.split(b"\n")], long.digest(), None
             rest = lines.pop()
             end = at - len(rest)
-            yield Block(raw=raw, lines=lines, offset=offset, end=end, first_leaf=first_leaf)
+            yield LineBlock(raw=raw, lines=lines, offset=offset, end=end, first_leaf=first_leaf)
             offset = end
             if len(rest) > MAX_LINE:
                 rest, long = rest[:_KEPT], sha256(b"\x00" + rest)
     if rest:
         leaf = long.digest() if long else None
-        yield Block(raw=b"", lines=[rest], offset=offset, end=offset, torn=True, first_leaf=leaf)
+        yield LineBlock(raw=b"", lines=[rest], offset=offset, end=offset, torn=True, first_leaf=leaf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class LogReader:
             raise AuditLogError("segment files are not numbered without gaps", where=str(self._folder.segments))
         return found
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Iterator[LineBlock]:
         """All blocks of all segments."""
         for path in self.segments():
             yield from blocks(path)

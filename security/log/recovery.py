@@ -12,10 +12,10 @@ from lazaret.errors import AuditLogError, CodecError, VerificationFailed
 from security.log.keys import EpochChain
 from security.log.machine import SEGMENT, LogMachine
 from security.log.note import Note, checkpoint_of
-from security.log.reader import Block, LogReader, blocks
+from security.log.reader import LineBlock, LogReader, blocks
 from security.log.roster import Party
 from security.log.schema import read_line
-from security.log.store import LogWriter, read_leaves
+from security.log.store import DurableFolder, read_leaves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Recovered:
     torn: bytes
 
 
-def recover(writer: LogWriter, party: Party) -> Recovered:
+def recover(writer: DurableFolder, party: Party) -> Recovered:
     """Read the log back.
 
     :raises AuditLogError: if anything at or below the newest checkpoint is missing or changed.
@@ -51,7 +51,7 @@ def recover(writer: LogWriter, party: Party) -> Recovered:
     return Recovered(machine=machine, newest=newest, chain=chain, torn=torn)
 
 
-def _newest_checkpoint(writer: LogWriter, chain: EpochChain) -> Note | None:
+def _newest_checkpoint(writer: DurableFolder, chain: EpochChain) -> Note | None:
     sizes = writer.checkpoint_sizes()
     if not sizes:
         return None
@@ -62,7 +62,7 @@ def _newest_checkpoint(writer: LogWriter, chain: EpochChain) -> Note | None:
     return note
 
 
-def _replay(writer: LogWriter, machine: LogMachine, signed_size: int) -> bytes:
+def _replay(writer: DurableFolder, machine: LogMachine, signed_size: int) -> bytes:
     """Feed every entry to the machine; returns the bytes of a torn write, after they were set aside."""
     files = LogReader(writer.path).segments()
     for number, path in enumerate(files):
@@ -82,7 +82,7 @@ def _replay(writer: LogWriter, machine: LogMachine, signed_size: int) -> bytes:
     return b""
 
 
-def _replay_block(block: Block, machine: LogMachine) -> int | None:
+def _replay_block(block: LineBlock, machine: LogMachine) -> int | None:
     """Take the lines that continue the log; where one does not, the offset at which it begins."""
     offset = block.offset
     for line in block.lines:
@@ -93,7 +93,7 @@ def _replay_block(block: Block, machine: LogMachine) -> int | None:
     return None
 
 
-def _set_aside(writer: LogWriter, number: int, length: int, size: int) -> bytes:
+def _set_aside(writer: DurableFolder, number: int, length: int, size: int) -> bytes:
     """Keep what follows the last whole entry as evidence, then cut it off."""
     torn = writer.segment(number).read_bytes()[length:]
     writer.evidence.mkdir(exist_ok=True)
@@ -113,7 +113,7 @@ def _is_next(line: bytes, machine: LogMachine) -> bool:
     )
 
 
-def _settle_leaves(writer: LogWriter, machine: LogMachine) -> None:
+def _settle_leaves(writer: DurableFolder, machine: LogMachine) -> None:
     """leaves.bin is derived and not synced, so it may lag behind or be torn after a crash: rebuild it if it differs."""
     ours = [machine.tree.leaf(index) for index in range(machine.tree.size)]
     try:

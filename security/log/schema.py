@@ -1,7 +1,9 @@
-"""The kinds of value an event may hold. A kind is one regular expression over the value's canonical JSON.
+"""The form of an entry: kinds of value, the envelope, the base class of events, the registry of event types.
 
-An event type is then the concatenation of its fields' expressions, and an entry of it is one line that matches. So the
-schema, the canonical form and the absence of anything else are a single test, which costs less than parsing the line.
+A kind is one regular expression over a value's canonical JSON. An event type is the concatenation of its fields'
+expressions, and an entry of it is one line that matches. So the schema, the canonical form and the absence of anything
+else are a single test, which costs less than parsing the line. The event types themselves are in `events.py`: an event
+knows its fields and their kinds, and nothing else about the log does.
 """
 
 from __future__ import annotations
@@ -122,9 +124,7 @@ def decimal(value: float) -> str:
 
 
 # ----------------------------------------
-# The envelope of an entry, the base of every event, and the registry of event types.
-#
-# The types themselves are in `events.py`. An event knows its fields and their kinds; nothing else about the log does.
+# The envelope of an entry, the base class of events, and the registry
 
 VERSION: Final = 1
 MAX_LINE: Final = 1 << 16

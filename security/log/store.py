@@ -1,4 +1,4 @@
-"""The folder of a log, and nothing but its files.
+"""The folder of a log: its files, how an entry is made durable, and the private annex.
 
 FORMAT                    the version of this layout
 manifest.json             a copy of the signed manifest: who is who
@@ -34,65 +34,8 @@ from security.crypto.merkle import HASH_SIZE
 from security.log.machine import SEGMENT, Entry
 from security.log.note import Note
 
-# ----------------------------------------
-# The private annex: details behind a salted commitment, for the site's own auditor, erasable at any time.
-
-SALT_SIZE: Final = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Annex:
-    """A salt and the details. Without the salt, a commitment to a small count could be guessed."""
-
-    salt: bytes
-    details: Mapping[str, Any]
-
-    def commitment(self) -> str:
-        """SHA-256(salt || canonical details), in hexadecimal."""
-        return sha256(self.salt + encoding.dumps(self.details)).hexdigest()
-
-    def encode(self) -> bytes:
-        """The bytes of the annex file."""
-        return encoding.dumps({"details": self.details, "salt": self.salt.hex()}) + b"\n"
-
-    @classmethod
-    def open(cls, data: bytes, commitment: str) -> Annex:
-        """Read an annex file and check it against its leaf.
-
-        :raises VerificationFailed: if it is not what was committed to.
-        """
-        value = encoding.loads(data.removesuffix(b"\n"))
-        if not isinstance(value, dict) or value.keys() != {"details", "salt"} or not isinstance(value["details"], dict):
-            raise CodecError("not an annex")
-        try:
-            annex = cls(salt=bytes.fromhex(value["salt"]), details=value["details"])
-        except (TypeError, ValueError) as error:
-            raise CodecError("not an annex") from error
-        if len(annex.salt) != SALT_SIZE or not hmac.compare_digest(annex.commitment(), commitment):
-            raise VerificationFailed("the annex is not what the entry commits to")
-        return annex
-
-
 FORMAT: Final = b"lazaret audit log 1\n"
-
-
-class Disk:
-    """The three things a log does to a disk. Tests put one here that fails or stops in between."""
-
-    def write(self, descriptor: int, data: bytes) -> None:
-        """Write all of it."""
-        written = os.write(descriptor, data)
-        while written < len(data):
-            written += os.write(descriptor, data[written:])
-
-    def sync(self, descriptor: int) -> None:
-        """Return when it is on stable storage."""
-        os.fsync(descriptor)
-
-    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
-        """Put a whole file in place at once, durably."""
-        files.write_atomically(path, data, mode=mode)
-
+SALT_SIZE: Final = 32
 
 # The one spelling of a size: other digits and leading zeros would name files that are then not found.
 is_size = re.compile(r"0|[1-9][0-9]{0,15}").fullmatch
@@ -157,8 +100,38 @@ class LogFolder:
             raise AuditLogError("a log of another format", where=str(self.format))
 
 
-class LogWriter(LogFolder):
-    """The one writer of a folder; holds its lock."""
+def read_leaves(path: Path) -> list[bytes]:
+    """The leaf hashes of leaves.bin."""
+    data = path.read_bytes()
+    if len(data) % HASH_SIZE:
+        raise CodecError("leaves.bin is not a whole number of hashes", where=str(path))
+    return [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
+
+
+# ----------------------------------------
+# Durable writes
+
+
+class Disk:
+    """The three things a log does to a disk. Tests put one here that fails or stops in between."""
+
+    def write(self, descriptor: int, data: bytes) -> None:
+        """Write all of it."""
+        written = os.write(descriptor, data)
+        while written < len(data):
+            written += os.write(descriptor, data[written:])
+
+    def sync(self, descriptor: int) -> None:
+        """Return when it is on stable storage."""
+        os.fsync(descriptor)
+
+    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
+        """Put a whole file in place at once, durably."""
+        files.write_atomically(path, data, mode=mode)
+
+
+class DurableFolder(LogFolder):
+    """A log folder with its one writer, who holds its lock. `append` is where an entry is made durable."""
 
     def __init__(self, path: Path, disk: Disk) -> None:
         super().__init__(path)
@@ -245,9 +218,38 @@ class LogWriter(LogFolder):
         os.close(self._lock)
 
 
-def read_leaves(path: Path) -> list[bytes]:
-    """The leaf hashes of leaves.bin."""
-    data = path.read_bytes()
-    if len(data) % HASH_SIZE:
-        raise CodecError("leaves.bin is not a whole number of hashes", where=str(path))
-    return [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
+# ----------------------------------------
+# The private annex: details behind a salted commitment, for the site's own auditor, erasable at any time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Annex:
+    """A salt and the details. Without the salt, a commitment to a small count could be guessed."""
+
+    salt: bytes
+    details: Mapping[str, Any]
+
+    def commitment(self) -> str:
+        """SHA-256(salt || canonical details), in hexadecimal."""
+        return sha256(self.salt + encoding.dumps(self.details)).hexdigest()
+
+    def encode(self) -> bytes:
+        """The bytes of the annex file."""
+        return encoding.dumps({"details": self.details, "salt": self.salt.hex()}) + b"\n"
+
+    @classmethod
+    def open(cls, data: bytes, commitment: str) -> Annex:
+        """Read an annex file and check it against its leaf.
+
+        :raises VerificationFailed: if it is not what was committed to.
+        """
+        value = encoding.loads(data.removesuffix(b"\n"))
+        if not isinstance(value, dict) or value.keys() != {"details", "salt"} or not isinstance(value["details"], dict):
+            raise CodecError("not an annex")
+        try:
+            annex = cls(salt=bytes.fromhex(value["salt"]), details=value["details"])
+        except (TypeError, ValueError) as error:
+            raise CodecError("not an annex") from error
+        if len(annex.salt) != SALT_SIZE or not hmac.compare_digest(annex.commitment(), commitment):
+            raise VerificationFailed("the annex is not what the entry commits to")
+        return annex

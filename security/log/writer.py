@@ -1,7 +1,14 @@
-"""A party's privacy log: the machine, its folder, its keys and its clock put together.
+"""A party's privacy log, open for writing: the machine, its folder, its keys and its clock put together.
 
 The rule that everything else rests on is *log, sync, then send*: `append` returns when the entry is durable, and
-raises if it cannot be made so; after that the log is closed for good, and with it the agent.
+raises if it cannot be made so; after that the log is closed for good, and with it the agent. The way of an entry:
+
+`AuditLog.append`       takes the event, under the lock; `_Guard` closes the log if anything below fails
+`LogMachine.append`     makes the line and its leaf in the tree (machine.py)
+`DurableFolder.append`  writes the line to the segment file and syncs it: here it is made durable (store.py)
+`AuditLog.checkpoint`   signs everything so far; several entries may share a checkpoint
+
+A new kind of event is a class in events.py; nothing changes here.
 """
 
 from __future__ import annotations
@@ -31,7 +38,7 @@ from security.log.note import Note, Signature, Signer, VerifierKey, checkpoint_o
 from security.log.recovery import recover
 from security.log.roster import Party, Roster
 from security.log.schema import Event
-from security.log.store import SALT_SIZE, Annex, Disk, LogWriter
+from security.log.store import SALT_SIZE, Annex, Disk, DurableFolder
 from security.log.witness import HeldCheckpoint, Submission
 from security.rng import Randomness
 
@@ -72,7 +79,7 @@ class AuditLog:
         self,
         *,
         machine: LogMachine,
-        writer: LogWriter,
+        writer: DurableFolder,
         keys: EpochKeys,
         signer: Signer,
         roster: Roster,
@@ -109,7 +116,7 @@ class AuditLog:
         """Start a log: the root key endorses epoch 0, the genesis entry names all keys, a checkpoint is signed."""
         if root.key != party.root:
             raise LocalProtocolError("the root key is not the one in the roster", where=party.origin)
-        writer = LogWriter(folder, disk or Disk())
+        writer = DurableFolder(folder, disk or Disk())
         try:
             if writer.format.exists():
                 raise AuditLogError(
@@ -154,7 +161,7 @@ class AuditLog:
         disk: Disk | None = None,
     ) -> AuditLog:
         """Go on with a log: check it against its checkpoints, set a torn write aside, settle the keys after a crash."""
-        writer = LogWriter(folder, disk or Disk())
+        writer = DurableFolder(folder, disk or Disk())
         try:
             writer.check_format()
             found = recover(writer, party)

@@ -59,11 +59,12 @@ def test_verify_json(signed: Federation, root_pem: Path) -> None:
     assert log["egress"]["masked-vector"]["messages"] == 4
 
 
-def test_cross_clean(signed: Federation, root_pem: Path) -> None:
-    result = _run("cross", *signed.folders, "--root-key", root_pem)
+@pytest.mark.parametrize("name", ["cross", "compare"])
+def test_cross_clean(signed: Federation, root_pem: Path, name: str) -> None:
+    result = _run(name, *signed.folders, "--root-key", root_pem)
     assert result.exit_code == 0, result.output
     assert "messages match at both ends" in result.output
-    data = _json("cross", *signed.folders, "--root-key", root_pem)
+    data = _json(name, *signed.folders, "--root-key", root_pem)
     assert data["verdict"] == "clean"
     assert data["matched_messages"] == sum(
         total["messages"] for log in data["logs"] for total in log["egress"].values()

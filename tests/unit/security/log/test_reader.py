@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lazaret.errors import AuditLogError
@@ -20,6 +20,7 @@ from tests.support.audit_attacks import Lonely, Tampering
 LONG = MAX_LINE + 5
 
 
+@settings(deadline=None)  # a busy disk is no fault of the reader
 @given(
     data=st.binary(max_size=60).map(lambda drawn: drawn.replace(b"\x01", b"\n").replace(b"\x02", b"\n")),
     size=st.integers(1, 9),
