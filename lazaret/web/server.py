@@ -76,7 +76,9 @@ class BoundedListener(socket.socket):
     """
 
     def __init__(self, bound: socket.socket) -> None:
-        super().__init__(bound.family, bound.type, bound.proto, fileno=bound.detach())
+        # The protocol is named because asyncio sends without delay (TCP_NODELAY) only on sockets that say they are TCP.
+        # Otherwise every answer of two writes waits 40 ms for the other side's delayed acknowledgement.
+        super().__init__(bound.family, bound.type, socket.IPPROTO_TCP, fileno=bound.detach())
         self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
     def accept(self) -> tuple[socket.socket, Any]:

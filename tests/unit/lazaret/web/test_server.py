@@ -7,6 +7,7 @@ import http.client
 import os
 import socket
 import ssl
+import statistics
 import subprocess
 import sys
 import time
@@ -75,6 +76,18 @@ def test_one_connection_serves_many_requests(server: WebServer) -> None:
         assert answer.status == HTTPStatus.OK
         assert answer.getheader("Content-Type") == "text/javascript; charset=utf-8"
         assert answer.read()
+
+
+def test_answers_are_not_held_back(server: WebServer) -> None:
+    """Without TCP_NODELAY each answer on a kept connection waits 40 ms for an acknowledgement."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=5)
+    taken = []
+    for _ in range(31):
+        started = time.perf_counter()
+        connection.request("GET", "/kit.js")
+        connection.getresponse().read()
+        taken.append(time.perf_counter() - started)
+    assert statistics.median(taken) < 0.03
 
 
 def test_head_has_the_length_and_no_body(server: WebServer) -> None:
@@ -298,6 +311,7 @@ def test_a_server_that_never_started_stops() -> None:
 def test_commands_without_a_page_do_not_load_the_server() -> None:
     """Their modules name it, and only `start` imports it."""
     modules = ("coordinator.cli", "site_agent.cli", "coordinator.dashboard.server", "site_agent.page.server")
+    modules += ("site_agent.metrics",)
     code = f"import sys, {', '.join(modules)}; print([n for n in ('uvicorn', 'h11') if n in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert told.stdout.strip() == "[]"
