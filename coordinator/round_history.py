@@ -53,8 +53,8 @@ def note(db: sqlite3.Connection, effect: object, now_ms: int) -> None:
     """The row that follows from an effect, if one does."""
     match effect:
         case Keep(number, records.Planned(plan=plan)):
-            told = plan.context
-            row = (told.ctx(), number, told.attempt, told.t, told.n, " ".join(told.sites), now_ms)
+            context = plan.context
+            row = (context.ctx(), number, context.attempt, context.t, context.n, " ".join(context.sites), now_ms)
             db.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?, ?, ?, ?, ?, NULL, ?, NULL, NULL, '')", row)
         case Keep(number, records.SurvivorsShown(survivors=shown)):
             names = " ".join(line.site for line in shown.uploads)

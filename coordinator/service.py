@@ -147,29 +147,29 @@ class Service:
     def _greet(self, site: str, spki: str, data: bytes) -> tuple[Stream, Farewell | None]:
         """The stream that an Open begins, or why there is to be none."""
         parcel = FROM_SITE.decode(data)
-        told = parcel.message
-        if not isinstance(told, Open) or parcel.sequence != 1:
+        opening = parcel.message
+        if not isinstance(opening, Open) or parcel.sequence != 1:
             raise CodecError("a stream begins with Open", where=f"site {site}")
-        stream = Stream(site, told.session, spki)
-        refusal = self._refusal(site, told)
+        stream = Stream(site, opening.session, spki)
+        refusal = self._refusal(site, opening)
         if refusal is not None:
             return stream, refusal
         self._take(stream, parcel, data)
         version, digest = self.manifest.version, self.manifest.digest
         stream.put([Welcome(protocol=PROTOCOL_VERSION, manifest_version=version, manifest_hash=digest)])
-        if told.manifest_version < version:
+        if opening.manifest_version < version:
             stream.put(self._manifest_frames())
         return stream, None
 
-    def _refusal(self, site: str, told: Open) -> Farewell | None:
-        if told.protocol != PROTOCOL_VERSION:
+    def _refusal(self, site: str, opening: Open) -> Farewell | None:
+        if opening.protocol != PROTOCOL_VERSION:
             return Farewell.OTHER_PROTOCOL
-        if (told.federation, told.site) != (self.manifest.federation, site):
+        if (opening.federation, opening.site) != (self.manifest.federation, site):
             return Farewell.NOT_LISTED
-        if told.manifest_version > self.manifest.version:
+        if opening.manifest_version > self.manifest.version:
             return Farewell.OLD_MANIFEST  # ours is: the operator must install the newer one
         last, _ = self.shell.storage.sessions().get(site, (0, 0))
-        return None if last < told.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
+        return None if last < opening.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
 
     def _manifest_frames(self) -> list[ManifestFrame]:
         data = self.identity.manifest_path.read_bytes()

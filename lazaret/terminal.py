@@ -72,8 +72,8 @@ _json_lines = False
 
 def _json_line(seconds: float, level: str, program: str, message: str, **more: str) -> str:
     when = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    told = {"time": when, "level": level, "program": program, "message": message, **more}
-    return json.dumps(told, ensure_ascii=False)
+    record = {"time": when, "level": level, "program": program, "message": message, **more}
+    return json.dumps(record, ensure_ascii=False)
 
 
 class JsonLines(logging.Formatter):
@@ -85,8 +85,8 @@ class JsonLines(logging.Formatter):
 
 def log_option(command: Command) -> Command:
     """`--log-format`, before a sub-command; left out, the configuration decides."""
-    told = "Of lines on stderr; the configuration's if left out."
-    return click.option("--log-format", type=click.Choice(["text", "json"]), help=told)(command)
+    text = "Of lines on stderr; the configuration's if left out."
+    return click.option("--log-format", type=click.Choice(["text", "json"]), help=text)(command)
 
 
 def log_to_stderr(program: str, log_format: str | None, *, json_lines: bool) -> None:

@@ -59,11 +59,11 @@ def ledger(config_path: Path, own_config: Path | None, create: bool, epsilon: fl
     if epsilon is not None:
         _propose(config, manifest, epsilon, as_json=as_json)
         return
-    told = budget_status(config, manifest) or {}
+    budget = budget_status(config, manifest) or {}
     if as_json:
-        emit(told | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
+        emit(budget | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
     else:
-        click.echo(status_line(told))
+        click.echo(status_line(budget))
 
 
 def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json: bool) -> None:
@@ -102,8 +102,8 @@ def open_for_people(config_path: Path) -> AuditLog:
 
 def _with_config(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
-    def run(config_path: Path, own_config: Path | None, **told: Any) -> None:
-        command(config_path=own_config or config_path, **told)
+    def run(config_path: Path, own_config: Path | None, **options: Any) -> None:
+        command(config_path=own_config or config_path, **options)
 
     return click.pass_obj(also_config(run))
 

@@ -323,8 +323,8 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        told = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
-        raise ConfigError(told, where=str(folder), hint=STATE_HINT) from error
+        reason = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
+        raise ConfigError(reason, where=str(folder), hint=STATE_HINT) from error
 
 
 def _read_count(path: Path, what: str, hint: str) -> int:
@@ -347,10 +347,10 @@ def _ends_a_line(file: BinaryIO) -> bool:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        told = json.loads(line)
+        row = json.loads(line)
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return row if isinstance(row, dict) else None
 
 
 def _write(path: Path, content: bytes) -> None:

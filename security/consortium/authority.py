@@ -329,8 +329,8 @@ class Authority:
     def _refuse_old_run(self, run: str, previous: Manifest | None) -> None:
         """A run that was left is over: two histories of one run would let their difference be taken."""
         for path in sorted((self.folder / "history").glob("manifest-*.json")):
-            told, _ = unseal(read_file(path), str(path))
-            if previous is not None and told.run == run != previous.run:
+            content, _ = unseal(read_file(path), str(path))
+            if previous is not None and content.run == run != previous.run:
                 hint = "choose a new run id"
                 raise PolicyViolation(f"run {run!r} was ended by a later one", where=str(path), hint=hint)
 

@@ -114,11 +114,11 @@ def key_files(papers: Papers) -> Iterator[Line]:
     if not keys.is_dir():
         raise ConfigError("there are no keys", where=str(keys), hint=f"`{papers.program} init` makes them")
     paths = sorted(path for path in keys.rglob("*") if path.is_file())
-    told = [line for path in paths if (line := _open_to_others(path)) is not None]
-    yield from told
-    if not told:
+    problems = [line for path in paths if (line := _open_to_others(path)) is not None]
+    yield from problems
+    if not problems:
         yield ok(f"{len(paths)} key files, for this user only")
-    yield from (line for line in _keys_in_use(papers) if line not in told)
+    yield from (line for line in _keys_in_use(papers) if line not in problems)
 
 
 def _keys_in_use(papers: Papers) -> Iterator[Line]:
@@ -205,8 +205,8 @@ def _manifest_made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
     if not papers.identity.manifest_path.exists():
         return
     try:
-        told, signature = unseal(read_file(papers.identity.manifest_path))
-        check_signature(told, signature, papers.identity.root())
+        content, signature = unseal(read_file(papers.identity.manifest_path))
+        check_signature(content, signature, papers.identity.root())
     except ToolkitError:
         return  # the manifest's own check tells
-    yield dt.datetime.fromtimestamp(told.issued_at_ms / 1000, dt.UTC), f"manifest version {told.version}"
+    yield dt.datetime.fromtimestamp(content.issued_at_ms / 1000, dt.UTC), f"manifest version {content.version}"

@@ -61,8 +61,8 @@ class BundleFile(Document):
         if len(data) > MAX_DOCUMENT:
             raise ConfigError(f"file is larger than {MAX_DOCUMENT} bytes", where=where)
         try:
-            told = encoding.loads(data.removesuffix(b"\n"))
-            return cls.model_validate_json(encoding.dumps(told))
+            value = encoding.loads(data.removesuffix(b"\n"))
+            return cls.model_validate_json(encoding.dumps(value))
         except CodecError as error:
             hint = f"it may be cut off or edited; {cls.source}"
             raise ConfigError(f"file is {error.message}", where=where, hint=hint) from error
@@ -175,8 +175,8 @@ def read_file(path: Path, *, hint: str = "check the path") -> bytes:
     except FileNotFoundError as error:
         raise ConfigError("file not found", where=str(path), hint=hint) from error
     except OSError as error:
-        told = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
-        raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
+        reason = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
+        raise ConfigError(reason, where=str(path), hint="is the path right, and may this user read it?") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,9 +186,9 @@ class Manifest(Document):
     revocations: tuple[Revocation, ...]
 
     @classmethod
-    def from_dict(cls, told: object, where: str = "manifest") -> Self:
+    def from_dict(cls, value: object, where: str = "manifest") -> Self:
         try:
-            return cls.model_validate_json(encoding.dumps(told))
+            return cls.model_validate_json(encoding.dumps(value))
         except ValidationError as error:
             raise ManifestRejected(
                 describe(error),
@@ -250,8 +250,8 @@ def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, bytes]:
     if len(data) > MAX_BYTES:
         raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where, hint=_FETCH)
     try:
-        told = encoding.loads(data.removesuffix(b"\n"))
-        envelope = Envelope.model_validate(told)
+        value = encoding.loads(data.removesuffix(b"\n"))
+        envelope = Envelope.model_validate(value)
     except CodecError as error:
         raise ManifestRejected(f"manifest is {error.message}", where=where, hint=_FETCH) from error
     except ValidationError as error:

@@ -95,8 +95,8 @@ def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
 
 
 def _reason(error: OSError) -> str:
-    told = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or type(error).__name__
-    return str(told).lower().replace("_", " ")
+    text = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or type(error).__name__
+    return str(text).lower().replace("_", " ")
 
 
 def _connected(destination: Destination, seconds: float) -> socket.socket:
@@ -136,8 +136,8 @@ def _tunnel(destination: Destination, seconds: float) -> socket.socket:
     parts = urlsplit(destination.proxy or "")
     headers = {}
     if parts.username is not None:
-        told = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(told.encode()).decode()
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
     connection.set_tunnel(destination.host, destination.port, headers)
     try:

@@ -58,12 +58,12 @@ def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECON
     with grpc.secure_channel(table.address, credentials, options=tls.channel_options(table.proxy)) as channel:
         call = channel.stream_stream(tls.METHOD)(iter(()), timeout=seconds)
         try:
-            told = dict(call.initial_metadata())
+            metadata = dict(call.initial_metadata())
             for _ in call:
                 pass  # an empty conversation has no answers
         except grpc.RpcError as error:
             raise _turned_away(error, table.address) from error
-    time_ms = str(told.get(tls.TIME_KEY, ""))
+    time_ms = str(metadata.get(tls.TIME_KEY, ""))
     return Answer(time_ms=int(time_ms) if time_ms.isdecimal() else None)
 
 

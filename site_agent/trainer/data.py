@@ -64,5 +64,5 @@ def balance(dataset: FederatedDataset, data: SiteData) -> dict[str, list[str] | 
 
 def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:
     """Names the data in the log. Keyed, because hashes of small data sets can be guessed."""
-    told = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
-    return hmac.new(key, told.encode(), hashlib.sha256).hexdigest()
+    described = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
+    return hmac.new(key, described.encode(), hashlib.sha256).hexdigest()

@@ -146,7 +146,7 @@ def _piece(names: tuple[str, ...], read: list[Pixels | str], decoding: Decoding)
     shape = (0, decoding.image_size, decoding.image_size, decoding.channels)
     return Piece(
         names=names,
-        problems=tuple(told if isinstance(told, str) else None for told in read),
+        problems=tuple(found if isinstance(found, str) else None for found in read),
         pixels=np.stack(good) if good else np.empty(shape, dtype=np.uint8),
     )
 
@@ -172,7 +172,7 @@ class Summary:
             "predicted": self.files - len(self.problems),
             "ignored": self.ignored,
             "by_class": dict(self.predicted),
-            "problems": [{"file": name, "problem": told} for name, told in self.problems],
+            "problems": [{"file": name, "problem": problem} for name, problem in self.problems],
             "seconds": round(self.seconds, 3),
         }
 

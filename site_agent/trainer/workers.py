@@ -147,10 +147,10 @@ class Worker:
 
     def take_part(self, group: Group) -> None:
         """One order, from what the agent tells to the last exchange. What comes out is the agent's; ours is let go."""
-        told: dict[str, Any] = json.loads(group.tell())
-        memory, round_number = load_tensors(group.tell()), told.pop("round")
+        order: dict[str, Any] = json.loads(group.tell())
+        memory, round_number = load_tensors(group.tell()), order.pop("round")
         try:
-            method, site = self._prepare(told)
+            method, site = self._prepare(order)
             site.group = group
             method.check_group(site)
             site.remember(memory)
@@ -161,22 +161,22 @@ class Worker:
         log.info("round %d: training", round_number)
         method.local_round(site, round_number)
 
-    def _prepare(self, told: dict[str, Any]) -> tuple[Method, Site]:
-        if self.method is None or self.site is None or told != self.terms:
-            self.method, self.site = _build(self.table, told)
-            self.terms = told
+    def _prepare(self, order: dict[str, Any]) -> tuple[Method, Site]:
+        if self.method is None or self.site is None or order != self.terms:
+            self.method, self.site = _build(self.table, order)
+            self.terms = order
         return self.method, self.site
 
 
-def _build(table: DataTable, told: dict[str, Any]) -> tuple[Method, Site]:
-    check_code(told["code"])
-    recipe = Recipe.of(told["method"], told["settings"])
-    dataset, data = open_data(table, site=told["site"], image_size=recipe.image_size, classes=told["classes"])
-    if _digest(dataset, data) != told["data"]:
+def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
+    check_code(order["code"])
+    recipe = Recipe.of(order["method"], order["settings"])
+    dataset, data = open_data(table, site=order["site"], image_size=recipe.image_size, classes=order["classes"])
+    if _digest(dataset, data) != order["data"]:
         raise DataError(
             "these are not the agent's images", where=table.source, hint="every machine needs the same [data]"
         )
-    spec, method = spec_of(told["architecture"], told["classes"], recipe), registry.build(recipe.config)
+    spec, method = spec_of(order["architecture"], order["classes"], recipe), registry.build(recipe.config)
     mean, std = normalisation(spec)
     model = method.build_model(spec)
     site = Site(
@@ -250,5 +250,5 @@ def _all_ready(group: Group, *, ready: bool) -> None:
 
 
 def _digest(dataset: FederatedDataset, data: SiteData) -> str:
-    told = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
-    return hashlib.sha256(told.encode()).hexdigest()
+    described = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
+    return hashlib.sha256(described.encode()).hexdigest()
