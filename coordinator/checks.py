@@ -35,7 +35,7 @@ class Context:
     """One coordinator's set-up.
 
     :param free: bytes that can still be written to a folder.
-    :param available: bytes of memory that can still be taken; None where the system does not tell.
+    :param available: bytes of memory that can still be taken; None if the system does not report it.
     """
 
     path: Path
@@ -116,7 +116,7 @@ def model(context: Context) -> Iterator[Line]:
 
 
 def names(context: Context) -> Iterator[Line]:
-    """What sites may dial; another name needs another certificate."""
+    """Names that sites may connect to; another name needs another certificate."""
     held = names_of(context.papers.identity.tls_certificate())
     if held:
         yield ok(f"sites may connect to {', '.join(held)}")

@@ -1,7 +1,7 @@
-"""Where a run can be, and every way from one place to another. The engine asks `follow` before it moves.
+"""The phases of a run, and every transition between them. The engine asks `follow` before each transition.
 
-Training comes first and takes hours; the burst that follows takes seconds, with the sites that are ready and have just
-answered a ping. A slow or dead site costs the others nothing but the deadline.
+Training comes first and takes hours; the aggregation after it takes seconds, with the sites that are ready and have
+just answered a ping. A slow or crashed site costs the others no more than the deadline.
 """
 
 from __future__ import annotations

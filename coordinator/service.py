@@ -194,11 +194,11 @@ class Service:
                     await turn.frame()
                 else:
                     turn.end()
-                # A burst of frames must not starve the other streams.
+                # Many frames at once must not block the other streams.
                 await asyncio.sleep(0)
 
     def _received(self, stream: Stream, data: Any) -> bool:
-        """Take what came; returns whether the stream goes on."""
+        """Take what arrived; returns whether the stream continues."""
         if data is grpc.aio.EOF:
             return False
         with self._own_work():
@@ -243,12 +243,12 @@ class Service:
     # The whole service.
 
     def stop(self) -> None:
-        """Told to stop; told twice, at once."""
+        """A first signal stops in order, a second one at once."""
         self._at_once = self.stopped.is_set()
         self.stopped.set()
 
     async def serve(self, listen: str, begin: Callable[[], None] = lambda: None) -> None:
-        """Run until `stopped` is set and the burst under way is over.
+        """Run until `stopped` is set and the aggregation under way is over.
 
         :param begin: what is done once sites can connect; only then is a round opened.
         """
@@ -266,7 +266,7 @@ class Service:
         try:
             await self._run()
         except BaseException as error:
-            self._failure = self._failure or error  # the loop's own as well: no stream goes on from here
+            self._failure = self._failure or error  # the loop's own as well: no stream continues from here
             with suppress(Exception):  # what fails on the way out must not hide why we leave
                 await self._leave(server, status)
             raise
@@ -342,7 +342,8 @@ class Service:
 def run_until_stopped(
     config: CoordinatorConfig, base: Path, *, shell_type: type[Shell] = Shell, service_type: type[Service] = Service
 ) -> None:
-    """A coordinator from start to end. A burst under way is finished or aborted first, if that can be done soon."""
+    """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
+    soon."""
     malloc.keep_small()
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
     malloc.settle()

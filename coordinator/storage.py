@@ -143,7 +143,7 @@ class Storage:
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """:raises ToolkitError: if it is not on disk; the process must not go on as if it were."""
+        """:raises ToolkitError: if it is not on disk; the process must not continue as if it were."""
         with database(self._path):
             self._db.execute("BEGIN IMMEDIATE")
             try:
@@ -246,9 +246,10 @@ class Storage:
                 path.unlink(missing_ok=True)
 
     def belongs_to(self, federation: str, run: str) -> str | None:
-        """Bind the folder to a run. A run before it is over: its files are set aside, while the privacy log goes on.
+        """Bind the folder to a run. A run before it is over: its files are moved to runs/, while the privacy log
+        continues.
 
-        :returns: the run that was set aside, if any.
+        :returns: the run whose files were moved, if any.
         :raises ConfigError: if the folder is another federation's.
         """
         wanted = f"{federation}/{run}"

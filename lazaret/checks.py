@@ -53,8 +53,8 @@ class Unchecked(Exception):
 class Shared(Generic[Value]):
     """A property that several checks need, made once.
 
-    Who asks first gets the error if it cannot be made: that is the finding. Who asks later is told `why` instead, so
-    that one fault is one line.
+    The first check that needs it gets the error if it cannot be made: that is the finding. Later checks get `why`
+    instead, so that one fault is one line.
     """
 
     def __init__(self, why: str, make: Callable[[Any], Value]) -> None:
@@ -166,7 +166,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def used_bytes(folder: Path) -> int:
-    """What lies in a folder already."""
+    """Bytes of the files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
 
 
@@ -201,7 +201,7 @@ def size(number: float) -> str:
 
 
 def disk(folder: Path, *, free: int, least: int, whole: int) -> Line:
-    """Room for one round is a must, for the whole run a wish.
+    """Space for one round is required, space for the whole run is recommended.
 
     :param least: bytes that the next round may add to what is there.
     :param whole: bytes that the rest of the run may add.

@@ -1,4 +1,4 @@
-"""How our commands speak: results on stdout, the rest on stderr, errors as one line and a hint, fixed exit codes.
+"""Output of all commands: results on stdout, the rest on stderr, errors as one line and a hint, fixed exit codes.
 
 0 good, 1 a finding or a failed run, 2 bad usage or configuration, 3 cannot decide. Logs, progress and questions are
 here too, so that all commands are alike: text for people, JSON lines on request, bars on a terminal only.
@@ -121,7 +121,7 @@ _progress_shown = False
 
 
 def show_progress() -> None:
-    """Commands that people watch call this, so that code deep down may tell how far it is; libraries stay silent."""
+    """Commands that people watch call this, so that inner code may show its progress; libraries print nothing."""
     global _progress_shown
     _progress_shown = True
 

@@ -1,6 +1,7 @@
 """A site as a witness of the other logs, and as one that is witnessed. The coordinator carries the messages.
 
-It can drop them, which shows as staleness, but not forge them: each party cosigns only what extends the head it holds.
+It can drop them, which becomes visible as staleness, but not forge them: each party cosigns only what extends the
+checkpoint that it has.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Witnessing:
         self._seen = 0
 
     def saw(self, head: SignedHead) -> None:
-        """Log a head of the coordinator's that came with a message, when it has grown.
+        """Log a checkpoint of the coordinator that came with a message, if it has grown.
 
-        It is not cosigned by this. But a coordinator that shows a head to one site only is on record with it.
+        It is not cosigned by this. But a coordinator that shows a checkpoint to one site only is then on record.
         """
         if head.origin == self._hub and self._seen < head.size <= MAX_COUNT:
             self._seen = head.size
@@ -42,7 +43,7 @@ class Witnessing:
         """What to send in answer.
 
         :raises ForkDetected: if another log has shown two histories; the evidence is on disk.
-        :raises RollbackDetected: if our own log was set back.
+        :raises RollbackDetected: if our own log was restored from an old copy.
         """
         match message:
             case relay.WitnessCall():
@@ -55,7 +56,7 @@ class Witnessing:
                 self._log.refuse_rollback([message.held])
 
     def _offer(self, call: relay.WitnessCall) -> relay.Head:
-        """The newest head, grown from what the witness holds. All witnesses of a round are offered the same one."""
+        """The newest checkpoint, grown from what the witness has. All witnesses of a round are offered the same one."""
         head = self._log.head
         if call.held_size > head_of(head).size:
             head = self._log.checkpoint()

@@ -47,7 +47,7 @@ SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """:param time_ms: the coordinator's clock; None if it does not tell."""
+    """:param time_ms: the coordinator's clock; None if it is not sent."""
 
     time_ms: int | None
 
@@ -87,7 +87,7 @@ class Context:
     """One site's set-up.
 
     :param free: bytes that can still be written to a folder.
-    :param available: bytes of memory that can still be taken; None where the system does not tell.
+    :param available: bytes of memory that can still be taken; None if the system does not report it.
     """
 
     config: SiteConfig
@@ -115,7 +115,7 @@ class Context:
         return tuple(judge(served, self.destination, identity.root(), self._manifest(), now_ms=self.papers.now_ms))
 
     def _manifest(self) -> Manifest | None:
-        """What is wrong with it is told elsewhere."""
+        """Another check reports what is wrong with it."""
         try:
             return self.manifest
         except (ToolkitError, Unchecked):

@@ -227,7 +227,8 @@ def _rows(predictor: Predictor, piece: Piece, summary: Summary) -> Iterator[list
 
 @contextlib.contextmanager
 def _table(target: Path) -> Iterator[IO[str]]:
-    """Beside the target until it is whole; readable by this user only, because names of files may name patients."""
+    """Written next to the target until it is complete; readable by this user only, because names of files may name
+    patients."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:

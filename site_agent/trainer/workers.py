@@ -1,8 +1,9 @@
 """Several processes or machines of one hospital that train as one. The first is the agent; the others take its orders.
 
-An order is a round. All processes meet for it anew, so that one that died fails that round and, started again, is there
-for the next. Only the agent has keys, talks to the coordinator and writes files; a worker reads images and is told the
-rest: settings, model, memory. The meeting point is that of torchrun, or the first process itself.
+An order is a round. All processes connect again for it, so that one that has crashed fails that round and, started
+again, takes part in the next. Only the agent has keys, talks to the coordinator and writes files; a worker reads images
+and receives the rest: settings, model, personal state. The meeting point is that of torchrun, or the first process
+itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Crew:
     def local_round(self, method: Method, site: Site, round_number: int) -> LocalReport:
         """`method.local_round`, by everybody.
 
-        :raises WorkerLost: if a process does not come, dies, falls silent or cannot do what it is told.
+        :raises WorkerLost: if a process does not connect, crashes, does not answer or cannot do its part.
         """
         order = self._order(_OPEN)
         memory = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in site.memory().items()})
@@ -92,7 +93,7 @@ class Crew:
         return cls(place, terms_of(manifest, dataset, data), seconds=float(config.site.worker_wait))
 
     def dismiss(self) -> None:
-        """Tell the others that there will be no more orders."""
+        """Inform the others that there will be no more orders."""
         with contextlib.suppress(WorkerLost):
             self._order(_END)
 
@@ -107,7 +108,7 @@ class Crew:
 
 
 def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> dict[str, Any]:
-    """All that a worker is told once, as JSON: how to build the same method and site, and what to check of its own."""
+    """All that a worker receives once, as JSON: how to build the same method and site, and what to check of its own."""
     return {
         "method": manifest.training.method,
         "settings": dict(manifest.training.settings),
@@ -120,7 +121,7 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
 
 
 def work(place: Place, table: DataTable, *, seconds: float, threads: int | None = None) -> None:
-    """Take orders until the agent says that there are no more, or is gone."""
+    """Take orders until the agent says that there are no more, or has ended."""
     if threads is not None:
         torch.set_num_threads(threads)
     worker, store = Worker(table), meet(place, seconds)
@@ -138,7 +139,7 @@ def work(place: Place, table: DataTable, *, seconds: float, threads: int | None 
 
 @dataclass
 class Worker:
-    """What a worker keeps between orders: its images, and method and site for the terms it was told last."""
+    """What a worker keeps between orders: its images, and method and site for the terms it received last."""
 
     table: DataTable
     terms: dict[str, Any] | None = None
@@ -146,7 +147,7 @@ class Worker:
     site: Site | None = None
 
     def take_part(self, group: Group) -> None:
-        """One order, from what the agent tells to the last exchange. What comes out is the agent's; ours is let go."""
+        """One order, from the agent's message to the last exchange. The result is the agent's; ours is discarded."""
         order: dict[str, Any] = json.loads(group.tell())
         memory, round_number = load_tensors(group.tell()), order.pop("round")
         try:
