@@ -317,7 +317,7 @@ class Authority:
         return self.folder / "history" / f"manifest-{version:06}.json"
 
     def _finish_interrupted(self, latest: Manifest | None, now_ms: int) -> Manifest | None:
-        """A version that was signed but not yet handed out when the machine stopped: its number is not given twice."""
+        """A version that was signed but not yet published when the machine stopped: its number is not given twice."""
         path = self._history_path(latest.version + 1 if latest else 1)
         if not path.exists():
             return latest
@@ -336,8 +336,8 @@ class Authority:
 
 
 def check_same_log(request: Request, known: Enrolled) -> None:
-    """A name is the name of one log for ever: peers hold its heads, adverts and connections, and would take another
-    log under it for the old one set back.
+    """A name is the name of one log for ever: peers have its checkpoints, adverts and connections, and would take
+    another log under it for the old one set back.
     """
     if (request.role, request.audit_root, request.cosigner) != (known.role, known.audit_root, known.cosigner):
         raise PolicyViolation(

@@ -46,7 +46,7 @@ class Papers:
 
     @shared("there is no valid manifest")
     def manifest(self) -> Manifest:
-        """Signed and whole."""
+        """Signed and valid."""
         manifest = self.identity.manifest(now_ms=self.now_ms)
         if manifest is None:
             raise ConfigError(
@@ -152,7 +152,7 @@ def audit_root(papers: Papers, log: Path) -> Line:
 
 
 def manifest(papers: Papers) -> Iterator[Line]:
-    """Signed by our root, whole, in time, with us in it."""
+    """Signed by our root, valid, in time, and listing this party."""
     opened = papers.manifest
     yield ok(f"version {opened.version} of {opened.federation}, run {opened.run}, signed by the root")
     try:
@@ -174,7 +174,7 @@ def manifest(papers: Papers) -> Iterator[Line]:
 
 
 def _check_listed(papers: Papers, opened: Manifest) -> None:
-    """Dates and issuer are told by `certificates`."""
+    """Dates and issuer are checked by `certificates`."""
     where = str(papers.identity.tls_path)
     certificate = papers.identity.tls_certificate()
     pki.check_revoked(certificate, opened.revoked, where)
@@ -182,7 +182,7 @@ def _check_listed(papers: Papers, opened: Manifest) -> None:
 
 
 def clock_by_papers(papers: Papers) -> Iterator[Line]:
-    """Papers were made before today. Says nothing about a clock that is ahead."""
+    """Certificates and manifest were made before now. Says nothing about a clock that is ahead."""
     now = dt.datetime.fromtimestamp(papers.now_ms / 1000, dt.UTC)
     latest, made = max(_made(papers))
     if now + dt.timedelta(milliseconds=CLOCK_SKEW_MS) < latest:
@@ -208,5 +208,5 @@ def _manifest_made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
         content, signature = unseal(read_file(papers.identity.manifest_path))
         check_signature(content, signature, papers.identity.root())
     except ToolkitError:
-        return  # the manifest's own check tells
+        return  # the check of the manifest reports it
     yield dt.datetime.fromtimestamp(content.issued_at_ms / 1000, dt.UTC), f"manifest version {content.version}"

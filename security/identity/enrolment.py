@@ -160,7 +160,7 @@ def check_request(request: Request) -> tuple[pki.Request, pki.Request]:
 
 
 def check_request_signature(request: Request, signing: pki.Request, where: str) -> None:
-    """The bundle is whole: nobody swapped a log key or a TLS request on the way."""
+    """The request is unchanged: no log key or TLS request was exchanged on the way."""
     if request.signature is None or not isinstance(signing.public_key, Ed25519PublicKey):
         raise VerificationFailed("the request is not signed", where=where)
     key = VerifyKey(signing.public_key.public_bytes_raw())
@@ -281,7 +281,7 @@ class Identity:
         return self._finish_request(subject, signing, tls_request, signing_request, old=None)
 
     def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> Request:
-        """A request for new TLS and signing keys, vouched for by the signing key in force. Log keys stay."""
+        """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay."""
         old = self.signing_key(self._installed(self.signing_path))
         signing, tls_request, signing_request = self._new_pair(subject, hosts)
         return self._finish_request(subject, signing, tls_request, signing_request, old=old)

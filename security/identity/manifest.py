@@ -1,4 +1,5 @@
-"""The signed federation manifest: everything that a site believes about a federation without asking the coordinator.
+"""The signed federation manifest: everything that a site takes as given about a federation, without asking the
+coordinator.
 
 A manifest is canonical JSON (RFC 8785) without floats: reals are decimal text, scales are exponents of two. It is
 signed with the root key. This file says what a manifest holds and how its bytes are read; `rules` says which ones are
@@ -123,7 +124,7 @@ class Training(Document):
 
 
 class Aggregation(Document):
-    """Thresholds and numbers of the secure sum. Ring, clips, movement caps and weight cap stand in the layout."""
+    """Thresholds and numbers of the secure sum. Ring, clips, movement caps and weight cap are in the layout."""
 
     colluders: Count
     least_survivors: Annotated[int, Field(ge=2, le=MAX_ROSTER)]
@@ -134,7 +135,7 @@ class Aggregation(Document):
 
 
 class Audit(Document):
-    """How the sum is checked, and how long a site goes on without witnesses of its log."""
+    """How the sum is checked, and how long a site continues without witnesses of its log."""
 
     mode: Literal["covered", "sampled"]
     chunks_per_site: Count

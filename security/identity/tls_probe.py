@@ -182,7 +182,7 @@ def issuer_of(certificate: x509.Certificate) -> str:
 
 
 def check_name(certificate: x509.Certificate, host: str) -> None:
-    """:raises CertificateNameMismatch: if the certificate is not for the host that is dialled."""
+    """:raises CertificateNameMismatch: if the certificate is not for the host that is connected to."""
     names = names_of(certificate)
     if _plain(host) not in {_plain(name) for name in names}:
         raise CertificateNameMismatch(
@@ -202,7 +202,7 @@ def _plain(name: str) -> str:
 def judge(
     served: Served, destination: Destination, root: x509.Certificate, manifest: Manifest | None, *, now_ms: int
 ) -> Iterator[Line]:
-    """Is it our coordinator's own certificate, for the name that we dial, over TLS 1.3?"""
+    """Is it our coordinator's own certificate, for the name that we connect to, over TLS 1.3?"""
     certificate = served.certificate
     try:
         pki.check_issuer(certificate, root, str(destination))
