@@ -35,7 +35,7 @@ class Context:
     """One coordinator's set-up.
 
     :param free: bytes that can still be written to a folder.
-    :param available: bytes of memory that can still be taken; None where the system does not tell.
+    :param available: bytes of memory that can still be taken; None if the system does not report it.
     """
 
     path: Path
@@ -101,20 +101,20 @@ def clock(context: Context) -> Iterator[Line]:
 @CHECKS.add
 def rounds(context: Context) -> Iterator[Line]:
     """Can a round come about at all, with the sites whose certificates are good today?"""
-    told, now = context.manifest, context.papers.now_ms
-    numbers = told.aggregation
-    single = len(told.roster) if numbers.single_history else None
+    manifest, now = context.manifest, context.papers.now_ms
+    numbers = manifest.aggregation
+    single = len(manifest.roster) if numbers.single_history else None
     least = thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=single)
     least = max(least, context.config.rounds.least_cohort or 0)
-    able = [member.id for member in told.roster if pki.days_left(member.certificate, now) >= 0]
+    able = [member.id for member in manifest.roster if pki.days_left(member.certificate, now) >= 0]
     if len(able) < least:
         yield problem(
-            f"a round needs {least} sites, and {len(able)} of {len(told.roster)} could take part",
+            f"a round needs {least} sites, and {len(able)} of {len(manifest.roster)} could take part",
             "lower [rounds] least_cohort, or ask the consortium to enrol or renew sites",
         )
         return
-    yield ok(f"a round needs {least} of {len(told.roster)} sites; {told.training.rounds} rounds are planned")
-    ended = sorted({member.id for member in told.roster} - set(able))
+    yield ok(f"a round needs {least} of {len(manifest.roster)} sites; {manifest.training.rounds} rounds are planned")
+    ended = sorted({member.id for member in manifest.roster} - set(able))
     if ended:
         yield warning(f"expired certificates: {', '.join(ended)}", "these sites are left out until they are renewed")
 
@@ -127,7 +127,7 @@ def model(context: Context) -> Iterator[Line]:
 
 @CHECKS.add
 def names(context: Context) -> Iterator[Line]:
-    """What sites may dial; another name needs another certificate."""
+    """Names that sites may connect to; another name needs another certificate."""
     held = names_of(context.papers.identity.tls_certificate())
     if held:
         yield ok(f"sites may connect to {', '.join(held)}")

@@ -154,8 +154,8 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
     """Install the consortium's ANSWER and its manifest."""
     config, base = CoordinatorConfig.read(config_path)
     identity, now = Identity(folder=base / config.identity), SystemClock().now_ms()
-    told = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
-    for line in told:
+    lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
+    for line in lines:
         say(line)
 
 
@@ -166,15 +166,15 @@ def status(config_path: Path, as_json: bool) -> None:
     """Show the rounds so far, from the database of a coordinator that is running or stopped."""
     from coordinator.status import overview, standstill
 
-    told = overview(config_path)
+    found = overview(config_path)
     if as_json:
-        emit(told)
+        emit(found)
         return
-    click.echo(f"run {told['run']}: {told['completed']} of {told['rounds_planned']} rounds completed")
-    line = standstill(told, SystemClock().now_ms())
+    click.echo(f"run {found['run']}: {found['completed']} of {found['rounds_planned']} rounds completed")
+    line = standstill(found, SystemClock().now_ms())
     if line is not None:
         click.echo(line)
-    for row in told["rounds"]:
+    for row in found["rounds"]:
         click.echo(f"  round {row['number']:>4}  {row['outcome'] or 'open'}")
 
 
@@ -188,13 +188,13 @@ def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_j
     """Write the global model as safetensors, tensor by tensor, to TARGET, and its description beside it."""
     from coordinator.export import export_model
 
-    told = export_model(config_path, target, number, onnx=onnx)
+    written = export_model(config_path, target, number, onnx=onnx)
     if as_json:
-        emit(told)
+        emit(written)
         return
-    say(f"model after round {told['round']} written to {target} (state {told['state_hash'][:16]}...)")
+    say(f"model after round {written['round']} written to {target} (state {written['state_hash'][:16]}...)")
     if onnx:
-        found = told["checked"]["onnx"]
+        found = written["checked"]["onnx"]
         say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} drawn images")
 
 

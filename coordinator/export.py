@@ -142,7 +142,7 @@ def _onnx(
     # The coordinator holds no patient's image: drawn ones take their place.
     drawn = generate(GeneratedSpec(scale=0.002, sites=1), image_size=recipe.image_size).images[:CHECKED_IMAGES]
     images = drawn[..., : recipe.in_channels]
-    told = about | {"outputs": list(outputs), "normalisation": {"inside_onnx": True, "mean": mean, "std": std}}
-    content = write_onnx(module, outputs, images, told)
+    description = about | {"outputs": list(outputs), "normalisation": {"inside_onnx": True, "mean": mean, "std": std}}
+    content = write_onnx(module, outputs, images, description)
     worst = check_onnx(content, module, images, where="onnx")
     return content, {"onnx": {"opset": OPSET, "images": len(images), "relative_difference": worst, "limit": TOLERANCE}}

@@ -60,7 +60,7 @@ class _Upload:
 
 
 class Books:
-    """The coordinator's own log, from its side of the door."""
+    """The coordinator's own log of what it receives."""
 
     def __init__(self, log: AuditLog, run: str) -> None:
         self.log = log
@@ -123,15 +123,15 @@ class Books:
         self._owed[item.site].append((item.sequence, entry))
 
     def saw_head(self, head: SignedHead) -> None:
-        """Note the newest head of a site, when it has grown."""
+        """Log the newest checkpoint of a site, if it has grown."""
         if self._seen.get(head.origin, -1) < head.size:
             if not (TOKEN.accepts(head.origin) and COUNT.accepts(head.size)):
-                raise CodecError("an impossible checkpoint", where="log head")  # a site's lie must not end ours
+                raise CodecError("an impossible checkpoint", where="log head")  # false data must not end our log
             self._seen[head.origin] = head.size
             self.write(CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 
     def receipts(self) -> dict[str, Iterator[Receipt]]:
-        """Sign a head over everything so far, and give the receipts that are owed."""
+        """Sign a checkpoint over everything so far, and send the receipts that are due."""
         if not any(self._owed.values()):
             return {}
         self.log.checkpoint()

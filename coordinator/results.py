@@ -102,7 +102,7 @@ class Chain:
         return {link.sum_root for link in self.links[-KEPT_SUMS:]}
 
     def bring(self, site: str, *, round_number: int, result_hash: bytes) -> Effects:
-        """What a site that stands at `result_hash` needs to come to the end of the chain."""
+        """What a site whose newest result is `result_hash` needs to reach the end of the chain."""
         place = self._place(site, round_number, result_hash)
         effects: list[Effect] = []
         if len(self.links) - place > KEPT_SUMS or not self._replayable(place):
@@ -131,8 +131,8 @@ class Chain:
         return 0 if fresh else -len(self.links) - KEPT_SUMS
 
     def _replayable(self, place: int) -> bool:
-        """Whether a site can go on from a place result by result: all were made under the manifest in force, and the
-        certificate of what it stands on still counts, though sites have left or have other keys since.
+        """Whether a site can continue from a place, result by result: all were made under the manifest in force, and
+        the certificate of its newest result still counts, though sites have left or have other keys since.
         """
         rest = [self._load_result(link.result_hash) for link in self.links[max(0, place) :]]
         if any(result.context.manifest_hash != self._mandate.policy.manifest_hash for result in rest):
@@ -171,7 +171,7 @@ class Chain:
             effects += [Send(Jump(result=result, check=check), to=site)]
             effects += [SendFrames(site, partial(self._state, link.state_hash))]
             return number + 1 if self._replayable(number + 1) else len(self.links)
-        # There is nothing yet that this site could believe. It is fetched when the next result is covered.
+        # There is nothing yet that this site could verify. It is fetched when the next result is covered.
         return len(self.links)
 
     def _sum(self, link: Link) -> Iterator[Wire]:
@@ -220,7 +220,7 @@ class Standings:
 
     def fetch(self, site: str) -> Effects | None:
         """For a site that declined because it lacks the model: a newcomer, or one that was left out. Once for each
-        result, when it is covered: before that there is nothing that the site could believe.
+        result, when it is covered: before that there is nothing that the site could verify.
 
         :returns: None if it has the model and its own reasons, or nothing can be done now.
         """

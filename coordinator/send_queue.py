@@ -137,7 +137,7 @@ class Stream:
         return message
 
     def encode(self, message: Wire, books: Books) -> bytes:
-        """The bytes of the next message of this stream, with the newest head of our log."""
+        """The bytes of the next message of this stream, with the newest checkpoint of our log."""
         self._sent += 1
         head = None if type(message) in FRAMES else books.head
         data = FROM_COORDINATOR.encode(Parcel(message=message, sequence=self._sent, log_head=head))

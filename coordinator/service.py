@@ -152,26 +152,26 @@ class Service:
     def _greet(self, site: str, spki: str, data: bytes) -> tuple[Stream, Farewell | None]:
         """The stream that an Open begins, or why there is to be none."""
         parcel = FROM_SITE.decode(data)
-        told = parcel.message
-        if not isinstance(told, Open) or parcel.sequence != 1:
+        opening = parcel.message
+        if not isinstance(opening, Open) or parcel.sequence != 1:
             raise CodecError("a stream begins with Open", where=f"site {site}")
-        stream = Stream(site, told.session, spki)
-        refusal = self._refusal(site, told)
+        stream = Stream(site, opening.session, spki)
+        refusal = self._refusal(site, opening)
         if refusal is not None:
             return stream, refusal
         self._take(stream, parcel, data)
         version, digest = self.manifest.version, self.manifest.digest
         stream.put([Welcome(protocol=PROTOCOL_VERSION, manifest_version=version, manifest_hash=digest)])
-        if told.manifest_version < version:
+        if opening.manifest_version < version:
             stream.put(self._manifest_frames())
         return stream, None
 
-    def _refusal(self, site: str, told: Open) -> Farewell | None:
-        if told.protocol != PROTOCOL_VERSION:
+    def _refusal(self, site: str, opening: Open) -> Farewell | None:
+        if opening.protocol != PROTOCOL_VERSION:
             return Farewell.OTHER_PROTOCOL
-        if (told.federation, told.site) != (self.manifest.federation, site):
+        if (opening.federation, opening.site) != (self.manifest.federation, site):
             return Farewell.NOT_LISTED
-        if told.manifest_version > self.manifest.version:
+        if opening.manifest_version > self.manifest.version:
             return Farewell.OLD_MANIFEST  # ours is: the operator must install the newer one
         last, _ = self.shell.storage.history.sessions().get(site, (0, 0))
         return None if last < told.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
@@ -199,11 +199,11 @@ class Service:
                     await turn.frame()
                 else:
                     turn.end()
-                # A burst of frames must not starve the other streams.
+                # Many frames at once must not block the other streams.
                 await asyncio.sleep(0)
 
     def _received(self, stream: Stream, data: Any) -> bool:
-        """Take what came; returns whether the stream goes on."""
+        """Take what arrived; returns whether the stream continues."""
         if data is grpc.aio.EOF:
             return False
         with self._own_work():
@@ -248,12 +248,12 @@ class Service:
     # The whole service.
 
     def stop(self) -> None:
-        """Told to stop; told twice, at once."""
+        """A first signal stops in order, a second one at once."""
         self._at_once = self.stopped.is_set()
         self.stopped.set()
 
     async def serve(self, listen: str, begin: Callable[[], None] = lambda: None) -> None:
-        """Run until `stopped` is set and the burst under way is over.
+        """Run until `stopped` is set and the aggregation under way is over.
 
         :param begin: what is done once sites can connect; only then is a round opened.
         """
@@ -271,7 +271,7 @@ class Service:
         try:
             await self._run()
         except BaseException as error:
-            self._failure = self._failure or error  # the loop's own as well: no stream goes on from here
+            self._failure = self._failure or error  # the loop's own as well: no stream continues from here
             with suppress(Exception):  # what fails on the way out must not hide why we leave
                 await self._leave(server, status)
             raise
@@ -347,7 +347,8 @@ class Service:
 def run_until_stopped(
     config: CoordinatorConfig, base: Path, *, shell_type: type[Shell] = Shell, service_type: type[Service] = Service
 ) -> None:
-    """A coordinator from start to end. A burst under way is finished or aborted first, if that can be done soon."""
+    """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
+    soon."""
     malloc.keep_small()
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
     malloc.settle()

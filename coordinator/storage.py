@@ -186,9 +186,10 @@ class Storage:
                 path.unlink(missing_ok=True)
 
     def belongs_to(self, federation: str, run: str) -> str | None:
-        """Bind the folder to a run. A run before it is over: its files are set aside, while the privacy log goes on.
+        """Bind the folder to a run. A run before it is over: its files are moved to runs/, while the privacy log
+        continues.
 
-        :returns: the run that was set aside, if any.
+        :returns: the run whose files were moved, if any.
         :raises ConfigError: if the folder is another federation's.
         """
         wanted = f"{federation}/{run}"

@@ -22,7 +22,7 @@ Letter = tuple[str, Wire]  # to whom, and what
 
 
 class WitnessDesk:
-    """Heads in, letters out. Holds no socket."""
+    """Checkpoints in, messages out. Has no socket."""
 
     def __init__(self, name: str, books: Books, witness: Witness) -> None:
         self._name = name
@@ -45,7 +45,7 @@ class WitnessDesk:
         return [(site, Held.of(self._name, held))] if held is not None else []
 
     def call(self, online: Collection[str]) -> list[Letter]:
-        """Ask every site for its newest head, for the coordinator and for two peers; offer our own to all."""
+        """Ask every site for its newest checkpoint, for the coordinator and two peers; offer our own to all."""
         self._retried.clear()
         letters: list[Letter] = []
         order = sorted(site for site in online if site in self._roster.by_name)
@@ -63,11 +63,12 @@ class WitnessDesk:
     def _own_head(self, site: str) -> Head:
         log = self._books.log
         held = self._held.get((site, log.origin), 0)
-        # A size beyond our head is not of our history: there is no proof from there, so it is offered from the start.
+        # A size beyond our checkpoint is not of our history: there is no proof from there, so it is offered from the
+        # start.
         return Head.of(site, log.submission(held if held <= self._books.head.size else 0))
 
     def receive(self, site: str, message: Head | Cosignature | Held) -> list[Letter]:
-        """Take one of the three messages about heads."""
+        """Take one of the three messages between witnesses."""
         match message:
             case Head():
                 return self._head(site, message)
@@ -124,5 +125,5 @@ class WitnessDesk:
         return [(owner.name, self._ask(site, origin))] if owner is not None else []
 
     def _check_own(self, message: Held) -> None:
-        """A head of our own log that we do not lead to: we were set back, and must not go on."""
+        """A checkpoint of our log that our log does not lead to: it is an old copy, and the service must stop."""
         self._books.log.refuse_rollback([message.held])

@@ -53,8 +53,8 @@ class Unchecked(Exception):
 class Shared(Generic[Value]):
     """A property that several checks need, made once.
 
-    Who asks first gets the error if it cannot be made: that is the finding. Who asks later is told `why` instead, so
-    that one fault is one line.
+    The first check that needs it gets the error if it cannot be made: that is the finding. Later checks get `why`
+    instead, so that one fault is one line.
     """
 
     def __init__(self, why: str, make: Callable[[Any], Value]) -> None:
@@ -176,10 +176,10 @@ def _of(name: str, check: Check[Context], context: Context) -> Iterator[Line]:
 
 def counts(lines: Iterable[Line]) -> dict[str, int]:
     """How many lines of each verdict there are; all four, in the order of the enum."""
-    told = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    numbers = dict.fromkeys((verdict.value for verdict in Verdict), 0)
     for line in lines:
-        told[line.verdict.value] += 1
-    return told
+        numbers[line.verdict.value] += 1
+    return numbers
 
 
 # Disk and memory of this machine, as numbers and as lines. What is needed comes from the caller.
@@ -194,7 +194,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def used_bytes(folder: Path) -> int:
-    """What lies in a folder already."""
+    """Bytes of the files in a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) if folder.exists() else 0
 
 
@@ -202,8 +202,8 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup"), meminfo: Path = Path
     """Bytes that a process could still take: of the machine, or of its control group if that allows less."""
     bounds = []
     try:
-        told = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
-        bounds.append(int(told["MemAvailable"].split()[0]) * 1024)
+        fields = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
+        bounds.append(int(fields["MemAvailable"].split()[0]) * 1024)
     except (OSError, KeyError, ValueError, IndexError):
         pass
     try:
@@ -229,7 +229,7 @@ def size(number: float) -> str:
 
 
 def disk(folder: Path, *, free: int, least: int, whole: int) -> Line:
-    """Room for one round is a must, for the whole run a wish.
+    """Space for one round is required, space for the whole run is recommended.
 
     :param least: bytes that the next round may add to what is there.
     :param whole: bytes that the rest of the run may add.
@@ -245,12 +245,12 @@ def disk(folder: Path, *, free: int, least: int, whole: int) -> Line:
 
 
 def memory(*, available: int, needed: int, what: str) -> Line:
-    told = f"{what} takes about {size(needed)}, {size(available)} are available"
+    needs = f"{what} takes about {size(needed)}, {size(available)} are available"
     if needed > available:
-        return problem(told, "use a machine with more memory, or end other programs")
+        return problem(needs, "use a machine with more memory, or end other programs")
     if needed > 0.8 * available:
-        return warning(told, "the margin is small: end other programs before training")
-    return ok(told)
+        return warning(needs, "the margin is small: end other programs before training")
+    return ok(needs)
 
 
 # The report: lines on a terminal, or one JSON object.
@@ -280,12 +280,12 @@ def report(lines: Iterable[Line], *, as_json: bool) -> int:
         shown.append(line)
         if not as_json:
             click.echo(_text(line))
-    told = counts(shown)
+    numbers = counts(shown)
     if as_json:
-        emit({"checks": [line.to_json() for line in shown], "summary": told, "good": told["problem"] == 0})
+        emit({"checks": [line.to_json() for line in shown], "summary": numbers, "good": numbers["problem"] == 0})
     else:
-        say(summary(told))
-    return 1 if told["problem"] else 0
+        say(summary(numbers))
+    return 1 if numbers["problem"] else 0
 
 
 def _text(line: Line) -> str:
@@ -293,13 +293,14 @@ def _text(line: Line) -> str:
     return f"{verdict}  {line.check}: {line.what}" + (f"\n{' ' * _WIDTH}  -> {line.hint}" if line.hint else "")
 
 
-def summary(told: dict[str, int]) -> str:
-    """In one line; what was not looked at is not called good."""
+def summary(numbers: dict[str, int]) -> str:
+    """In one line; what was not checked is not called good."""
     several = {"warning": "warnings", "problem": "problems"}
-    parts = [f"{number} {several.get(name, name) if number > 1 else name}" for name, number in told.items() if number]
-    if told["problem"]:
+    found = [(name, number) for name, number in numbers.items() if number]
+    parts = [f"{number} {several.get(name, name) if number > 1 else name}" for name, number in found]
+    if numbers["problem"]:
         ending = "not ready"
-    elif told["unchecked"]:
+    elif numbers["unchecked"]:
         ending = "nothing wrong found in what was checked"
     else:
         ending = "ready"

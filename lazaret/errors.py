@@ -1,7 +1,7 @@
 """One error tree. Every error has a stable code, says what happened and where, and hints what to do.
 
 Texts are lower case and carry no secret and no patient identifier. A cryptographic failure says only that it failed:
-details would tell an attacker which check it met (docs/errors.md lists every code).
+details would show an attacker which check failed (docs/errors.md lists every code).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class DataError(ToolkitError):
 
 
 class WorkerLost(ToolkitError):
-    """One of several processes that train together at a site has died or fallen silent; the round is not trained."""
+    """One of several processes that train together at a site has ended or does not answer; the round is not trained."""
 
     code = "worker"
 
@@ -132,7 +132,7 @@ class ManifestRejected(VerificationFailed):
 
 
 class ForkDetected(VerificationFailed):
-    """A log showed two histories; the two signed heads are kept as evidence."""
+    """A log showed two histories; the two signed checkpoints are kept as evidence."""
 
     code = "fork"
 
@@ -166,7 +166,7 @@ class AuditLogError(ToolkitError):
 
 
 class RollbackDetected(AuditLogError):
-    """Somebody else holds a head of our log that our log no longer reaches: it was set back."""
+    """Another party has a checkpoint that our log does not reach: our log was restored from an old copy."""
 
     code = "rollback"
 

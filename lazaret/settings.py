@@ -24,7 +24,7 @@ def read_settings(model: type[Model], path: Path, *, what: str = "configuration"
     :raises ConfigError: with the file and the key.
     """
     try:
-        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         hint = f"`{written_by}` writes a commented one"
         raise ConfigError(f"{what} not found", where=str(path), hint=hint) from None
@@ -35,7 +35,7 @@ def read_settings(model: type[Model], path: Path, *, what: str = "configuration"
         raise ConfigError(f"{what} cannot be read", where=str(path), hint=_unreadable(written_by)) from error
     try:
         # As JSON, because there a list may become a tuple while everything else stays strict.
-        return model.model_validate_json(json.dumps(told, default=str))
+        return model.model_validate_json(json.dumps(values, default=str))
     except ValidationError as error:
         raise _mistake(error, model, path, written_by) from None
 

@@ -36,10 +36,10 @@ def package_digest() -> str:
         spec = importlib.util.find_spec(name)
         for folder in spec.submodule_search_locations or () if spec else ():
             for path in sorted(Path(folder).rglob("*.py")):
-                told = (
+                lines = (
                     f"{name}/{path.relative_to(folder).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
                 )
-                digest.update(told.encode())
+                digest.update(lines.encode())
     return digest.hexdigest()
 
 

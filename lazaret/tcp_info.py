@@ -1,9 +1,9 @@
 """What the kernel has sent and received for this process, over TCP: a ledger that our own code does not write.
 
 Linux keeps the figures of each connection in TCP_INFO, and a process may read those of its own sockets without any
-privilege. Every connection that leaves the machine counts, whoever opened it: a library that talks to a stranger shows
-up like a second stream of our own. Where the figures are not to be had, nothing is reported, and the reader of the log
-is told so.
+privilege. Every connection that leaves the machine counts, whoever opened it: a library that connects to another
+server is visible like a second stream of our own. If the figures are not available, nothing is reported, and the log
+says so.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def tcp_flows(local_ports: Collection[int] | None = None) -> Flows | None:
 
 def _flow_of(descriptor: int, local_ports: Collection[int] | None) -> Flows:
     # The descriptor belongs to somebody else, who may close it at any time: it is looked at and never closed here, nor
-    # duplicated, which would keep a connection open that its owner believes closed.
+    # duplicated, which would keep a connection open that its owner assumes to be closed.
     borrowed = socket.socket(fileno=descriptor)
     try:
         if borrowed.type != socket.SOCK_STREAM or borrowed.family not in (socket.AF_INET, socket.AF_INET6):
@@ -135,7 +135,7 @@ class Meter:
         return self._counted.out
 
     def take(self) -> Reading:
-        """Everything since the last time; counting begins anew."""
+        """Everything since the last time; counting starts again."""
         self.poll()
         taken = Reading(self._counted, self._opened)
         self._counted, self._opened = NOTHING, 0

@@ -1,4 +1,4 @@
-"""How our commands speak: results on stdout, the rest on stderr, errors as one line and a hint, fixed exit codes.
+"""Output of all commands: results on stdout, the rest on stderr, errors as one line and a hint, fixed exit codes.
 
 0 good, 1 a finding or a failed run, 2 bad usage or configuration, 3 cannot decide. Logs, progress and questions are
 here too, so that all commands are alike: text for people, JSON lines on request, bars on a terminal only.
@@ -74,8 +74,8 @@ _json_lines = False
 
 def _json_line(seconds: float, level: str, program: str, message: str, **more: str) -> str:
     when = datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-    told = {"time": when, "level": level, "program": program, "message": message, **more}
-    return json.dumps(told, ensure_ascii=False)
+    record = {"time": when, "level": level, "program": program, "message": message, **more}
+    return json.dumps(record, ensure_ascii=False)
 
 
 class JsonLines(logging.Formatter):
@@ -87,8 +87,8 @@ class JsonLines(logging.Formatter):
 
 def log_option(command: Command) -> Command:
     """`--log-format`, before a sub-command; left out, the configuration decides."""
-    told = "Of lines on stderr; the configuration's if left out."
-    return click.option("--log-format", type=click.Choice(["text", "json"]), help=told)(command)
+    text = "Of lines on stderr; the configuration's if left out."
+    return click.option("--log-format", type=click.Choice(["text", "json"]), help=text)(command)
 
 
 def config_option(default: Path, what: str) -> Callable[[Command], Command]:
@@ -141,7 +141,7 @@ _progress_shown = False
 
 
 def show_progress() -> None:
-    """Commands that people watch call this, so that code deep down may tell how far it is; libraries stay silent."""
+    """Commands that people watch call this, so that inner code may show its progress; libraries print nothing."""
     global _progress_shown
     _progress_shown = True
 

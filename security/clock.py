@@ -27,7 +27,7 @@ class SystemClock:
 
 @dataclass
 class ManualClock:
-    """A clock that moves when told to; for tests, simulations and test vectors."""
+    """A clock that is moved by its user; for tests, simulations and test vectors."""
 
     wall: int = 1_700_000_000_000
     mono: int = 0

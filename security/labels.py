@@ -52,7 +52,7 @@ ENROLMENT: Final = _label("enrolment")
 SIGN_ENROLMENT: Final = _label("enrolment-sig")
 SIGN_RENEWAL: Final = _label("renewal-sig")
 
-# Privacy ledger: its hash chain, the salted commitment to its head that goes into the advert, the salt.
+# Privacy ledger: its hash chain, the salted commitment to its newest line for the advert, the salt.
 DP_LEDGER: Final = _label("dp-ledger")
 DP_LEDGER_COMMITMENT: Final = _label("dp-ledger-head")
 DP_LEDGER_SALT: Final = _label("dp-ledger-salt")

@@ -1,8 +1,8 @@
 """The privacy ledger of a running agent: reserves before data are read, and writes each step into the privacy log.
 
-Ledger, then log, then data: what a crash leaves out of the log is put there at the next start, so that the log can be
-recomputed by itself. The log in turn witnesses the ledger: a reservation that it names and the ledger lacks means that
-the ledger was rolled back (docs/spec/differential-privacy.md, section 5).
+Ledger, then log, then data: what a crash leaves out of the log is added at the next start, so that epsilon can be
+recomputed from the log alone. The log in turn witnesses the ledger: if it names a reservation that the ledger does not
+have, the ledger was restored from an old copy (docs/spec/differential-privacy.md, section 5).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Budget:
         self._log.append(DpReserved(**self._told(booking)), run=self._run(booking), round=booking.round)
 
     def take_version(self, version: str) -> None:
-        """The data as they are now. Their earlier patients have paid all there is, so that the ledger goes on."""
+        """The data as they are now. What was spent on earlier patients stays spent, so that the ledger continues."""
         self._ledger.new_version(version)
 
     def commitment(self) -> bytes:
@@ -150,7 +150,7 @@ def logged_reservations(folder: Path) -> frozenset[str]:
 
 
 def check_logged(state: LedgerState, logged: Collection[str], where: str) -> None:
-    """Every reservation of the log stands in the ledger, or the ledger is not the one that was paid from."""
+    """Every reservation in the log must be in the ledger; otherwise it is not the ledger that was used."""
     known = {digest[:32] for digest in state.digests}
     missing = [reservation for reservation in logged if reservation not in known]
     if missing:

@@ -78,7 +78,7 @@ class Client:
     # Work and time.
 
     def _work(self) -> None:
-        """The training thread: one job after the other. What a job returns goes on in the loop's thread."""
+        """The training thread: one job after the other. What a job returns is handled in the loop's thread."""
         while True:
             job = self._jobs.get()
             try:
@@ -123,18 +123,18 @@ class Client:
             self._break()
 
     def _break(self) -> None:
-        """The stream is gone: the outbox is told at once, so that it logs nothing as sent from here on."""
+        """The stream has ended: the outbox must know at once, so that it logs nothing as sent from now on."""
         self._call = None
         self.agent.closed()
 
     # Connections.
 
     async def run(self) -> None:
-        """Stay connected until told to stop.
+        """Stay connected until stopped.
 
         :raises ToolkitError: when there is no use in trying again.
         """
-        # A daemon: an agent that is told to stop does not wait for an hour of training.
+        # A daemon: an agent that is stopped does not wait for an hour of training.
         Thread(target=self._work, name="training", daemon=True).start()
         tasks = [asyncio.create_task(self._handle()), asyncio.create_task(self._clock())]
         stopped = asyncio.create_task(self.stopped.wait())
@@ -163,15 +163,15 @@ class Client:
             self._connected = math.inf
             reason = await self._one_connection()
             if self._loop.time() - self._connected > CONNECT_SECONDS:
-                wait = float(self.table.least_wait)  # it went well for a while; a dial that timed out did not
-            # Jitter keeps a roster of sites from knocking in step; nothing secret depends on it.
+                wait = float(self.table.least_wait)  # it lasted for a while; an attempt that timed out did not
+            # Jitter keeps sites from connecting at the same moment; nothing secret depends on it.
             pause = wait * random.uniform(0.5, 1.0)
             log.info("%s; trying %s again in %.1f s", reason, self.table.address, pause)
             await asyncio.sleep(pause)
             wait = min(2 * wait, float(self.table.most_wait))
 
     async def _one_connection(self) -> str:
-        """Dial, talk until the stream ends, and say why it did."""
+        """Connect, exchange messages until the stream ends, and return why it did."""
         options = tls.channel_options(self.table.proxy)
         try:
             credentials = self._credentials()
@@ -232,10 +232,10 @@ class Client:
 
 
 async def _why_not(channel: Any) -> str:
-    """What is known of a channel that does not stand; to a call that fails at once, gRPC says why.
+    """Why a channel is not connected, as far as it is known: gRPC gives a reason to a call that fails at once.
 
-    A name may have several addresses, and the reason is that of the last one tried: so a handshake that failed is told
-    where it shows, and what else to do is told always.
+    A name may have several addresses, and the reason is that of the last one tried. So a failed handshake is reported
+    if it is visible, and `site-agent check` is recommended always.
     """
     call = channel.stream_stream(tls.METHOD)()
     try:

@@ -32,7 +32,7 @@ class LocalResult:
 
 
 def weight_of(samples: int, mode: Weights, cap: int) -> int:
-    """What the site counts with. Buckets are powers of two: a site that comes or goes tells its size coarsely."""
+    """The site's weight. Buckets are powers of two: a site that joins or leaves reveals its size only roughly."""
     if mode == "uniform":
         return 1
     if mode == "bucketed":
@@ -51,9 +51,10 @@ def encode(
     share_metrics: bool,
     private: bool = False,
 ) -> tuple[PendingUpdate, int]:
-    """Encode once: the same words serve every attempt of the round. Also tells how many values were cut to their clip.
+    """Encode once: the same words serve every attempt of the round. Also returns how many values were reduced to their
+    clip.
 
-    :param private: cut values beyond their clip, and send no metrics: refusing or measuring would be a release.
+    :param private: reduce values beyond their clip, and send no metrics: refusing or measuring would be a release.
 
     :raises DataError: if a value is beyond its clip; it names the tensor and the clip that would hold it.
     """

@@ -1,6 +1,6 @@
 """`/metrics` of an agent, for a Prometheus on the hospital's own machine.
 
-Nothing about patients, images or classes, and no time that training takes: it tells how many images are here. A test
+Nothing about patients, images or classes, and no training time: it would reveal how many images there are. A test
 holds the output against the names and labels that are listed in the operators' page.
 """
 

@@ -39,9 +39,9 @@ def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
     show_progress()
     told = evaluate_site(SiteConfig.read(config_path), model=model)
     if as_json:
-        emit(told)
+        emit(figures)
     else:
-        click.echo(as_text(told))
+        click.echo(as_text(figures))
 
 
 @click.command()
@@ -107,19 +107,19 @@ def export(
     check_target(folder, onnx=onnx)
     settings = SiteConfig.read(config_path)
     predictor = open_for_export(settings, model, with_prototypes=with_prototypes)
-    told = run(predictor, folder, onnx=onnx)
+    written = run(predictor, folder, onnx=onnx)
     if as_json:
-        emit(told)
+        emit(written)
         return
-    for name, digest in told["files"].items():
+    for name, digest in written["files"].items():
         click.echo(f"{digest}  {folder / name}")
     if onnx:
-        found = told["checked"]["onnx"]
+        found = written["checked"]["onnx"]
         say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} images")
     if predictor.place.head_alone:
         say("the files predict with the head alone: prototypes stay at the site unless --with-prototypes is given")
-    if told["log_findings"]:
-        say(f"the privacy log has {len(told['log_findings'])} findings, which the card lists")
+    if written["log_findings"]:
+        say(f"the privacy log has {len(written['log_findings'])} findings, which the card lists")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
 
 

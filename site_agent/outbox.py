@@ -1,7 +1,7 @@
 """The egress filter of a hospital: permitted type, exact length, test for randomness, log, and only then the bytes.
 
-Nothing else in this package may write to the network; a test looks for it. Every message carries the newest signed head
-of the privacy log, and its own entry is on disk before its first byte can leave.
+Nothing else in this package may write to the network; a test looks for it. Every message carries the newest signed
+checkpoint of the privacy log, and its own entry is on disk before its first byte can leave.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ def _check_hours(text: str) -> str:
 
 
 class Range(BaseModel):
-    """What a setting may lie between."""
+    """The range of a setting."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 

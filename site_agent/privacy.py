@@ -52,20 +52,20 @@ class PrivatePlan:
             )
         if settings is None or manifest.privacy is None:
             return None
-        told = manifest.privacy
+        terms = manifest.privacy
         metrics = config.privacy.metrics_noise
         return cls(
             run=f"{manifest.federation}/{manifest.run}",
             settings=settings,
             schedule=settings.schedule(
                 rounds=manifest.training.rounds,
-                multiplier=_noise(config, told),
-                clip=real(told.clip),
+                multiplier=_noise(config, terms),
+                clip=real(terms.clip),
                 metrics_sigma=None if metrics is None else float(metrics),
             ),
-            epsilon=real(told.epsilon),
-            delta=real(told.delta),
-            unit=Unit(told.unit),
+            epsilon=real(terms.epsilon),
+            delta=real(terms.delta),
+            unit=Unit(terms.unit),
         )
 
     def terms(self, config: SiteConfig) -> Terms:
@@ -75,8 +75,8 @@ class PrivatePlan:
         return Terms(population=config.privacy.population, unit=self.unit, delta=self.delta, cap=cap, order=order)
 
 
-def _noise(config: SiteConfig, told: Privacy) -> float:
-    least = real(told.noise_floor)
+def _noise(config: SiteConfig, terms: Privacy) -> float:
+    least = real(terms.noise_floor)
     asked = least if config.privacy.noise is None else float(config.privacy.noise)
     if asked < least:
         raise ConfigError(
@@ -275,15 +275,15 @@ def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | No
     }
 
 
-def status_line(told: Mapping[str, Any]) -> str:
+def status_line(budget: Mapping[str, Any]) -> str:
     """One line of `budget_status` for people."""
-    if told.get("problem"):
-        return f"privacy: {told['problem']}"
+    if budget.get("problem"):
+        return f"privacy: {budget['problem']}"
     spent_so_far = (
-        f"privacy: epsilon {told['epsilon']:.2f} of {told['cap']:g} is booked for each {told['unit']} at delta "
-        f"{told['delta']:g} (best order {told['rdp']:.2f}, PLD {told['pld']:.2f})"
+        f"privacy: epsilon {budget['epsilon']:.2f} of {budget['cap']:g} is booked for each {budget['unit']} at delta "
+        f"{budget['delta']:g} (best order {budget['rdp']:.2f}, PLD {budget['pld']:.2f})"
     )
-    if told["stopped"]:
-        return f"{spent_so_far}; this site no longer contributes: {told['stopped']}"
-    left, fits = told["rounds_left"], told["rounds_affordable"]
+    if budget["stopped"]:
+        return f"{spent_so_far}; this site no longer contributes: {budget['stopped']}"
+    left, fits = budget["rounds_left"], budget["rounds_affordable"]
     return f"{spent_so_far}; " + (f"{fits} of {left} more rounds fit" if left else "this run is booked to its end")

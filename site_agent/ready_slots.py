@@ -1,9 +1,9 @@
-"""When READY goes out: at one of a few public times after the order, so that it does not tell how much data is here.
+"""When READY is sent: at one of a few public times after the order, so that it reveals little about the amount of data.
 
-Training ends when it ends, and that time would give the number of images away. By default the times double: 1, 2, 4,
+The end of training would reveal the number of images. By default the times double: 1, 2, 4,
 ... seconds, and last the end of what the manifest allows. Once a later one was needed, the earlier ones are used no
-more. So the time tells at most in which doubling a site's longest training lies (docs/threat-model.md), and costs at
-most as much again. A fixed slot, which a site may choose, tells nothing as long as training fits into it.
+more. So the time reveals at most in which doubling a site's longest training is (docs/threat-model.md), and costs at
+most as much again. A fixed slot, which a site may choose, reveals nothing as long as training fits into it.
 """
 
 from __future__ import annotations

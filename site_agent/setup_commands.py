@@ -57,11 +57,11 @@ def ledger(config_path: Path, create: bool, epsilon: float | None, as_json: bool
     if epsilon is not None:
         _propose(config, manifest, epsilon, as_json=as_json)
         return
-    told = budget_status(config, manifest) or {}
+    budget = budget_status(config, manifest) or {}
     if as_json:
-        emit(told | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
+        emit(budget | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
     else:
-        click.echo(status_line(told))
+        click.echo(status_line(budget))
 
 
 def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json: bool) -> None:

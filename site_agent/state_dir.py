@@ -99,10 +99,10 @@ class Vault:
     # Which run this is.
 
     def claim(self, run: str) -> str | None:
-        """Bind this directory to a run. Files of a run before it are set aside, so that personal memory and promises
-        are not mixed; the privacy log and the count of connections go on.
+        """Bind this directory to a run. Files of a run before it are moved to runs/, so that personal state and
+        promises are not mixed; the privacy log and the count of connections continue.
 
-        :returns: the run that was set aside, if any.
+        :returns: the run whose files were moved, if any.
         """
         found = run_of(self.folder)
         if found == run:
@@ -291,7 +291,7 @@ class Vault:
         _write(self.folder / "data.json", json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """One row for each evaluation. A write that was torn costs its own row and not the start of the agent."""
+        """One row for each evaluation. An incomplete write costs its own row and not the start of the agent."""
         if not self.metrics.exists():
             return []
         lines = [line for line in self.metrics.read_bytes().split(b"\n") if line]
@@ -323,8 +323,8 @@ def _make_private(folder: Path) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
-        told = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
-        raise ConfigError(told, where=str(folder), hint=STATE_HINT) from error
+        reason = "this user may not write there" if isinstance(error, PermissionError) else "is not a folder"
+        raise ConfigError(reason, where=str(folder), hint=STATE_HINT) from error
 
 
 def _read_count(path: Path, what: str, hint: str) -> int:
@@ -347,10 +347,10 @@ def _ends_a_line(file: BinaryIO) -> bool:
 
 def _row(line: bytes) -> dict[str, Any] | None:
     try:
-        told = json.loads(line)
+        row = json.loads(line)
     except ValueError:
         return None
-    return told if isinstance(told, dict) else None
+    return row if isinstance(row, dict) else None
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -41,7 +41,7 @@ def _framed(record: Wire) -> bytes:
 
 
 def _whole(data: bytes, at: int) -> int | None:
-    """Where a record that starts at `at` ends, if a whole and undamaged one does."""
+    """Where a record that starts at `at` ends, if it is complete and undamaged."""
     start = at + 4 + _CHECK
     end = start + int.from_bytes(data[at : at + 4], "big")
     if end > len(data) or hashlib.sha256(data[start:end]).digest()[:_CHECK] != data[at + 4 : start]:
@@ -100,11 +100,11 @@ class WriteAheadLog:
         return tuple(found)
 
     def _end(self, data: bytes, at: int) -> int | None:
-        """Where the record at `at` ends; None if it is the torn tail."""
+        """Where the record at `at` ends; None if it is the incomplete end."""
         end = _whole(data, at)
         if end is not None:
             return end
-        # A whole record further on means that this one was not the last to be written: it was damaged later.
+        # A complete record further on means that this one was not the last to be written: it was damaged later.
         if any(_whole(data, later) is not None for later in range(at + 1, len(data))):
             raise DataError(
                 f"write-ahead log is damaged at byte {at}",
@@ -189,7 +189,7 @@ class Draft:
                 self._syncing = self._worker.submit(os.fdatasync, self._file.fileno())
 
     def _last_sync(self) -> None:
-        """A failed write is told once: whoever does not ask takes lost pages for stored ones."""
+        """A failed write is reported once: who does not ask would take lost pages for stored ones."""
         if self._syncing is not None:
             self._syncing.result()
 

@@ -1,6 +1,7 @@
 """A site as a witness of the other logs, and as one that is witnessed. The coordinator carries the messages.
 
-It can drop them, which shows as staleness, but not forge them: each party cosigns only what extends the head it holds.
+It can drop them, which becomes visible as staleness, but not forge them: each party cosigns only what extends the
+checkpoint that it has.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ class Witnessing:
         self._seen = ("", 0)  # the coordinator's log, and how much of it
 
     def saw(self, head: SignedHead) -> None:
-        """Log a head of the coordinator's that came with a message, when it has grown.
+        """Log a checkpoint of the coordinator that came with a message, if it has grown.
 
-        It is not cosigned by this. But a coordinator that shows a head to one site only is on record with it.
+        It is not cosigned by this. But a coordinator that shows a checkpoint to one site only is then on record.
         """
         hub = self.witness.roster.coordinator
         if hub is None or head.origin != hub.origin or head.size > MAX_COUNT:
@@ -44,7 +45,7 @@ class Witnessing:
         """What to send in answer.
 
         :raises ForkDetected: if another log has shown two histories; the evidence is on disk.
-        :raises RollbackDetected: if our own log was set back.
+        :raises RollbackDetected: if our own log was restored from an old copy.
         """
         match message:
             case relay.WitnessCall():

@@ -131,7 +131,7 @@ class Story:
         return [*self.sites.values(), self.coordinator]
 
     def play(self) -> None:
-        """All rounds, with a death in mid-training, one in mid-burst, and one of the coordinator."""
+        """All rounds; one site is killed in training, one in its upload, then the coordinator in the aggregation."""
         names = list(self.sites)
         trainer, uploader = self.sites[names[1]], self.sites[names[2]]
         first, second, third = (min(number, self.rounds) for number in (2, 3, 4))

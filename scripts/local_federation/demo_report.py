@@ -105,7 +105,7 @@ def report(grounds: Grounds) -> str | None:
 
 
 def show(told: dict[str, Any], folder: Path) -> None:
-    """For people: a table, where everything lies, what to look at next."""
+    """For people: a table, the paths of all files, and the next commands to try."""
     table = Table(title="balanced accuracy and AUC on each hospital's own test images")
     for title in ("hospital", "images", "together", "alone", "AUC together", "AUC alone", "sent"):
         table.add_column(title, justify="left" if title == "hospital" else "right", no_wrap=title == "hospital")

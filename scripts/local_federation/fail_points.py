@@ -57,7 +57,7 @@ def die() -> None:
 
 
 class Fate:
-    """What one party was told about its end, and what it has said so far."""
+    """At which step one party is to be killed, and what it has sent so far."""
 
     def __init__(self, folder: Path, steps: dict[str, type[Any]]) -> None:
         self._order = folder / "ending"
@@ -86,7 +86,7 @@ class Fate:
 
 
 class MortalAgent(Agent):
-    """A site that dies when it is told to."""
+    """A site that kills itself at the step that its order names."""
 
     @property
     def fate(self) -> Fate:
@@ -108,7 +108,8 @@ class MortalAgent(Agent):
 
 
 class MortalShell(Shell):
-    """A coordinator that dies before the first message of a step is put into a queue, when its record is on disk."""
+    """A coordinator that kills itself before the first message of a step is put into a queue, when its record is on
+    disk."""
 
     @property
     def fate(self) -> Fate:
@@ -123,7 +124,7 @@ class MortalShell(Shell):
 
 
 class MortalService(Service):
-    """A coordinator that dies when the first site has been sent a step's message, and the others have not."""
+    """A coordinator that kills itself when the first site has been sent a step's message, and the others have not."""
 
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
         await super().deliver(stream, message, context)

@@ -82,7 +82,7 @@ class Party:
         return self.text().count(words) >= times
 
     def wait_for(self, words: str, *, seconds: float, times: int = 1) -> None:
-        """Until `words` stand in the output so many times."""
+        """Wait until `words` are in the output so many times."""
         what = f"{self.name}: {words!r}"
         wait_until(lambda: self.says(words, times=times), what, seconds=seconds, output=self.output)
 
@@ -91,7 +91,7 @@ class Party:
         return self._running.returncode
 
     def ordain(self, ending: str) -> None:
-        """Tell it where to die; see `endings`."""
+        """Order it to kill itself at a step; see `fail_points`."""
         (self.home / "ending.new").write_text(ending)
         (self.home / "ending.new").rename(self.home / "ending")
 

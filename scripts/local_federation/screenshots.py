@@ -93,7 +93,7 @@ def put_dashboard(grounds: Grounds) -> str:
 
 
 def play(grounds: Grounds, album: Album, tell: Told) -> None:
-    """Run; pictures in mid-run; then one hospital falls silent in a burst, and pictures again."""
+    """Run; pictures during the run; then one hospital stops answering in an aggregation, and pictures again."""
     url = put_dashboard(grounds)
     coordinator, sites = grounds.parties()
     parties: list[Party] = [*sites.values(), coordinator]

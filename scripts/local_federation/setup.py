@@ -24,7 +24,7 @@ HOST = "127.0.0.1"
 
 
 def free_port() -> int:
-    """A port below the range that the system hands out to clients, so that it stays free over restarts."""
+    """A port below the range that the system assigns to clients, so that it stays free over restarts."""
     for _ in range(200):
         port = random.randrange(15_000, 32_000)
         with contextlib.suppress(OSError), socket.socket() as probe:

@@ -317,7 +317,7 @@ class Authority:
         return self.folder / "history" / f"manifest-{version:06}.json"
 
     def _finish_interrupted(self, latest: Manifest | None, now_ms: int) -> Manifest | None:
-        """A version that was signed but not yet handed out when the machine stopped: its number is not given twice."""
+        """A version that was signed but not yet published when the machine stopped: its number is not given twice."""
         path = self._history_path(latest.version + 1 if latest else 1)
         if not path.exists():
             return latest
@@ -329,15 +329,15 @@ class Authority:
     def _refuse_old_run(self, run: str, previous: Manifest | None) -> None:
         """A run that was left is over: two histories of one run would let their difference be taken."""
         for path in sorted((self.folder / "history").glob("manifest-*.json")):
-            told, _ = unseal(read_file(path), str(path))
-            if previous is not None and told.run == run != previous.run:
+            content, _ = unseal(read_file(path), str(path))
+            if previous is not None and content.run == run != previous.run:
                 hint = "choose a new run id"
                 raise PolicyViolation(f"run {run!r} was ended by a later one", where=str(path), hint=hint)
 
 
 def check_same_log(request: Request, known: Enrolled) -> None:
-    """A name is the name of one log for ever: peers hold its heads, adverts and connections, and would take another
-    log under it for the old one set back.
+    """A name is the name of one log for ever: peers have its checkpoints, adverts and connections, and would take
+    another log under it for the old one set back.
     """
     if (request.role, request.audit_root, request.cosigner) != (known.role, known.audit_root, known.cosigner):
         raise PolicyViolation(

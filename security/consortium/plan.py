@@ -195,8 +195,8 @@ def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
 def _settings(plan: Plan, model: InitialModel) -> dict[str, bool | int | float | str]:
     """The plan's settings; an exporter's are taken over, and must not be contradicted: its config hash is of them."""
     asked: dict[str, bool | int | float | str] = dict(plan.training.settings)
-    told = dict(json.loads(model.metadata.get("settings", "{}")))
-    for name, value in told.items():
+    settings = dict(json.loads(model.metadata.get("settings", "{}")))
+    for name, value in settings.items():
         if asked.setdefault(name, value) != value:
             raise ConfigError(
                 f"{name} = {asked[name]}, but the initial model was exported for {value}",
@@ -235,9 +235,10 @@ def _override(block: Block, exponents: dict[str, int]) -> Block:
 
 
 def _model(plan: Plan, model: InitialModel, initial_state: str) -> Model:
-    asked, told = plan.model, model.metadata
-    architecture, code = asked.architecture or told.get("architecture"), asked.code_digest or told.get("code_digest")
-    classes = asked.classes or int(told.get("classes", "0"))
+    asked, metadata = plan.model, model.metadata
+    architecture = asked.architecture or metadata.get("architecture")
+    code = asked.code_digest or metadata.get("code_digest")
+    classes = asked.classes or int(metadata.get("classes", "0"))
     if not (architecture and code and classes):
         raise ConfigError(
             "architecture, code_digest and classes are needed",

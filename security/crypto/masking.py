@@ -1,4 +1,4 @@
-"""Masks on vectors: what a site puts on, what the coordinator takes off (docs/spec/secure-aggregation.md, "Masks").
+"""Masks on vectors: added by a site, removed by the coordinator (docs/spec/secure-aggregation.md, "Masks").
 
 With positions i in the order of site ids, ``y_i = z_i + PRG(q_i) + sum_{j>i} PRG(k_ij) - sum_{j<i} PRG(k_ij)`` in the
 ring. In the sum over the survivors the pairwise masks of two survivors cancel; the self masks are
@@ -21,7 +21,7 @@ from security.secrets import Secret
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteMasks:
-    """The keys of all masks on one upload, by the sign with which they go on."""
+    """The keys of all masks on one upload, by the sign with which they are added."""
 
     self_key: Secret
     add: tuple[Secret, ...]

@@ -1,4 +1,4 @@
-"""The rings that vectors are masked in, and how their words travel (docs/spec/secure-aggregation.md, "Numbers").
+"""The rings that vectors are masked in, and how their words are packed (docs/spec/secure-aggregation.md, "Numbers").
 
 In memory a number is a two's complement word of 32 or 64 bits. One of the 24-bit ring lies in a word of 32 with its
 sign carried up, so that adding and masking are those of ordinary words and `wrap` alone knows the difference. On the
@@ -18,7 +18,7 @@ import numpy.typing as npt
 from lazaret.errors import LocalProtocolError
 from security.crypto.prg import Words
 
-# What travels in one message, is one leaf of a vector's tree and is checked as one chunk of a sum: whole words of
+# What is sent in one message, is one leaf of a vector's tree and is checked as one chunk of a sum: whole words of
 # three, four and eight bytes.
 FRAME_BYTES: Final = 192 * 1024
 BITS: Final = (24, 32, 64)
@@ -60,7 +60,8 @@ class Ring:
             np.right_shift(signed, 8, out=signed)
 
     def pack(self, words: Words) -> Packed:
-        """A vector as it travels, frame after frame. Wraps on the way; not a copy where words travel as they lie."""
+        """A vector as it is sent, frame after frame. Reduces to the ring; makes no copy if words are sent as they
+        are."""
         if self.bits != 24:
             return words.view(np.uint8)
         data = np.empty(3 * len(words), dtype=np.uint8)

@@ -50,7 +50,7 @@ def split(secret: Secret, *, threshold: int, holders: int, randomness: Randomnes
         raise LocalProtocolError(f"a shared secret has {SECRET_BYTES} bytes, got {len(secret)}")
     if not 1 <= threshold <= holders <= MAX_HOLDERS:
         raise LocalProtocolError(f"cannot share {threshold} of {holders}; at most {MAX_HOLDERS} holders")
-    # The leading coefficient may be zero: forcing it away from zero would tell t-1 holders something.
+    # The leading coefficient may be zero: forcing it away from zero would give t-1 holders information.
     drawn = np.frombuffer(randomness.bytes((threshold - 1) * SECRET_BYTES), dtype=np.uint8)
     positions = np.arange(1, holders + 1, dtype=np.uint8)[:, None]
     values = np.zeros((holders, SECRET_BYTES), dtype=np.uint8)

@@ -46,7 +46,7 @@ class Papers:
 
     @shared("there is no valid manifest")
     def manifest(self) -> Manifest:
-        """Signed and whole."""
+        """Signed and valid."""
         manifest = self.identity.manifest(now_ms=self.now_ms)
         if manifest is None:
             raise ConfigError(
@@ -114,11 +114,11 @@ def key_files(papers: Papers) -> Iterator[Line]:
     if not keys.is_dir():
         raise ConfigError("there are no keys", where=str(keys), hint=f"`{papers.program} init` makes them")
     paths = sorted(path for path in keys.rglob("*") if path.is_file())
-    told = [line for path in paths if (line := _open_to_others(path)) is not None]
-    yield from told
-    if not told:
+    problems = [line for path in paths if (line := _open_to_others(path)) is not None]
+    yield from problems
+    if not problems:
         yield ok(f"{len(paths)} key files, for this user only")
-    yield from (line for line in _keys_in_use(papers) if line not in told)
+    yield from (line for line in _keys_in_use(papers) if line not in problems)
 
 
 def _keys_in_use(papers: Papers) -> Iterator[Line]:
@@ -152,7 +152,7 @@ def audit_root(papers: Papers, log: Path) -> Line:
 
 
 def manifest(papers: Papers) -> Iterator[Line]:
-    """Signed by our root, whole, in time, with us in it."""
+    """Signed by our root, valid, in time, and listing this party."""
     opened = papers.manifest
     yield ok(f"version {opened.version} of {opened.federation}, run {opened.run}, signed by the root")
     try:
@@ -174,7 +174,7 @@ def manifest(papers: Papers) -> Iterator[Line]:
 
 
 def _check_listed(papers: Papers, opened: Manifest) -> None:
-    """Dates and issuer are told by `certificates`."""
+    """Dates and issuer are checked by `certificates`."""
     where = str(papers.identity.tls_path)
     certificate = papers.identity.tls_certificate()
     pki.check_revoked(certificate, opened.revoked, where)
@@ -182,7 +182,7 @@ def _check_listed(papers: Papers, opened: Manifest) -> None:
 
 
 def clock_by_papers(papers: Papers) -> Iterator[Line]:
-    """Papers were made before today. Says nothing about a clock that is ahead."""
+    """Certificates and manifest were made before now. Says nothing about a clock that is ahead."""
     now = dt.datetime.fromtimestamp(papers.now_ms / 1000, dt.UTC)
     latest, made = max(_made(papers))
     if now + dt.timedelta(milliseconds=CLOCK_SKEW_MS) < latest:
@@ -205,8 +205,8 @@ def _manifest_made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
     if not papers.identity.manifest_path.exists():
         return
     try:
-        told, signature = unseal(read_file(papers.identity.manifest_path))
-        check_signature(told, signature, papers.identity.root())
+        content, signature = unseal(read_file(papers.identity.manifest_path))
+        check_signature(content, signature, papers.identity.root())
     except ToolkitError:
-        return  # the manifest's own check tells
-    yield dt.datetime.fromtimestamp(told.issued_at_ms / 1000, dt.UTC), f"manifest version {told.version}"
+        return  # the check of the manifest reports it
+    yield dt.datetime.fromtimestamp(content.issued_at_ms / 1000, dt.UTC), f"manifest version {content.version}"

@@ -61,8 +61,8 @@ class BundleFile(Document):
         if len(data) > MAX_DOCUMENT:
             raise ConfigError(f"file is larger than {MAX_DOCUMENT} bytes", where=where)
         try:
-            told = encoding.loads(data.removesuffix(b"\n"))
-            return cls.model_validate_json(encoding.dumps(told))
+            value = encoding.loads(data.removesuffix(b"\n"))
+            return cls.model_validate_json(encoding.dumps(value))
         except CodecError as error:
             hint = f"it may be cut off or edited; {cls.source}"
             raise ConfigError(f"file is {error.message}", where=where, hint=hint) from error
@@ -160,7 +160,7 @@ def check_request(request: Request) -> tuple[pki.Request, pki.Request]:
 
 
 def check_request_signature(request: Request, signing: pki.Request, where: str) -> None:
-    """The bundle is whole: nobody swapped a log key or a TLS request on the way."""
+    """The request is unchanged: no log key or TLS request was exchanged on the way."""
     if request.signature is None or not isinstance(signing.public_key, Ed25519PublicKey):
         raise VerificationFailed("the request is not signed", where=where)
     key = VerifyKey(signing.public_key.public_bytes_raw())
@@ -175,8 +175,8 @@ def read_file(path: Path, *, hint: str = "check the path") -> bytes:
     except FileNotFoundError as error:
         raise ConfigError("file not found", where=str(path), hint=hint) from error
     except OSError as error:
-        told = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
-        raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
+        reason = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
+        raise ConfigError(reason, where=str(path), hint="is the path right, and may this user read it?") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,7 +281,7 @@ class Identity:
         return self._finish_request(subject, signing, tls_request, signing_request, old=None)
 
     def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> Request:
-        """A request for new TLS and signing keys, vouched for by the signing key in force. Log keys stay."""
+        """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay."""
         old = self.signing_key(self._installed(self.signing_path))
         signing, tls_request, signing_request = self._new_pair(subject, hosts)
         return self._finish_request(subject, signing, tls_request, signing_request, old=old)

@@ -49,8 +49,8 @@ class InitialModel:
         except FileNotFoundError as error:
             raise ConfigError("initial model not found", where=str(path), hint=_FETCH) from error
         except OSError as error:
-            told = f"initial model cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
-            raise ConfigError(told, where=str(path), hint="is the path right, and may this user read it?") from error
+            reason = f"initial model cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
+            raise ConfigError(reason, where=str(path), hint="is the path right, and may this user read it?") from error
         except SafetensorError as error:
             raise ConfigError("not a safetensors file", where=str(path), hint=f"is it complete? {_FETCH}") from error
         floats = {name: tensor for name, tensor in tensors.items() if not name.endswith(_COUNTER)}
@@ -83,10 +83,10 @@ class InitialModel:
     def _order(self) -> list[str]:
         """By name; or as the exporter says, so that its own flat vector is the layout's."""
         names = sorted(self.tensors, key=str.encode)
-        told = self.metadata.get("order", "").split()
-        if told and sorted(told, key=str.encode) != names:
+        order = self.metadata.get("order", "").split()
+        if order and sorted(order, key=str.encode) != names:
             raise ConfigError("the order in the metadata does not list the file's tensors", where=str(self.path))
-        return told or names
+        return order or names
 
 
 def blocks_of(shared: Mapping[str, npt.NDArray[np.float32]], clips: Clips, where: str) -> list[Block]:
@@ -113,18 +113,18 @@ def pinned_model(path: Path, manifest: Manifest) -> tuple[InitialModel, State]:
 
     :raises VerificationFailed: for any other file.
     """
-    model, told = InitialModel.read(path), manifest.model
-    if model.digest != told.initial_file:
+    model, pinned = InitialModel.read(path), manifest.model
+    if model.digest != pinned.initial_file:
         raise VerificationFailed(
             f"is not the initial model of manifest version {manifest.version}",
             where=str(path),
-            hint=f"ask the consortium for the file with SHA-256 {told.initial_file}",
+            hint=f"ask the consortium for the file with SHA-256 {pinned.initial_file}",
         )
     layout = manifest.aggregation.layout
     missing = [block.name for block in layout.state_blocks if block.name not in model.tensors]
     if missing:
         raise VerificationFailed(f"does not have the tensor {missing[0]} of the layout", where=str(path))
     state = canonical(flatten(layout, {block.name: model.tensors[block.name] for block in layout.state_blocks}))
-    if state_hash(state).hex() != told.initial_state:
+    if state_hash(state).hex() != pinned.initial_state:
         raise VerificationFailed("does not hold the state that the manifest starts from", where=str(path))
     return model, state

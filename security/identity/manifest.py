@@ -1,4 +1,5 @@
-"""The signed federation manifest: everything that a site believes about a federation without asking the coordinator.
+"""The signed federation manifest: everything that a site takes as given about a federation, without asking the
+coordinator.
 
 A manifest is canonical JSON (RFC 8785) without floats: reals are decimal text, scales are exponents of two. It is
 signed with the root key. This file says what a manifest holds and how its bytes are read; `rules` says which ones are
@@ -123,7 +124,7 @@ class Training(Document):
 
 
 class Aggregation(Document):
-    """Thresholds and numbers of the secure sum. Ring, clips, movement caps and weight cap stand in the layout."""
+    """Thresholds and numbers of the secure sum. Ring, clips, movement caps and weight cap are in the layout."""
 
     colluders: Count
     least_survivors: Annotated[int, Field(ge=2, le=MAX_ROSTER)]
@@ -134,7 +135,7 @@ class Aggregation(Document):
 
 
 class Audit(Document):
-    """How the sum is checked, and how long a site goes on without witnesses of its log."""
+    """How the sum is checked, and how long a site continues without witnesses of its log."""
 
     mode: Literal["covered", "sampled"]
     chunks_per_site: Count
@@ -186,9 +187,9 @@ class Manifest(Document):
     revocations: tuple[Revocation, ...]
 
     @classmethod
-    def from_dict(cls, told: object, where: str = "manifest") -> Self:
+    def from_dict(cls, value: object, where: str = "manifest") -> Self:
         try:
-            return cls.model_validate_json(encoding.dumps(told))
+            return cls.model_validate_json(encoding.dumps(value))
         except ValidationError as error:
             raise ManifestRejected(
                 describe(error),
@@ -250,8 +251,8 @@ def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, bytes]:
     if len(data) > MAX_BYTES:
         raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where, hint=_FETCH)
     try:
-        told = encoding.loads(data.removesuffix(b"\n"))
-        envelope = Envelope.model_validate(told)
+        value = encoding.loads(data.removesuffix(b"\n"))
+        envelope = Envelope.model_validate(value)
     except CodecError as error:
         raise ManifestRejected(f"manifest is {error.message}", where=where, hint=_FETCH) from error
     except ValidationError as error:

@@ -43,7 +43,7 @@ COVERED_ROSTER = 20  # above this, re-deriving every chunk costs the coordinator
 
 
 class AuditMode(StrEnum):
-    """How a sum is checked before the next burst (section 10)."""
+    """How a sum is checked before the next aggregation (section 10)."""
 
     COVERED = "covered"
     SAMPLED = "sampled"

@@ -1,4 +1,4 @@
-"""Certificates of one federation: a root, and under it TLS and signing certificates that never stand in for each other.
+"""Certificates of one federation: a root, and under it TLS and signing certificates that never replace each other.
 
 The chain has exactly one link. TLS keys are ECDSA P-256 (what gRPC accepts everywhere), signing keys are Ed25519 with
 an extended key usage of their own, so a TLS certificate is never accepted as a signing certificate. Who a certificate

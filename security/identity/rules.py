@@ -1,6 +1,6 @@
 """Which manifests are accepted. Each rule is a function of its own that returns or raises; none returns a verdict.
 
-`open_manifest` is the one way from bytes to a manifest that may be believed. `check_successor` keeps history going
+`open_manifest` is the one way from bytes to a manifest that may be trusted. `check_successor` keeps history going
 forward only. Dates of members' certificates are not checked here but when a member acts: one hospital's lapsed
 certificate must not stop the others.
 """
@@ -220,7 +220,7 @@ def check_not_older(current: Manifest, offered: Manifest) -> None:
 
 
 def check_chain(current: Manifest, offered: Manifest) -> None:
-    """The next version names the last one; over a gap only the root's signature vouches."""
+    """The next version names the last one; over a gap only the root's signature is checked."""
     if offered.version == current.version + 1 and offered.previous != current.digest.hex():
         raise ManifestRejected(
             f"does not continue the version {current.version} that was seen before",
@@ -249,7 +249,7 @@ def _tensors(manifest: Manifest) -> tuple[tuple[str, tuple[int, ...], str], ...]
 
 
 def _promise(manifest: Manifest) -> tuple[object, dict[str, object]]:
-    """What patients were promised, and how it is kept: booked under one schedule, a run cannot go on under another."""
+    """The guarantee for patients and its schedule: a run that was booked under one cannot continue under another."""
     settings = manifest.training.settings
     return manifest.privacy, {name: value for name, value in settings.items() if name.startswith(PREFIX)}
 

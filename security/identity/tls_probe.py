@@ -95,8 +95,8 @@ def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
 
 
 def _reason(error: OSError) -> str:
-    told = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or type(error).__name__
-    return str(told).lower().replace("_", " ")
+    text = error.reason if isinstance(error, ssl.SSLError) and error.reason else error.strerror or type(error).__name__
+    return str(text).lower().replace("_", " ")
 
 
 def _connected(destination: Destination, seconds: float) -> socket.socket:
@@ -136,8 +136,8 @@ def _tunnel(destination: Destination, seconds: float) -> socket.socket:
     parts = urlsplit(destination.proxy or "")
     headers = {}
     if parts.username is not None:
-        told = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
-        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(told.encode()).decode()
+        login = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login.encode()).decode()
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=seconds)
     connection.set_tunnel(destination.host, destination.port, headers)
     try:
@@ -182,7 +182,7 @@ def issuer_of(certificate: x509.Certificate) -> str:
 
 
 def check_name(certificate: x509.Certificate, host: str) -> None:
-    """:raises CertificateNameMismatch: if the certificate is not for the host that is dialled."""
+    """:raises CertificateNameMismatch: if the certificate is not for the host that is connected to."""
     names = names_of(certificate)
     if _plain(host) not in {_plain(name) for name in names}:
         raise CertificateNameMismatch(
@@ -202,7 +202,7 @@ def _plain(name: str) -> str:
 def judge(
     served: Served, destination: Destination, root: x509.Certificate, manifest: Manifest | None, *, now_ms: int
 ) -> Iterator[Line]:
-    """Is it our coordinator's own certificate, for the name that we dial, over TLS 1.3?"""
+    """Is it our coordinator's own certificate, for the name that we connect to, over TLS 1.3?"""
     certificate = served.certificate
     try:
         pki.check_issuer(certificate, root, str(destination))

@@ -109,7 +109,7 @@ class SiteState(StrEnum):
 
 class SiteEvent(StrEnum):
     UPDATE = "update"  # the site's own encoded update, ready to be sent
-    CERTIFICATE = "certificate"  # acknowledgements that vouch for the newest result
+    CERTIFICATE = "certificate"  # acknowledgements that certify the newest result
     PLAN = "plan"
     ADVERTS = "adverts"
     DELIVER = "deliver"
@@ -128,7 +128,7 @@ class SiteEvent(StrEnum):
     OLD_ABORT_REQUEST = "old-abort-request"  # for any attempt but the open one
     DEADLINE = "deadline"
     FAILURE = "failure"  # a check of the open attempt failed
-    ROLLBACK = "rollback"  # proof that this site's memory was set back
+    ROLLBACK = "rollback"  # proof that this site's state was restored from an old copy
     BAD_SUM = "bad-sum"  # proof that a published sum is wrong
 
 

@@ -38,17 +38,18 @@ def manifest(context: Context) -> Iterator[Line]:
 
 @CHECKS.add
 def policy(context: Context) -> Iterator[Line]:
-    """What would be declined at the first order is said now."""
-    ours, told = context.config.policy, context.manifest
-    yield tried("permits this federation", lambda: ours.check_federation(told))
-    if told.privacy is not None:
+    """What the policy would refuse at the first order is reported now."""
+    ours, manifest = context.config.policy, context.manifest
+    yield tried("permits this federation", lambda: ours.check_federation(manifest))
+    if manifest.privacy is not None:
         yield tried("has no rule that would make epsilon invalid", ours.check_private)
-    yield tried(f"permits a cohort of all {len(told.roster)} sites", lambda: ours.check_cohort(len(told.roster)))
-    vector = told.aggregation.layout.byte_length
+    sites = len(manifest.roster)
+    yield tried(f"permits a cohort of all {sites} sites", lambda: ours.check_cohort(sites))
+    vector = manifest.aggregation.layout.byte_length
     yield tried(f"permits the {vector} bytes of one vector", lambda: ours.check_bytes(vector))
-    if ours.most_rounds is not None and ours.most_rounds < told.training.rounds:
+    if ours.most_rounds is not None and ours.most_rounds < manifest.training.rounds:
         yield warning(
-            f"[policy] most_rounds ends training here after {ours.most_rounds} of {told.training.rounds} rounds",
+            f"[policy] most_rounds ends training here after {ours.most_rounds} of {manifest.training.rounds} rounds",
             "raise it, unless this is intended",
         )
 
@@ -65,8 +66,8 @@ def model(context: Context) -> Iterator[Line]:
 def code(context: Context) -> Iterator[Line]:
     from npr.wire_layout import check_code
 
-    told = context.manifest
-    yield tried("the learning code is the manifest's", lambda: check_code(told.model.code_digest))
+    manifest = context.manifest
+    yield tried("the learning code is the manifest's", lambda: check_code(manifest.model.code_digest))
     yield tried("the settings are the manifest's", lambda: context.recipe)
 
 
@@ -77,16 +78,16 @@ def privacy(context: Context) -> Iterator[Line]:
     if cost is None:
         yield ok("this federation trains without differential privacy")
         return
-    told = (
+    costs = (
         f"{cost.rounds} rounds will cost each {cost.unit} epsilon {cost.epsilon_rdp:.2f} at delta {cost.delta:g} "
         f"(tighter bound {cost.epsilon_pld:.2f}), of {cost.cap:g}"
     )
     if cost.spent_rdp:
-        told += f"; {cost.spent_rdp:.2f} are spent"
+        costs += f"; {cost.spent_rdp:.2f} are spent"
     if cost.fits:
-        yield ok(told)
+        yield ok(costs)
     else:
-        yield problem(f"{told}: {cost.affordable} of them fit the budget", _more_noise(cost.proposed_sigma))
+        yield problem(f"{costs}: {cost.affordable} of them fit the budget", _more_noise(cost.proposed_sigma))
     yield ok(f"noise of {cost.sigma:g} over the clip; {cost.validation}")
     if not cost.has_ledger:
         yield problem("there is no privacy ledger yet", LEDGER_HINT)
@@ -123,7 +124,7 @@ SLIGHT_MS: Final = 120_000
 
 @CHECKS.add
 def coordinator(context: Context) -> Iterator[Line]:
-    """As far as TLS with anybody, then as ourselves."""
+    """First TLS without a certificate, then with this site's own."""
     yield from context.served
     context.answer  # noqa: B018  # its error is the finding
     yield ok("the coordinator accepts this site")
@@ -131,7 +132,7 @@ def coordinator(context: Context) -> Iterator[Line]:
 
 @CHECKS.add
 def clock(context: Context) -> Iterator[Line]:
-    """By the dates of our papers, and by the coordinator's clock."""
+    """Against the dates of certificates and manifest, and against the coordinator's clock."""
     yield from clock_by_papers(context.papers)
     theirs = context.answer.time_ms
     if theirs is None:
@@ -142,11 +143,11 @@ def clock(context: Context) -> Iterator[Line]:
 def compared(ours_ms: int, theirs_ms: int) -> Line:
     """Signed dates allow for an hour; beyond that certificates and manifests are refused when they are good."""
     apart = abs(ours_ms - theirs_ms)
-    told = f"{_span(apart)} {'ahead of' if ours_ms > theirs_ms else 'behind'} the coordinator's"
+    difference = f"{_span(apart)} {'ahead of' if ours_ms > theirs_ms else 'behind'} the coordinator's"
     if apart >= CLOCK_SKEW_MS:
-        return problem(f"this machine's clock is {told}", "set the clock, and keep it correct with NTP")
+        return problem(f"this machine's clock is {difference}", "set the clock, and keep it correct with NTP")
     if apart >= SLIGHT_MS:
-        return warning(f"this machine's clock is {told}", "one of the two clocks is wrong; keep both correct with NTP")
+        return warning(f"this machine's clock is {difference}", "one of the two is wrong; keep both correct with NTP")
     return ok("agrees with the coordinator's")
 
 

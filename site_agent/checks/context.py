@@ -48,7 +48,7 @@ SECONDS: Final = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """:param time_ms: the coordinator's clock; None if it does not tell."""
+    """:param time_ms: the coordinator's clock; None if it is not sent."""
 
     time_ms: int | None
 
@@ -59,12 +59,12 @@ def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECON
     with grpc.secure_channel(table.address, credentials, options=tls.channel_options(table.proxy)) as channel:
         call = channel.stream_stream(tls.METHOD)(iter(()), timeout=seconds)
         try:
-            told = dict(call.initial_metadata())
+            metadata = dict(call.initial_metadata())
             for _ in call:
                 pass  # an empty conversation has no answers
         except grpc.RpcError as error:
             raise _turned_away(error, table.address) from error
-    time_ms = str(told.get(tls.TIME_KEY, ""))
+    time_ms = str(metadata.get(tls.TIME_KEY, ""))
     return Answer(time_ms=int(time_ms) if time_ms.isdecimal() else None)
 
 
@@ -88,7 +88,7 @@ class Context:
     """One site's set-up.
 
     :param free: bytes that can still be written to a folder.
-    :param available: bytes of memory that can still be taken; None where the system does not tell.
+    :param available: bytes of memory that can still be taken; None if the system does not report it.
     """
 
     config: SiteConfig
@@ -116,7 +116,7 @@ class Context:
         return tuple(judge(served, self.destination, identity.root(), self._manifest(), now_ms=self.papers.now_ms))
 
     def _manifest(self) -> Manifest | None:
-        """What is wrong with it is told elsewhere."""
+        """Another check reports what is wrong with it."""
         try:
             return self.manifest
         except (ToolkitError, Unchecked):

@@ -61,10 +61,10 @@ def _under_privacy(context: Context, unit: str) -> Iterator[Line]:
 
 def _counts(side: str, samples: Samples, names: Sequence[str]) -> Line:
     counts = samples.class_counts()
-    told = ", ".join(f"{name} {count}" for name, count in zip(names, counts.tolist(), strict=True))
+    listed = ", ".join(f"{name} {count}" for name, count in zip(names, counts.tolist(), strict=True))
     if len(samples) == 0:
         return warning(f"{side}: no images", "local figures need some; see [data] fold and validation")
-    return ok(f"{side}: {len(samples)} images of {len(set(samples.units))} {samples.unit_kind}s ({told})")
+    return ok(f"{side}: {len(samples)} images of {len(set(samples.units))} {samples.unit_kind}s ({listed})")
 
 
 def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
@@ -107,13 +107,13 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
     across = sum(sides.get(rows.ids[a]) != sides.get(rows.ids[b]) for a, b in seen.same)
     torn = int((labels[pairs[:, 0]] != labels[pairs[:, 1]]).sum())
     others = sum(rows.units[a] != rows.units[b] for a, b in seen.same)
-    told = [
+    remarks = [
         f"{len(seen.same)} images have the pixels of another, such as {listed.name(later)} and {listed.name(first)}",
         *([f"{across} of them on different sides, which makes local figures too good"] if across else []),
         *([f"{torn} with different labels"] if torn else []),
         *([f"{others} under different {rows.unit_kind}s"] if others and rows.unit_kind != "image" else []),
     ]
-    yield warning("; ".join(told), "keep one row for each image")
+    yield warning("; ".join(remarks), "keep one row for each image")
 
 
 @CHECKS.add

@@ -39,7 +39,7 @@ TRIAL_CAP: Final = 1e6
 TRIAL_ORDER: Final = 2.0
 # Masked and unmasked vector, decoded sum, pieces of others: beside training there are never more.
 VECTORS_IN_MEMORY: Final = 8
-# Clips leave room for eight times the largest step that is expected: this many still tell a step to within a percent.
+# Clips leave room for eight times the largest step that is expected: this many still give a step to within a percent.
 FEWEST_STEPS: Final = 2000
 
 
@@ -104,7 +104,7 @@ def _memory(context: Context, measured: int) -> Line:
 
 
 def _decoded(context: Context, train: Samples, rows: NDArray[np.int64]) -> Samples:
-    """Some training images with their pixels; another check tells which ones cannot be read."""
+    """Some training images with their pixels; another check reports which ones cannot be read."""
     listed = context.survey
     place = {name: row for row, name in enumerate(listed.catalogue.ids)}
     pixels: dict[int, NDArray[np.uint8]] = {}

@@ -38,7 +38,7 @@ def curves(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     found = {}
     for row in rows:
         sides = {side: row[side] for side in ("validation", "test") if row.get(side)}
-        kept = {side: {name: told.get(name) for name in ("bacc", "bauc")} for side, told in sides.items()}
+        kept = {side: {name: figures.get(name) for name in ("bacc", "bauc")} for side, figures in sides.items()}
         found[row["round"]] = {"round": row["round"], "best": bool(row.get("best")), **kept}
     return [found[number] for number in sorted(found)]
 
@@ -56,10 +56,10 @@ def confusion(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 def classes(path: Path) -> dict[str, Any] | None:
     """How many images of each class each side holds, as the agent wrote it down when it opened the data."""
     try:
-        told: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        counts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, json.JSONDecodeError):
         return None
-    return told
+    return counts
 
 
 def newest_memory(folder: Path) -> Path | None:
@@ -204,10 +204,10 @@ class Content:
         names = [state / name for name in ("wal", "run", "metrics.jsonl", "data.json")]
         for path in (*names, self._config.ledger, *([memory] if memory else [])):
             try:
-                told = path.stat()
+                status = path.stat()
             except FileNotFoundError:
                 continue
-            found.append((str(path), told.st_mtime_ns, told.st_size))
+            found.append((str(path), status.st_mtime_ns, status.st_size))
         return tuple(found)
 
     def _gather(self) -> dict[str, Any]:
@@ -226,10 +226,10 @@ class Content:
     def _about(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """Who we are and how far; where keys or manifest are not in order, what is wrong with them."""
         try:
-            told = overview(self._config, self._clock)
+            found = overview(self._config, self._clock)
         except ToolkitError as error:
             return {"problem": str(error)}, []
-        return {name: told[name] for name in ABOUT}, told["metrics"]
+        return {name: found[name] for name in ABOUT}, found["metrics"]
 
 
 def spent(config: SiteConfig) -> dict[str, Any] | None:
@@ -246,8 +246,8 @@ def spent(config: SiteConfig) -> dict[str, Any] | None:
         if entry["kind"] == "reserve"
     ]
     terms = state.terms
-    told = {"epsilon": state.epsilon, "cap": terms.cap, "delta": terms.delta, "unit": terms.unit.value}
-    return told | {"population": terms.population, "series": series}
+    budget = {"epsilon": state.epsilon, "cap": terms.cap, "delta": terms.delta, "unit": terms.unit.value}
+    return budget | {"population": terms.population, "series": series}
 
 
 def _lines(path: Path) -> list[bytes]:
@@ -266,8 +266,9 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
         remarks.append(("bad", privacy["problem"]))
     if egress["blocked"]:
         level = "bad" if egress["blocked_today"] else "look"
-        told = f"blocked by the egress filter and not sent: {egress['blocked_today']} today, {egress['blocked']} in all"
-        remarks.append((level, f"{told}; `privacy-audit egress` has more"))
+        today, total = egress["blocked_today"], egress["blocked"]
+        blocked = f"blocked by the egress filter and not sent: {today} today, {total} in all"
+        remarks.append((level, f"{blocked}; `privacy-audit egress` has more"))
     if egress["declined_today"]:
         remarks.append(("look", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
     if silent:

@@ -56,7 +56,7 @@ def ours(dataset: FederatedDataset, table: DataTable, site: str) -> SiteData:
 
 
 def balance(dataset: FederatedDataset, data: SiteData) -> dict[str, list[str] | list[int]]:
-    """How many images of each class each side holds, for the hospital's own eyes."""
+    """How many images of each class each side holds, for this hospital only."""
     sides = {"train": data.train, "validation": data.validation, "test": data.test}
     counts = {side: samples.class_counts().tolist() for side, samples in sides.items() if samples is not None}
     return {"names": list(dataset.class_names), **counts}
@@ -64,5 +64,5 @@ def balance(dataset: FederatedDataset, data: SiteData) -> dict[str, list[str] | 
 
 def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:
     """Names the data in the log. Keyed, because hashes of small data sets can be guessed."""
-    told = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
-    return hmac.new(key, told.encode(), hashlib.sha256).hexdigest()
+    described = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
+    return hmac.new(key, described.encode(), hashlib.sha256).hexdigest()

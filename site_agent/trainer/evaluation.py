@@ -34,7 +34,7 @@ def figures_of(predictor: Predictor) -> dict[str, Any]:
     place, companion = predictor.place, predictor.companion
     data = place.trainer.data
     plain = deploy(place, predictor.trained, companion, calibrated=False)
-    told: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "site": place.site,
         "model": predictor.trained.which,
         "round": predictor.trained.round,
@@ -46,8 +46,8 @@ def figures_of(predictor: Predictor) -> dict[str, Any]:
     }
     for side, samples in (("validation", data.validation), ("test", data.test)):
         if samples is not None and len(samples):
-            told[side] = _side(place.site, samples, scores_of(plain, samples), companion.temperature)
-    return told
+            figures[side] = _side(place.site, samples, scores_of(plain, samples), companion.temperature)
+    return figures
 
 
 def _side(site: str, samples: Samples, scores: Scores, temperature: float | None) -> dict[str, Any]:
@@ -80,19 +80,21 @@ def _bounds(interval: Interval) -> list[float] | None:
     return None if low is None or high is None else [low, high]
 
 
-def as_text(told: dict[str, Any]) -> str:
+def as_text(figures: dict[str, Any]) -> str:
     """For people: a line for each figure, then the confusion matrix of the test images."""
-    lines = [f"model {told['model']} of round {told['round']} ({told['kind']}), {told['model_sha256'][:16]}"]
+    digest = figures["model_sha256"][:16]
+    lines = [f"model {figures['model']} of round {figures['round']} ({figures['kind']}), {digest}"]
     for side in ("validation", "test"):
-        if side in told:
-            lines += _lines(side, told[side])
-    if told["temperature"] is None:
+        if side in figures:
+            lines += _lines(side, figures[side])
+    if figures["temperature"] is None:
         lines.append("not calibrated: there are too few validation images to fit a temperature")
     else:
-        lines.append(f"temperature {told['temperature']:.3f}, fitted on {told['temperature_images']} validation images")
-    shown = told.get("test") or told.get("validation")
+        images = figures["temperature_images"]
+        lines.append(f"temperature {figures['temperature']:.3f}, fitted on {images} validation images")
+    shown = figures.get("test") or figures.get("validation")
     if shown is not None:
-        lines += _matrix(told["class_names"], shown["confusion"])
+        lines += _matrix(figures["class_names"], shown["confusion"])
     return "\n".join(lines)
 
 

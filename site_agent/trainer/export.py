@@ -144,7 +144,7 @@ def digests(contents: Mapping[str, bytes]) -> dict[str, str]:
 
 
 def _write_folder(target: Path, contents: Mapping[str, bytes]) -> None:
-    """Beside the target until it is whole. Readable by this user only: a model remembers what it has seen."""
+    """Written next to the target until it is complete. Readable by this user only: a model reveals what it has seen."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     beside.mkdir(mode=0o700, parents=True)
     try:

@@ -146,7 +146,7 @@ def _piece(names: tuple[str, ...], read: list[Pixels | str], decoding: Decoding)
     shape = (0, decoding.image_size, decoding.image_size, decoding.channels)
     return Piece(
         names=names,
-        problems=tuple(told if isinstance(told, str) else None for told in read),
+        problems=tuple(found if isinstance(found, str) else None for found in read),
         pixels=np.stack(good) if good else np.empty(shape, dtype=np.uint8),
     )
 
@@ -172,7 +172,7 @@ class Summary:
             "predicted": self.files - len(self.problems),
             "ignored": self.ignored,
             "by_class": dict(self.predicted),
-            "problems": [{"file": name, "problem": told} for name, told in self.problems],
+            "problems": [{"file": name, "problem": problem} for name, problem in self.problems],
             "seconds": round(self.seconds, 3),
         }
 
@@ -227,7 +227,8 @@ def _rows(predictor: Predictor, piece: Piece, summary: Summary) -> Iterator[list
 
 @contextlib.contextmanager
 def _table(target: Path) -> Iterator[IO[str]]:
-    """Beside the target until it is whole; readable by this user only, because names of files may name patients."""
+    """Written next to the target until it is complete; readable by this user only, because names of files may name
+    patients."""
     beside = target.with_name(f".{target.name}.{os.getpid()}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:

@@ -245,8 +245,8 @@ class Companion:
 def _metadata(content: bytes) -> dict[str, str]:
     """The text in a safetensors header: eight bytes of length, then JSON."""
     size = int.from_bytes(content[:8], "little")
-    told: dict[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
-    return told
+    metadata: dict[str, str] = json.loads(content[8 : 8 + size]).get("__metadata__", {})
+    return metadata
 
 
 def deploy(place: Place, trained: Trained, companion: Companion, *, calibrated: bool = True) -> Deployed:

@@ -1,4 +1,4 @@
-"""This process's place among several that train together, as torchrun (or the operator) tells it by environment."""
+"""This process's place among several that train together, from the environment that torchrun (or the operator) sets."""
 
 from __future__ import annotations
 

@@ -264,8 +264,8 @@ _VERSION = "dp/version"
 class PrivateTrainer(Trainer):
     """A trainer whose rounds are paid for before the data are read, and whose weight is a noisy number.
 
-    What was released (counts, prototypes) lies in the memory of a round, so that a restart does not pay for it again;
-    with other data it is released anew.
+    What was released (counts, prototypes) is in the personal state of a round, so that a restart does not pay for it
+    again; with other data it is released again.
 
     :param version: names the data; the ledger records when it changes.
     """

@@ -1,8 +1,9 @@
 """Several processes or machines of one hospital that train as one. The first is the agent; the others take its orders.
 
-An order is a round. All processes meet for it anew, so that one that died fails that round and, started again, is there
-for the next. Only the agent has keys, talks to the coordinator and writes files; a worker reads images and is told the
-rest: settings, model, memory. The meeting point is that of torchrun, or the first process itself.
+An order is a round. All processes connect again for it, so that one that has crashed fails that round and, started
+again, takes part in the next. Only the agent has keys, talks to the coordinator and writes files; a worker reads images
+and receives the rest: settings, model, personal state. The meeting point is that of torchrun, or the first process
+itself.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Crew:
     def local_round(self, method: Method, site: Site, round_number: int) -> LocalReport:
         """`method.local_round`, by everybody.
 
-        :raises WorkerLost: if a process does not come, dies, falls silent or cannot do what it is told.
+        :raises WorkerLost: if a process does not connect, crashes, does not answer or cannot do its part.
         """
         order = self._order(_OPEN)
         memory = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in site.memory().items()})
@@ -92,7 +93,7 @@ class Crew:
         return cls(place, terms_of(manifest, dataset, data), seconds=float(config.site.worker_wait))
 
     def dismiss(self) -> None:
-        """Tell the others that there will be no more orders."""
+        """Inform the others that there will be no more orders."""
         with contextlib.suppress(WorkerLost):
             self._order(_END)
 
@@ -107,7 +108,7 @@ class Crew:
 
 
 def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> dict[str, Any]:
-    """All that a worker is told once, as JSON: how to build the same method and site, and what to check of its own."""
+    """All that a worker receives once, as JSON: how to build the same method and site, and what to check of its own."""
     return {
         "method": manifest.training.method,
         "settings": dict(manifest.training.settings),
@@ -120,7 +121,7 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
 
 
 def work(place: Place, table: DataTable, *, seconds: float, threads: int | None = None) -> None:
-    """Take orders until the agent says that there are no more, or is gone."""
+    """Take orders until the agent says that there are no more, or has ended."""
     if threads is not None:
         torch.set_num_threads(threads)
     worker, store = Worker(table), meet(place, seconds)
@@ -138,7 +139,7 @@ def work(place: Place, table: DataTable, *, seconds: float, threads: int | None 
 
 @dataclass
 class Worker:
-    """What a worker keeps between orders: its images, and method and site for the terms it was told last."""
+    """What a worker keeps between orders: its images, and method and site for the terms it received last."""
 
     table: DataTable
     terms: dict[str, Any] | None = None
@@ -146,11 +147,11 @@ class Worker:
     site: Site | None = None
 
     def take_part(self, group: Group) -> None:
-        """One order, from what the agent tells to the last exchange. What comes out is the agent's; ours is let go."""
-        told: dict[str, Any] = json.loads(group.tell())
-        memory, round_number = load_tensors(group.tell()), told.pop("round")
+        """One order, from the agent's message to the last exchange. The result is the agent's; ours is discarded."""
+        order: dict[str, Any] = json.loads(group.tell())
+        memory, round_number = load_tensors(group.tell()), order.pop("round")
         try:
-            method, site = self._prepare(told)
+            method, site = self._prepare(order)
             site.group = group
             method.check_group(site)
             site.remember(memory)
@@ -161,22 +162,22 @@ class Worker:
         log.info("round %d: training", round_number)
         method.local_round(site, round_number)
 
-    def _prepare(self, told: dict[str, Any]) -> tuple[Method, Site]:
-        if self.method is None or self.site is None or told != self.terms:
-            self.method, self.site = _build(self.table, told)
-            self.terms = told
+    def _prepare(self, order: dict[str, Any]) -> tuple[Method, Site]:
+        if self.method is None or self.site is None or order != self.terms:
+            self.method, self.site = _build(self.table, order)
+            self.terms = order
         return self.method, self.site
 
 
-def _build(table: DataTable, told: dict[str, Any]) -> tuple[Method, Site]:
-    check_code(told["code"])
-    recipe = Recipe.of(told["method"], told["settings"])
-    dataset, data = open_data(table, site=told["site"], image_size=recipe.image_size, classes=told["classes"])
-    if _digest(dataset, data) != told["data"]:
+def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
+    check_code(order["code"])
+    recipe = Recipe.of(order["method"], order["settings"])
+    dataset, data = open_data(table, site=order["site"], image_size=recipe.image_size, classes=order["classes"])
+    if _digest(dataset, data) != order["data"]:
         raise DataError(
             "these are not the agent's images", where=table.source, hint="every machine needs the same [data]"
         )
-    spec, method = spec_of(told["architecture"], told["classes"], recipe), registry.build(recipe.config)
+    spec, method = spec_of(order["architecture"], order["classes"], recipe), registry.build(recipe.config)
     mean, std = normalisation(spec)
     model = method.build_model(spec)
     site = Site(
@@ -250,5 +251,5 @@ def _all_ready(group: Group, *, ready: bool) -> None:
 
 
 def _digest(dataset: FederatedDataset, data: SiteData) -> str:
-    told = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
-    return hashlib.sha256(told.encode()).hexdigest()
+    described = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
+    return hashlib.sha256(described.encode()).hexdigest()

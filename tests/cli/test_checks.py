@@ -159,7 +159,7 @@ FAULTS: list[tuple[Callable[[Hospital], None], dict[str, tuple[str, str]]]] = [
     # What is planted; the checks that complain, with words of what they say and of what to do.
     (expired_certificate, {
         "certificates": ("expired at", "renew"),
-        "coordinator": ("refuses the connection", "ended"),
+        "coordinator": ("refuses the connection", "expired"),
     }),
     (certificate_of_another_ca, {
         "certificates": ("not issued by this federation's root", "fingerprint"),

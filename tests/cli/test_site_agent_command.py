@@ -267,7 +267,7 @@ def test_another_initial_model(graz: Path, tmp_path: Path) -> None:
     )
     done = run("--config", config)
     complains(done, 2, "other.safetensors", "not a safetensors file")
-    assert "hint: is it whole?" in done.stderr
+    assert "hint: is it complete?" in done.stderr
 
 
 def test_no_manifest_yet(graz: Path, tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Opening:
         statements.verify(self._policy.entry(site), statement, message.signature)
         index = self._context.position(site) - 1
         # Against the hash that the dealer signed: otherwise one wrong share would spoil the secret, and nobody could
-        # tell whether the dealer or the holder was dishonest.
+        # know whether the dealer or the holder was dishonest.
         for dealer, share in zip(self._context.sites, message.shares, strict=True):
             line, kind = self._dealing.shares[dealer].shares[index], self._kind(dealer)
             certificate_checks.check_share_hash(

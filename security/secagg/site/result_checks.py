@@ -290,7 +290,7 @@ class ChunkAudit:
         self.todo += [chunk for chunk in wanted if chunk not in self.good and chunk not in self.todo]
 
     def take(self, piece: ChunkPiece) -> bool:
-        """Add a piece; returns whether the chunk at hand is now complete and good."""
+        """Add a piece; returns whether the current chunk is now complete and correct."""
         roots = {line.site: line.root for line in self.header.result.uploads}
         if not self.todo or piece.result != self.header.result_hash or piece.chunk != self.todo[0]:
             raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")

@@ -146,7 +146,7 @@ def test_what_processes_cannot_share_is_refused() -> None:
     finally:
         del CASES["balancefl"]
     site.group = Group(rank=0, size=2)
-    with pytest.raises(ConfigError, match="balancefl draws and adds over whole batches"):
+    with pytest.raises(ConfigError, match="balancefl draws random numbers and sums over whole batches"):
         method.local_round(site, 1)
     method, site = make_site("fednpr-per")
     site.group, site.model.drop_rate = Group(rank=0, size=2), 0.2

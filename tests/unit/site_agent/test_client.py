@@ -112,7 +112,8 @@ def test_who_cannot_reach_the_coordinator_is_told_what_to_do(
     world: SiteWorld, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = said(world, 1, caplog, monkeypatch)
-    assert line.startswith("the coordinator cannot be reached (`site-agent check` tells why); trying 127.0.0.1:1 again")
+    why = "the coordinator cannot be reached (`site-agent check` finds out why)"
+    assert line.startswith(f"{why}; trying 127.0.0.1:1 again")
 
 
 def test_who_gets_no_answer_is_told_the_same(

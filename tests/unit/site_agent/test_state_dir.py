@@ -232,7 +232,7 @@ def test_a_torn_line_of_metrics_costs_its_own_row_only(
         file.write(tail)
     assert vault.read_metrics() == [{"round": 1}]
     (said,) = torn(caplog)
-    assert str(vault.metrics) in said and "1 torn" in said
+    assert str(vault.metrics) in said and "1 incomplete" in said
     vault.note_metrics({"round": 3})
     vault.note_metrics({"round": 4})
     assert vault.read_metrics() == [{"round": 1}, {"round": 3}, {"round": 4}]

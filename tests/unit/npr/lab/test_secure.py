@@ -89,7 +89,7 @@ def test_a_restored_federation_goes_on(tmp_path):
 
 
 def test_two_sites_cannot_hide():
-    with pytest.raises(PolicyViolation, match="2 sites cannot hide"):
+    with pytest.raises(PolicyViolation, match="2 sites are too few"):
         federation("secure", source="generated:scale=0.002,sites=2")
 
 
