@@ -18,7 +18,7 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
-from security.log.events import AgentStart, DataOpened, Egress, SecaggSurvivors
+from security.log.events import AgentStart, DataOpened, Egress
 from security.log.note import head_of
 from security.log.store import LogFolder
 from security.log.witness import Witness
@@ -86,7 +86,6 @@ def assemble(
         slots=slots_of(manifest.timing.train, config.site.ready_slot),
         pending=vault.unseal(manifest.aggregation.layout),
         rounds_done=vault.rounds_done,
-        dropouts=logged_dropouts(LogFolder(vault.log)),
     )
     outbox = Outbox(log, config.policy, seat, spent=logged_bytes(LogFolder(vault.log), manifest.run))
     session.spent = outbox.spent
@@ -100,7 +99,7 @@ def assemble(
         vault=vault,
         wal=wal,
         log=log,
-        witnessing=Witnessing(site, log, witness),
+        witnessing=Witnessing(seat, log, witness),
         learner=learner,
         clock=clock,
         budget=budget,
@@ -178,12 +177,6 @@ def open_log(
         clock=clock,
         rng=rng,
     )
-
-
-def logged_dropouts(folder: LogFolder) -> dict[str, tuple[str, ...]]:
-    """Who was left out of the newest sums agreed to: what the write-ahead log keeps as a hash, the log has in words."""
-    newest = (entry["body"] for entry in _logged(folder, SecaggSurvivors.type, segments=1))
-    return {body["context"]: tuple(body["dropouts"]) for body in newest}
 
 
 def logged_bytes(folder: LogFolder, run: str) -> Counter[int]:
