@@ -174,7 +174,7 @@ class Service:
         if opening.manifest_version > self.manifest.version:
             return Farewell.OLD_MANIFEST  # ours is: the operator must install the newer one
         last, _ = self.shell.storage.history.sessions().get(site, (0, 0))
-        return None if last < told.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
+        return None if last < opening.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
 
     def _manifest_frames(self) -> list[ManifestFrame]:
         data = self.identity.manifest_path.read_bytes()

@@ -34,9 +34,9 @@ from security.secagg.effects import (
     Discard,
     Effect,
     Effects,
-    Halted,
+    Ended,
+    Leave,
     Persist,
-    Refused,
     SaveState,
     Send,
     SendFrames,
@@ -385,8 +385,8 @@ class LoopbackFederation:
                 case SaveState(state_hash, state):
                     newest = list(site.saved.items())[-1]
                     site.saved = dict([newest, (state_hash, state)])
-                case Refused() | Halted():
-                    site.errors.append(effect.error)
+                case Leave(error) | Ended(_, "refused", error) if error is not None:
+                    site.errors.append(error)
                 case _:
                     self._note(name, effect)
 

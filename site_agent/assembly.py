@@ -17,7 +17,7 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
-from security.log.events import AgentStart, DataOpened, Egress, SecaggSurvivors
+from security.log.events import AgentStart, DataOpened, Egress
 from security.log.note import checkpoint_of
 from security.log.reader import LogReader
 from security.log.witness import Witness
@@ -85,7 +85,6 @@ def assemble(
         slots=slots_of(manifest.timing.train, config.site.ready_slot),
         pending=vault.unseal(manifest.aggregation.layout),
         rounds_done=vault.rounds_done,
-        dropouts=logged_dropouts(vault.log),
     )
     outbox = Outbox(log, config.policy, seat, spent=logged_bytes(vault.log, manifest.run))
     session.spent = outbox.spent
@@ -99,7 +98,7 @@ def assemble(
         vault=vault,
         wal=wal,
         log=log,
-        witnessing=Witnessing(site, log, witness),
+        witnessing=Witnessing(seat, log, witness),
         learner=learner,
         clock=clock,
         budget=budget,
@@ -177,12 +176,6 @@ def open_log(
         clock=clock,
         rng=rng,
     )
-
-
-def logged_dropouts(log: Path) -> dict[str, tuple[str, ...]]:
-    """Who was left out of the newest sums agreed to: what the write-ahead log keeps as a hash, the log has in words."""
-    newest = (record.body for record in LogReader(log).checked(SecaggSurvivors.type, newest=1))
-    return {body["context"]: tuple(body["dropouts"]) for body in newest}
 
 
 def logged_bytes(log: Path, run: str) -> Counter[int]:

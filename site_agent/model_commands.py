@@ -37,7 +37,7 @@ def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
-    told = evaluate_site(SiteConfig.read(config_path), model=model)
+    figures = evaluate_site(SiteConfig.read(config_path), model=model)
     if as_json:
         emit(figures)
     else:

@@ -16,11 +16,11 @@ from security.identity.membership import Seat
 from security.log.egress import Outgoing, OutgoingVector, blocked, pass_door, pass_vector
 from security.log.writer import AuditLog
 from security.secagg import messages, relay
+from security.secagg.effects import Send, SendUpload
 from security.secagg.fields import Wire
 from security.secagg.registry import REGISTRY, Shape
 from security.secagg.relay import FRAMES, SignedHead
 from security.secagg.sizes import expected_bytes
-from site_agent.effects import Post, PostVector
 from site_agent.policy import SitePolicy
 
 
@@ -64,14 +64,14 @@ class Outbox:
         """From here on nothing is logged as sent, because nothing is."""
         self.connected = False
 
-    def post(self, post: Post) -> Iterator[bytes]:
+    def post(self, send: Send) -> Iterator[bytes]:
         """One message; nothing comes out while there is no stream.
 
         :raises PolicyViolation: by the rule that stopped it, after logging so.
         """
         if not self.connected:
             return
-        message, name = post.message, type(post.message).__name__
+        message, name = send.message, type(send.message).__name__
         if type(message) in FRAMES:
             raise LocalProtocolError("frames are sent as one vector", where=name)
         head = own_head(self._log)
@@ -81,49 +81,49 @@ class Outbox:
             msg_id=self._name(sequence),
             message=name,
             payload=payload,
-            shape=self._shape(message, post.cohort, head),
+            shape=self._shape(message, send.cohort, head),
             destination=self._seat.destination,
             head=head.size,
         )
         try:
-            self._weigh(len(payload), post.round)
+            self._weigh(len(payload), send.round)
             entry = pass_door(outgoing)
         except PolicyViolation as refusal:
-            self._stop(outgoing, refusal, post.round)
+            self._stop(outgoing, refusal, send.round)
             raise
-        self._log.append(entry, run=self._seat.policy.run, round=post.round)
+        self._log.append(entry, run=self._seat.policy.run, round=send.round)
         self._sequence = sequence
         self.sent[name] += len(payload)
         yield payload
 
-    def vector(self, post: PostVector) -> Iterator[bytes]:
+    def vector(self, send: SendUpload) -> Iterator[bytes]:
         """A masked vector, frame by frame: one look and one entry for all of it, before the first frame.
 
         :raises PolicyViolation: by the rule that stopped it, after logging so.
         """
         if not self.connected:
             return
-        first, total = post.upload.first, self._seat.layout.frames
+        first, total = send.first, self._seat.layout.frames
         if first >= total:
             return
-        shape = replace(self._base, cohort=post.cohort, frame=first, frames=total - first)
+        shape = replace(self._base, cohort=send.cohort, frame=first, frames=total - first)
         outgoing = OutgoingVector(
             msg_id=self._name(self._sequence + 1),
             shape=shape,
-            vector=post.upload.vector.data,
-            root=post.root,
+            vector=send.vector.data,
+            root=send.root,
             destination=self._seat.destination,
             head=own_head(self._log).size,
             modulus_bits=self._seat.layout.ring_bits,
         )
         try:
-            self._weigh(expected_bytes(messages.UploadFrame, shape), post.round)
+            self._weigh(expected_bytes(messages.UploadFrame, shape), send.round)
             entry = pass_vector(outgoing)
         except PolicyViolation as refusal:
-            self._stop(outgoing, refusal, post.round)
+            self._stop(outgoing, refusal, send.round)
             raise
-        self._log.append(entry, run=self._seat.policy.run, round=post.round)
-        for frame in post.upload.frames():
+        self._log.append(entry, run=self._seat.policy.run, round=send.round)
+        for frame in send.frames():
             if self._is_closed():
                 return
             yield self._frame(frame, shape)

@@ -1,7 +1,21 @@
-"""The site's hands: feeds the conversation, carries out its effects in order, keeps log and state directory.
+"""The site's shell: feeds the conversation, carries out its effects in order, keeps log and state directory.
 
-No decision is made here. `execute` is the one place where an effect becomes an action; what is to be sent comes out of
-it as bytes, so that everything before a message is done, and on disk, before the network sees it.
+No decision is made here. `execute` is the one place where an effect becomes an action. The effects come from the
+session and from the machine in it (`site_agent.session` says which comes from whom), and each is carried out as it is:
+
+- `Persist` and `Compact` write the write-ahead log, and wait until it is on disk.
+- `Log` appends to the privacy log, and waits too.
+- `Send` and `SendUpload` go through the outbox, which checks and logs the message, and come out as bytes. A caller
+  that has the bytes in hand has everything before them on disk.
+- `DraftState`, `SaveState`, `KeepUpdate` and `KeepEvidence` write files of the state directory.
+- `Advanced` means that a new model is in force: sealed updates up to its round are erased, the privacy log is signed,
+  and the training thread looks at the model.
+- `Train` hands work to the training thread; what it returns comes back here as effects.
+- `Adopt` installs a newer manifest. `Leave` ends the stream. `Complain`, `Ended`, `Certified` and `LoneChange` are
+  for the operator's eyes only.
+
+Effects are carried out one after the other, in the order in which they were given. So the order "write down, log, send"
+that `security.secagg.effects.said` makes is the order in which things happen.
 """
 
 from __future__ import annotations
@@ -19,16 +33,20 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.log.writer import AuditLog
 from security.secagg.effects import (
+    REFUSED,
     Advanced,
     Certified,
     Compact,
     DraftState,
     Ended,
     KeepEvidence,
+    Leave,
+    Log,
     LoneChange,
     Persist,
-    Refused,
     SaveState,
+    Send,
+    SendUpload,
     Vector,
 )
 from security.secagg.layout import Layout
@@ -37,28 +55,13 @@ from security.secagg.statements import Signer
 from site_agent import contribution
 from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
-from site_agent.effects import (
-    Adopt,
-    Attend,
-    Complain,
-    Effect,
-    Effects,
-    Evaluate,
-    Forget,
-    Keep,
-    Leave,
-    Note,
-    Post,
-    PostVector,
-    Seal,
-    Train,
-)
+from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Train
 from site_agent.outbox import Outbox
 from site_agent.policy import SitePolicy
 from site_agent.session import Session
 from site_agent.state_dir import Vault
 from site_agent.state_writer import WriteAheadLog
-from site_agent.witness import Witnessing
+from site_agent.witness import Witnessing, WitnessMessage
 
 log = logging.getLogger("site-agent")
 
@@ -136,7 +139,10 @@ class Agent:
         self.expected += 1
         if parcel.log_head is not None:
             self.witnessing.saw(parcel.log_head)
-        yield from self.run(self.session.receive(parcel.message, parcel.log_head))
+        if isinstance(parcel.message, WitnessMessage):
+            yield from self._attend(parcel.message)
+        else:
+            yield from self.run(self.session.receive(parcel.message, parcel.log_head))
 
     def ticked(self) -> Iterator[bytes]:
         """To be called several times a second."""
@@ -156,12 +162,10 @@ class Agent:
     def execute(self, effect: Effect) -> Iterator[bytes]:
         """Do one thing; whatever it sends comes out as bytes."""
         match effect:
-            case Post():
+            case Send():
                 yield from self.outbox.post(effect)
-            case PostVector():
+            case SendUpload():
                 yield from self.outbox.vector(effect)
-            case Attend():
-                yield from self._attend(effect)
             case Adopt():
                 yield from self._adopt(effect.data)
             case Leave():
@@ -171,9 +175,8 @@ class Agent:
             case Train():
                 log.info("round %d: training", effect.round)
                 self.submit(lambda: self._train(effect))
-            case Evaluate():
-                self.newest = effect.round
-                self.submit(lambda: self._evaluate(effect))
+            case Advanced():
+                self._advance(effect)
             case _:
                 self._keep(effect)
 
@@ -193,19 +196,16 @@ class Agent:
                     self.vault.keep_draft(effect.state_hash)
                 else:
                     self.vault.keep_state(self.seat.layout, effect.state_hash, effect.state)
-            case Note():
-                self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round, annex=effect.annex)
-            case Seal():
-                self.log.checkpoint()
-            case Keep():
-                self.vault.remember(effect.update.round, effect.memory)
-                self.vault.seal(self.seat.layout, effect.update)
-            case Forget():
-                self.vault.forget(effect.round)
-            case Advanced():
-                log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
-            case Refused() | Ended():
-                reason = effect.reason if isinstance(effect, Ended) else str(effect.error)
+            case Log():
+                self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round)
+            case KeepUpdate():
+                self.vault.remember(effect.round, effect.memory)
+                if effect.update is not None:
+                    self.vault.seal(self.seat.layout, effect.update)
+                else:
+                    self.vault.forget(effect.round)
+            case Ended():
+                reason = effect.error if effect.reason == REFUSED else effect.reason
                 log.info("attempt %s: %s", effect.ctx.hex()[:8], reason)
             case LoneChange():
                 log.warning(
@@ -218,10 +218,18 @@ class Agent:
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} cannot be carried out")
 
-    def _attend(self, effect: Attend) -> Iterator[bytes]:
+    def _advance(self, effect: Advanced) -> None:
+        """A new model is in force: nothing of its round is sent again, so its update can go."""
+        log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
+        self.vault.forget(effect.round)
+        self.log.checkpoint()
+        self.newest = effect.round
+        self.submit(lambda: self._evaluate(effect.round, effect.state))
+
+    def _attend(self, message: WitnessMessage) -> Iterator[bytes]:
         try:
-            for reply in self.witnessing.attend(effect.message):
-                yield from self.outbox.post(Post(message=reply))
+            for reply in self.witnessing.attend(message):
+                yield from self.outbox.post(Send(reply))
         except AuditLogError:
             raise
         except ToolkitError as error:
@@ -256,11 +264,11 @@ class Agent:
             return self.session.failed(update.round, error)
         return self.session.trained(update, result)
 
-    def _evaluate(self, job: Evaluate) -> Finish:
-        if job.round < self.newest:
+    def _evaluate(self, round_number: int, state: Vector) -> Finish:
+        if round_number < self.newest:
             return lambda: ()  # a site that catches up looks at the newest model only
         try:
-            figures = self.learner.evaluate(job.round, job.state)
+            figures = self.learner.evaluate(round_number, state)
         except ToolkitError as error:
             failure = error
             return lambda: (Complain(failure),)

@@ -2,12 +2,28 @@
 
 It owns the aggregation machine and asks the hospital's policy before it trains or joins. What a message makes the site
 say, log and do comes back as effects, in the order in which the shell must carry them out.
+
+Who emits what:
+
+- The machine (`security.secagg.site`) emits what an aggregation needs: `Persist` and `Compact` for its journal; `Log`,
+  `Send` and `SendUpload` for what it says; `DraftState`, `SaveState` and `Advanced` for a new model; `KeepEvidence`;
+  and for the operator `Ended`, `Certified` and `LoneChange`. When it must stop it emits `Leave`.
+- The session emits what is around it: `Send` for the greeting and for answers to orders; `Log` for the model it was
+  given, for training and for refusals by the hospital's rules; `Train`, `KeepUpdate` and `Adopt`; `Complain` for the
+  operator; `Leave` when the stream is to end.
+
+The session puts its own effects before or behind those of the machine and changes none. In what is said the order is
+always the same: the record first, then the entry of the privacy log, then the message
+(`security.secagg.effects.said`). `KeepUpdate` comes before the record that binds the site to the update, so that a
+restarted site which is bound has it. `SaveState` comes before the record that names the state, for the same reason.
+`site_agent.run` tells what carrying out each effect means. Messages between witnesses do not come here: the shell hands
+them to `site_agent.witness`.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
@@ -24,29 +40,18 @@ from security.clock import Clock
 from security.crypto.ring import FRAME_BYTES
 from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
-from security.secagg import effects as fx
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
+from security.secagg.effects import Leave, Send, said
 from security.secagg.fields import Wire
 from security.secagg.relay import Farewell, Goodbye, ManifestFrame, SignedHead
+from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import SiteState
 from site_agent import log_events
 from site_agent.contribution import LocalResult
-from site_agent.effects import (
-    Adopt,
-    Attend,
-    Complain,
-    Effect,
-    Effects,
-    Forget,
-    Keep,
-    Leave,
-    Post,
-    Train,
-)
-from site_agent.log_events import Translator
+from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Train
 from site_agent.policy import SitePolicy
 from site_agent.ready_slots import ReadySlots
 
@@ -141,7 +146,6 @@ class Session:
     :param pending: the sealed update found at start, if its round may still be open.
     :param config_hash: of the training settings this site started with; the one configuration it trains under.
     :param rounds_done: how many rounds this site has trained before this start.
-    :param dropouts: who was left out of the sums this site has agreed to, by context, as its log remembers.
     :param slots: the public times at which an order is answered, so that the time does not tell the data's size.
     """
 
@@ -156,7 +160,6 @@ class Session:
         slots: ReadySlots,
         pending: PendingUpdate | None = None,
         rounds_done: int = 0,
-        dropouts: Mapping[str, Collection[str]] | None = None,
     ) -> None:
         self.machine = machine
         self.seat = seat
@@ -175,7 +178,6 @@ class Session:
         self._answer: tuple[messages.Ready | relay.Decline, int] | None = None  # and when it is due
         self._parts = ManifestParts()
         self._offered: bytes | None = None
-        self._translator = Translator(seat, machine.core.journal, dropouts or {})
 
     @property
     def site(self) -> str:
@@ -191,17 +193,15 @@ class Session:
         """The stream stands; say who speaks."""
         self.phase, self.connection = Phase.OPENING, connection
         self._parts.clear()
-        return (
-            Post(
-                message=relay.Open(
-                    protocol=PROTOCOL_VERSION,
-                    federation=self.manifest.federation,
-                    site=self.site,
-                    session=connection,
-                    manifest_version=self.manifest.version,
-                    manifest_hash=self.manifest.digest,
-                )
-            ),
+        return said(
+            relay.Open(
+                protocol=PROTOCOL_VERSION,
+                federation=self.manifest.federation,
+                site=self.site,
+                session=connection,
+                manifest_version=self.manifest.version,
+                manifest_hash=self.manifest.digest,
+            )
         )
 
     def closed(self) -> None:
@@ -226,7 +226,7 @@ class Session:
 
     def rejected(self, error: ToolkitError) -> Effects:
         """Something came that is no message: an open attempt ends if it still can, and the stream is begun anew."""
-        return (*self._protocol(self.machine.reject(error)), Leave(error, retry=True))
+        return *self.machine.reject(error), Leave(error, retry=True)
 
     def _route(self, message: Wire, head: SignedHead | None) -> Effects:
         if isinstance(message, relay.Goodbye):
@@ -235,19 +235,17 @@ class Session:
             return self._welcome(message)
         if isinstance(message, relay.ManifestFrame):
             return self._manifest_frame(message)
-        if isinstance(message, relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held):
-            return (Attend(message),)
         if self.phase is not Phase.LIVE:
             raise RemoteProtocolError(f"{type(message).__name__} before the greeting", where="stream")
         if isinstance(message, relay.Ping):
-            return (Post(message=relay.Pong(number=message.number)),)
+            return said(relay.Pong(number=message.number))
         if isinstance(message, relay.Receipt):
             return (log_events.receipt(message, head, self.site, self.connection),)
         if isinstance(message, messages.TrainOrder):
             return self._order(message)
         if isinstance(message, messages.Plan):
             return self._plan(message)
-        return self._protocol(self._machine(message))
+        return self.machine.receive(message)
 
     def _welcome(self, message: relay.Welcome) -> Effects:
         if self.phase is not Phase.OPENING or message.protocol != PROTOCOL_VERSION:
@@ -269,9 +267,9 @@ class Session:
     def _go_live(self) -> Effects:
         self.phase = Phase.LIVE
         if self._started:
-            return self._protocol((fx.Send(self.machine.hello()),))
+            return said(self.machine.hello())
         self._started = True
-        return (*self._protocol(self.machine.start()), *self._reload())
+        return *self.machine.start(), *self._reload()
 
     def _reload(self) -> Effects:
         """Hand the machine the sealed update again, if its round is still open."""
@@ -281,7 +279,7 @@ class Session:
         bound = core.journal.update
         if (pending.round, pending.state_hash) != (bound.round, core.head.state_hash):
             return ()
-        return self._protocol(self.machine.load_update(pending))
+        return self.machine.load_update(pending)
 
     # A newer manifest.
 
@@ -314,14 +312,14 @@ class Session:
             self._pending, self._answer = None, None
         self.machine.admit(newer.policy)
         self.seat.take(newer)
-        return self._protocol(self.machine.renewed())
+        return self.machine.renewed()
 
     # Training.
 
     def _order(self, order: messages.TrainOrder) -> Effects:
-        if order.round != log_events.loggable(order.round):
+        if order.round != entries.loggable(order.round):
             raise RemoteProtocolError("round number is too far ahead", where="order")
-        effects = [*self._end_open_attempt(), *self._protocol(self._machine(order)), *self._reload()]
+        effects = [*self._end_open_attempt(), *self.machine.receive(order), *self._reload()]
         if order.round == self.training:
             return tuple(effects)
         if order.round != self._ordered[0]:
@@ -345,7 +343,7 @@ class Session:
     def _end_open_attempt(self) -> Effects:
         """Who orders training has no attempt open: one that a restarted coordinator has given up ends here too."""
         over = RemoteProtocolError("training was ordered while an attempt was open", where="order")
-        return self._protocol(self.machine.reject(over))
+        return self.machine.reject(over)
 
     def _check_order(self, order: messages.TrainOrder) -> None:
         head = self.machine.core.head
@@ -359,30 +357,29 @@ class Session:
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
 
     def _decline(self, number: int, rule: str) -> Effects:
-        note = log_events.declined(self.manifest, rule, number)
-        return note, self._say(relay.Decline(site=self.site, round=number))
+        entry = entries.declined(self.seat.policy.method, rule, number)
+        return entry, self._say(relay.Decline(site=self.site, round=number))
 
     def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
         """The local work of a round is done and encoded."""
         self._rest(update.round)
         self.rounds_done += 1
         done = log_events.train_done(self.manifest, update.round, result)
-        kept = Keep(update=update, memory=result.memory)
         try:
             bound = self.machine.load_update(update)
         except ToolkitError as error:
             # The chain has moved on meanwhile; what was learnt stays in the memory, the update is of no use.
-            return kept, done, Forget(update.round), Complain(error)
+            return KeepUpdate(round=update.round, memory=result.memory), done, Complain(error)
         self._pending = update
         self._answer = (self._ready(update.round), self._next_slot(update.round))
-        return (kept, done, *self._protocol(bound))
+        return KeepUpdate(round=update.round, memory=result.memory, update=update), done, *bound
 
     def failed(self, round_number: int, error: ToolkitError) -> Effects:
         """The local work of a round came to nothing. The reason stays here, and when it was known too."""
         self._rest(round_number)
         self._answer = (relay.Decline(site=self.site, round=round_number), self._next_slot(round_number))
         reason = f"{error.code}: no update for this round"
-        return log_events.declined(self.manifest, reason, round_number), Complain(error)
+        return entries.declined(self.seat.policy.method, reason, round_number), Complain(error)
 
     def _rest(self, number: int) -> None:
         """A round that was given up may end its training when the next one is already ordered."""
@@ -396,14 +393,14 @@ class Session:
     def _ready(self, number: int) -> messages.Ready:
         return messages.Ready(site=self.site, round=number)
 
-    def _say(self, answer: messages.Ready | relay.Decline) -> Post:
+    def _say(self, answer: messages.Ready | relay.Decline) -> Send:
         """Answer an order now; what waited for a slot is of no use any more."""
         self._answer = None
-        return Post(message=answer, round=answer.round)
+        return Send(answer, round=answer.round)
 
     def tick(self) -> Effects:
         """Look at the clock: patience of the machine, the answer to an order at its slot, a manifest that waits."""
-        effects: list[Effect] = [*self._protocol(self.machine.tick()), *self._adopt_when_idle()]
+        effects: list[Effect] = [*self.machine.tick(), *self._adopt_when_idle()]
         newest = self.seat.membership.at(self.clock.now_ms())
         if newest is not self.seat.membership and self.machine.state is SiteState.IDLE:
             effects += self._take(newest)
@@ -420,22 +417,15 @@ class Session:
             self.policy.check_cohort(context.n)
             self.policy.check_bytes(self.spent(context.round) + attempt_bytes(self.manifest, context.n))
         except PolicyViolation as refusal:
-            note = log_events.declined(self.manifest, str(refusal), context.round, context)
-            return *reloaded, note, Post(message=messages.Refusal(site=self.site, ctx=context.ctx()))
-        return (*reloaded, *self._protocol(self._machine(plan)))
-
-    def _machine(self, message: Wire) -> fx.Effects:
-        self._translator.heard(message)
-        return self.machine.receive(message)
+            entry = entries.declined(self.seat.policy.method, str(refusal), context.round, context)
+            return *reloaded, *said(messages.Refusal(site=self.site, ctx=context.ctx()), entry=entry)
+        return *reloaded, *self.machine.receive(plan)
 
     def _halted(self) -> Effects:
         if self.machine.state is not SiteState.HALTED:
             return ()
         reason = self.machine.core.journal.stopped or "halted"
         return (Leave(PolicyViolation(f"this site has stopped: {reason}", where="state"), retry=False),)
-
-    def _protocol(self, effects: Iterable[fx.Effect]) -> Effects:
-        return self._translator.translate(effects, self.machine.intake.model)
 
 
 def attempt_bytes(manifest: Manifest, members: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from lazaret.errors import CheckpointConflict, RemoteProtocolError
+from security.identity.membership import Seat
 from security.log import events as ev
 from security.log.note import Note, checkpoint_of
 from security.log.schema import MAX_COUNT
@@ -18,12 +19,14 @@ from security.secagg import relay
 from security.secagg.fields import Wire
 from security.secagg.relay import HeadSignature, SignedHead
 
+WitnessMessage = relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held
+
 
 class Witnessing:
     """Answers what witnesses ask, and keeps what they sign."""
 
-    def __init__(self, site: str, log: AuditLog, witness: Witness) -> None:
-        self._site = site
+    def __init__(self, seat: Seat, log: AuditLog, witness: Witness) -> None:
+        self._seat = seat
         self._log = log
         self.witness = witness
         self._seen = ("", 0)  # the coordinator's log, and how much of it
@@ -33,15 +36,14 @@ class Witnessing:
 
         It is not cosigned by this. But a coordinator that shows a checkpoint to one site only is then on record.
         """
-        hub = self.witness.roster.coordinator
-        if hub is None or head.origin != hub.origin or head.size > MAX_COUNT:
+        if head.origin != self._seat.membership.coordinator_log or head.size > MAX_COUNT:
             return
         origin, size = self._seen
-        if head.size > (size if origin == hub.origin else 0):
-            self._seen = (hub.origin, head.size)
+        if head.size > (size if origin == head.origin else 0):
+            self._seen = (head.origin, head.size)
             self._log.append(ev.CheckpointSeen(origin=head.origin, size=head.size, root=head.root.hex()))
 
-    def attend(self, message: relay.WitnessCall | relay.Head | relay.Cosignature | relay.Held) -> Iterator[Wire]:
+    def attend(self, message: WitnessMessage) -> Iterator[Wire]:
         """What to send in answer.
 
         :raises ForkDetected: if another log has shown two histories; the evidence is on disk.
@@ -68,7 +70,7 @@ class Witnessing:
         return relay.Head.of(call.witness, self._log.submission(call.held_size, Note(text=head.text, signatures=own)))
 
     def _consider(self, message: relay.Head) -> Wire:
-        if message.witness != self._site:
+        if message.witness != self._seat.signer.site:
             raise RemoteProtocolError("a checkpoint for another witness", where=message.witness)
         origin = message.head.origin
         try:
@@ -77,7 +79,7 @@ class Witnessing:
             held = self.witness.held(origin)
             if held is None:
                 raise
-            return relay.Held.of(self._site, held)
+            return relay.Held.of(self._seat.signer.site, held)
         given = ev.Cosigned(
             origin=origin,
             size=message.head.size,

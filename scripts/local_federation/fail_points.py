@@ -22,16 +22,15 @@ from coordinator.send_queue import Stream
 from coordinator.service import Service
 from security.secagg import messages
 from security.secagg.certificates import Advert
-from security.secagg.effects import DraftState, SaveState, Send
+from security.secagg.effects import DraftState, SaveState, Send, SendUpload
 from security.secagg.fields import Wire
 from site_agent.effects import Effect as SiteEffect
-from site_agent.effects import Post, PostVector
 from site_agent.run import Agent
 
 SITE_STEPS: Final[dict[str, type[Any]]] = {
     "S1": Advert,
     "S2": messages.Shares,
-    "S3": PostVector,
+    "S3": SendUpload,
     "S4": messages.Agree,
     "S5": messages.Unmask,
     "draft": DraftState,
@@ -93,11 +92,11 @@ class MortalAgent(Agent):
         return Fate(self.vault.folder.parent, SITE_STEPS)
 
     def execute(self, effect: SiteEffect) -> Iterator[bytes]:
-        thing = effect.message if isinstance(effect, Post) else effect
-        end = self.fate.of(thing) if isinstance(effect, Post | PostVector | DraftState | SaveState) else None
+        thing = effect.message if isinstance(effect, Send) else effect
+        end = self.fate.of(thing) if isinstance(effect, Send | SendUpload | DraftState | SaveState) else None
         if end == "before":
             self.fate.meet()
-        if isinstance(effect, Post):
+        if isinstance(effect, Send):
             self.fate.note(effect.message)
         for sent, data in enumerate(super().execute(effect)):
             if end == "amid" and sent:

@@ -26,7 +26,7 @@ from site_agent.assembly import assemble
 from site_agent.cli import stop_on_signals
 from site_agent.client import serve
 from site_agent.config import SiteConfig
-from site_agent.effects import Effect, Keep
+from site_agent.effects import Effect, KeepUpdate
 
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
 
@@ -36,9 +36,9 @@ class KeepingAgent(MortalAgent):
 
     def execute(self, effect: Effect) -> Iterator[bytes]:
         yield from super().execute(effect)
-        if isinstance(effect, Keep):
-            name = str(effect.update.round)
-            target = kept_folder(self.vault.folder, effect.update.round) / "pending" / name
+        if isinstance(effect, KeepUpdate) and effect.update is not None:
+            name = str(effect.round)
+            target = kept_folder(self.vault.folder, effect.round) / "pending" / name
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             shutil.copyfile(self.vault.pending / name, target)
             target.chmod(0o600)

@@ -66,6 +66,7 @@ class AggregationPolicy:
     :param m: the least number of survivors in a sum.
     :param single_history: refuse cohorts so small that two histories could live side by side.
     :param dp_active: whether this site's own privacy ledger is in force; the only local field besides `revoked`.
+    :param method: how the federation trains, as entries of the privacy log name it.
     :param strict: do not even train on a state whose sum has not been checked.
     """
 
@@ -88,6 +89,7 @@ class AggregationPolicy:
     secret_ttl_ms: int = DAY_MS
     revoked: frozenset[bytes] = frozenset()
     strict: bool = False
+    method: str = "none"
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -194,6 +196,7 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         secret_ttl_ms=manifest.timing.secret_ttl * 1000,
         revoked=frozenset(bytes.fromhex(text) for text in manifest.revoked | lapsed),
         strict=audit.strict,
+        method=manifest.training.method,
     )
 
 
@@ -301,6 +304,11 @@ class Membership:
     def destination(self) -> str:
         """SHA-256 of the coordinator's TLS key, as entries of a site's log name it."""
         return self.manifest.coordinator.tls_keys[-1]
+
+    @cached_property
+    def coordinator_log(self) -> str:
+        """The origin of the coordinator's privacy log."""
+        return self.roster.by_name[self.manifest.coordinator.id].origin
 
 
 class Seat:

@@ -1,13 +1,15 @@
-"""What a machine asks its shell to do, in order.
+"""What a machine asks its shell to do, in order. Each effect carries all that the shell needs to carry it out.
 
 `Persist` must be on disk (fsync) before anything after it is carried out: a `Send` that follows may be the one thing
-that a restarted machine must know it has said.
+that a restarted machine must know it has said. `said` makes the order in which a site speaks: written down, logged,
+sent. No layer turns the effects of another into its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +17,14 @@ import numpy.typing as npt
 from lazaret.errors import ToolkitError
 from security.crypto.prg import Words
 from security.crypto.ring import Packed, frames_of
+from security.log.schema import Event
 from security.secagg.certificates import CheckCertificate
-from security.secagg.context import Verdict
+from security.secagg.context import RoundContext, Verdict
 from security.secagg.fields import Wire
 from security.secagg.messages import UploadFrame
 
 Vector = npt.NDArray[np.float32]
+REFUSED: Final = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +47,39 @@ class Compact:
 
 
 @dataclass(frozen=True, slots=True)
+class Log:
+    """Write an event to the party's own privacy log, under the round it belongs to."""
+
+    event: Event
+    round: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Send:
-    """Send a message to the other side: to the coordinator, or to the site named."""
+    """Send a message to the other side: to the coordinator, or to the site named.
+
+    :param round: the round it belongs to, where it belongs to one: both ends log a site's message under that number.
+    :param cohort: the members of its attempt, from which the length of a site's message follows.
+    """
 
     message: Wire
     to: str | None = None
+    round: int | None = None
+    cohort: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class SendUpload:
-    """Send the masked vector in frames, from `first` on."""
+    """Send the masked vector in frames, from `first` on.
+
+    :param root: of the whole vector, as its header has it; the log names the vector by it.
+    """
 
     kx: bytes
     vector: Packed = field(repr=False)
+    root: bytes
+    round: int
+    cohort: tuple[str, ...]
     first: int = 0
 
     def frames(self) -> Iterator[UploadFrame]:
@@ -112,6 +136,7 @@ class Advanced:
     verdict: Verdict
     survivors: tuple[str, ...]
     total: Words = field(repr=False)
+    state: Vector = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,19 +157,14 @@ class Certified:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt ended at this party without a sum; `error` says why, where a check failed."""
+    """An attempt ended at this party without a sum; `error` says why, where a check failed.
+
+    With the reason `REFUSED` the plan was not joined, and nothing has left the site.
+    """
 
     ctx: bytes
     reason: str
     error: ToolkitError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A plan was not joined. Nothing has left the site."""
-
-    ctx: bytes
-    error: ToolkitError
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,15 +184,17 @@ class KeepEvidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Halted:
-    """The machine has stopped for its operator."""
+class Leave:
+    """Close the stream: to come back later, or to stop for the operator."""
 
     error: ToolkitError
+    retry: bool = False
 
 
 Effect = (
     Persist
     | Compact
+    | Log
     | Send
     | SendUpload
     | SendFrames
@@ -183,9 +205,27 @@ Effect = (
     | LoneChange
     | Certified
     | Ended
-    | Refused
     | Blamed
     | KeepEvidence
-    | Halted
+    | Leave
 )
 Effects = tuple[Effect, ...]
+
+
+def said(
+    message: Wire,
+    context: RoundContext | None = None,
+    *,
+    record: Persist | None = None,
+    entry: Log | None = None,
+    filed: bool = True,
+) -> Effects:
+    """How a site speaks: what it promises is written down first, what the message stands for is logged second, and the
+    message is sent third. A site that dies in between knows more than it has said, never less.
+
+    :param context: of the attempt that the message belongs to.
+    :param filed: whether both logs file the message under the attempt's round; some carry no number of their own.
+    """
+    number = context.round if context is not None and filed else None
+    send = Send(message, round=number, cohort=context.sites if context is not None else ())
+    return tuple(effect for effect in (record, entry, send) if effect is not None)

@@ -80,10 +80,14 @@ class UploadBound(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed(Wire):
-    """The one set agreed to in an attempt, and the sealed answer that its certificate will release."""
+    """The one set agreed to in an attempt, and the sealed answer that its certificate will release.
+
+    :ivar sites: the members of that set, for the log: the digest does not tell them.
+    """
 
     ctx: Digest
     survivors: Digest
+    sites: SiteIds
     sealed: Annotated[bytes, Bounded(MAX_SEALED)]
     expires_ms: Count
 

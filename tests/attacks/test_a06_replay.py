@@ -10,7 +10,7 @@ import pytest
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from protos.loopback import sent_message
 from security.secagg import messages
-from security.secagg.effects import Persist, Refused
+from security.secagg.effects import REFUSED, Ended, Persist
 from security.secagg.site import checks
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
@@ -68,9 +68,9 @@ def test_a_recorded_round_changes_nothing(restart: bool) -> None:
         except (RemoteProtocolError, PolicyViolation):
             refused += 1
             continue
-        refused += any(isinstance(effect, Refused) for effect in effects)
+        refused += any(isinstance(effect, Ended) and effect.reason == REFUSED for effect in effects)
         assert not any(isinstance(effect, Persist) for effect in effects)
-        sent = [effect for effect in effects if not isinstance(effect, Refused)]
+        sent = [effect for effect in effects if not isinstance(effect, Ended)]
         assert all(isinstance(effect.message, messages.Refusal) for effect in sent if hasattr(effect, "message"))
     assert refused >= len(kinds)
     assert machine.state is state and machine.core.head == head

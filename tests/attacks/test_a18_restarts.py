@@ -119,6 +119,6 @@ def test_killed_before_agree_a_site_aborts_and_nothing_else() -> None:
     run.restart_site(VICTIM)
     run.pump()
     assert [abort.code for abort in run.said(messages.Abort, by=VICTIM)] == [3]
-    (_, refused) = run.machine().receive(run.planned.attempts[-1].plan)
+    (*_, refused) = run.machine().receive(run.planned.attempts[-1].plan)
     assert isinstance(refused.error, PolicyViolation)  # type: ignore[union-attr]
     assert_safe(run)

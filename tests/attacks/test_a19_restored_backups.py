@@ -13,7 +13,7 @@ import pytest
 from lazaret.errors import VerificationFailed
 from security import labels
 from security.secagg import messages, statements
-from security.secagg.effects import Blamed, Halted
+from security.secagg.effects import Blamed, Leave
 from security.secagg.site import checks
 from security.secagg.site.attempt import Heads, OpenAttempt
 from security.secagg.site.checks import SetBack
@@ -60,7 +60,7 @@ def test_a_halted_site_stays_halted_over_restarts() -> None:
     a_backup_is_restored(run)
     site = run.sites[RESTORED]
     again = SiteMachine(replace(site.machine.core, journal=Journal.replay(site.wal)), run.model)
-    assert [type(effect) for effect in again.start()] == [Halted]
+    assert [type(effect) for effect in again.start()] == [Leave]
     assert again.state is SiteState.HALTED
 
 

@@ -51,7 +51,7 @@ def _signatures_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def memory(context: RoundContext, site: Site) -> AttemptMemory:
-    agreed = Agreed(ctx=context.ctx(), survivors=site[0], sealed=b"", expires_ms=0) if site[0] else None
+    agreed = Agreed(ctx=context.ctx(), survivors=site[0], sites=(), sealed=b"", expires_ms=0) if site[0] else None
     return AttemptMemory(context=context, advert=None, kx=bytes(32), agreed=agreed, outcome=site[1])  # type: ignore[arg-type]
 
 

@@ -341,7 +341,13 @@ class CoordinatorAttempt:
     def _publish(self, published: Publication, outcome: states.Outcome) -> Effects:
         result, place = published.result, self.context.round
         moved = Advanced(
-            place, published.result_hash, result.state_hash, outcome.verdict, published.survivors, published.total
+            place,
+            published.result_hash,
+            result.state_hash,
+            outcome.verdict,
+            published.survivors,
+            published.total,
+            outcome.state,
         )
         effects: list[Effect] = [SaveState(result.state_hash, outcome.state)]
         effects += [self._persist(records.ResultShown(result=result)), moved]

@@ -10,9 +10,9 @@ from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolEr
 from security.crypto import aead
 from security.secagg import context as hashes
 from security.secagg import messages, records, statements
-from security.secagg.effects import Effect, Effects, Send, SendUpload
+from security.secagg.effects import Effects, SendUpload, said
 from security.secagg.records import Outcome
-from security.secagg.site import checks
+from security.secagg.site import checks, entries
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
 
 
@@ -37,9 +37,8 @@ class Burst:
     def plan(self, plan: messages.Plan) -> Effects:
         core, context = self.core, plan.context
         self._check_plan(plan)
-        effects: list[Effect] = []
-        if not core.head.vouched:
-            effects.append(core.record(records.ResultVouched(result=core.head.result)))
+        head = core.head
+        vouched = () if head.vouched else (core.record(records.ResultVouched(result=head.result)),)
         attempt = OpenAttempt.begin(
             core.signer,
             context,
@@ -47,9 +46,10 @@ class Burst:
             heads=core.heads(),
             randomness=core.randomness,
         )
-        effects.append(core.record(records.Joined(context=context, advert=attempt.advert)))
+        joined = core.record(records.Joined(context=context, advert=attempt.advert))
         self.attempt, self.ctx = attempt, attempt.ctx
-        return (*effects, Send(attempt.advert))
+        invited = entries.invited(core.policy.method, context)
+        return *vouched, *said(attempt.advert, context, record=joined, entry=invited)
 
     def _check_plan(self, plan: messages.Plan) -> None:
         policy, journal, head, context = self.core.policy, self.core.journal, self.core.head, plan.context
@@ -87,7 +87,7 @@ class Burst:
         attempt.take_adverts(message.adverts)
         shares = attempt.deal(self.core.randomness)
         seen = records.KeysSeen(ctx=attempt.ctx, kx=attempt.kx, adverts=message.adverts)
-        return self.core.record(seen), Send(shares)
+        return said(shares, attempt.context, record=self.core.record(seen))
 
     def deliver(self, message: messages.Deliver) -> Effects:
         attempt = self._open()
@@ -104,13 +104,14 @@ class Burst:
             state_hash=bound.state_hash,
             update=bound.digest,
         )
-        return self.core.record(upload), Send(header), self._frames(0)
+        return *said(header, attempt.context, record=self.core.record(upload)), self._frames(0)
 
     def _frames(self, first: int) -> SendUpload:
         attempt = self._open()
-        if attempt.vector is None or not 0 <= first <= self.core.policy.layout.frames:
+        if attempt.vector is None or attempt.header is None or not 0 <= first <= self.core.policy.layout.frames:
             raise RemoteProtocolError("there is no such frame", where="upload")
-        return SendUpload(attempt.kx, attempt.vector, first)
+        context, root = attempt.context, attempt.header.root
+        return SendUpload(attempt.kx, attempt.vector, root, context.round, context.sites, first)
 
     def resume(self, message: messages.UploadResume) -> Effects:
         self._check_kx(message.kx)
@@ -143,10 +144,15 @@ class Burst:
             randomness=core.randomness,
         )
         expires = core.clock.now_ms() + core.policy.secret_ttl_ms
-        agreed = records.Agreed(ctx=attempt.ctx, survivors=survivors, sealed=sealed, expires_ms=expires)
+        agreed = core.record(
+            records.Agreed(
+                ctx=attempt.ctx, survivors=survivors, sites=tuple(sites), sealed=sealed, expires_ms=expires
+            )
+        )
         # Keys, seed, the other shares and the masked vector are dropped here: what is left answers one set only.
         self.attempt = None
-        return core.record(agreed), Send(self.agree(attempt.kx, survivors))
+        entry = entries.agreed(attempt.context, survivors, sites)
+        return said(self.agree(attempt.kx, survivors), attempt.context, record=agreed, entry=entry)
 
     def quorum(self, message: messages.Quorum) -> Effects:
         memory = self.core.journal.by_kx(message.kx)
@@ -163,9 +169,10 @@ class Burst:
             destination=self.core.site,
         )
         unmask = unmask_message(self.core.signer, message.kx, message.survivors, reply)
-        if memory.outcome is Outcome.RELEASED:
-            return (Send(unmask),)
-        return self.core.record(ended(memory.context, Outcome.RELEASED)), Send(unmask)
+        known = memory.outcome is Outcome.RELEASED
+        released = None if known else self.core.record(ended(memory.context, Outcome.RELEASED))
+        entry = entries.unmasked(memory.context, memory.agreed.sites)
+        return said(unmask, memory.context, record=released, entry=entry)
 
     def agree(self, kx: bytes, survivors: bytes) -> messages.Agree:
         signature = self.core.signer.sign(statements.agree(kx, survivors))
@@ -179,12 +186,14 @@ class Burst:
         roots = [(line.site, line.root) for line in message.uploads]
         survivors = hashes.survivors_digest(message.kx, memory.upload.deals, roots)
         checks.check_same_set(memory.agreed.survivors, survivors)
-        return (Send(self.agree(message.kx, survivors)),)
+        entry = entries.agreed(memory.context, survivors, memory.agreed.sites)
+        return said(self.agree(message.kx, survivors), memory.context, entry=entry)
 
-    def accusation(self, dealer: str) -> messages.Accusation:
-        kx = self._open().kx
-        signature = self.core.signer.sign(statements.accuse(kx, dealer))
-        return messages.Accusation(site=self.core.site, kx=kx, dealer=dealer, signature=signature)
+    def accuse(self, dealer: str) -> Effects:
+        attempt = self._open()
+        signature = self.core.signer.sign(statements.accuse(attempt.kx, dealer))
+        accusation = messages.Accusation(site=self.core.site, kx=attempt.kx, dealer=dealer, signature=signature)
+        return said(accusation, attempt.context)
 
 
 def ended(context: hashes.RoundContext, outcome: Outcome, code: int = 0) -> records.AttemptEnded:

@@ -17,20 +17,22 @@ from security.secagg import messages, records, statements
 from security.secagg.certificates import AbortCode
 from security.secagg.context import ZERO_DIGEST, RoundContext
 from security.secagg.effects import (
+    REFUSED,
     Compact,
     Effect,
     Effects,
     Ended,
-    Halted,
     KeepEvidence,
-    Refused,
+    Leave,
+    Log,
     Send,
     SendUpload,
     Vector,
+    said,
 )
 from security.secagg.fields import Wire
 from security.secagg.records import Outcome
-from security.secagg.site import checks
+from security.secagg.site import checks, entries
 from security.secagg.site.aggregation import Burst, ended
 from security.secagg.site.attempt import BadDealer, PendingUpdate, SiteCore
 from security.secagg.site.result_checks import WrongSum
@@ -68,7 +70,7 @@ class SiteMachine:
     def start(self) -> Effects:
         """After every (re)start: abort what cannot continue, and announce this site (section 9)."""
         if self.core.journal.stopped:
-            return (Halted(PolicyViolation(self.core.journal.stopped, where="start")),)
+            return (Leave(PolicyViolation(self.core.journal.stopped, where="start")),)
         effects: list[Effect] = []
         self._check_manifest(effects)
         for memory in self.core.journal.open_attempts():
@@ -76,7 +78,7 @@ class SiteMachine:
             if memory.agreed is None:
                 effects += self._abort(memory.context, AbortCode.RESTARTED)
         self._take_up()
-        return (*effects, Send(self.hello()))
+        return *effects, *said(self.hello())
 
     def hello(self) -> messages.Hello:
         head = self.core.head
@@ -141,7 +143,7 @@ class SiteMachine:
             self.state = target
             self._wait()
         if event in _ANSWERED:
-            self._answers[asked] = tuple(e for e in effects if isinstance(e, Send | SendUpload))
+            self._answers[asked] = tuple(e for e in effects if isinstance(e, Log | Send | SendUpload))
         return effects
 
     @staticmethod
@@ -198,17 +200,22 @@ class SiteMachine:
     def _failed(self, message: Wire, event: SiteEvent, error: ToolkitError) -> Effects:
         """A check failed: refuse a plan, abort before AGREE, and after it change nothing."""
         if isinstance(message, messages.Plan):
-            ctx = message.context.ctx()
-            return Send(messages.Refusal(site=self.core.site, ctx=ctx)), Refused(ctx, error)
+            return self._refuse(message.context, error)
         if event not in _STEPS or self.burst.attempt is None:
             raise error
         step(SITE, self.state, SiteEvent.FAILURE)
-        evidence: list[Effect] = []
+        evidence: Effects = ()
         if isinstance(error, checks.SetBack):
-            evidence.append(Send(messages.Rollback(advert=error.known)))
+            evidence = said(messages.Rollback(advert=error.known))
         if isinstance(error, BadDealer):
-            evidence.append(Send(self.burst.accusation(error.dealer)))
+            evidence = self.burst.accuse(error.dealer)
         return (*self._abort(self._open_context(), AbortCode.FAILED_CHECK, error), *evidence)
+
+    def _refuse(self, context: RoundContext, error: ToolkitError) -> Effects:
+        ctx = context.ctx()
+        entry = entries.declined(self.core.policy.method, str(error), context.round, context)
+        refusal = messages.Refusal(site=self.core.site, ctx=ctx)
+        return *said(refusal, context, entry=entry, filed=False), Ended(ctx, REFUSED, error)
 
     # What ends or begins an attempt.
 
@@ -242,7 +249,7 @@ class SiteMachine:
             self.state, self.deadline = SiteState.IDLE, None
         signature = self.core.signer.sign(statements.abort(ctx, code))
         abort = messages.Abort(site=self.core.site, ctx=ctx, code=code, signature=signature)
-        return (*effects, Send(abort), Ended(ctx, code.name.lower(), error))
+        return *effects, *said(abort, context, filed=False), Ended(ctx, code.name.lower(), error)
 
     def _abort_request(self, message: messages.AbortRequest) -> Effects:
         """Also for attempts this site never joined, as long as it can promise never to join them."""
@@ -303,7 +310,7 @@ class SiteMachine:
     def _stop(self, error: ToolkitError) -> Effects:
         self.burst.attempt, self._answers = None, {}
         reason = str(error).encode()[:256]
-        return self.core.record(records.Stopped(reason=reason)), Halted(error)
+        return self.core.record(records.Stopped(reason=reason)), Leave(error)
 
     def _take_up(self) -> None:
         """Continue the newest attempt in which this site has agreed and whose result is not known (section 9)."""

@@ -28,8 +28,8 @@ from security.secagg.effects import (
     Effects,
     LoneChange,
     SaveState,
-    Send,
     Vector,
+    said,
 )
 from security.secagg.fields import Bounded, Many, Nested, Small, Wire
 from security.secagg.messages import (
@@ -184,7 +184,15 @@ class Intake:
         self.model = outcome.state
         effects: list[Effect] = [SaveState(state_hash, outcome.state, drafted=good), self.core.record(accepted)]
         effects.append(
-            Advanced(result.context.round, header.result_hash, state_hash, outcome.verdict, header.survivors, total)
+            Advanced(
+                result.context.round,
+                header.result_hash,
+                state_hash,
+                outcome.verdict,
+                header.survivors,
+                total,
+                outcome.state,
+            )
         )
         # Two sums in a row that differ by one site: the difference of the sums reveals its update (threat model).
         if len(changed) == 1:
@@ -213,7 +221,7 @@ class Intake:
             return ()
         if audit.todo:
             request = ChunkRequest(site=self.core.site, result=audit.header.result_hash, chunk=audit.todo[0])
-            return (Send(request),)
+            return said(request)
         head = self.core.head
         result_checks.check_may_ack(self.core.journal, head)
         statement = statements.ack(head.result, head.state_hash, audit.bitmap)
@@ -224,7 +232,8 @@ class Intake:
             bitmap=audit.bitmap,
             signature=self.core.signer.sign(statement),
         )
-        return self.core.record(records.ResultAcked(round=head.round, result=head.result)), Send(ack)
+        acked = self.core.record(records.ResultAcked(round=head.round, result=head.result))
+        return said(ack, record=acked)
 
     def piece(self, piece: ChunkPiece) -> Effects:
         """Take a piece of a chunk under audit. A piece that comes too late to matter is dropped."""
@@ -308,5 +317,5 @@ class Intake:
         )
         nothing = np.zeros(0, dtype=self.core.policy.layout.dtype)
         verdict = Verdict(jump.result.verdict)
-        moved = Advanced(context.round, result_hash, state_hash, verdict, accepted.survivors, nothing)
+        moved = Advanced(context.round, result_hash, state_hash, verdict, accepted.survivors, nothing, state)
         return (*saved, moved, self._forget())

@@ -16,10 +16,9 @@ from security.crypto.masking import vector_root
 from security.log import egress
 from security.rng import CountedRandomness
 from security.secagg import messages, relay
-from security.secagg.effects import SendUpload
+from security.secagg.effects import Send, SendUpload
 from site_agent import outbox as outboxes
 from site_agent.assembly import logged_bytes
-from site_agent.effects import Post, PostVector
 from site_agent.run import Agent
 from tests.support.consortium_world import SITES
 from tests.support.site_world import SiteWorld, policy_table
@@ -34,15 +33,14 @@ def agent_of(tmp_path: Path, policy: str = "") -> tuple[SiteWorld, Agent]:
     return world, agent
 
 
-def masked(agent: Agent, *, plain: bool = False) -> PostVector:
+def masked(agent: Agent, *, plain: bool = False) -> SendUpload:
     """A vector as masks leave it, or as a broken masking path would."""
     layout = agent.seat.layout
     if plain:
         vector = layout.ring.pack(np.arange(layout.words, dtype=layout.dtype) % 90)
     else:
         vector = np.frombuffer(CountedRandomness(b"masks").bytes(layout.byte_length), dtype=np.uint8)
-    upload = SendUpload(bytes(32), vector)
-    return PostVector(upload=upload, root=vector_root(vector), round=1, cohort=SITES)
+    return SendUpload(bytes(32), vector, root=vector_root(vector), round=1, cohort=SITES)
 
 
 def test_a_masked_vector_leaves_after_one_entry_for_all_of_it(tmp_path: Path) -> None:
@@ -86,9 +84,9 @@ def shares(count: int) -> messages.Shares:
 
 def test_a_message_longer_than_its_type_is_blocked(tmp_path: Path) -> None:
     world, agent = agent_of(tmp_path)
-    assert list(agent.outbox.post(Post(message=shares(3), round=1, cohort=SITES)))
+    assert list(agent.outbox.post(Send(shares(3), round=1, cohort=SITES)))
     with pytest.raises(PolicyViolation, match="length differs"):
-        list(agent.outbox.post(Post(message=shares(4), round=1, cohort=SITES)))
+        list(agent.outbox.post(Send(shares(4), round=1, cohort=SITES)))
     assert [entry["message"] for entry in world.entries(SITE, "egress")] == ["Shares"]
     assert len(world.entries(SITE, "egress.blocked")) == 1
 
@@ -116,24 +114,24 @@ def test_twin_without_the_size_equation_92_hidden_bytes_leave(tmp_path: Path, mo
         )
 
     monkeypatch.setattr(outboxes, "pass_door", lax)
-    (payload,) = agent.outbox.post(Post(message=shares(4), round=1, cohort=SITES))
+    (payload,) = agent.outbox.post(Send(shares(4), round=1, cohort=SITES))
     assert isinstance(FROM_SITE.decode(payload).message, messages.Shares)
 
 
 def test_what_only_the_coordinator_may_say_does_not_leave(tmp_path: Path) -> None:
     world, agent = agent_of(tmp_path)
     with pytest.raises(LocalProtocolError):
-        list(agent.outbox.post(Post(message=relay.Ping(number=1))))
+        list(agent.outbox.post(Send(relay.Ping(number=1))))
     frame = messages.UploadFrame(kx=bytes(32), index=0, data=b"")
     with pytest.raises(LocalProtocolError, match="frames are sent as one vector"):
-        list(agent.outbox.post(Post(message=frame)))
+        list(agent.outbox.post(Send(frame)))
     assert world.entries(SITE, "egress") == []
 
 
 def test_without_a_stream_nothing_is_logged_as_sent(tmp_path: Path) -> None:
     world, agent = agent_of(tmp_path)
     agent.closed()
-    assert list(agent.outbox.post(Post(message=relay.Pong(number=1)))) == []
+    assert list(agent.outbox.post(Send(relay.Pong(number=1)))) == []
     assert list(agent.outbox.vector(masked(agent))) == []
     assert world.entries(SITE, "egress") == []
 
@@ -147,7 +145,7 @@ def test_a_log_that_cannot_be_written_stops_the_message(tmp_path: Path, monkeypa
     monkeypatch.setattr(agent.log._writer.disk, "write", full)
     for _ in range(2):  # and it stays closed
         with pytest.raises(AuditLogError):
-            list(agent.outbox.post(Post(message=relay.Pong(number=1))))
+            list(agent.outbox.post(Send(relay.Pong(number=1))))
     assert agent.outbox.sent == {}
 
 
@@ -163,7 +161,7 @@ def test_bytes_of_a_round_are_limited_over_all_its_attempts(tmp_path: Path) -> N
 def test_a_restart_does_not_give_a_round_its_limit_once_more(tmp_path: Path) -> None:
     vector = SiteWorld(tmp_path / "size").manifest.aggregation.layout.byte_length
     world, agent = agent_of(tmp_path / "world", policy_table(most_bytes_per_round=str(vector + 500)))
-    list(agent.outbox.post(Post(message=relay.Pong(number=1))))  # of no round
+    list(agent.outbox.post(Send(relay.Pong(number=1))))  # of no round
     assert list(agent.outbox.vector(masked(agent)))
     spent = agent.outbox.spent(1)
     world.kill(SITE)
@@ -176,7 +174,7 @@ def test_a_restart_does_not_give_a_round_its_limit_once_more(tmp_path: Path) -> 
 
 def test_what_a_round_has_cost_is_told_by_run(tmp_path: Path) -> None:
     world, agent = agent_of(tmp_path)
-    list(agent.outbox.post(Post(message=shares(3), round=1, cohort=SITES)))
+    list(agent.outbox.post(Send(shares(3), round=1, cohort=SITES)))
     folder = agent.vault.log
     assert logged_bytes(folder, world.manifest.run) == {1: agent.outbox.spent(1)}
     assert logged_bytes(folder, "another-run") == {}

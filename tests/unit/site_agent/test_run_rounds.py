@@ -12,9 +12,11 @@ from security.identity.membership import audit_roster
 from security.secagg import messages
 from security.secagg import state as states
 from security.secagg.certificates import Advert
+from security.secagg.context import Verdict
+from security.secagg.effects import Advanced, Send
 from security.secagg.fixed_point import decode
 from security.secagg.transitions import CoordinatorState, SiteState
-from site_agent.effects import Effect, Evaluate, Post
+from site_agent.effects import Effect
 from site_agent.ready_slots import ReadySlots
 from site_agent.run import Agent
 from tests.support.consortium_world import SITES
@@ -137,7 +139,7 @@ def dying_after(kind: type) -> type[Agent]:
     class Dying(Agent):
         def execute(self, effect: Effect):  # type: ignore[no-untyped-def]
             yield from super().execute(effect)
-            if isinstance(effect, Post) and isinstance(effect.message, kind):
+            if isinstance(effect, Send) and isinstance(effect.message, kind):
                 raise Dies
 
     return Dying
@@ -202,7 +204,9 @@ def test_a_site_that_catches_up_looks_at_the_newest_model_only(world: SiteWorld)
     world.start_all()
     agent, learner = world.agents[VICTIM], world.learners[VICTIM]
     for number in (1, 2, 3):
-        list(agent.execute(Evaluate(round=number, state=world.hub.model)))
+        model = world.hub.model
+        moved = Advanced(number, bytes(32), bytes(32), Verdict.GOOD, SITES, np.zeros(0, np.uint64), model)
+        list(agent.execute(moved))
     world.work(VICTIM)
     assert learner.evaluated == [3]
 

@@ -18,9 +18,9 @@ from security.identity.membership import Membership, Seat
 from security.identity.pki import Role
 from security.rng import CountedRandomness
 from security.secagg import relay
+from security.secagg.effects import Send
 from security.secagg.statements import Signer
 from security.secagg.transitions import SiteState
-from site_agent.effects import Post
 from tests.support.consortium_world import DAY, World
 from tests.support.hub_world import Hub
 from tests.support.site_world import SiteWorld
@@ -84,7 +84,7 @@ def test_a_site_that_adopts_a_manifest_remembers_nothing_of_the_old_one(tmp_path
     assert core.signer is new.signer and new.signer.key.verify_key.raw == newer.site(SITE).signing_key
     assert agent.witnessing.witness.roster is new.roster and "steyr" in new.roster.by_name
     assert new.destination == newer.coordinator.tls_keys[-1] != old.destination
-    world.hub.take(SITE, agent.run((Post(message=relay.Pong(number=1)),)))
+    world.hub.take(SITE, agent.run((Send(relay.Pong(number=1)),)))
     assert world.entries(SITE, "egress")[-1]["destination"] == new.destination
 
 

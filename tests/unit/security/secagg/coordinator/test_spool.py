@@ -84,7 +84,7 @@ def test_compaction_forgets_on_disk(tmp_path: Path) -> None:
     path = tmp_path / "site.wal"
     log = WriteAheadLog(path)
     secret = bytes(range(60))
-    log.append(records.Agreed(ctx=bytes(32), survivors=bytes(32), sealed=secret, expires_ms=1))
+    log.append(records.Agreed(ctx=bytes(32), survivors=bytes(32), sites=(), sealed=secret, expires_ms=1))
     assert secret in path.read_bytes()
     log.compact(RECORDS[:1])
     assert secret not in path.read_bytes()

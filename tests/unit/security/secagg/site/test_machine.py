@@ -15,7 +15,7 @@ from security.clock import ManualClock
 from security.secagg import messages, records, statements
 from security.secagg.certificates import AbortCode, Advert
 from security.secagg.context import RoundContext
-from security.secagg.effects import Compact, Ended, Halted, Persist, Refused, Send, SendUpload
+from security.secagg.effects import REFUSED, Compact, Ended, Leave, Log, Persist, Send, SendUpload
 from security.secagg.fields import Wire
 from security.secagg.messages import Plan
 from security.secagg.site import checks
@@ -86,25 +86,25 @@ def test_a_plan_with_a_fault_is_refused_and_leaves_no_trace(fault: str) -> None:
     run, machine, plan = planned()
     written = list(run.written["site-00"])
     effects = machine.receive(resigned(run, plan, PLAN_FAULTS[fault](run, plan.context)))
-    assert [type(effect) for effect in effects] == [Send, Refused]
-    assert isinstance(effects[0], Send) and isinstance(effects[0].message, messages.Refusal)
+    assert [type(effect) for effect in effects] == [Log, Send, Ended]
+    assert isinstance(effects[1], Send) and isinstance(effects[1].message, messages.Refusal)
     assert machine.state is SiteState.IDLE and run.written["site-00"] == written
     assert machine.core.journal.high_water == (0, 0)
     accepted = machine.receive(plan)
-    assert [type(effect) for effect in accepted] == [Persist, Send], "the right plan is still accepted"
+    assert [type(effect) for effect in accepted] == [Persist, Log, Send], "the right plan is still accepted"
 
 
 def test_a_plan_not_signed_by_the_coordinator_is_refused() -> None:
     _run, machine, plan = planned()
-    (_, refused) = machine.receive(replace(plan, signature=bytes(64)))
-    assert isinstance(refused, Refused) and isinstance(refused.error, VerificationFailed)
+    (*_, refused) = machine.receive(replace(plan, signature=bytes(64)))
+    assert isinstance(refused, Ended) and refused.reason == REFUSED and isinstance(refused.error, VerificationFailed)
 
 
 def test_a_revoked_member_is_refused() -> None:
     run, machine, plan = planned()
     machine.core.mandate.policy = replace(run.policy, revoked=frozenset({plan.context.members[2].cert}))
-    (_, refused) = machine.receive(plan)
-    assert isinstance(refused, Refused) and "revoked" in str(refused.error)
+    (*_, refused) = machine.receive(plan)
+    assert isinstance(refused, Ended) and refused.reason == REFUSED and "revoked" in str(refused.error)
 
 
 def test_a_small_cohort_leaves_room_for_a_second_history() -> None:
@@ -119,8 +119,8 @@ def test_a_small_cohort_leaves_room_for_a_second_history() -> None:
 def test_without_an_update_there_is_nothing_to_join() -> None:
     _run, machine, plan = planned()
     machine.burst.update = None
-    (_, refused) = machine.receive(plan)
-    assert isinstance(refused, Refused) and "no update" in str(refused.error)
+    (*_, refused) = machine.receive(plan)
+    assert isinstance(refused, Ended) and refused.reason == REFUSED and "no update" in str(refused.error)
 
 
 def test_the_same_question_gets_the_same_bytes() -> None:
@@ -155,7 +155,7 @@ def test_another_set_after_agree_is_refused_and_the_first_answer_stands() -> Non
     with pytest.raises(RemoteProtocolError, match="agreed to another set"):
         machine.receive(smaller)
     again = machine.receive(survivors)
-    assert [e for e in first if isinstance(e, Send)] == list(again)
+    assert [e for e in first if isinstance(e, Log | Send)] == list(again)
     run.restart_site("site-00")
     restarted = run.sites["site-00"].machine
     assert restarted.state is SiteState.AGREED
@@ -226,10 +226,10 @@ def test_a_peer_that_was_set_back_is_shown_its_own_advert_and_halts() -> None:
     restored = SiteMachine(replace(core, journal=old), saved[old.head(run.policy).state_hash])
     restored.start()
     effects = restored.receive(messages.Rollback(advert=newest))
-    assert any(isinstance(effect, Halted) for effect in effects)
+    assert any(isinstance(effect, Leave) for effect in effects)
     assert restored.state is SiteState.HALTED
     again = SiteMachine(restored.core, restored.intake.model)
-    assert [type(effect) for effect in again.start()] == [Halted] and again.state is SiteState.HALTED
+    assert [type(effect) for effect in again.start()] == [Leave] and again.state is SiteState.HALTED
     own = run.sites["site-00"].machine.core.journal.peers["site-00"]
     assert run.sites["site-00"].machine.receive(messages.Rollback(advert=own)) == (), "one that it remembers"
     with pytest.raises(VerificationFailed, match="another site's"):
@@ -313,8 +313,9 @@ def test_a_site_aborts_attempts_that_it_never_joined() -> None:
     effects = machine.receive(request)
     assert any(isinstance(e, Send) and isinstance(e.message, messages.Abort) for e in effects)
     assert machine.core.journal.high_water == (1, 1)
-    (_, refused) = machine.receive(plan)
-    assert isinstance(refused, Refused), "having promised not to release, it does not join"
+    (*_, refused) = machine.receive(plan)
+    assert isinstance(refused, Ended), "having promised not to release, it does not join"
+    assert refused.reason == REFUSED
     again = machine.receive(request)
     assert not any(isinstance(e, Persist) for e in again)
 
