@@ -23,7 +23,7 @@ from security.crypto.signing import SigningKey
 from security.identity.membership import COVERED_ROSTER, AggregationPolicy, AuditMode, RosterEntry
 from security.secagg import messages, statements
 from security.secagg import state as states
-from security.secagg.context import PROTOCOL_VERSION, Member, RoundContext
+from security.secagg.context import PROTOCOL_VERSION, CohortMember, RoundContext
 from security.secagg.layout import Block, Clips, Layout
 from security.secagg.relay import SignedHead
 from security.secagg.statements import Signer
@@ -113,7 +113,7 @@ class Federation:
             a=sizes.a,
             c=sizes.c,
             m=sizes.m,
-            members=tuple(Member(site=entry.site, cert=entry.cert) for entry in policy.roster),
+            members=tuple(CohortMember(site=entry.site, cert=entry.cert) for entry in policy.roster),
             coordinator_cert=policy.coordinator.cert,
             repeats=(),
             state_hash=policy.initial_state_hash,

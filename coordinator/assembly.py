@@ -14,7 +14,7 @@ from cryptography.x509 import Certificate
 from coordinator import ingress_log
 from coordinator.config import CoordinatorConfig
 from coordinator.effects import Effects
-from coordinator.ingress_log import Books
+from coordinator.ingress_log import IngressLog
 from coordinator.phases import RunPlan
 from coordinator.results import Chain
 from coordinator.rounds import RoundEngine
@@ -93,7 +93,7 @@ def prepare(
     storage.save_state(initial)
     signer = Signer(manifest.coordinator.id, identity.signing_key(manifest.coordinator.certificate))
     seat = Seat(Membership.of(manifest, signer, now_ms=clock.now_ms()))
-    books = Books(_open_log(storage, identity, manifest, seat.roster, clock, rng), manifest.run)
+    books = IngressLog(_open_log(storage, identity, manifest, seat.roster, clock, rng), manifest.run)
     witness = Witness(storage.log, lambda: seat.roster, identity.cosigner(_subject(manifest)), clock)
     desk = WitnessDesk(manifest.coordinator.id, books, witness)
     engine, first = _engine(config, seat, storage, initial, clock)

@@ -31,7 +31,7 @@ LOG_BYTES_PER_SITE: Final = 100_000
 
 
 @dataclass(eq=False, kw_only=True)
-class Context:
+class CoordinatorCheckContext:
     """One coordinator's set-up.
 
     :param free: bytes that can still be written to a folder.
@@ -46,7 +46,7 @@ class Context:
     available: Callable[[], int | None] = checks.available_memory
 
     @classmethod
-    def read(cls, path: Path) -> Context:
+    def read(cls, path: Path) -> CoordinatorCheckContext:
         config, base = CoordinatorConfig.read(path)
         return cls(path=path, config=config, base=base)
 
@@ -68,38 +68,38 @@ class Context:
         return pinned_model(self.base / self.config.initial_model, self.manifest)[0]
 
 
-CHECKS: Final = CheckList[Context](CHECK_NAMES)
+CHECKS: Final = CheckList[CoordinatorCheckContext](CHECK_NAMES)
 
 
 @CHECKS.add
-def configuration(context: Context) -> Iterator[Line]:
+def configuration(context: CoordinatorCheckContext) -> Iterator[Line]:
     yield ok(f"{context.path} is valid")
 
 
 @CHECKS.add
-def certificates(context: Context) -> Iterator[Line]:
+def certificates(context: CoordinatorCheckContext) -> Iterator[Line]:
     yield from credentials.certificates(context.papers)
 
 
 @CHECKS.add
-def keys(context: Context) -> Iterator[Line]:
+def keys(context: CoordinatorCheckContext) -> Iterator[Line]:
     yield from credentials.key_files(context.papers)
     yield credentials.audit_root(context.papers, context.state / "log")
 
 
 @CHECKS.add
-def manifest(context: Context) -> Iterator[Line]:
+def manifest(context: CoordinatorCheckContext) -> Iterator[Line]:
     yield from credentials.manifest(context.papers)
 
 
 @CHECKS.add
-def clock(context: Context) -> Iterator[Line]:
+def clock(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Nobody is there to compare with: sites compare theirs with this one."""
     yield from credentials.clock_by_papers(context.papers)
 
 
 @CHECKS.add
-def rounds(context: Context) -> Iterator[Line]:
+def rounds(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Can a round come about at all, with the sites whose certificates are good today?"""
     manifest, now = context.manifest, context.papers.now_ms
     numbers = manifest.aggregation
@@ -120,13 +120,13 @@ def rounds(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def model(context: Context) -> Iterator[Line]:
+def model(context: CoordinatorCheckContext) -> Iterator[Line]:
     context.initial  # noqa: B018  # its error is the finding
     yield ok("the initial model is the one that the manifest pins")
 
 
 @CHECKS.add
-def names(context: Context) -> Iterator[Line]:
+def names(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Names that sites may connect to; another name needs another certificate."""
     held = names_of(context.papers.identity.tls_certificate())
     if held:
@@ -136,7 +136,7 @@ def names(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def port(context: Context) -> Iterator[Line]:
+def port(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Free, or ours already."""
     listen, page = context.config.listen, context.config.dashboard.listen
     taken = _taken(listen)
@@ -165,7 +165,7 @@ def _taken(listen: str) -> str | None:
         return (error.strerror or str(error)).lower()
 
 
-def _runs_here(context: Context) -> bool:
+def _runs_here(context: CoordinatorCheckContext) -> bool:
     """Whoever has the port shows our own certificate."""
     there = Destination.parse(context.config.listen)
     nearby = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(there.host, there.host)
@@ -177,7 +177,7 @@ def _runs_here(context: Context) -> bool:
 
 
 @CHECKS.add
-def disk(context: Context) -> Iterator[Line]:
+def disk(context: CoordinatorCheckContext) -> Iterator[Line]:
     """A round fills the spool with one vector of each site; the newest models are kept; the log only grows."""
     layout, sites = context.manifest.aggregation.layout, len(context.manifest.roster)
     log = sites * LOG_BYTES_PER_SITE
@@ -189,7 +189,7 @@ def disk(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def memory(context: Context) -> Iterator[Line]:
+def memory(context: CoordinatorCheckContext) -> Iterator[Line]:
     available = context.available()
     if available is None:
         raise Unchecked("this system does not report how much memory there is")
@@ -202,4 +202,4 @@ def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:
 
     :raises ConfigError: if the configuration itself cannot be read.
     """
-    return run(CHECKS, Context.read(config_path), skip=skip)
+    return run(CHECKS, CoordinatorCheckContext.read(config_path), skip=skip)

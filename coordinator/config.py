@@ -74,7 +74,7 @@ class StorageSection(_Section):
     keep_models: Annotated[int, Field(ge=3)] = KEPT_MODELS
 
 
-class Logging(_Section):
+class CoordinatorLogging(_Section):
     json_lines: Annotated[bool, Field(alias="json")] = False
 
 
@@ -93,7 +93,7 @@ class CoordinatorConfig(_Section):
     initial_model: str
     rounds: Rounds = Rounds()
     storage: StorageSection = StorageSection()
-    logging: Logging = Logging()
+    logging: CoordinatorLogging = CoordinatorLogging()
     dashboard: Dashboard = Dashboard()
 
     @classmethod

@@ -59,7 +59,7 @@ class _Upload:
     size: int = 0
 
 
-class Books:
+class IngressLog:
     """The coordinator's own log of what it receives."""
 
     def __init__(self, log: AuditLog, run: str) -> None:

@@ -38,14 +38,14 @@ from typing import Final
 from lazaret.errors import LocalProtocolError
 
 
-class Phase(StrEnum):
+class RunPhase(StrEnum):
     TRAINING = "training"
     PINGING = "pinging"
     BURST = "burst"
     DONE = "done"
 
 
-class Turn(StrEnum):
+class PhaseChange(StrEnum):
     ENOUGH_READY = "enough-ready"  # all that are there are ready, or the deadline has passed with enough of them
     ANSWERED = "answered"  # the ping is over and enough have answered
     TOO_FEW = "too-few"
@@ -55,20 +55,24 @@ class Turn(StrEnum):
     LAST_PUBLISHED = "last-published"
 
 
-TURNS: Final[Mapping[Phase, Mapping[Turn, Phase]]] = {
-    Phase.TRAINING: {Turn.ENOUGH_READY: Phase.PINGING},
-    Phase.PINGING: {Turn.ANSWERED: Phase.BURST, Turn.TOO_FEW: Phase.TRAINING, Turn.ROUND_LOST: Phase.TRAINING},
-    Phase.BURST: {
-        Turn.ATTEMPT_ENDED: Phase.PINGING,
-        Turn.ROUND_LOST: Phase.TRAINING,
-        Turn.PUBLISHED: Phase.TRAINING,
-        Turn.LAST_PUBLISHED: Phase.DONE,
+TURNS: Final[Mapping[RunPhase, Mapping[PhaseChange, RunPhase]]] = {
+    RunPhase.TRAINING: {PhaseChange.ENOUGH_READY: RunPhase.PINGING},
+    RunPhase.PINGING: {
+        PhaseChange.ANSWERED: RunPhase.BURST,
+        PhaseChange.TOO_FEW: RunPhase.TRAINING,
+        PhaseChange.ROUND_LOST: RunPhase.TRAINING,
     },
-    Phase.DONE: {},
+    RunPhase.BURST: {
+        PhaseChange.ATTEMPT_ENDED: RunPhase.PINGING,
+        PhaseChange.ROUND_LOST: RunPhase.TRAINING,
+        PhaseChange.PUBLISHED: RunPhase.TRAINING,
+        PhaseChange.LAST_PUBLISHED: RunPhase.DONE,
+    },
+    RunPhase.DONE: {},
 }
 
 
-def follow(phase: Phase, turn: Turn) -> Phase:
+def follow(phase: RunPhase, turn: PhaseChange) -> RunPhase:
     """Where a turn leads. The engine asks before it moves.
 
     :raises LocalProtocolError: if it leads nowhere: a fault of the engine.

@@ -28,12 +28,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, OpenRound, StoreBlame
-from coordinator.phases import Attendance, Phase, RunPlan, Turn, follow
+from coordinator.phases import Attendance, PhaseChange, RunPhase, RunPlan, follow
 from coordinator.results import QUESTIONS, Chain, Link, Standings, SumCheck, publication_of
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.secagg import messages, records
 from security.secagg.certificates import Ack
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.recovery import resume
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
@@ -72,7 +72,7 @@ class RoundEngine:
         self.chain = chain
         self.model = model
         self.completed = completed
-        self.phase = Phase.TRAINING
+        self.phase = RunPhase.TRAINING
         self.sites = Attendance()
         self.round: CoordinatorRound | None = None
         self.check = SumCheck(core, plan.audit_ms)
@@ -119,13 +119,13 @@ class RoundEngine:
         self._begin_training()
         if self.round.current is None:
             return tidied
-        self.phase = Phase.BURST
+        self.phase = RunPhase.BURST
         attempt = self.round.current
         return self._settle(resume(attempt)) if attempt.state not in (*_OVER, *_DONE) else self._settle(())
 
     def restore_done(self, rebuilt: CoordinatorRound | None) -> Effects:
         """All rounds are over; the last sum may still be under check."""
-        self.phase = Phase.DONE
+        self.phase = RunPhase.DONE
         return self._watch_if_uncovered(rebuilt)
 
     def _open_round(self, number: int) -> Effects:
@@ -159,7 +159,7 @@ class RoundEngine:
     @property
     def _ordering(self) -> bool:
         """Whether a site that comes now can still take part in the round."""
-        return self.phase in (Phase.TRAINING, Phase.PINGING)
+        return self.phase in (RunPhase.TRAINING, RunPhase.PINGING)
 
     @property
     def _round(self) -> CoordinatorRound:
@@ -180,7 +180,7 @@ class RoundEngine:
         effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
         effects += self.standings.greet(site, hello.round, hello.result)
         attempt = self.round.current if self.round else None
-        if self.phase is Phase.BURST and attempt is not None and site in attempt.context.sites:
+        if self.phase is RunPhase.BURST and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
         if self._ordering:
             effects += self._orders([site])
@@ -230,7 +230,7 @@ class RoundEngine:
         return any(attempt.ctx == ctx or (kx and attempt.dealing.kx == kx) for attempt in known.attempts)
 
     def _answer(self, site: str, message: messages.Ready | Decline) -> Effects:
-        if self.round is None or message.round != self.round.start.round or self.phase is Phase.DONE:
+        if self.round is None or message.round != self.round.start.round or self.phase is RunPhase.DONE:
             return ()  # of a round that is over
         if isinstance(message, messages.Ready):
             self.sites.ready.add(site)
@@ -240,7 +240,7 @@ class RoundEngine:
         return *self._fetch(site), *self._look()
 
     def _pong(self, site: str, pong: Pong) -> Effects:
-        if pong.number == self.sites.ping and self.phase is Phase.PINGING:
+        if pong.number == self.sites.ping and self.phase is RunPhase.PINGING:
             self.sites.answered.add(site)
         return self._look()
 
@@ -273,7 +273,7 @@ class RoundEngine:
     def tick(self) -> Effects:
         """Look at the clock; to be called every second or so, and after every message."""
         effects: list[Effect] = []
-        if self.phase is Phase.BURST and self._round.current is not None:
+        if self.phase is RunPhase.BURST and self._round.current is not None:
             effects += self._settle(self._round.current.tick())
         else:
             self._renew(self.core.clock.now_ms())
@@ -285,22 +285,22 @@ class RoundEngine:
         """
         self._stopping = True
         attempt = self.round.current if self.round else None
-        if self.phase is not Phase.BURST or attempt is None or attempt.state in _ENDING:
+        if self.phase is not RunPhase.BURST or attempt is None or attempt.state in _ENDING:
             return ()
         return self._settle(attempt.give_up())
 
     @property
     def in_burst(self) -> bool:
-        return self.phase is Phase.BURST
+        return self.phase is RunPhase.BURST
 
     def _look(self) -> Effects:
         """Whether it is time for the next phase."""
         if self._stopping:
             return ()
-        if self.phase is Phase.TRAINING and self._enough_ready():
-            self.phase = follow(self.phase, Turn.ENOUGH_READY)
+        if self.phase is RunPhase.TRAINING and self._enough_ready():
+            self.phase = follow(self.phase, PhaseChange.ENOUGH_READY)
             return self._send_pings()
-        if self.phase is Phase.PINGING and (self.sites.all_answered or self._now() >= self.deadline):
+        if self.phase is RunPhase.PINGING and (self.sites.all_answered or self._now() >= self.deadline):
             return self._plan()
         return ()
 
@@ -327,7 +327,7 @@ class RoundEngine:
     def _plan(self) -> Effects:
         present = self.sites.present
         if len(present) < self._least:
-            self.phase = follow(self.phase, Turn.TOO_FEW)
+            self.phase = follow(self.phase, PhaseChange.TOO_FEW)
             self.deadline = self._now() + self.plan.train_ms
             return self._orders(self.sites.keep_connected())
         self._round.start = replace(self._round.start, check=self.chain.head_check())
@@ -336,7 +336,7 @@ class RoundEngine:
         except PolicyViolation as lost:
             # RoundLost, or a set to be repeated with a site that the policy does not allow any more.
             return self._lose(lost)
-        self.phase = follow(self.phase, Turn.ANSWERED)
+        self.phase = follow(self.phase, PhaseChange.ANSWERED)
         return *self._changed_blame(), *attempt.start()
 
     def _settle(self, effects: Iterable[Effect]) -> Effects:
@@ -350,7 +350,7 @@ class RoundEngine:
         self._round.note(listed)
         done += self._changed_blame()
         attempt = self._round.current
-        if self.phase is Phase.BURST and attempt is not None:
+        if self.phase is RunPhase.BURST and attempt is not None:
             if attempt.state in _DONE:
                 done += self._published(attempt)
             elif attempt.state in _OVER:
@@ -381,23 +381,23 @@ class RoundEngine:
         return (Discard(stale),) if stale else ()
 
     def _published(self, attempt: CoordinatorAttempt) -> Effects:
-        good = publication_of(attempt).result.verdict == Verdict.GOOD
+        good = publication_of(attempt).result.verdict == SumVerdict.GOOD
         self.model = attempt.model
         self.completed += good
         self.check.watch(self._round)
         closed = CloseRound(self._round.start.round, PUBLISHED if good else VOID)
         if self.completed >= self.plan.rounds:
-            self.phase = follow(self.phase, Turn.LAST_PUBLISHED)
+            self.phase = follow(self.phase, PhaseChange.LAST_PUBLISHED)
             return (closed,)
-        self.phase = follow(self.phase, Turn.PUBLISHED)
+        self.phase = follow(self.phase, PhaseChange.PUBLISHED)
         return closed, *self._open_round(self._round.start.round + 1)
 
     def _again(self) -> Effects:
         """The next attempt of this round, with those that are still there."""
-        self.phase = follow(self.phase, Turn.ATTEMPT_ENDED)
+        self.phase = follow(self.phase, PhaseChange.ATTEMPT_ENDED)
         return self._send_pings()
 
     def _lose(self, lost: PolicyViolation) -> Effects:
-        self.phase = follow(self.phase, Turn.ROUND_LOST)
+        self.phase = follow(self.phase, PhaseChange.ROUND_LOST)
         closed = CloseRound(self._round.start.round, lost.message)
         return closed, *self._open_round(self._round.start.round + 1)

@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator
 
 from coordinator import malloc
 from coordinator.effects import CloseRound, Effect, Effects, OpenRound, Stored
-from coordinator.ingress_log import Arrived, Books, Traffic
+from coordinator.ingress_log import Arrived, IngressLog, Traffic
 from coordinator.round_history import Figures
 from coordinator.rounds import RoundEngine
 from coordinator.send_queue import Stream
@@ -42,7 +42,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.spool import Gone
 from security.secagg.effects import Advanced, Blamed, Certified, Discard, Ended, Persist, Send, SendFrames
 from security.secagg.fields import Wire
-from security.secagg.relay import Cosignature, Farewell, Goodbye, Head, Held
+from security.secagg.relay import CloseReason, Cosignature, Goodbye, Head, Held
 
 log = logging.getLogger("coordinator")
 _HEADS = (Head, Cosignature, Held)
@@ -51,7 +51,9 @@ _HEADS = (Head, Cosignature, Held)
 class Shell:
     """Everything of a running coordinator but the network."""
 
-    def __init__(self, engine: RoundEngine, storage: Storage, books: Books, desk: WitnessDesk, clock: Clock) -> None:
+    def __init__(
+        self, engine: RoundEngine, storage: Storage, books: IngressLog, desk: WitnessDesk, clock: Clock
+    ) -> None:
         self.engine = engine
         self.storage = storage
         self.books = books
@@ -67,7 +69,7 @@ class Shell:
         """A site has opened a stream; an older one of the same site is over."""
         old = self.streams.get(stream.site)
         if old is not None:
-            old.close(Goodbye(code=Farewell.REPLACED))
+            old.close(Goodbye(code=CloseReason.REPLACED))
             self.disconnected(old)
         self.streams[stream.site] = stream
         self.storage.note_session(stream.site, stream.session, now_ms=self.clock.now_ms())

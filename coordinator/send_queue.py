@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple
 
-from coordinator.ingress_log import Books
+from coordinator.ingress_log import IngressLog
 from protos.parse import FROM_COORDINATOR, Parcel
 from security.secagg.fields import Wire
 from security.secagg.relay import FRAMES
@@ -35,15 +35,15 @@ class Turns:
         self._free = asyncio.Semaphore(count)
 
     @contextmanager
-    def of_stream(self) -> Iterator[Turn]:
-        turn = Turn(self._free)
+    def of_stream(self) -> Iterator[SendTurn]:
+        turn = SendTurn(self._free)
         try:
             yield turn
         finally:
             turn.end()
 
 
-class Turn:
+class SendTurn:
     """One stream's turn. It lasts while frames pass, but not for ever; then the next in line gets it, and the stream
     goes on without: a slow link holds up nobody else.
     """
@@ -114,7 +114,7 @@ class Stream:
         """Whether there is nothing to send."""
         return not self._queue
 
-    async def next(self, turn: Turn) -> Wire | None:
+    async def next(self, turn: SendTurn) -> Wire | None:
         """The next message, when there is one and it has its turn; None at the end of the stream."""
         while True:
             while not self.idle:
@@ -136,7 +136,7 @@ class Stream:
             self._queue.popleft()
         return message
 
-    def encode(self, message: Wire, books: Books) -> bytes:
+    def encode(self, message: Wire, books: IngressLog) -> bytes:
         """The bytes of the next message of this stream, with the newest checkpoint of our log."""
         self._sent += 1
         head = None if type(message) in FRAMES else books.head

@@ -37,7 +37,7 @@ from security.log.events import AgentStop
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
-from security.secagg.relay import Farewell, Goodbye, ManifestFrame, Open, Welcome
+from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, Open, Welcome
 
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
@@ -149,7 +149,7 @@ class Service:
         await self.deliver(stream, Goodbye(code=refusal), context)
         return None
 
-    def _greet(self, site: str, spki: str, data: bytes) -> tuple[Stream, Farewell | None]:
+    def _greet(self, site: str, spki: str, data: bytes) -> tuple[Stream, CloseReason | None]:
         """The stream that an Open begins, or why there is to be none."""
         parcel = FROM_SITE.decode(data)
         opening = parcel.message
@@ -166,15 +166,15 @@ class Service:
             stream.put(self._manifest_frames())
         return stream, None
 
-    def _refusal(self, site: str, opening: Open) -> Farewell | None:
+    def _refusal(self, site: str, opening: Open) -> CloseReason | None:
         if opening.protocol != PROTOCOL_VERSION:
-            return Farewell.OTHER_PROTOCOL
+            return CloseReason.OTHER_PROTOCOL
         if (opening.federation, opening.site) != (self.manifest.federation, site):
-            return Farewell.NOT_LISTED
+            return CloseReason.NOT_LISTED
         if opening.manifest_version > self.manifest.version:
-            return Farewell.OLD_MANIFEST  # ours is: the operator must install the newer one
+            return CloseReason.OLD_MANIFEST  # ours is: the operator must install the newer one
         last, _ = self.shell.storage.history.sessions().get(site, (0, 0))
-        return None if last < opening.session <= _HIGHEST_SESSION else Farewell.OUT_OF_ORDER
+        return None if last < opening.session <= _HIGHEST_SESSION else CloseReason.OUT_OF_ORDER
 
     def _manifest_frames(self) -> list[ManifestFrame]:
         data = self.identity.manifest_path.read_bytes()
@@ -291,7 +291,7 @@ class Service:
     async def _leave(self, server: Any, status: Any) -> None:
         await status.enter_graceful_shutdown()
         for stream in list(self.shell.streams.values()):
-            stream.close(Goodbye(code=Farewell.STOPPING))
+            stream.close(Goodbye(code=CloseReason.STOPPING))
         await server.stop(grace=GRACE_SECONDS)
         # Calls that were cut off end by themselves now; of those that end with the loop, gRPC would print a traceback.
         if others := asyncio.all_tasks() - {asyncio.current_task()}:

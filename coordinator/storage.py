@@ -26,7 +26,7 @@ from coordinator.round_history import Figures, RoundHistory, Rows
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.effects import Certified, Persist, SaveState, Vector
 from security.secagg.messages import Result
 from security.secagg.site.result_checks import result_digests
@@ -280,7 +280,7 @@ def _note_attempt(db: sqlite3.Connection, effect: Stored, now_ms: int) -> None:
         case Persist(records.AttemptClosed(ctx=ctx, reason=reason)):
             _close_attempt(db, ctx, reason.decode("utf-8", errors="replace"), now_ms)
         case Persist(records.ResultShown(result=result)):
-            _close_attempt(db, result.context.ctx(), PUBLISHED if result.verdict == Verdict.GOOD else VOID, now_ms)
+            _close_attempt(db, result.context.ctx(), PUBLISHED if result.verdict == SumVerdict.GOOD else VOID, now_ms)
 
 
 def _close_attempt(db: sqlite3.Connection, ctx: bytes, outcome: str, now_ms: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from coordinator.ingress_log import Books
+from coordinator.ingress_log import IngressLog
 from lazaret.errors import CheckpointConflict, RemoteProtocolError
 from security.log.events import Cosigned
 from security.log.roster import PEERS_FOR_QUORUM, Roster
@@ -24,7 +24,7 @@ Letter = tuple[str, Wire]  # to whom, and what
 class WitnessDesk:
     """Checkpoints in, messages out. Has no socket."""
 
-    def __init__(self, name: str, books: Books, witness: Witness) -> None:
+    def __init__(self, name: str, books: IngressLog, witness: Witness) -> None:
         self._name = name
         self._books = books
         self._witness = witness

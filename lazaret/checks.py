@@ -23,7 +23,7 @@ Context = TypeVar("Context")
 Value = TypeVar("Value")
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -37,7 +37,7 @@ class Line:
     :param check: the name of the check that it comes from; `run` fills it in.
     """
 
-    verdict: Verdict
+    verdict: CheckVerdict
     what: str
     hint: str = ""
     check: str = ""
@@ -87,19 +87,19 @@ def shared(why: str) -> Callable[[Callable[[Any], Value]], Shared[Value]]:
 
 
 def ok(what: str) -> Line:
-    return Line(verdict=Verdict.OK, what=what)
+    return Line(verdict=CheckVerdict.OK, what=what)
 
 
 def warning(what: str, hint: str) -> Line:
-    return Line(verdict=Verdict.WARNING, what=what, hint=hint)
+    return Line(verdict=CheckVerdict.WARNING, what=what, hint=hint)
 
 
 def problem(what: str, hint: str) -> Line:
-    return Line(verdict=Verdict.PROBLEM, what=what, hint=hint)
+    return Line(verdict=CheckVerdict.PROBLEM, what=what, hint=hint)
 
 
 def unchecked(why: str) -> Line:
-    return Line(verdict=Verdict.UNCHECKED, what=f"not checked: {why}")
+    return Line(verdict=CheckVerdict.UNCHECKED, what=f"not checked: {why}")
 
 
 def found(error: ToolkitError) -> Line:
@@ -176,7 +176,7 @@ def _of(name: str, check: Check[Context], context: Context) -> Iterator[Line]:
 
 def counts(lines: Iterable[Line]) -> dict[str, int]:
     """How many lines of each verdict there are; all four, in the order of the enum."""
-    numbers = dict.fromkeys((verdict.value for verdict in Verdict), 0)
+    numbers = dict.fromkeys((verdict.value for verdict in CheckVerdict), 0)
     for line in lines:
         numbers[line.verdict.value] += 1
     return numbers
@@ -258,12 +258,12 @@ def memory(*, available: int, needed: int, what: str) -> Line:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _COLOURS: Final = {
-    Verdict.OK: "green",
-    Verdict.WARNING: "yellow",
-    Verdict.PROBLEM: "red",
-    Verdict.UNCHECKED: "bright_black",
+    CheckVerdict.OK: "green",
+    CheckVerdict.WARNING: "yellow",
+    CheckVerdict.PROBLEM: "red",
+    CheckVerdict.UNCHECKED: "bright_black",
 }
-_WIDTH: Final = max(len(verdict) for verdict in Verdict)
+_WIDTH: Final = max(len(verdict) for verdict in CheckVerdict)
 
 
 def skip_option(names: Iterable[str]) -> Callable[[Command], Command]:

@@ -165,7 +165,7 @@ def _mean_of_present(values: NDArray[np.float64]) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class MetricsSummary:
     """Figures of one set of predictions; NaN is written as null."""
 
     images: int
@@ -185,7 +185,7 @@ class Summary:
         return plain
 
 
-def summarise(predictions: Sequence[Predictions]) -> Summary:
+def summarise(predictions: Sequence[Predictions]) -> MetricsSummary:
     """Pooled figures, the plain mean over sites with its spread over repetitions, and each site pooled over folds."""
     labels, scores = pooled(predictions)
     repetitions = dict.fromkeys((p.fold, p.seed) for p in predictions)
@@ -202,7 +202,7 @@ def summarise(predictions: Sequence[Predictions]) -> Summary:
             "ece": expected_calibration_error(own_labels, own_scores),
         }
     matrix = confusion_matrix(labels, scores.argmax(axis=1), scores.shape[1])
-    return Summary(
+    return MetricsSummary(
         images=len(labels),
         pooled_recall=balanced_accuracy(labels, scores),
         pooled_auc=balanced_auc(labels, scores),

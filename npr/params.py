@@ -27,7 +27,7 @@ Vector = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ParameterEntry:
     """One tensor. `kind` is "weight", "mean" or "variance": what a clip table needs to know about it."""
 
     name: str
@@ -44,7 +44,7 @@ class Entry:
 class ParameterManifest:
     """An ordered list of tensors of a model, as one float32 vector. Batch counters are in no manifest."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[ParameterEntry, ...]
 
     @classmethod
     def of(cls, model: nn.Module, groups: Collection[str] | None = None) -> ParameterManifest:
@@ -94,7 +94,7 @@ class ParameterManifest:
             offset += entry.size
 
 
-def _entries(model: nn.Module) -> list[Entry]:
+def _entries(model: nn.Module) -> list[ParameterEntry]:
     normalised = {f"{name}." for name, module in model.named_modules() if isinstance(module, _NormBase)}
     learned = {name for name, _ in model.named_parameters()}
     entries = []
@@ -107,7 +107,7 @@ def _entries(model: nn.Module) -> list[Entry]:
                 continue
             group = "statistics" if leaf.startswith("running_") else "norm"
             kind = {"running_mean": "mean", "running_var": "variance"}.get(leaf, "weight")
-        entries.append(Entry(name=name, shape=tuple(tensor.shape), group=group, kind=kind))
+        entries.append(ParameterEntry(name=name, shape=tuple(tensor.shape), group=group, kind=kind))
     return entries
 
 

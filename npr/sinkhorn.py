@@ -27,7 +27,7 @@ MAX_ITERATIONS = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class TransportPlan:
     """`weights` (N, K): row j is n_c Q_j, so it sums to 1. `column_error` is max |K_c sum_j Q_jk - 1|."""
 
     weights: Tensor
@@ -56,7 +56,7 @@ def balanced_plan(
     epsilon: float,
     tolerance: float = TOLERANCE,
     max_iterations: int = MAX_ITERATIONS,
-) -> Plan:
+) -> TransportPlan:
     """Solve the transport problem of every class.
 
     :param similarity: (N, K) similarity of feature j to prototype k of its own class; columns past K_c are ignored.
@@ -80,4 +80,4 @@ def balanced_plan(
         # A column that nobody can reach underflows to zero; the floor keeps its potential finite until it catches up.
         step = torch.log(columns.clamp(min=torch.finfo(columns.dtype).tiny))
         potentials = potentials - torch.where(used, step, 0.0)
-    return Plan(weights=weights.T, column_error=error, iterations=iteration)
+    return TransportPlan(weights=weights.T, column_error=error, iterations=iteration)

@@ -46,7 +46,7 @@ NOTHING = LocalReport(steps=0, samples=0, loss_sum=0.0, hits=0, seconds=0.0, sec
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrainingStep:
     """What one batch gave: the loss to descend, the logits as they are, and the features they came from."""
 
     loss: Tensor
@@ -121,7 +121,7 @@ def training_only(model: nn.Module, prefixes: tuple[str, ...]) -> Iterator[list[
 def descend(
     batches: Batches,
     optimizer: Optimizer,
-    step: Callable[[Batch], Step],
+    step: Callable[[Batch], TrainingStep],
     watch: Callable[[Tensor, Tensor], None] | None = None,
 ) -> LocalReport:
     """One pass over `batches`. Sums stay tensors until the end, so nothing waits on a number inside the loop.
@@ -154,13 +154,13 @@ def descend(
     )
 
 
-def _alone(batch: Batch, step: Callable[[Batch], Step]) -> Step:
+def _alone(batch: Batch, step: Callable[[Batch], TrainingStep]) -> TrainingStep:
     result = step(batch)
     result.loss.backward()  # type: ignore[no-untyped-call]
     return result
 
 
-def _together(batch: Batch, optimizer: Optimizer, step: Callable[[Batch], Step], group: Group) -> Step:
+def _together(batch: Batch, optimizer: Optimizer, step: Callable[[Batch], TrainingStep], group: Group) -> TrainingStep:
     """Leave the gradients of the whole batch at every process. A slice's mean counts as much as it has images."""
     with group.as_one():
         result = step(batch)

@@ -26,7 +26,7 @@ from npr.config import TrainConfig
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.model import ModelSpec, Norm, SplitModel
-from npr.params import Entry, ParameterManifest, Vector
+from npr.params import ParameterEntry, ParameterManifest, Vector
 from security.dp.planner import PREFIX, PrivateSettings
 from security.secagg.layout import Layout
 
@@ -147,7 +147,7 @@ class WireModel:
 
     def __init__(self, layout: Layout, model: nn.Module) -> None:
         entries = {entry.name: entry for entry in ParameterManifest.of(model).entries}
-        self._places: list[tuple[Entry, slice]] = []
+        self._places: list[tuple[ParameterEntry, slice]] = []
         for block, place in layout.placed():
             entry = entries.get(block.name)
             if entry is None or entry.shape != block.shape:

@@ -23,7 +23,7 @@ from security.rng import Randomness, SystemRandomness
 from security.secagg import messages
 from security.secagg import state as states
 from security.secagg.certificates import CheckCertificate
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.publication import Publication
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundLost, RoundStart
@@ -85,7 +85,7 @@ class RoundOutcome:
     round: int
     attempts: int
     survivors: tuple[str, ...] = ()
-    verdict: Verdict | None = None
+    verdict: SumVerdict | None = None
     total: Words | None = field(default=None, repr=False)
     state: Vector | None = field(default=None, repr=False)
 
@@ -283,7 +283,7 @@ class LoopbackFederation:
             round=self.round,
             attempts=len(self.planned.attempts),
             survivors=publication.survivors,
-            verdict=Verdict(publication.result.verdict),
+            verdict=SumVerdict(publication.result.verdict),
             total=publication.total,
             state=self.model,
         )

@@ -19,7 +19,7 @@ from protos import federation_pb2 as pb
 from protos.schema import field_name
 from security.crypto.encoding import U32_MAX
 from security.secagg import relay
-from security.secagg.fields import Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
+from security.secagg.fields import FieldKind, Many, Maybe, Name, Nested, Number, Wire, kinds
 from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD
 from security.secagg.relay import FRAMES, MAX_PARCEL, SignedHead
 
@@ -94,7 +94,7 @@ def _delimited(number: int, message: Wire, pieces: Pieces) -> int:
     return len(pieces[place]) + length
 
 
-def _writer(number: int, kind: Kind) -> Writer:
+def _writer(number: int, kind: FieldKind) -> Writer:
     if isinstance(kind, Many):
         each = _writer(number, kind.item)
         return lambda value, pieces: sum(each(item, pieces) for item in value)
@@ -200,7 +200,7 @@ def _read(cls: type[Wire], source: Any) -> Any:
     return cls(**{name: get(source) for name, get in getters})
 
 
-def _getter(cls: type[Wire], name: str, kind: Kind) -> Getter:
+def _getter(cls: type[Wire], name: str, kind: FieldKind) -> Getter:
     """How a field is read: lists as tuples; anything else must be there, unless the type says "none or one"."""
     if isinstance(kind, Many):
         item = kind.item

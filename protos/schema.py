@@ -15,7 +15,7 @@ from typing import Final
 from lazaret.errors import LocalProtocolError
 from security.crypto.encoding import U32_MAX, U64_MAX
 from security.secagg import fields, relay
-from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, data_class, kinds
+from security.secagg.fields import Bounded, FieldKind, Fixed, Many, Maybe, Name, Nested, Number, Wire, data_class, kinds
 from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD, Filing, MessageEntry, Registry
 
 HEADER: Final = """\
@@ -97,11 +97,11 @@ def _message(cls: type[Wire]) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-def _item(kind: Kind) -> Kind:
+def _item(kind: FieldKind) -> FieldKind:
     return kind.item if isinstance(kind, Many | Maybe) else kind
 
 
-def proto_type(kind: Kind) -> str:
+def proto_type(kind: FieldKind) -> str:
     if isinstance(kind, Number):
         return "fixed32" if kind.limit <= U32_MAX else "fixed64"
     if isinstance(kind, Fixed | Bounded):
@@ -113,7 +113,7 @@ def proto_type(kind: Kind) -> str:
     raise TypeError(f"no wire type for {kind}")
 
 
-def bound(kind: Kind) -> str:
+def bound(kind: FieldKind) -> str:
     if isinstance(kind, Number):
         powers = {U64_MAX: "2^64-1", 2**53 - 1: "2^53-1", U32_MAX: "2^32-1"}
         return f"{kind.least}..{powers.get(kind.limit, kind.limit)}"
@@ -129,7 +129,7 @@ def bound(kind: Kind) -> str:
     return "none or one" if isinstance(kind, Maybe) else "one"
 
 
-def _class(cls: type[Wire], name: str, kind: Kind) -> str:
+def _class(cls: type[Wire], name: str, kind: FieldKind) -> str:
     found = data_class(cls, name)
     inner = _item(kind)
     return f"see {inner.type.__name__}" if found is None and isinstance(inner, Nested) else str(found)

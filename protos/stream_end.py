@@ -21,7 +21,7 @@ def empty_log_head(party: str, federation: str, seed: bytes) -> SignedHead:
     """
     origin = f"{party}.{federation}/audit"
     text = note.Checkpoint(origin=origin, size=0, root=EMPTY_ROOT).text
-    return SignedHead.of(note.Note(text=text, signatures=(note.Signer.from_seed(origin, seed).sign(text),)))
+    return SignedHead.of(note.Note(text=text, signatures=(note.NoteSigner.from_seed(origin, seed).sign(text),)))
 
 
 class StreamEnd:

@@ -19,7 +19,7 @@ from site_agent.model_commands import evaluate, export, help_agent, predict, wor
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
 from site_agent.setup_commands import check, init, ledger, log_commands, renew
-from site_agent.trainer.ranks import Place
+from site_agent.trainer.ranks import RankPlace
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -50,7 +50,7 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
 
     config = SiteConfig.read(config_path)
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
-    place = Place.read()
+    place = RankPlace.read()
     if place is not None and place.rank > 0:
         help_agent(config, place)
         return

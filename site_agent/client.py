@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 from lazaret.tcp_info import Meter, tcp_flows
 from protos import tls  # before grpc: it switches TLS 1.2 off
 from site_agent.config import CoordinatorTable
-from site_agent.trainer.ranks import Place
+from site_agent.trainer.ranks import RankPlace
 
 import grpc  # isort: skip
 from lazaret.errors import CertificateError, ToolkitError, coarse
@@ -38,7 +38,7 @@ from site_agent.run import Agent, Finish, Job, Left
 HTTP_PORT: Final = 80  # of a proxy that is given without one
 
 
-def meter_for(table: CoordinatorTable, place: Place | None) -> Meter:
+def meter_for(table: CoordinatorTable, place: RankPlace | None) -> Meter:
     """Counts what leaves this machine, and what goes to the coordinator wherever that is.
 
     :param place: among several processes that train as one. On several machines their own traffic, gigabytes of
@@ -66,7 +66,7 @@ class Client:
     def __init__(self, agent: Agent, table: CoordinatorTable) -> None:
         self.agent = agent
         self.table = table
-        self.traffic = SecondLedger(agent.log, meter_for(table, Place.read()))
+        self.traffic = SecondLedger(agent.log, meter_for(table, RankPlace.read()))
         self.stopped = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None

@@ -49,13 +49,13 @@ def _check_listened(text: str) -> str:
     return text
 
 
-class Table(BaseModel):
+class ConfigTable(BaseModel):
     """Strict: no unknown key, no coercion, no change after construction."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class SiteTable(Table):
+class SiteTable(ConfigTable):
     """Where things are. Relative paths start at the folder of the file itself."""
 
     identity: str = "identity"
@@ -66,7 +66,7 @@ class SiteTable(Table):
     worker_wait: Seconds = 120
 
 
-class CoordinatorTable(Table):
+class CoordinatorTable(ConfigTable):
     address: Annotated[
         str, Field(pattern=ADDRESS, description="host:port, such as hub.example:7443"), AfterValidator(_check_address)
     ]
@@ -77,7 +77,7 @@ class CoordinatorTable(Table):
     most_wait: Seconds = 60
 
 
-class DataTable(Table):
+class DataTable(ConfigTable):
     source: str
     site: str | None = None
     fold: int | str = 0
@@ -89,7 +89,7 @@ class DataTable(Table):
     legal_basis: str = ""
 
 
-class PrivacyTable(Table):
+class PrivacyTable(ConfigTable):
     """Differential privacy at this site; without effect where the manifest has no [privacy]."""
 
     population: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] = "patients"
@@ -101,11 +101,11 @@ class PrivacyTable(Table):
     micro_batch: Positive = 64
 
 
-class Logging(Table):
+class SiteLogging(ConfigTable):
     json_lines: Annotated[bool, Field(alias="json")] = False
 
 
-class MetricsTable(Table):
+class MetricsTable(ConfigTable):
     listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$"), AfterValidator(_check_listened)] | None = None
 
 
@@ -118,7 +118,7 @@ def placed(source: str, base: Path) -> str:
     return f"{kind}:{(base / path).resolve()}{mark}{options}"
 
 
-class SiteConfig(Table):
+class SiteConfig(ConfigTable):
     """The whole file, and where it lies."""
 
     site: SiteTable
@@ -127,7 +127,7 @@ class SiteConfig(Table):
     policy: SitePolicy = SitePolicy()
     privacy: PrivacyTable = PrivacyTable()
     metrics: MetricsTable = MetricsTable()
-    logging: Logging = Logging()
+    logging: SiteLogging = SiteLogging()
     path: Path = Field(default=Path("site.toml"), exclude=True)
 
     @classmethod

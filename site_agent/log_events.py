@@ -17,7 +17,7 @@ from site_agent.contribution import LocalResult
 def receipt(message: relay.Receipt, head: SignedHead | None, site: str, connection: int) -> Log:
     if head is None:
         raise RemoteProtocolError("a receipt comes with the checkpoint that covers it", where="receipt")
-    event = ev.Receipt(
+    event = ev.ReceiptReceived(
         msg_id=relay.message_id(site, connection, message.sequence, from_site=True),
         head_size=head.size,
         head_root=head.root.hex(),

@@ -22,7 +22,7 @@ from lazaret.web.server import WebServer
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.run import Agent
-from site_agent.session import Phase
+from site_agent.session import SessionPhase
 
 log = logging.getLogger("site-agent")
 
@@ -37,7 +37,7 @@ class AgentCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         agent, session = self._agent, self._agent.session
         phase = GaugeMetricFamily("lazaret_agent_phase", "1 for the phase of the connection.", labels=("phase",))
-        for known in Phase:
+        for known in SessionPhase:
             phase.add_metric((known,), session.phase is known)
         yield phase
         yield GaugeMetricFamily("lazaret_agent_training", "1 while this site trains.", session.training is not None)

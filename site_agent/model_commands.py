@@ -13,7 +13,7 @@ from lazaret.errors import ConfigError
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
-from site_agent.trainer.ranks import Place
+from site_agent.trainer.ranks import RankPlace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -131,7 +131,7 @@ def export(
 @with_config
 def worker(config_path: Path) -> None:
     """Train with the agent on another machine of this hospital (docs/site-agent.md, several processes)."""
-    config, place = SiteConfig.read(config_path), Place.read()
+    config, place = SiteConfig.read(config_path), RankPlace.read()
     if place is None or place.rank == 0:
         raise ConfigError(
             "a worker cannot be the first process: that is the agent",
@@ -142,7 +142,7 @@ def worker(config_path: Path) -> None:
     help_agent(config, place)
 
 
-def help_agent(config: SiteConfig, place: Place) -> None:
+def help_agent(config: SiteConfig, place: RankPlace) -> None:
     """Work for the agent until it is gone."""
     from site_agent.trainer.workers import work
 

@@ -44,7 +44,7 @@ from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.effects import Leave, Send, said
 from security.secagg.fields import Wire
-from security.secagg.relay import Farewell, Goodbye, ManifestFrame, SignedHead
+from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, SignedHead
 from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.machine import SiteMachine
@@ -58,33 +58,33 @@ from site_agent.ready_slots import ReadySlots
 # ----------------------------------------
 # What a site does when the coordinator closes its stream.
 
-_REASONS: Final[dict[Farewell, tuple[type[ToolkitError], str, str, bool]]] = {
-    Farewell.STOPPING: (RemoteProtocolError, "the coordinator is stopping", "this site tries again", True),
-    Farewell.REPLACED: (
+_REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = {
+    CloseReason.STOPPING: (RemoteProtocolError, "the coordinator is stopping", "this site tries again", True),
+    CloseReason.REPLACED: (
         PolicyViolation,
         "another process has connected as this site",
         "two agents with one identity: stop one of them",
         False,
     ),
-    Farewell.OTHER_PROTOCOL: (
+    CloseReason.OTHER_PROTOCOL: (
         RemoteProtocolError,
         "the coordinator uses another version of the protocol",
         "install the version of the package that the coordinator runs",
         False,
     ),
-    Farewell.NOT_LISTED: (
+    CloseReason.NOT_LISTED: (
         PolicyViolation,
         "the coordinator's manifest does not list this site",
         "the consortium must enrol this site and publish; revoked sites stay out",
         False,
     ),
-    Farewell.OLD_MANIFEST: (
+    CloseReason.OLD_MANIFEST: (
         PolicyViolation,
         "the coordinator's manifest is older than this site's",
         "the operator must install the newer one; this site tries again",
         True,
     ),
-    Farewell.OUT_OF_ORDER: (
+    CloseReason.OUT_OF_ORDER: (
         RollbackDetected,
         "the coordinator has seen later connections of this site than this state folder has recorded",
         "the state was restored from an old copy: stop, keep it, and enrol this site again",
@@ -94,7 +94,7 @@ _REASONS: Final[dict[Farewell, tuple[type[ToolkitError], str, str, bool]]] = {
 
 
 def parting(message: Goodbye) -> Leave:
-    kind, what, hint, retry = _REASONS[Farewell(message.code)]
+    kind, what, hint, retry = _REASONS[CloseReason(message.code)]
     return Leave(kind(what, where="coordinator", hint=hint), retry=retry)
 
 
@@ -132,7 +132,7 @@ class ManifestParts:
         return whole
 
 
-class Phase(StrEnum):
+class SessionPhase(StrEnum):
     CLOSED = "closed"
     OPENING = "opening"
     AWAITING_MANIFEST = "awaiting-manifest"
@@ -167,7 +167,7 @@ class Session:
         self.clock = clock
         self.config_hash = config_hash
         self.slots = slots
-        self.phase = Phase.CLOSED
+        self.phase = SessionPhase.CLOSED
         self.training: int | None = None
         self.connection = 0
         self.rounds_done = rounds_done
@@ -191,7 +191,7 @@ class Session:
 
     def opened(self, connection: int) -> Effects:
         """The stream stands; say who speaks."""
-        self.phase, self.connection = Phase.OPENING, connection
+        self.phase, self.connection = SessionPhase.OPENING, connection
         self._parts.clear()
         return said(
             relay.Open(
@@ -206,7 +206,7 @@ class Session:
 
     def closed(self) -> None:
         """The stream is gone. What was under way is asked for again on the next one."""
-        self.phase = Phase.CLOSED
+        self.phase = SessionPhase.CLOSED
 
     def receive(self, message: Wire, head: SignedHead | None = None) -> Effects:
         """Take one message. A refusal of the message itself is an effect, never an exception."""
@@ -235,7 +235,7 @@ class Session:
             return self._welcome(message)
         if isinstance(message, relay.ManifestFrame):
             return self._manifest_frame(message)
-        if self.phase is not Phase.LIVE:
+        if self.phase is not SessionPhase.LIVE:
             raise RemoteProtocolError(f"{type(message).__name__} before the greeting", where="stream")
         if isinstance(message, relay.Ping):
             return said(relay.Pong(number=message.number))
@@ -248,11 +248,11 @@ class Session:
         return self.machine.receive(message)
 
     def _welcome(self, message: relay.Welcome) -> Effects:
-        if self.phase is not Phase.OPENING or message.protocol != PROTOCOL_VERSION:
+        if self.phase is not SessionPhase.OPENING or message.protocol != PROTOCOL_VERSION:
             raise RemoteProtocolError("not the greeting this site waits for", where="stream")
         mine = self.manifest
         if message.manifest_version > mine.version:
-            self.phase = Phase.AWAITING_MANIFEST
+            self.phase = SessionPhase.AWAITING_MANIFEST
             return ()
         effects = self._go_live()
         if message.manifest_version < mine.version:
@@ -265,7 +265,7 @@ class Session:
         return effects
 
     def _go_live(self) -> Effects:
-        self.phase = Phase.LIVE
+        self.phase = SessionPhase.LIVE
         if self._started:
             return said(self.machine.hello())
         self._started = True
@@ -284,7 +284,8 @@ class Session:
     # A newer manifest.
 
     def _manifest_frame(self, frame: relay.ManifestFrame) -> Effects:
-        if self.phase not in (Phase.AWAITING_MANIFEST, Phase.LIVE) or frame.version <= self.manifest.version:
+        expected = self.phase in (SessionPhase.AWAITING_MANIFEST, SessionPhase.LIVE)
+        if not expected or frame.version <= self.manifest.version:
             raise RemoteProtocolError("a manifest that was not announced", where="manifest")
         whole = self._parts.take(frame)
         if whole is None:
@@ -302,7 +303,7 @@ class Session:
     def adopted(self, newer: Membership) -> Effects:
         """The shell has checked and installed a newer manifest."""
         taken = self._take(newer)
-        return (*taken, *self._go_live()) if self.phase is Phase.AWAITING_MANIFEST else taken
+        return (*taken, *self._go_live()) if self.phase is SessionPhase.AWAITING_MANIFEST else taken
 
     def _take(self, newer: Membership) -> Effects:
         """Go on under another membership. Everything here, in the machine, the outbox and the shell reads it from the
@@ -404,7 +405,7 @@ class Session:
         newest = self.seat.membership.at(self.clock.now_ms())
         if newest is not self.seat.membership and self.machine.state is SiteState.IDLE:
             effects += self._take(newest)
-        if self._answer is not None and self.phase is Phase.LIVE and self.clock.mono_ms() >= self._answer[1]:
+        if self._answer is not None and self.phase is SessionPhase.LIVE and self.clock.mono_ms() >= self._answer[1]:
             effects.append(self._say(self._answer[0]))
         return tuple(effects)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator.phases import Phase
+from coordinator.phases import RunPhase
 from coordinator.run import Shell
 from security.log.note import Note
 
@@ -35,7 +35,7 @@ class SiteNow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Burst:
+class AggregationProgress:
     """The attempt under way."""
 
     attempt: int
@@ -51,13 +51,13 @@ class Live:
     :param witnessed: how much of which log a witness holds: (witness, origin of the log) -> size.
     """
 
-    phase: Phase
+    phase: RunPhase
     round: int
     completed: int
     planned: int
     least: int
     deadline: int | None
-    burst: Burst | None
+    burst: AggregationProgress | None
     checking: int | None
     sites: tuple[SiteNow, ...]
     log_size: int
@@ -71,7 +71,7 @@ class Live:
         """Take the picture. To be called from the engine's own thread."""
         engine, clock = shell.engine, shell.clock
         burst = _burst(shell)
-        waits = engine.phase in (Phase.TRAINING, Phase.PINGING)
+        waits = engine.phase in (RunPhase.TRAINING, RunPhase.PINGING)
         previous = engine.previous if engine.auditing else None
         return cls(
             phase=engine.phase,
@@ -91,13 +91,13 @@ class Live:
         )
 
 
-def _burst(shell: Shell) -> Burst | None:
+def _burst(shell: Shell) -> AggregationProgress | None:
     engine = shell.engine
-    attempt = engine.round.current if engine.round and engine.phase is Phase.BURST else None
+    attempt = engine.round.current if engine.round and engine.phase is RunPhase.BURST else None
     if attempt is None:
         return None
     context = attempt.context
-    return Burst(attempt=context.attempt, step=str(attempt.state), members=context.n, threshold=context.t)
+    return AggregationProgress(attempt=context.attempt, step=str(attempt.state), members=context.n, threshold=context.t)
 
 
 def _site(shell: Shell, name: str) -> SiteNow:
@@ -121,9 +121,9 @@ def _state(shell: Shell, name: str) -> str:
     engine = shell.engine
     if name in engine.book.excluded:
         return EXCLUDED
-    if engine.phase is Phase.DONE:
+    if engine.phase is RunPhase.DONE:
         return "idle"
-    if engine.phase is Phase.BURST:
+    if engine.phase is RunPhase.BURST:
         attempt = engine.round.current if engine.round else None
         return "in the sum" if attempt is not None and name in attempt.context.sites else "waiting"
     if name in engine.sites.declined:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 from coordinator.dashboard.live import EXCLUDED, Live
 from coordinator.dashboard.state_json import Board
-from coordinator.phases import Phase
+from coordinator.phases import RunPhase
 from lazaret import software
 
 # The reasons that an attempt can end for; any other text counts as "other", so that no text becomes a label.
@@ -26,10 +26,10 @@ class PhaseClock:
     """Seconds spent in each phase since this start."""
 
     def __init__(self) -> None:
-        self.seconds: dict[Phase, float] = dict.fromkeys(Phase, 0.0)
-        self._last: tuple[Phase, int] | None = None
+        self.seconds: dict[RunPhase, float] = dict.fromkeys(RunPhase, 0.0)
+        self._last: tuple[RunPhase, int] | None = None
 
-    def look(self, phase: Phase, mono_ms: int) -> None:
+    def look(self, phase: RunPhase, mono_ms: int) -> None:
         if self._last is not None:
             self.seconds[self._last[0]] += (mono_ms - self._last[1]) / 1000
         self._last = (phase, mono_ms)
@@ -82,7 +82,7 @@ class RunCollector(Collector):
     def _of_phases(self, live: Live) -> Iterator[Metric]:
         phase = GaugeMetricFamily("lazaret_phase", "1 for the phase that the run is in.", labels=("phase",))
         spent = CounterMetricFamily("lazaret_phase_seconds", "Seconds in each phase so far.", labels=("phase",))
-        for known in Phase:
+        for known in RunPhase:
             phase.add_metric((known,), live.phase is known)
             spent.add_metric((known,), self._phases.seconds[known])
         yield phase

@@ -11,7 +11,7 @@ from typing import Any, Final
 from coordinator.dashboard.history import COLUMNS, PageHistory, PageReader
 from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
 from coordinator.effects import PUBLISHED
-from coordinator.phases import Phase
+from coordinator.phases import RunPhase
 from coordinator.round_history import ReadOnlyHistory
 from lazaret import software
 from lazaret.errors import CodecError, LocalProtocolError
@@ -53,11 +53,11 @@ def _sentence(live: Live) -> str:
     connected = [site for site in live.sites if site.state not in (AWAY, EXCLUDED)]
     ready = sum(site.state == "ready" for site in live.sites)
     match live.phase:
-        case Phase.DONE:
+        case RunPhase.DONE:
             return f"All {live.planned} rounds are published"
-        case Phase.BURST if live.burst is not None:
+        case RunPhase.BURST if live.burst is not None:
             return f"Round {live.round}: summing over {live.burst.members} sites, {live.burst.step}"
-        case Phase.PINGING:
+        case RunPhase.PINGING:
             return f"Round {live.round}: asking {ready} sites whether they are there"
         case _:
             return f"Round {live.round}: training, {ready} of {len(connected)} connected sites are ready"
@@ -67,7 +67,7 @@ def _of_sites(live: Live, told: PageHistory) -> list[tuple[str, str]]:
     remarks = [(BAD, f"{name} is excluded: {reason}") for name, reason in sorted(told.excluded.items())]
     there = sum(site.state not in (AWAY, EXCLUDED) for site in live.sites)
     away = [site.name for site in live.sites if site.state == AWAY]
-    if there < live.least and live.phase is not Phase.DONE:
+    if there < live.least and live.phase is not RunPhase.DONE:
         remarks.append((BAD, f"{there} sites are connected; a round needs {live.least}"))
     elif away:
         remarks.append((LOOK, f"not connected: {', '.join(away)}"))

@@ -115,7 +115,7 @@ _GZIP = b"\x1f\x8b"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ColumnEntry:
     """One row. `where` is what errors call it; row 1 is the header, as a spreadsheet counts."""
 
     where: str
@@ -123,12 +123,12 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class CsvTable:
     columns: tuple[str, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[ColumnEntry, ...]
 
 
-def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) -> Table:
+def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) -> CsvTable:
     """All rows, each with exactly the header's fields.
 
     :param needed: columns that must be there.
@@ -148,13 +148,13 @@ def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) 
         raise DataError(
             f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="check for a quote that is not closed"
         ) from None
-    return Table(columns=columns, entries=entries)
+    return CsvTable(columns=columns, entries=entries)
 
 
-def _entry(fields: dict[str, str | None], where: str) -> Entry:
+def _entry(fields: dict[str, str | None], where: str) -> ColumnEntry:
     if None in fields or None in fields.values():
         raise DataError("more or fewer fields than the header", where=where)
-    return Entry(where=where, fields={name: (value or "").strip() for name, value in fields.items()})
+    return ColumnEntry(where=where, fields={name: (value or "").strip() for name, value in fields.items()})
 
 
 def _text(path: Path) -> str:

@@ -21,7 +21,7 @@ from npr.data.catalogue import Catalogue
 from npr.data.columns import Arrays
 from npr.data.generated import ICH_CLASSES
 from npr.data.manifest import Decoding, Row, catalogue_of, load_csv, load_folders
-from npr.data.store import Storage, squash
+from npr.data.store import ImageStorage, squash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def load_dicom(
     path: Path,
     *,
     image_size: int,
-    storage: Storage,
+    storage: ImageStorage,
     class_names: Sequence[str] | None = None,
     window: Window | None = None,
 ) -> Catalogue:
@@ -131,7 +131,7 @@ def _units(path: Path, where: str) -> tuple[str, str]:
         return str(header.get("PatientID") or ""), str(header.get("StudyInstanceUID") or "")
 
 
-def load_rsna(path: Path, *, image_size: int, storage: Storage, window: Window | None = None) -> Catalogue:
+def load_rsna(path: Path, *, image_size: int, storage: ImageStorage, window: Window | None = None) -> Catalogue:
     """`ID_*.dcm` files beside (or in a folder beside) one npz of ids, labels, clients and folds.
 
     The published split is by slice, so one patient's slices are on both sides and at several sites.

@@ -14,10 +14,10 @@ from PIL import Image
 
 from lazaret.errors import DataError
 from npr.data.catalogue import Catalogue
-from npr.data.columns import Entry, read_table
+from npr.data.columns import ColumnEntry, read_table
 from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.data.manifest import Decoding, Row, catalogue_of
-from npr.data.store import Storage, open_image, squash
+from npr.data.store import ImageStorage, open_image, squash
 
 # Colour constancy and brightness of dermoscopy images, before they are resized to a square.
 
@@ -59,7 +59,7 @@ def load_fed_isic(
     path: Path,
     *,
     image_size: int,
-    storage: Storage,
+    storage: ImageStorage,
     colour_constancy: bool = True,
     brightness: bool = False,
 ) -> Catalogue:
@@ -94,7 +94,7 @@ def read_split(split: Path, images: Path, lesions: dict[str, str] | None = None)
     return [_row(entry, images, lesions or {}) for entry in table.entries]
 
 
-def _row(entry: Entry, images: Path, lesions: dict[str, str]) -> Row:
+def _row(entry: ColumnEntry, images: Path, lesions: dict[str, str]) -> Row:
     name, where = entry.fields["image"], entry.where
     if not name:
         raise DataError("image is empty", where=where)

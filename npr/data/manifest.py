@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 
 from lazaret.errors import DataError
 from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list, on_two_sides
-from npr.data.columns import Entry, read_table
+from npr.data.columns import ColumnEntry, read_table
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
-from npr.data.store import Fault, Kind, Storage, digest_of, open_image, pool, squash
+from npr.data.store import Fault, FaultKind, ImageStorage, digest_of, open_image, pool, squash
 
 # From rows of image files to a catalogue. Everything that can be wrong in the table is checked before the first image
 # is decoded. Errors name the file and the row and never the patient, because people print and mail them.
@@ -74,17 +74,18 @@ def check_rows(
 def _fault(row: Row, class_names: Sequence[str], seen: dict[str, str]) -> Fault | None:
     """The first thing that is wrong with a row, and a note of its id in `seen`."""
 
-    def fault(kind: Kind, what: str, hint: str) -> Fault:
+    def fault(kind: FaultKind, what: str, hint: str) -> Fault:
         return Fault(kind=kind, error=DataError(what, where=row.where, hint=hint))
 
     if row.label not in class_names:
-        return fault(Kind.LABEL, "the label is not in the class list", _meant(row.label, class_names))
+        return fault(FaultKind.LABEL, "the label is not in the class list", _meant(row.label, class_names))
     if row.side is not None and row.side not in SIDES:
-        return fault(Kind.SPLIT, "the split is unknown", _meant(row.side, SIDES))
+        return fault(FaultKind.SPLIT, "the split is unknown", _meant(row.side, SIDES))
     if seen.setdefault(row.id, row.where) != row.where:
-        return fault(Kind.REPEATED, f"the same image as in {seen[row.id]}", "list every image once")
+        return fault(FaultKind.REPEATED, f"the same image as in {seen[row.id]}", "list every image once")
     if not _readable(row.path):
-        return fault(Kind.MISSING, "image file is missing", "copy it there and let this user read it, or drop the row")
+        hint = "copy it there and let this user read it, or drop the row"
+        return fault(FaultKind.MISSING, "image file is missing", hint)
     return None
 
 
@@ -106,7 +107,7 @@ def _grouped(rows: list[Row], unit_kind: str, report: Callable[[Fault], None]) -
     """Rows whose unit began on another side go there, if `report` lets them: so they are still looked at."""
     sides, names = [row.side or "" for row in rows], [row.where for row in rows]
     for _, error in on_two_sides([_unit(row) for row in rows], sides, unit_kind=unit_kind, names=names):
-        report(Fault(kind=Kind.TWO_SIDES, error=error))
+        report(Fault(kind=FaultKind.TWO_SIDES, error=error))
     first = {_unit(row): row.side for row in reversed(rows)}
     return [replace(row, side=first[_unit(row)]) for row in rows]
 
@@ -123,7 +124,7 @@ def catalogue_of(
     where: str,
     unit_kind: str,
     decoding: Decoding,
-    storage: Storage,
+    storage: ImageStorage,
     split_name: str = "split",
     split_grouped: bool = True,
 ) -> Catalogue:
@@ -192,7 +193,7 @@ def load_csv(
     path: Path,
     *,
     image_size: int,
-    storage: Storage,
+    storage: ImageStorage,
     class_names: Sequence[str] | None = None,
     decoding: Decoding | None = None,
 ) -> Catalogue:
@@ -234,7 +235,7 @@ def _unit_of(names: Sequence[str], path: Path) -> str | None:
     return next((unit for unit in UNITS if unit in names), None)
 
 
-def _row(entry: Entry, root: Path, unit: str | None) -> Row:
+def _row(entry: ColumnEntry, root: Path, unit: str | None) -> Row:
     fields = entry.fields
     for needed in ("image", "label", *([unit] if unit else [])):
         if not fields[needed]:
@@ -254,7 +255,7 @@ def load_folders(
     path: Path,
     *,
     image_size: int,
-    storage: Storage,
+    storage: ImageStorage,
     class_names: Sequence[str] | None = None,
     decoding: Decoding | None = None,
 ) -> Catalogue:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lazaret.errors import DataError
 from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list
 from npr.data.columns import Arrays
-from npr.data.store import Storage, digest_of, open_image, pool, squash
+from npr.data.store import ImageStorage, digest_of, open_image, pool, squash
 
 REQUIRED = ("jpeg", "offsets", "image_id", "label", "site", "class_names")
 # Column of units, most private first, and what it is called.
@@ -21,7 +21,7 @@ UNIT_COLUMNS = (("patient_id", "patient"), ("lesion_id", "lesion"), ("study_id",
 SPLIT_COLUMNS = {"fold": False, "fold_lesion": True, "fold_patient": True}
 
 
-def load_npz(path: Path, *, image_size: int, storage: Storage) -> Catalogue:
+def load_npz(path: Path, *, image_size: int, storage: ImageStorage) -> Catalogue:
     """The catalogue of the file (or of the only npz in the folder); decoded once per process and size."""
     file = _find(path)
     stat = file.stat()
@@ -40,7 +40,7 @@ def _find(path: Path) -> Path:
 
 
 @lru_cache(maxsize=2)
-def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: Storage) -> Catalogue:
+def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: ImageStorage) -> Catalogue:
     """Everything in the columns is checked before the first image is decoded."""
     arrays = Arrays.read(file, REQUIRED, (*(column for column, _ in UNIT_COLUMNS), *SPLIT_COLUMNS))
     labels = arrays.numbers("label")
@@ -100,7 +100,7 @@ def _check(file: Path, labels: NDArray[np.int64], classes: int, ids: tuple[str, 
 
 
 def _decode(
-    file: Path, data: bytes, starts: NDArray[np.int64], image_size: int, storage: Storage, fingerprint: str
+    file: Path, data: bytes, starts: NDArray[np.int64], image_size: int, storage: ImageStorage, fingerprint: str
 ) -> NDArray[np.uint8]:
     offsets = starts.tolist()
 

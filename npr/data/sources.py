@@ -26,7 +26,7 @@ from npr.data.fed_isic import load_fed_isic
 from npr.data.generated import GeneratedSpec, generate
 from npr.data.manifest import load_csv, load_folders
 from npr.data.npz import load_npz
-from npr.data.store import Decode, Fault, Kind, Storage
+from npr.data.store import Decode, Fault, FaultKind, ImageStorage
 
 DATA_VARIABLE = "LAZARET_DATA"
 
@@ -115,17 +115,18 @@ def open_catalogue(
     image_size: int = 224,
     seed: int = 0,
     class_names: Sequence[str] | None = None,
-    storage: Storage | None = None,
+    storage: ImageStorage | None = None,
 ) -> Catalogue:
     """Every image of `source`, cut into the sites it asks for, before a fold is chosen."""
     if image_size < 8:
         raise ConfigError(f"image_size = {image_size} shows nothing", hint="use 8 or more")
     name = SourceName.parse(source)
-    return partition(_load(name, image_size, seed, class_names, storage or Storage.from_environment()), name.partition)
+    kept = storage or ImageStorage.from_environment()
+    return partition(_load(name, image_size, seed, class_names, kept), name.partition)
 
 
 def _load(
-    name: SourceName, image_size: int, seed: int, class_names: Sequence[str] | None, storage: Storage
+    name: SourceName, image_size: int, seed: int, class_names: Sequence[str] | None, storage: ImageStorage
 ) -> Catalogue:
     if name.kind == "generated":
         return generate(GeneratedSpec.parse(name.rest, seed=seed), image_size=image_size)
@@ -171,7 +172,7 @@ def open_dataset(
     image_size: int = 224,
     validation: float = 0.0,
     class_names: Sequence[str] | None = None,
-    storage: Storage | None = None,
+    storage: ImageStorage | None = None,
 ) -> FederatedDataset:
     """One fold of `source`.
 
@@ -192,7 +193,7 @@ _AT_A_TIME = 256
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class _Undecoded(Storage):
+class _Undecoded(ImageStorage):
     """Takes the place of decoded images: an array of zeros that needs no memory, and a note of how to decode."""
 
     faults: list[Fault] = field(default_factory=list)
@@ -259,7 +260,7 @@ def _digests(told: Survey) -> Iterator[bytes | Fault]:
         try:
             return hashlib.blake2b(told.decode(row).tobytes(), digest_size=16).digest()
         except DataError as error:
-            return Fault(kind=Kind.UNREADABLE, error=error)
+            return Fault(kind=FaultKind.UNREADABLE, error=error)
 
     rows = range(len(told.catalogue))
     with progress("checking images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:

@@ -59,7 +59,7 @@ def squash(image: Image.Image, size: int) -> NDArray[np.uint8]:
 # What can be wrong with one image or row: training stops at the first fault, a survey lists them all.
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     LABEL = "label outside the classes"
     SPLIT = "unknown split"
     REPEATED = "image listed twice"
@@ -72,7 +72,7 @@ class Kind(StrEnum):
 class Fault:
     """One of them, as the error that it is when nobody collects."""
 
-    kind: Kind
+    kind: FaultKind
     error: DataError
 
 
@@ -85,7 +85,7 @@ _ROWS_AT_A_TIME = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Storage:
+class ImageStorage:
     """Where decoded images go.
 
     :param memory_limit: bytes of one pool above which it is memory-mapped from `cache_dir`.
@@ -97,7 +97,7 @@ class Storage:
     cache_dir: Path | None = None
 
     @classmethod
-    def from_environment(cls) -> Storage:
+    def from_environment(cls) -> ImageStorage:
         chosen = os.environ.get(CACHE_VARIABLE)
         return cls(cache_dir=Path(chosen) if chosen else None)
 
@@ -120,7 +120,9 @@ def digest_of(parts: Iterable[object]) -> str:
     return hashlib.sha256(json.dumps([str(part) for part in parts]).encode()).hexdigest()
 
 
-def pool(decode: Decode, count: int, shape: tuple[int, int, int], *, key: str, storage: Storage) -> NDArray[np.uint8]:
+def pool(
+    decode: Decode, count: int, shape: tuple[int, int, int], *, key: str, storage: ImageStorage
+) -> NDArray[np.uint8]:
     """All `count` images in one array, read from the cache when the same pool was made before."""
     full = (count, *shape)
     if (blank := storage.instead(decode, full)) is not None:

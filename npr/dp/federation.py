@@ -22,8 +22,8 @@ from npr.model import ModelSpec, normalisation
 from npr.params import Aggregator, Contribution
 from npr.training import LocalReport
 from security.dp.accountant import Spent
-from security.dp.ledger import Head as LedgerHead
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
+from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
 from security.dp.planner import Schedule, order_for, propose_multiplier
 
@@ -32,7 +32,7 @@ _LEDGER = "dp/ledger"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PrivatePlan:
+class PrivateSchedule:
     """What every site of an experiment is promised, and how. Equal at all sites: rate and steps are public."""
 
     schedule: Schedule
@@ -42,7 +42,7 @@ class PrivatePlan:
     micro_batch: int = 64
 
     @classmethod
-    def for_epsilon(cls, epsilon: float, *, delta: float, schedule: Schedule, dimensions: int = 64) -> PrivatePlan:
+    def for_epsilon(cls, epsilon: float, *, delta: float, schedule: Schedule, dimensions: int = 64) -> PrivateSchedule:
         """The schedule with the least gradient noise that keeps the whole run within epsilon."""
         multiplier = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
         return cls(schedule=replace(schedule, multiplier=multiplier), cap=epsilon, delta=delta, dimensions=dimensions)
@@ -57,7 +57,7 @@ class PrivateFederation(Federation):
         dataset: FederatedDataset,
         spec: ModelSpec,
         config: TrainConfig,
-        plan: PrivatePlan,
+        plan: PrivateSchedule,
         seed: int = 0,
         aggregator: Aggregator | None = None,
     ) -> None:

@@ -215,7 +215,7 @@ class PrivateRounds:
             yield features.double().cpu().numpy()
 
 
-class Books(Protocol):
+class Bookings(Protocol):
     """A ledger, or what stands before one: an agent adds its limits and its log."""
 
     @property
@@ -242,7 +242,7 @@ class PrivateTraining:
         site: Site,
         *,
         schedule: Schedule,
-        books: Books,
+        books: Bookings,
         run: str,
         mean: tuple[float, ...],
         std: tuple[float, ...],

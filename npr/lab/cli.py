@@ -13,7 +13,7 @@ import click
 
 from lazaret.terminal import log_option, log_to_stderr, run_command
 from npr.lab.export import model
-from npr.lab.plan import Plan, parse_assignments, parse_folds, parse_grids, parse_integers
+from npr.lab.plan import LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -131,7 +131,7 @@ def _threads(workers: int) -> int:
     return int(wanted) if wanted.isdigit() and int(wanted) > 0 else max(1, (os.cpu_count() or 1) // workers)
 
 
-def _plan(given: dict[str, Any]) -> Plan:
+def _plan(given: dict[str, Any]) -> LabPlan:
     """Everything that can be wrong with the request is found here, before anything is loaded or written."""
     from npr.lab.request import OVERRIDES, make_plan, preset
 
@@ -161,7 +161,7 @@ def _require_reference(reference: str, variants: set[str]) -> None:
         require_known("model", kind, KINDS, where="--reference")
 
 
-def _print_plan(plan: Plan, as_json: bool) -> None:
+def _print_plan(plan: LabPlan, as_json: bool) -> None:
     if as_json:
         _print_json({"settings": plan.settings.model_dump(mode="json"), "cells": [cell.key for cell in plan.cells]})
         return

@@ -77,7 +77,7 @@ class Cell(Frozen):
         return f"{readable}.s{self.seed}.f{self.fold}.{_digest(self.model_dump(mode='json'))[:8]}"
 
 
-class Plan(Frozen):
+class LabPlan(Frozen):
     """Settings and the cells in the order in which they run."""
 
     settings: Settings

@@ -14,10 +14,10 @@ from pydantic import Field, ValidationError
 
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
-from npr.dp.federation import PrivateFederation, PrivatePlan
+from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
-from npr.lab.plan import Cell, DataSettings, Frozen, Grid, ModelSettings, Plan, Settings, Value, make_cells
+from npr.lab.plan import Cell, DataSettings, Frozen, Grid, LabPlan, ModelSettings, Settings, Value, make_cells
 from npr.methods import registry
 from security.dp.planner import PREFIX, PrivateSettings
 
@@ -144,7 +144,7 @@ class PrivateOptions(Frozen):
             raise ConfigError("differential privacy with no epsilon", where="--dp", hint="--dp epsilon=8")
         return options
 
-    def plan(self, *, rounds: int, prototypes: bool) -> PrivatePlan | None:
+    def plan(self, *, rounds: int, prototypes: bool) -> PrivateSchedule | None:
         """The schedule with the least noise that keeps the whole run within epsilon; None when privacy is off."""
         if self.epsilon is None:
             return None
@@ -157,7 +157,7 @@ class PrivateOptions(Frozen):
             dimensions=self.dimensions,
         )
         schedule = settings.schedule(rounds=rounds, multiplier=1.0, clip=self.clip)
-        return PrivatePlan.for_epsilon(
+        return PrivateSchedule.for_epsilon(
             self.epsilon, delta=self.delta, schedule=schedule, dimensions=self.dimensions
         )
 
@@ -200,7 +200,7 @@ def make_plan(
     train: Mapping[str, Value] | None = None,
     overrides: Mapping[str, Any] | None = None,
     aggregation: Literal["plain", "secure"] = "plain",
-) -> Plan:
+) -> LabPlan:
     """The preset with what was asked for put over it."""
     wanted = tuple(methods or preset.methods)
     for name in wanted:
@@ -233,10 +233,10 @@ def make_plan(
     for cell in cells:
         registry.build(train_config(settings, cell))
         private_plan(settings, cell)
-    return Plan(settings=settings, cells=cells)
+    return LabPlan(settings=settings, cells=cells)
 
 
-def private_plan(settings: Settings, cell: Cell) -> PrivatePlan | None:
+def private_plan(settings: Settings, cell: Cell) -> PrivateSchedule | None:
     """The cell's promise of privacy, or None when it makes none. Settings that would void it are refused here."""
     options = PrivateOptions.of({**settings.train, **dict(cell.options)})
     plan = options.plan(rounds=settings.rounds, prototypes=registry.get(cell.method).npr)

@@ -10,7 +10,7 @@ from lazaret.errors import ConfigError
 from npr.lab.cell import check_cells
 from npr.lab.engines import Outcome, Reporter, reporter, run_inline, run_workers
 from npr.lab.on_ray import run_ray
-from npr.lab.plan import Cell, Plan
+from npr.lab.plan import Cell, LabPlan
 from npr.lab.request import train_config
 from npr.lab.store import Json, ResultStore, read_results, write_atomically
 from npr.lab.summary import percent, predictions_loader, summarise_cells
@@ -27,7 +27,7 @@ class Engine:
     address: str | None = None
 
 
-def run_plan(plan: Plan, out: Path, *, engine: Engine, reference: str, plots: bool) -> Json:
+def run_plan(plan: LabPlan, out: Path, *, engine: Engine, reference: str, plots: bool) -> Json:
     """Runs what is not finished and returns the results as written."""
     store = ResultStore(out)
     store.load(plan)
@@ -56,7 +56,7 @@ def run_plan(plan: Plan, out: Path, *, engine: Engine, reference: str, plots: bo
     return results
 
 
-def _require_same_training(plan: Plan, store: ResultStore) -> None:
+def _require_same_training(plan: LabPlan, store: ResultStore) -> None:
     """A cell of an older version may have been trained under other defaults, which its row would not show."""
     for cell in plan.cells:
         found = store.result(cell)
@@ -69,7 +69,7 @@ def _require_same_training(plan: Plan, store: ResultStore) -> None:
 
 
 def _outcomes(
-    engine: Engine, plan: Plan, todo: Sequence[Cell], store: ResultStore, progress: Reporter
+    engine: Engine, plan: LabPlan, todo: Sequence[Cell], store: ResultStore, progress: Reporter
 ) -> Iterator[Outcome]:
     if engine.name == "ray":
         return run_ray(
@@ -86,7 +86,7 @@ def _outcomes(
     return run_inline(plan.settings, todo, store, progress)
 
 
-def _updater(plan: Plan, store: ResultStore, reference: str) -> Callable[[], None]:
+def _updater(plan: LabPlan, store: ResultStore, reference: str) -> Callable[[], None]:
     """Writes results.json and table.md: after every cell, so that a killed run leaves a table of what it had."""
 
     def update() -> None:

@@ -20,7 +20,7 @@ from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.wire_layout import WireModel, all_shares
 from protos.loopback import LoopbackFederation
 from security.identity.initial_model import blocks_of
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import HITS, LOSS, Block, Clips, Layout
 from security.secagg.state import canonical
@@ -87,7 +87,7 @@ class SecureAggregator:
             for site, c in zip(federation.sites, contributions, strict=True)
         }
         outcome = self._machines(state).run_round(words)
-        if outcome.state is None or outcome.verdict is not Verdict.GOOD:
+        if outcome.state is None or outcome.verdict is not SumVerdict.GOOD:
             raise DataError("the round's sum was void", hint="lower the learning rate, or use --aggregation plain")
         self._wire.load(self._scratch, outcome.state, self._groups)
         weight = sum(c.weight for c in contributions)

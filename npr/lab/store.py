@@ -21,7 +21,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lazaret.errors import ConfigError
-from npr.lab.plan import Cell, Plan, Settings
+from npr.lab.plan import Cell, LabPlan, Settings
 
 FORMAT = "lazaret-lab-results/1"
 
@@ -93,7 +93,7 @@ class ResultStore:
                 ) from None
             yield
 
-    def load(self, plan: Plan) -> None:
+    def load(self, plan: LabPlan) -> None:
         """Takes up what is there: results.json, and cells a killed run finished but did not get to write into it."""
         if (self.out / "results.json").exists():
             earlier = read_results(self.out)
@@ -131,7 +131,7 @@ class ResultStore:
     def record_failure(self, cell: Cell, error: str) -> None:
         self._failed[cell.key] = error
 
-    def write(self, plan: Plan, extra: Json) -> None:
+    def write(self, plan: LabPlan, extra: Json) -> None:
         """Replaces results.json; `extra` holds what is derived from the cells (summary, comparisons)."""
         done = self._cells.keys() | self._failed.keys()
         cells = sorted(self._cells.values(), key=lambda cell: (cell["seed"], str(cell["fold"]), cell["key"]))

@@ -27,7 +27,7 @@ from npr.model import ModelSpec, SplitModel, build_model
 from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.prototypes import Prototypes
 from npr.seeds import derive
-from npr.training import NOTHING, LocalReport, Step, descend, evaluating, extract
+from npr.training import NOTHING, LocalReport, TrainingStep, descend, evaluating, extract
 
 Kind = Literal["global", "local", "personal"]
 Prediction = Literal["head", "prototype", "both"]
@@ -172,14 +172,14 @@ class Method:
         del site
         return None
 
-    def step(self, site: Site, batch: Batch) -> Step:
+    def step(self, site: Site, batch: Batch) -> TrainingStep:
         """Loss of one batch, with a single pass through the extractor for every term."""
         features = site.model.features(batch.images)
         logits = site.model.logits(features)
         loss = self.supervised(site, features, logits, batch.labels) + self.penalty(site, batch, features, logits)
         if self.regulariser is not None:
             loss = self.regulariser.add(site, loss, features, batch.labels)
-        return Step(loss, logits, features)
+        return TrainingStep(loss, logits, features)
 
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Balanced softmax over the site's classes, or what the configuration puts in its place."""

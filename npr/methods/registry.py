@@ -28,12 +28,12 @@ _MODULES = (
     "fedper",
     "fednpr",
 )
-_entries: dict[str, Entry] = {}
+_entries: dict[str, RegisteredMethod] = {}
 M = TypeVar("M", bound=type[Method])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RegisteredMethod:
     """One name: the class behind it, whether NPR is added to its loss, and the name it is another word for.
 
     :ivar predict: what `predict = "auto"` means for it.
@@ -60,7 +60,7 @@ def register(
         for title, original in ((name, None), *((alias, name) for alias in aliases)):
             if title in _entries:
                 raise LocalProtocolError(f"a method named {title!r} is registered already")
-            _entries[title] = Entry(
+            _entries[title] = RegisteredMethod(
                 name=title, method=method, summary=summary, npr=npr, predict=predict, alias_of=original
             )
         return method
@@ -68,13 +68,13 @@ def register(
     return add
 
 
-def _load() -> dict[str, Entry]:
+def _load() -> dict[str, RegisteredMethod]:
     for module in _MODULES:
         import_module(f"npr.methods.{module}")
     return _entries
 
 
-def get(name: str) -> Entry:
+def get(name: str) -> RegisteredMethod:
     """The entry of `name`, or an error that lists the names it may have been."""
     known = _load()
     if name not in known:
@@ -87,7 +87,7 @@ def names() -> tuple[str, ...]:
     return tuple(_load())
 
 
-def rows() -> list[Entry]:
+def rows() -> list[RegisteredMethod]:
     """Every name in the order of registration, aliases as rows of their own."""
     return list(_load().values())
 

@@ -21,7 +21,7 @@ from lazaret.errors import DataError
 from scripts.local_federation import alone, sums
 from scripts.local_federation.processes import ROOT
 from scripts.local_federation.setup import Grounds
-from security.audit.facts import History, read_history
+from security.audit.facts import LogHistory, read_history
 from security.identity.initial_model import pinned_model
 
 DUMPS = "plaintext-for-the-demo-only"
@@ -76,11 +76,11 @@ def summary(grounds: Grounds, survived: list[str], alone: dict[str, Any]) -> dic
     }
 
 
-def _clip_refusals(history: History) -> int:
+def _clip_refusals(history: LogHistory) -> int:
     return sum(DataError.code in record.body["rule"] for record in history.of("round.declined"))
 
 
-def _site(grounds: Grounds, name: str, history: History, alone: dict[str, Any]) -> dict[str, Any]:
+def _site(grounds: Grounds, name: str, history: LogHistory, alone: dict[str, Any]) -> dict[str, Any]:
     lines = (grounds.site(name) / "state" / "metrics.jsonl").read_text().splitlines()
     newest = json.loads(lines[-1])["test"]
     out: dict[str, int] = {}

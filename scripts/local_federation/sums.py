@@ -19,7 +19,7 @@ from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.rng import SystemRandomness
 from security.secagg import state as states
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.coordinator.publication import read_sum
 from security.secagg.coordinator.spool import FileSpool, Gone
 from security.secagg.layout import Layout
@@ -90,7 +90,7 @@ def _published(result: Result, total: Words | None, *, checked: bool) -> Publish
         total=total,
         before=result.context.state_hash,
         after=result.state_hash,
-        good=result.verdict == Verdict.GOOD,
+        good=result.verdict == SumVerdict.GOOD,
         checked=checked,
     )
 

@@ -21,8 +21,8 @@ from typing import Any, Final
 from security.audit.verify import Keys, verify
 from security.clock import ManualClock, SystemClock
 from security.log.egress import due_bytes, permitted, recorded_shape
-from security.log.events import Egress, Heartbeat, NetCounter, Receipt
-from security.log.note import KeyType, Signer, checkpoint_of
+from security.log.events import Egress, Heartbeat, NetCounter, ReceiptReceived
+from security.log.note import KeyType, NoteSigner, checkpoint_of
 from security.log.roster import Party, Roster
 from security.log.schema import decimal
 from security.log.store import Disk, LogFolder
@@ -47,11 +47,11 @@ class _Unsynced(Disk):
         path.chmod(mode)
 
 
-def _parties(rng: SystemRandomness) -> tuple[Roster, list[tuple[Party, Signer, Signer]]]:
+def _parties(rng: SystemRandomness) -> tuple[Roster, list[tuple[Party, NoteSigner, NoteSigner]]]:
     made = []
     for name, role in (("hub", "coordinator"), ("site-a", "site"), ("site-b", "site"), ("site-c", "site")):
-        root = Signer.from_seed(f"{name}.bench/audit", rng.bytes(32))
-        cosigner = Signer.from_seed(f"{name}.bench/witness", rng.bytes(32), KeyType.COSIGNER)
+        root = NoteSigner.from_seed(f"{name}.bench/audit", rng.bytes(32))
+        cosigner = NoteSigner.from_seed(f"{name}.bench/witness", rng.bytes(32), KeyType.COSIGNER)
         party = Party(name=name, role=role, origin=root.key.name, root=root.key, cosigner=cosigner.key)
         made.append((party, root, cosigner))
     return Roster(parties=tuple(party for party, _, _ in made)), made
@@ -65,11 +65,11 @@ def _length(message: str, frame: int) -> tuple[dict[str, Any], int]:
     return numbers, due_bytes(message, shape.origin, numbers) or 0
 
 
-def _entry(number: int, head: int) -> Egress | Receipt:
+def _entry(number: int, head: int) -> Egress | ReceiptReceived:
     """Messages and receipts in turn, as in a round."""
     ident, digest = f"{number // 2:032x}", sha256(number.to_bytes(8, "big")).hexdigest()
     if number % 2:
-        return Receipt(msg_id=ident, head_size=head, head_root=digest, ingress=number, proof=digest)
+        return ReceiptReceived(msg_id=ident, head_size=head, head_root=digest, ingress=number, proof=digest)
     message = "UploadFrame" if number % 8 else "Agree"
     vector = message == "UploadFrame"
     shape, due = _length(message, number % 61)

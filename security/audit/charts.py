@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from security.audit.epsilon import Statement
+from security.audit.epsilon import EpsilonStatement
 from security.audit.text import when
 
 WIDTH: Final = 720
@@ -95,7 +95,7 @@ def _ticks(high: float, count: int = 4) -> list[float]:
     return [index * step for index in range(count + 1) if index * step <= high * 1.001]
 
 
-def epsilon_chart(statements: Sequence[Statement]) -> Drawing:
+def epsilon_chart(statements: Sequence[EpsilonStatement]) -> Drawing:
     """Epsilon after each round for every site with a budget, under its cap."""
     left, right, bottom = 48, WIDTH - 92, 222
     cap = max(float(statement.cap) for statement in statements)
@@ -114,7 +114,7 @@ def epsilon_chart(statements: Sequence[Statement]) -> Drawing:
     return drawing
 
 
-def _staircase(statement: Statement, x: _Scale, y: _Scale) -> str:
+def _staircase(statement: EpsilonStatement, x: _Scale, y: _Scale) -> str:
     """A round is paid at once, so the curve goes up in steps."""
     points = [(x(0), y(0))]
     for index, item in enumerate(statement.series):
@@ -122,7 +122,7 @@ def _staircase(statement: Statement, x: _Scale, y: _Scale) -> str:
     return " ".join(f"{px},{py}" for px, py in points)
 
 
-def _end_labels(statements: Sequence[Statement], y: _Scale, left: float) -> list[Label]:
+def _end_labels(statements: Sequence[EpsilonStatement], y: _Scale, left: float) -> list[Label]:
     """Names at the ends of the curves, pushed down where they would cover each other."""
     labels, lowest = [], 0.0
     for statement in sorted(statements, key=lambda item: -item.epsilon):
@@ -132,7 +132,7 @@ def _end_labels(statements: Sequence[Statement], y: _Scale, left: float) -> list
     return labels
 
 
-def _round_labels(statements: Sequence[Statement], x: _Scale, bottom: int) -> list[Label]:
+def _round_labels(statements: Sequence[EpsilonStatement], x: _Scale, bottom: int) -> list[Label]:
     longest = max(statements, key=lambda statement: len(statement.series)).series
     every = max(1, len(longest) // 10)
     marks = [

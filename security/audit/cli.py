@@ -18,7 +18,7 @@ from lazaret.errors import CannotDecide, ConfigError, ToolkitError
 
 if TYPE_CHECKING:
     from security.audit.compare import Crossed
-    from security.audit.epsilon import Statement
+    from security.audit.epsilon import EpsilonStatement
     from security.audit.findings import Finding
     from security.audit.verify import Verified
 
@@ -65,7 +65,7 @@ def _finish(code: int, *, quiet: bool = False) -> None:
     sys.exit(code)
 
 
-def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], Statement | None]:
+def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], EpsilonStatement | None]:
     """A log's findings with those of its privacy accounting; the accountant is imported only where there is one."""
     from security.audit.facts import read_history
     from security.audit.findings import Findings

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from lazaret.errors import ToolkitError
 from security.audit import epsilon
-from security.audit.epsilon import Statement
-from security.audit.facts import History, read_history
+from security.audit.epsilon import EpsilonStatement
+from security.audit.facts import LogHistory, read_history
 from security.audit.findings import Finding, Findings, exit_code
 from security.audit.scan import SKEW_MS
 from security.audit.verify import Keys, Verified, verify
@@ -33,8 +33,8 @@ class Crossed:
     """Everything that a set of logs tells together."""
 
     logs: tuple[Verified, ...]
-    histories: tuple[History, ...]
-    statements: tuple[Statement, ...]
+    histories: tuple[LogHistory, ...]
+    statements: tuple[EpsilonStatement, ...]
     joint: tuple[Finding, ...]
     matched: int = 0
     receipts: int = 0
@@ -108,7 +108,7 @@ def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[HeldCheckpoint]]
     return verify(path, keys, others) if others else first
 
 
-def _history(log: Verified, roster: Roster | None) -> History:
+def _history(log: Verified, roster: Roster | None) -> LogHistory:
     party = roster.by_origin.get(log.origin) if roster else None
     name = party.name if party else log.origin.split(".", 1)[0]
     return read_history(log.folder, origin=log.origin, name=name, role=log.role)
@@ -117,7 +117,7 @@ def _history(log: Verified, roster: Roster | None) -> History:
 # Messages: each that left has one that arrived
 
 
-def _join_messages(histories: Sequence[History], roster: Roster | None, joint: Findings) -> int:
+def _join_messages(histories: Sequence[LogHistory], roster: Roster | None, joint: Findings) -> int:
     hub = next((history for history in histories if history.role == COORDINATOR), None)
     sites = [history for history in histories if history.role == SITE]
     known = {party.name for party in roster.sites} if roster else set()
@@ -141,7 +141,9 @@ def _join_messages(histories: Sequence[History], roster: Roster | None, joint: F
     return matched
 
 
-def _match_site(site: History, hub: History, arrived: dict[tuple[str, str], list[Record]], joint: Findings) -> int:
+def _match_site(
+    site: LogHistory, hub: LogHistory, arrived: dict[tuple[str, str], list[Record]], joint: Findings
+) -> int:
     """Take each message's counterpart out of `arrived`; what is left there had none."""
     matched, waiting = 0, list[Record]()
     digests: dict[str, str] = {}
@@ -174,13 +176,13 @@ def _match_site(site: History, hub: History, arrived: dict[tuple[str, str], list
     return matched
 
 
-def _let_go(waiting: list[Record], site: History, joint: Findings) -> None:
+def _let_go(waiting: list[Record], site: LogHistory, joint: Findings) -> None:
     for record in waiting:
         joint.add("InFlight", f"{site.name}: {record.body['message']}, entry {record.seq}", record.seq)
     waiting.clear()
 
 
-def _compare(site: History, sent: Record, hub: History, got: Record, joint: Findings) -> None:
+def _compare(site: LogHistory, sent: Record, hub: LogHistory, got: Record, joint: Findings) -> None:
     differing = [name for name in ("message", "bytes", "sha256") if sent.body[name] != got.body[name]]
     # A message of no round, such as the greeting in which a site learns that a new run has begun, is of no run either.
     if sent.key != got.key and (sent.round, got.round) != (None, None):
@@ -212,7 +214,7 @@ def tree_of(path: Path) -> Tree:
     return tree
 
 
-def join_seen(histories: Iterable[History], trees: Mapping[str, Tree], joint: Findings) -> None:
+def join_seen(histories: Iterable[LogHistory], trees: Mapping[str, Tree], joint: Findings) -> None:
     """Every message carries its sender's newest checkpoint, and the receiver wrote it down.
 
     Only the checkpoints that witnesses hold are proof against somebody; this is one party's word. But it costs nothing
@@ -227,7 +229,7 @@ def join_seen(histories: Iterable[History], trees: Mapping[str, Tree], joint: Fi
                 joint.add("HeadContradicted", detail, record.seq)
 
 
-def join_receipts(sites: Iterable[History], hub: History, tree: Tree, joint: Findings) -> int:
+def join_receipts(sites: Iterable[LogHistory], hub: LogHistory, tree: Tree, joint: Findings) -> int:
     """Check every receipt that the sites kept; returns how many fit.
 
     A receipt binds the coordinator to one history of its own log: a checkpoint that it showed to one site only, or an
@@ -261,7 +263,7 @@ def _fault(name: str, receipt: Record, entry: Record | None, tree: Tree, roots: 
     return None
 
 
-def _join_receipts(trees: Mapping[str, Tree], histories: Sequence[History], joint: Findings) -> int:
+def _join_receipts(trees: Mapping[str, Tree], histories: Sequence[LogHistory], joint: Findings) -> int:
     sites = [history for history in histories if history.role == SITE]
     hubs = [history for history in histories if history.role == COORDINATOR]
     return sum(join_receipts(sites, hub, trees[hub.origin], joint) for hub in hubs)
@@ -270,7 +272,7 @@ def _join_receipts(trees: Mapping[str, Tree], histories: Sequence[History], join
 # One model, one cohort, one kind of share
 
 
-def _join_models(histories: Sequence[History], joint: Findings) -> None:
+def _join_models(histories: Sequence[LogHistory], joint: Findings) -> None:
     seen: dict[tuple[str | None, int | None], tuple[str, str, int]] = {}
     for history in histories:
         for record in history.of("model.received"):
@@ -297,7 +299,7 @@ def _join_models(histories: Sequence[History], joint: Findings) -> None:
             last = record
 
 
-def _join_cohorts(histories: Sequence[History], joint: Findings) -> None:
+def _join_cohorts(histories: Sequence[LogHistory], joint: Findings) -> None:
     for kind, fields in (
         ("round.invited", ("context", "cohort", "cohort_size")),
         ("secagg.survivors", ("context", "survivors", "count", "threshold")),
@@ -319,7 +321,7 @@ def _join_cohorts(histories: Sequence[History], joint: Findings) -> None:
                     )
 
 
-def _join_unmasking(histories: Sequence[History], joint: Findings) -> None:
+def _join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
     """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
     opened: dict[str, dict[str, dict[str, int]]] = {}
     for history in histories:
@@ -338,7 +340,7 @@ def _join_unmasking(histories: Sequence[History], joint: Findings) -> None:
             )
 
 
-def _join_payments(histories: Sequence[History], joint: Findings) -> None:
+def _join_payments(histories: Sequence[LogHistory], joint: Findings) -> None:
     """The coordinator's list of who uploaded, against the payments of sites that have a budget."""
     by_name = {history.name: history for history in histories if history.role == SITE}
     for hub in (history for history in histories if history.role == COORDINATOR):

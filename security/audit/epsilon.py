@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from security.audit.facts import History
+from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 from security.log.reader import Record
 
@@ -34,7 +34,7 @@ class Spending:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class EpsilonStatement:
     """A site's differential-privacy claim with everything it depends on."""
 
     site: str
@@ -54,7 +54,7 @@ class Statement:
         return self.series[-1].recomputed
 
 
-def replay(history: History, findings: Findings, *, second_opinion: bool = False) -> Statement | None:
+def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = False) -> EpsilonStatement | None:
     """Recompute a site's epsilon and compare; None where the log claims no differential privacy."""
     reserved = list(history.of("dp.reserved"))
     committed = list(history.of("dp.committed"))
@@ -71,7 +71,7 @@ def replay(history: History, findings: Findings, *, second_opinion: bool = False
             findings.add("DpTermsChanged", f"entry {record.seq} has another {', '.join(changed)}", record.seq)
     series, spent = _recompute(reserved, committed, terms, findings)
     best, pld = _opinions(spent, float(terms["delta"]), second_opinion)
-    return Statement(
+    return EpsilonStatement(
         site=history.name,
         unit=terms["unit"],
         relation=terms["relation"],
@@ -135,7 +135,7 @@ def _check_commits(reserved: Sequence[Record], committed: Sequence[Record], find
             findings.add("EpsilonMismatch", f"entry {record.seq} commits what was not reserved", record.seq)
 
 
-def _check_paid(history: History, paid: set[tuple[str | None, int | None]], findings: Findings) -> None:
+def _check_paid(history: LogHistory, paid: set[tuple[str | None, int | None]], findings: Findings) -> None:
     """Under a budget, no masked vector leaves in a round that was not paid for."""
     for record in history.of("egress"):
         if record.body["data_class"] == "masked-vector" and record.key not in paid:

@@ -36,7 +36,7 @@ TYPES: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class LogHistory:
     """The records of one log by type, in order, and when each boot began and ended."""
 
     origin: str
@@ -51,9 +51,9 @@ class History:
             yield from self.by_type.get(name, ())
 
 
-def read_history(path: Path, *, origin: str, name: str, role: str) -> History:
+def read_history(path: Path, *, origin: str, name: str, role: str) -> LogHistory:
     """Read a log that was verified; lines that are no entries are left to the verifier's findings."""
-    history = History(origin=origin, name=name, role=role)
+    history = LogHistory(origin=origin, name=name, role=role)
     for record in LogReader(path, gaps=True).records(*TYPES):
         history.by_type.setdefault(record.type, []).append(record)
         first, _ = history.boots.get(record.boot, (record.ts, record.ts))
@@ -61,7 +61,7 @@ def read_history(path: Path, *, origin: str, name: str, role: str) -> History:
     return history
 
 
-def rounds_of(histories: Sequence[History]) -> list[tuple[str | None, int]]:
+def rounds_of(histories: Sequence[LogHistory]) -> list[tuple[str | None, int]]:
     """Every (run, round) that any log speaks of, in order."""
     keys = {
         (record.run, record.round) for history in histories for record in history.of(*TYPES) if record.round is not None
@@ -78,7 +78,7 @@ Round = tuple[str | None, int]
 class RoundFacts:
     """What all logs say about one round."""
 
-    def __init__(self, histories: Sequence[History], key: Round) -> None:
+    def __init__(self, histories: Sequence[LogHistory], key: Round) -> None:
         self.models: set[str] = set()
         self.cohorts: set[str] = set()
         self.cohort_size = 0
@@ -90,7 +90,7 @@ class RoundFacts:
         for history in histories:
             self._take(history, key)
 
-    def _take(self, history: History, key: Round) -> None:
+    def _take(self, history: LogHistory, key: Round) -> None:
         for record in history.of("model.received", "round.invited", "egress", "secagg.survivors"):
             if record.key != key:
                 continue
@@ -121,7 +121,7 @@ class RoundFacts:
         return self.uploads - self.dropouts
 
 
-def round_json(histories: Sequence[History], key: Round) -> dict[str, Any]:
+def round_json(histories: Sequence[LogHistory], key: Round) -> dict[str, Any]:
     """The same for machines."""
     facts = RoundFacts(histories, key)
     return {

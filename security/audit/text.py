@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from security.audit.epsilon import Statement
+from security.audit.epsilon import EpsilonStatement
 from security.audit.findings import CODES, Finding, Severity
 from security.audit.verify import Verified
 
@@ -76,7 +76,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
             yield plain(f"      {finding.meaning} -> {finding.ask}")
 
 
-def log_lines(log: Verified, findings: Iterable[Finding], statement: Statement | None) -> Iterator[str]:
+def log_lines(log: Verified, findings: Iterable[Finding], statement: EpsilonStatement | None) -> Iterator[str]:
     """What one log turned out to be."""
     found = tuple(findings)
     newest = log.checkpoints.newest
@@ -100,7 +100,7 @@ def log_lines(log: Verified, findings: Iterable[Finding], statement: Statement |
     yield from finding_lines(found)
 
 
-def epsilon_line(statement: Statement) -> str:
+def epsilon_line(statement: EpsilonStatement) -> str:
     """One site's epsilon in a line."""
     return plain(
         f"{statement.site}: epsilon {statement.epsilon:.2f} of {float(statement.cap):.2f} "
@@ -108,7 +108,7 @@ def epsilon_line(statement: Statement) -> str:
     )
 
 
-def log_json(log: Verified, findings: Iterable[Finding], statement: Statement | None) -> dict[str, Any]:
+def log_json(log: Verified, findings: Iterable[Finding], statement: EpsilonStatement | None) -> dict[str, Any]:
     """The same for machines."""
     newest, witnessed = log.checkpoints.newest, log.checkpoints.witnessed
     return {
@@ -130,7 +130,7 @@ def log_json(log: Verified, findings: Iterable[Finding], statement: Statement | 
     }
 
 
-def statement_json(statement: Statement | None) -> dict[str, Any] | None:
+def statement_json(statement: EpsilonStatement | None) -> dict[str, Any] | None:
     """A site's privacy statement."""
     if statement is None:
         return None

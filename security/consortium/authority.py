@@ -21,7 +21,7 @@ from security import labels
 from security.consortium import plan as planning
 from security.crypto.signing import VerifyKey
 from security.identity import keystore, pki
-from security.identity.enrolment import Answer, BundleFile, Pem, Request, check_request, read_file
+from security.identity.enrolment import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Count, Manifest, Member, Name, Revocation, seal, unseal
 from security.identity.pki import Purpose, Role, Subject
@@ -141,7 +141,7 @@ class Authority:
             raise ConfigError(f"{name} is not enrolled", where=str(self.folder), hint=f"enrolled: {known}")
         return Enrolled.read(path)
 
-    def enroll(self, key: ec.EllipticCurvePrivateKey, request: Request, *, now_ms: int, days: int) -> Enrolled:
+    def enroll(self, key: ec.EllipticCurvePrivateKey, request: EnrolmentRequest, *, now_ms: int, days: int) -> Enrolled:
         """Certificates for a new member, or for one that was revoked and comes back with new keys and its old log."""
         self._check_addressee(request)
         path = self._member_path(request.member)
@@ -173,7 +173,7 @@ class Authority:
         self,
         key: ec.EllipticCurvePrivateKey,
         member: str,
-        request: Request | None,
+        request: EnrolmentRequest | None,
         *,
         vouched: bool = False,
         now_ms: int,
@@ -200,7 +200,7 @@ class Authority:
         record = record.model_copy(update={"hosts": tls.hosts or record.hosts})
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
 
-    def _check_addressee(self, request: Request) -> None:
+    def _check_addressee(self, request: EnrolmentRequest) -> None:
         if request.federation != self.federation:
             raise ConfigError(f"the request is for federation {request.federation!r}", where=request.member)
 
@@ -228,7 +228,7 @@ class Authority:
             )
             new.append(Issued(purpose=purpose.value, certificate=pki.to_pem(certificate)))
         record = record.model_copy(update={"issued": (*record.issued, *new)})
-        answer = Answer(
+        answer = EnrolmentAnswer(
             federation=self.federation,
             role=record.role,
             member=record.member,
@@ -285,7 +285,7 @@ class Authority:
             return None
         return open_manifest(read_file(self.manifest_path), self.root, now_ms=now_ms, where=str(self.manifest_path))
 
-    def publish(self, key: ec.EllipticCurvePrivateKey, plan: planning.Plan, *, now_ms: int) -> Manifest:
+    def publish(self, key: ec.EllipticCurvePrivateKey, plan: planning.FederationPlan, *, now_ms: int) -> Manifest:
         """Sign the next manifest, read it back the way a site will, and only then write it."""
         previous = self._finish_interrupted(self.latest(now_ms=now_ms), now_ms)
         active = [record for record in self.members() if record.active]
@@ -335,7 +335,7 @@ class Authority:
                 raise PolicyViolation(f"run {run!r} was ended by a later one", where=str(path), hint=hint)
 
 
-def check_same_log(request: Request, known: Enrolled) -> None:
+def check_same_log(request: EnrolmentRequest, known: Enrolled) -> None:
     """A name is the name of one log for ever: peers have its checkpoints, adverts and connections, and would take
     another log under it for the old one set back.
     """
@@ -347,7 +347,7 @@ def check_same_log(request: Request, known: Enrolled) -> None:
         )
 
 
-def check_renewal(request: Request, record: Enrolled) -> None:
+def check_renewal(request: EnrolmentRequest, record: Enrolled) -> None:
     """The holder of the signing key in force asks for the new keys."""
     hint = "compare the request's fingerprint over the telephone and pass it with --fingerprint"
     where = f"renewal of {record.member}"

@@ -18,9 +18,9 @@ from lazaret.terminal import can_ask, emit, run_command, say
 from security.clock import SystemClock
 from security.consortium import show as showing
 from security.consortium.authority import Authority
-from security.consortium.plan import PLAN, Plan
+from security.consortium.plan import PLAN, FederationPlan
 from security.identity import pki
-from security.identity.enrolment import Request, grouped, read_file, same_fingerprint
+from security.identity.enrolment import EnrolmentRequest, grouped, read_file, same_fingerprint
 from security.identity.rules import open_manifest
 
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
@@ -140,14 +140,14 @@ def enroll(
 ) -> None:
     """Issue certificates to the member who made REQUEST."""
     authority = Authority.open(folder)
-    request = Request.read(request_path)
+    request = EnrolmentRequest.read(request_path)
     _confirm(request, fingerprint, yes)
     key = _unlock(authority, passphrase_file, no_passphrase)
     record = authority.enroll(key, request, now_ms=_now(), days=days)
     _report_issue(authority, showing.member_summary(record, _now()), as_json)
 
 
-def _confirm(request: Request, fingerprint: str | None, yes: bool) -> None:
+def _confirm(request: EnrolmentRequest, fingerprint: str | None, yes: bool) -> None:
     """The only moment at which somebody in the middle could swap a member's keys: hence the second channel."""
     if yes:
         return
@@ -200,7 +200,7 @@ def renew(
 ) -> None:
     """Issue new certificates to MEMBER, also during a run; the old TLS key is valid until its certificate expires."""
     authority = Authority.open(folder)
-    request = Request.read(request_path) if request_path else None
+    request = EnrolmentRequest.read(request_path) if request_path else None
     if request and fingerprint:
         _confirm(request, fingerprint, yes=False)
     key = _unlock(authority, passphrase_file, no_passphrase)
@@ -236,7 +236,7 @@ def publish(
 ) -> None:
     """Sign the next version of the manifest: members, rules, initial model, clips, revocations."""
     authority = Authority.open(folder)
-    plan = Plan.read(plan_path or authority.plan_path)
+    plan = FederationPlan.read(plan_path or authority.plan_path)
     key = _unlock(authority, passphrase_file, no_passphrase)
     manifest = authority.publish(key, plan, now_ms=_now())
     summary = showing.manifest_summary(manifest, _now())

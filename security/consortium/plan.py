@@ -102,7 +102,7 @@ class PrivacyPlan(Document):
     unit: Literal["patient", "lesion", "study", "image"]
 
 
-class Plan(Document):
+class FederationPlan(Document):
     run: Name
     model: ModelPlan
     training: TrainingPlan
@@ -112,12 +112,12 @@ class Plan(Document):
     privacy: PrivacyPlan | None = None
 
     @classmethod
-    def read(cls, path: Path) -> Plan:
+    def read(cls, path: Path) -> FederationPlan:
         return read_settings(cls, path, what="plan", written_by="consortium init")
 
 
 def build(
-    plan: Plan,
+    plan: FederationPlan,
     model: InitialModel,
     *,
     federation: str,
@@ -149,14 +149,14 @@ def build(
     )
 
 
-def refuse_two_sites(plan: Plan, sites: int) -> None:
+def refuse_two_sites(plan: FederationPlan, sites: int) -> None:
     if sites < 2:
         raise PolicyViolation(f"{sites} enrolled site is no federation", where="roster", hint="enrol more sites first")
     if sites == 2 and not (plan.aggregation.allow_two_sites and plan.privacy):
         raise PolicyViolation("a federation of two sites is refused", where="roster", hint=TWO_SITES_HINT)
 
 
-def _check_private(plan: Plan, settings: Mapping[str, bool | int | float | str]) -> None:
+def _check_private(plan: FederationPlan, settings: Mapping[str, bool | int | float | str]) -> None:
     """A model that was exported for private rounds is never trained without them."""
     private = PrivateSettings.of(settings, where="federation.toml [training.settings]")
     if private is None:
@@ -175,7 +175,7 @@ def _check_private(plan: Plan, settings: Mapping[str, bool | int | float | str])
         )
 
 
-def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
+def _layout(plan: FederationPlan, model: InitialModel, sites: int) -> tuple[Layout, str]:
     shared = model.shared(plan.model.personal, local_statistics=plan.training.local_statistics)
     numbers = plan.aggregation
     clips = _clips(plan, _settings(plan, model))
@@ -192,7 +192,7 @@ def _layout(plan: Plan, model: InitialModel, sites: int) -> tuple[Layout, str]:
     return layout, initial_state_hash(layout, shared)
 
 
-def _settings(plan: Plan, model: InitialModel) -> dict[str, bool | int | float | str]:
+def _settings(plan: FederationPlan, model: InitialModel) -> dict[str, bool | int | float | str]:
     """The plan's settings; an exporter's are taken over, and must not be contradicted: its config hash is of them."""
     asked: dict[str, bool | int | float | str] = dict(plan.training.settings)
     settings = dict(json.loads(model.metadata.get("settings", "{}")))
@@ -206,7 +206,7 @@ def _settings(plan: Plan, model: InitialModel) -> dict[str, bool | int | float |
     return asked
 
 
-def _clips(plan: Plan, settings: Mapping[str, bool | int | float | str]) -> Clips:
+def _clips(plan: FederationPlan, settings: Mapping[str, bool | int | float | str]) -> Clips:
     """How far a weight can go in a round. Momentum counts for plain SGD only: Adam normalises its steps."""
     momentum = settings.get("momentum", 0) if settings.get("optimizer") == "sgd" else 0
     return Clips(
@@ -234,7 +234,7 @@ def _override(block: Block, exponents: dict[str, int]) -> Block:
     return block
 
 
-def _model(plan: Plan, model: InitialModel, initial_state: str) -> Model:
+def _model(plan: FederationPlan, model: InitialModel, initial_state: str) -> Model:
     asked, metadata = plan.model, model.metadata
     architecture = asked.architecture or metadata.get("architecture")
     code = asked.code_digest or metadata.get("code_digest")
@@ -254,7 +254,7 @@ def _model(plan: Plan, model: InitialModel, initial_state: str) -> Model:
     )
 
 
-def _training(plan: Plan, model: InitialModel) -> Training:
+def _training(plan: FederationPlan, model: InitialModel) -> Training:
     asked = plan.training
     method = asked.method or model.metadata.get("method")
     if not method or method != model.metadata.get("method", method):
@@ -283,7 +283,7 @@ def _setting(value: bool | int | float | str) -> Setting:
     return decimal_text(value) if isinstance(value, float) else value
 
 
-def _aggregation(plan: Plan, sites: int, layout: Layout) -> Aggregation:
+def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregation:
     asked = plan.aggregation
     colluders = thresholds.default_colluders(sites) if asked.colluders is None else asked.colluders
     return Aggregation(
@@ -296,7 +296,7 @@ def _aggregation(plan: Plan, sites: int, layout: Layout) -> Aggregation:
     )
 
 
-def _audit(plan: Plan, sites: int) -> Audit:
+def _audit(plan: FederationPlan, sites: int) -> Audit:
     asked = plan.audit
     covered = sites <= COVERED_ROSTER if asked.mode == "auto" else asked.mode == "covered"
     return Audit(
@@ -307,7 +307,7 @@ def _audit(plan: Plan, sites: int) -> Audit:
     )
 
 
-def _privacy(plan: Plan) -> Privacy | None:
+def _privacy(plan: FederationPlan) -> Privacy | None:
     asked = plan.privacy
     if asked is None:
         return None

@@ -49,7 +49,7 @@ class Unit(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class LedgerAnchor:
     """A point of the chain: line number and hash. Enough to detect a shortened or exchanged ledger."""
 
     seq: int
@@ -96,8 +96,8 @@ class LedgerState:
     digests: tuple[str, ...] = ()
 
     @property
-    def head(self) -> Head:
-        return Head(seq=len(self.digests) - 1, digest=self.digests[-1])
+    def head(self) -> LedgerAnchor:
+        return LedgerAnchor(seq=len(self.digests) - 1, digest=self.digests[-1])
 
     @property
     def history(self) -> tuple[MechanismEvent, ...]:
@@ -107,7 +107,7 @@ class LedgerState:
     def epsilon(self) -> float:
         return self.terms.filter().epsilon(self.divergence)
 
-    def contains(self, head: Head) -> bool:
+    def contains(self, head: LedgerAnchor) -> bool:
         return 0 <= head.seq < len(self.digests) and self.digests[head.seq] == head.digest
 
 
@@ -263,15 +263,15 @@ def _shown(epsilon: float) -> str:
 class LedgerStore(Protocol):
     """Where the lines are kept."""
 
-    def create(self, line: bytes, head: Head) -> None:
+    def create(self, line: bytes, head: LedgerAnchor) -> None:
         """Begin a ledger. Raises LedgerError if there is or ever was one."""
         ...
 
-    def load(self) -> tuple[list[bytes], Head]:
+    def load(self) -> tuple[list[bytes], LedgerAnchor]:
         """All lines, and the anchor, which is kept apart from them. Raises LedgerError if either is missing."""
         ...
 
-    def append(self, line: bytes, head: Head) -> None:
+    def append(self, line: bytes, head: LedgerAnchor) -> None:
         """Durable when it returns."""
         ...
 
@@ -299,7 +299,7 @@ class Reservation:
         raise BudgetExhausted(f"no unused {kind} event in this reservation", hint="reserve it before the data are read")
 
 
-def commitment(head: Head, salt: bytes) -> bytes:
+def commitment(head: LedgerAnchor, salt: bytes) -> bytes:
     """A commitment to the ledger's newest line, for the advert. Other sites learn nothing from it; the site can open it
     for an auditor with the salt (section 5)."""
     if len(salt) != 32:
@@ -331,7 +331,7 @@ class Ledger:
 
     @classmethod
     def open(
-        cls, store: LedgerStore, *, population: str, witnessed: Iterable[Head] = (), clock: Clock | None = None
+        cls, store: LedgerStore, *, population: str, witnessed: Iterable[LedgerAnchor] = (), clock: Clock | None = None
     ) -> Ledger:
         """Check the chain, and that it contains the anchor and every line that is known from elsewhere (section 5).
 

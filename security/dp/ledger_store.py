@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from lazaret.errors import LedgerError
-from security.dp.ledger import Head, LedgerState, read
+from security.dp.ledger import LedgerAnchor, LedgerState, read
 
 _RESTORE: Final = "restore it from the newest copy; without it this population's budget counts as spent"
 
@@ -25,19 +25,19 @@ class MemoryStore:
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
-        self.head: Head | None = None
+        self.head: LedgerAnchor | None = None
 
-    def create(self, line: bytes, head: Head) -> None:
+    def create(self, line: bytes, head: LedgerAnchor) -> None:
         if self.lines:
             raise LedgerError("there is already a ledger")
         self.append(line, head)
 
-    def load(self) -> tuple[list[bytes], Head]:
+    def load(self) -> tuple[list[bytes], LedgerAnchor]:
         if self.head is None:
             raise LedgerError("there is no ledger")
         return list(self.lines), self.head
 
-    def append(self, line: bytes, head: Head) -> None:
+    def append(self, line: bytes, head: LedgerAnchor) -> None:
         self.lines.append(line)
         self.head = head
 
@@ -67,7 +67,7 @@ class FileStore:
             os.close(self._file)
             self._file = None
 
-    def create(self, line: bytes, head: Head) -> None:
+    def create(self, line: bytes, head: LedgerAnchor) -> None:
         anchor = self._read_anchor()
         # An anchor at line one means that there was never a reservation: the creation was interrupted and may be
         # repeated.
@@ -80,7 +80,7 @@ class FileStore:
         self._write_line(line)
         _sync_directory(self._ledger.parent)
 
-    def load(self) -> tuple[list[bytes], Head]:
+    def load(self) -> tuple[list[bytes], LedgerAnchor]:
         anchor = self._whole()
         self._lock(os.O_RDWR | os.O_APPEND)
         data = self._ledger.read_bytes()
@@ -92,7 +92,7 @@ class FileStore:
             os.fsync(self._descriptor)
         return lines, anchor
 
-    def append(self, line: bytes, head: Head) -> None:
+    def append(self, line: bytes, head: LedgerAnchor) -> None:
         self._write_line(line)
         self._write_anchor(head)
 
@@ -110,7 +110,7 @@ class FileStore:
             raise LedgerError("the newest line of the ledger is missing", where=str(self._ledger), hint=_RESTORE)
         return state
 
-    def _whole(self) -> Head:
+    def _whole(self) -> LedgerAnchor:
         """The content of the anchor, if both files are there."""
         anchor = self._read_anchor()
         if anchor is None or not self._ledger.exists():
@@ -142,16 +142,16 @@ class FileStore:
             raise LedgerError("the ledger could not be written in full", where=str(self._ledger), hint="check the disk")
         os.fsync(self._descriptor)
 
-    def _read_anchor(self) -> Head | None:
+    def _read_anchor(self) -> LedgerAnchor | None:
         try:
             value = json.loads(self._anchor.read_bytes())
-            return Head(seq=int(value["seq"]), digest=str(value["digest"]))
+            return LedgerAnchor(seq=int(value["seq"]), digest=str(value["digest"]))
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerError("the ledger's anchor cannot be read", where=str(self._anchor)) from error
 
-    def _write_anchor(self, head: Head) -> None:
+    def _write_anchor(self, head: LedgerAnchor) -> None:
         self._anchor.parent.mkdir(parents=True, exist_ok=True)
         draft = self._anchor.with_name(self._anchor.name + ".new")
         file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

@@ -26,7 +26,7 @@ from security.identity import keystore, pki
 from security.identity.manifest import Document, Manifest, Name, describe
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.rules import accept_newer, open_manifest
-from security.log.note import KeyType, Signer, VerifierKey
+from security.log.note import KeyType, NoteSigner, VerifierKey
 from security.rng import Randomness, SystemRandomness
 from security.secrets import Secret
 
@@ -77,7 +77,7 @@ class BundleFile(Document):
         return encoding.dumps(self.model_dump(mode="json")) + b"\n"
 
 
-class Request(BundleFile):
+class EnrolmentRequest(BundleFile):
     """What a new or renewing member asks for. Its fingerprint is read out over another channel, such as a telephone.
 
     `signature` is by the key to be certified, `renewal` by the one that is certified now: together they say that the
@@ -111,7 +111,7 @@ class Request(BundleFile):
         return grouped(self.digest.hex())
 
 
-class Answer(BundleFile):
+class EnrolmentAnswer(BundleFile):
     """The consortium's reply: the root, and the certificates that were asked for."""
 
     source: ClassVar[str] = "the consortium's `enroll` or `renew` writes it, as answers/NAME.json, and sends it"
@@ -142,7 +142,7 @@ def _bare(text: str) -> str:
     return "".join(text.split()).replace(":", "").lower()
 
 
-def check_request(request: Request) -> tuple[pki.Request, pki.Request]:
+def check_request(request: EnrolmentRequest) -> tuple[pki.CertificateRequest, pki.CertificateRequest]:
     """The two signing requests inside, if their maker holds both keys and names itself the same everywhere."""
     where = f"request of {request.member}"
     tls = pki.read_request(request.tls_request, Purpose.TLS, where)
@@ -159,7 +159,7 @@ def check_request(request: Request) -> tuple[pki.Request, pki.Request]:
     return tls, signing
 
 
-def check_request_signature(request: Request, signing: pki.Request, where: str) -> None:
+def check_request_signature(request: EnrolmentRequest, signing: pki.CertificateRequest, where: str) -> None:
     """The request is unchanged: no log key or TLS request was exchanged on the way."""
     if request.signature is None or not isinstance(signing.public_key, Ed25519PublicKey):
         raise VerificationFailed("the request is not signed", where=where)
@@ -231,12 +231,12 @@ class Identity:
         """The key that the manifest's certificate of this member is for; older ones stay usable for older rounds."""
         return keystore.load_signing_key(self._key_path(Purpose.SIGNING, pki.certificate_key(certificate)))
 
-    def audit_root(self, subject: Subject) -> Signer:
-        return Signer(origin(subject), keystore.load_ed25519_key(self.folder / "keys" / "audit-root.key"))
+    def audit_root(self, subject: Subject) -> NoteSigner:
+        return NoteSigner(origin(subject), keystore.load_ed25519_key(self.folder / "keys" / "audit-root.key"))
 
-    def cosigner(self, subject: Subject) -> Signer:
+    def cosigner(self, subject: Subject) -> NoteSigner:
         key = keystore.load_ed25519_key(self.folder / "keys" / "cosigner.key")
-        return Signer(witness_name(subject), key, KeyType.COSIGNER)
+        return NoteSigner(witness_name(subject), key, KeyType.COSIGNER)
 
     def sealing_key(self) -> bytes:
         """Seals pending updates and agreed replies at rest."""
@@ -262,7 +262,7 @@ class Identity:
         keystore.save_private_key(self._key_path(Purpose.SIGNING, signing.public_key()), signing)
         return signing, pki.make_request(tls, subject.member, hosts), pki.make_request(signing, subject.member)
 
-    def create(self, subject: Subject, *, hosts: Sequence[str] = (), rng: Randomness | None = None) -> Request:
+    def create(self, subject: Subject, *, hosts: Sequence[str] = (), rng: Randomness | None = None) -> EnrolmentRequest:
         """Make every key this member needs, and the request for its certificates."""
         rng = rng or SystemRandomness()
         keys = self.folder / "keys"
@@ -280,7 +280,7 @@ class Identity:
             keystore.save_secret(keys / f"{name}.key", rng.bytes(32))
         return self._finish_request(subject, signing, tls_request, signing_request, old=None)
 
-    def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> Request:
+    def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> EnrolmentRequest:
         """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay."""
         old = self.signing_key(self._installed(self.signing_path))
         signing, tls_request, signing_request = self._new_pair(subject, hosts)
@@ -288,8 +288,8 @@ class Identity:
 
     def _finish_request(
         self, subject: Subject, signing: Ed25519PrivateKey, tls: str, csr: str, *, old: SigningKey | None
-    ) -> Request:
-        unsigned = Request(
+    ) -> EnrolmentRequest:
+        unsigned = EnrolmentRequest(
             federation=subject.federation,
             role=subject.role.value,
             member=subject.member,
@@ -305,7 +305,7 @@ class Identity:
         files.write_atomically(self.request_path, request.to_bytes())
         return request
 
-    def install(self, answer: Answer, *, root_fingerprint: str | None, now_ms: int) -> None:
+    def install(self, answer: EnrolmentAnswer, *, root_fingerprint: str | None, now_ms: int) -> None:
         """Take the consortium's answer, if it is for keys in this folder and from the root that was announced."""
         root = pki.read_certificate(answer.root_certificate, "root certificate in the answer")
         self._check_root(root, root_fingerprint)
@@ -382,7 +382,7 @@ def _is_listed(manifest: Manifest, subject: Subject, certificate: x509.Certifica
     return any(member.id == subject.member and pin in member.tls_keys for member in manifest.roster)
 
 
-def renew(identity: Identity, role: Role, *, hosts: Sequence[str] = ()) -> Request:
+def renew(identity: Identity, role: Role, *, hosts: Sequence[str] = ()) -> EnrolmentRequest:
     """A request for new keys of a member, for either command. What is in force stays in force until the answer."""
     subject = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
     if subject.role is not role:
@@ -397,7 +397,7 @@ def join(
     if answer is None and manifest is None:
         raise ConfigError("nothing to install", hint="give the consortium's answer, a manifest, or both")
     if answer is not None:
-        identity.install(Answer.read(answer), root_fingerprint=root_fingerprint, now_ms=now_ms)
+        identity.install(EnrolmentAnswer.read(answer), root_fingerprint=root_fingerprint, now_ms=now_ms)
         waits = identity.next_tls_path.exists()
         later = "; the new TLS key is used as soon as the coordinator has the manifest that lists it" if waits else ""
         yield f"certificates installed{later}"

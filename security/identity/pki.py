@@ -131,7 +131,7 @@ def certificate_key(certificate: x509.Certificate, where: str = "certificate") -
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class CertificateRequest:
     """What a checked signing request asks for. Names are claims: the consortium decides whether they are true."""
 
     public_key: PublicKey
@@ -150,7 +150,7 @@ def make_request(
     return builder.sign(key, algorithm).public_bytes(serialization.Encoding.PEM).decode("ascii")
 
 
-def read_request(pem: str, purpose: Purpose, where: str = "request") -> Request:
+def read_request(pem: str, purpose: Purpose, where: str = "request") -> CertificateRequest:
     """Parse a signing request and check that its maker holds the private key."""
     try:
         request = x509.load_pem_x509_csr(pem.encode("ascii"))
@@ -170,9 +170,9 @@ def read_request(pem: str, purpose: Purpose, where: str = "request") -> Request:
     try:
         hosts = request.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        return Request(public_key=key, member=str(names[0].value), hosts=())
+        return CertificateRequest(public_key=key, member=str(names[0].value), hosts=())
     listed = [*hosts.get_values_for_type(x509.DNSName), *map(str, hosts.get_values_for_type(x509.IPAddress))]
-    return Request(public_key=key, member=str(names[0].value), hosts=tuple(listed))
+    return CertificateRequest(public_key=key, member=str(names[0].value), hosts=tuple(listed))
 
 
 def check_possession(request: x509.CertificateSigningRequest, where: str) -> None:

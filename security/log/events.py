@@ -263,7 +263,7 @@ class EgressBlocked(Event):
 
 
 @event_type("receipt")
-class Receipt(Event):
+class ReceiptReceived(Event):
     """The coordinator's answer to a message: its checkpoint and where the message is in its log."""
 
     msg_id: Ident

@@ -15,7 +15,7 @@ from typing import Final
 from lazaret import files
 from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, VerificationFailed
 from security.identity import keystore
-from security.log.note import KeyType, Note, Signer, VerifierKey, check_key_name
+from security.log.note import KeyType, Note, NoteSigner, VerifierKey, check_key_name
 from security.rng import Randomness
 
 HEADER: Final = "lazaret/epoch-key/v1"
@@ -52,7 +52,7 @@ class Endorsement:
         return endorsement
 
 
-def endorse(signer: Signer, endorsement: Endorsement) -> Note:
+def endorse(signer: NoteSigner, endorsement: Endorsement) -> Note:
     """Sign the next key with the current one (or with the root)."""
     return Note(text=endorsement.text, signatures=(signer.sign(endorsement.text),))
 
@@ -102,14 +102,14 @@ class EpochKeys:
         """The epochs whose private keys are here."""
         return tuple(sorted(int(path.stem.removeprefix("epoch-")) for path in self._folder.glob("epoch-*.key")))
 
-    def create(self, epoch: int) -> Signer:
+    def create(self, epoch: int) -> NoteSigner:
         """Make and save the key of an epoch."""
         seed = self._rng.bytes(32)
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         keystore.save_secret(self._path(epoch), seed)
-        return Signer.from_seed(self._origin, seed)
+        return NoteSigner.from_seed(self._origin, seed)
 
-    def load(self, epoch: int) -> Signer:
+    def load(self, epoch: int) -> NoteSigner:
         """The signer of an epoch that has not been erased."""
         if epoch not in self.held():
             raise AuditLogError(
@@ -117,7 +117,7 @@ class EpochKeys:
                 where=self._origin,
                 hint="restore the key folder; if it is lost, enroll the log anew",
             )
-        return Signer.from_seed(self._origin, keystore.load_secret(self._path(epoch)))
+        return NoteSigner.from_seed(self._origin, keystore.load_secret(self._path(epoch)))
 
     def erase(self, epoch: int) -> None:
         """Overwrite and delete a key."""

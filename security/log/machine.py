@@ -26,7 +26,7 @@ from security.log.events import (
     PolicyChanged,
     SegmentSealed,
 )
-from security.log.note import Checkpoint, Note, Signer
+from security.log.note import Checkpoint, Note, NoteSigner
 from security.log.schema import ENVELOPE, MAX_COUNT, MAX_LINE, VERSION, Event, encode
 
 SEGMENT: Final = 65_536
@@ -42,7 +42,7 @@ class State(Enum):
     FAILED = "failed"
 
 
-class Step(Enum):
+class LogStep(Enum):
     """What can be asked of it."""
 
     GENESIS = "genesis"
@@ -53,17 +53,17 @@ class Step(Enum):
     FAIL = "fail"
 
 
-TRANSITIONS: Final[dict[tuple[State, Step], State]] = {
-    (State.NEW, Step.GENESIS): State.OPEN,
-    (State.OPEN, Step.APPEND): State.OPEN,
-    (State.OPEN, Step.ROTATE): State.OPEN,
-    (State.OPEN, Step.CHECKPOINT): State.OPEN,
-    (State.OPEN, Step.STOP): State.STOPPED,
-    (State.STOPPED, Step.CHECKPOINT): State.STOPPED,
-    (State.NEW, Step.FAIL): State.FAILED,
-    (State.OPEN, Step.FAIL): State.FAILED,
-    (State.STOPPED, Step.FAIL): State.FAILED,
-    (State.FAILED, Step.FAIL): State.FAILED,
+TRANSITIONS: Final[dict[tuple[State, LogStep], State]] = {
+    (State.NEW, LogStep.GENESIS): State.OPEN,
+    (State.OPEN, LogStep.APPEND): State.OPEN,
+    (State.OPEN, LogStep.ROTATE): State.OPEN,
+    (State.OPEN, LogStep.CHECKPOINT): State.OPEN,
+    (State.OPEN, LogStep.STOP): State.STOPPED,
+    (State.STOPPED, LogStep.CHECKPOINT): State.STOPPED,
+    (State.NEW, LogStep.FAIL): State.FAILED,
+    (State.OPEN, LogStep.FAIL): State.FAILED,
+    (State.STOPPED, LogStep.FAIL): State.FAILED,
+    (State.FAILED, LogStep.FAIL): State.FAILED,
 }
 
 
@@ -74,7 +74,7 @@ _SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
     ConfigChanged.type: ("config", "new"),
     PolicyChanged.type: ("policy", "new"),
 }
-_STEP_OF: Final = {LogGenesis.type: Step.GENESIS, KeyRotated.type: Step.ROTATE, AgentStop.type: Step.STOP}
+_STEP_OF: Final = {LogGenesis.type: LogStep.GENESIS, KeyRotated.type: LogStep.ROTATE, AgentStop.type: LogStep.STOP}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,7 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LogEntry:
     """One line of the log, without its newline."""
 
     seq: int
@@ -142,7 +142,7 @@ class LogMachine:
         self.settings: dict[str, str] = {}  # digests of "config" and "policy", as last written
         self._segment = sha256()
 
-    def _step(self, step: Step) -> None:
+    def _step(self, step: LogStep) -> None:
         following = TRANSITIONS.get((self.state, step))
         if following is None:
             raise LocalProtocolError(f"a log that is {self.state.value} cannot {step.value}", where=self.origin)
@@ -159,12 +159,12 @@ class LogMachine:
         self.state = State.OPEN
         return entry
 
-    def append(self, event: Event, now: Moment, scope: Scope = NO_SCOPE) -> tuple[Entry, ...]:
+    def append(self, event: Event, now: Moment, scope: Scope = NO_SCOPE) -> tuple[LogEntry, ...]:
         """Log an event. More than one entry comes back where the clock went back or a segment became full."""
         if isinstance(event, KeyRotated) and event.epoch != self.epoch + 1:
             raise LocalProtocolError(f"epoch {event.epoch} does not follow {self.epoch}", where=self.origin)
-        self._step(_STEP_OF.get(event.type, Step.APPEND))
-        entries: list[Entry] = []
+        self._step(_STEP_OF.get(event.type, LogStep.APPEND))
+        entries: list[LogEntry] = []
         if self.last is not None and now.wall_ms < self.last.wall_ms:
             offset = now.wall_ms - self.last.wall_ms
             self._emit(entries, ClockAdjusted(offset_ms=offset, source="seen by the log"), now, NO_SCOPE)
@@ -180,7 +180,7 @@ class LogMachine:
             name, told = _SETTINGS[kind]
             self.settings[name] = body[told]
 
-    def _emit(self, entries: list[Entry], event: Event, now: Moment, scope: Scope) -> None:
+    def _emit(self, entries: list[LogEntry], event: Event, now: Moment, scope: Scope) -> None:
         seq = self.tree.size
         if seq and seq % SEGMENT == 0 and event.type != SegmentSealed.type:
             sealed = SegmentSealed(segment=seq // SEGMENT - 1, sha256=self._segment.hexdigest())
@@ -196,7 +196,7 @@ class LogMachine:
         ).encode()
         if len(line) > MAX_LINE:
             raise LocalProtocolError(f"an entry of {len(line)} bytes is longer than {MAX_LINE}", where=event.type)
-        entries.append(Entry(seq=seq, line=line, leaf=self._take(line, now)))
+        entries.append(LogEntry(seq=seq, line=line, leaf=self._take(line, now)))
 
     def _take(self, line: bytes, now: Moment) -> bytes:
         if self.last is not None and now.boot == self.last.boot:
@@ -212,7 +212,7 @@ class LogMachine:
     def _enter_epoch(self, epoch: int) -> None:
         self.epoch, self.epoch_running_ms = epoch, 0
 
-    def heartbeat(self, now: Moment) -> tuple[Entry, ...]:
+    def heartbeat(self, now: Moment) -> tuple[LogEntry, ...]:
         """Say that the log is alive, where nothing else was said."""
         return self.append(Heartbeat(size=self.tree.size), now)
 
@@ -221,15 +221,15 @@ class LogMachine:
         last = self.last
         return last is not None and (now.boot != last.boot or now.mono_ms - last.mono_ms >= HEARTBEAT_MS)
 
-    def checkpoint(self, *signers: Signer) -> Note:
+    def checkpoint(self, *signers: NoteSigner) -> Note:
         """The signed checkpoint over everything so far."""
-        self._step(Step.CHECKPOINT)
+        self._step(LogStep.CHECKPOINT)
         text = Checkpoint(origin=self.origin, size=self.tree.size, root=self.tree.root()).text
         return Note(text=text, signatures=tuple(signer.sign(text) for signer in signers))
 
     def fail(self, reason: str) -> AuditLogError:
         """Refuse everything from now on; gives the error to raise. The first reason stays: others follow from it."""
-        self._step(Step.FAIL)
+        self._step(LogStep.FAIL)
         self.failure = self.failure or reason
         return AuditLogError(
             self.failure,

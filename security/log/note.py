@@ -119,7 +119,7 @@ def _cosigned(text: str, timestamp: int) -> bytes:
     return f"cosignature/v1\ntime {timestamp}\n{text}".encode()
 
 
-class Signer:
+class NoteSigner:
     """A private key with its name and kind. It never prints its key."""
 
     __slots__ = ("_private", "key")
@@ -129,7 +129,7 @@ class Signer:
         self.key = VerifierKey(name=name, kind=kind, public=private.public_key().public_bytes_raw())
 
     @classmethod
-    def from_seed(cls, name: str, seed: bytes, kind: KeyType = KeyType.LOG) -> Signer:
+    def from_seed(cls, name: str, seed: bytes, kind: KeyType = KeyType.LOG) -> NoteSigner:
         """The signer whose Ed25519 private key is `seed`."""
         return cls(name, Ed25519PrivateKey.from_private_bytes(seed), kind)
 

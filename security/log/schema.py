@@ -28,7 +28,7 @@ encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=Fa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class ValueKind:
     """One kind of value: what it is called, and the expression that its JSON matches."""
 
     name: str
@@ -46,27 +46,27 @@ class Kind:
             return False
 
 
-def optional(kind: Kind) -> Kind:
+def optional(kind: ValueKind) -> ValueKind:
     """The same, or null."""
-    return Kind(name=f"{kind.name} or null", pattern=f"(?:null|{kind.pattern})")
+    return ValueKind(name=f"{kind.name} or null", pattern=f"(?:null|{kind.pattern})")
 
 
-def choice(*values: str) -> Kind:
+def choice(*values: str) -> ValueKind:
     """One of a fixed set of words."""
     words = "|".join(re.escape(value) for value in values)
-    return Kind(name="one of " + ", ".join(values), pattern=f'"(?:{words})"')
+    return ValueKind(name="one of " + ", ".join(values), pattern=f'"(?:{words})"')
 
 
-def list_of(kind: Kind, *, limit: int = MAX_ITEMS, name: str | None = None) -> Kind:
+def list_of(kind: ValueKind, *, limit: int = MAX_ITEMS, name: str | None = None) -> ValueKind:
     """A list of up to `limit` values of one kind."""
     item = kind.pattern
-    return Kind(name=name or f"a list of {kind.name}", pattern=rf"\[(?:{item}(?:,{item}){{0,{limit - 1}}}+)?\]")
+    return ValueKind(name=name or f"a list of {kind.name}", pattern=rf"\[(?:{item}(?:,{item}){{0,{limit - 1}}}+)?\]")
 
 
-def record(name: str, **fields: Kind) -> Kind:
+def record(name: str, **fields: ValueKind) -> ValueKind:
     """A small object with exactly these fields."""
     inner = ",".join(f'"{key}":{fields[key].pattern}' for key in sorted(fields))
-    return Kind(name=name, pattern=rf"\{{{inner}\}}")
+    return ValueKind(name=name, pattern=rf"\{{{inner}\}}")
 
 
 # Controls, soft hyphens, zero-width and direction marks, separators, surrogates and specials have no place in text that
@@ -76,22 +76,24 @@ _PLAIN: Final = (
     r"\ud800-\udfff\ufe00-\ufe0f\ufeff\ufff0-\uffff\U000e0000-\U0010ffff]"
 )
 
-TEXT: Final = Kind(
+TEXT: Final = ValueKind(
     name=f"plain text of at most {MAX_TEXT} characters", pattern=rf'"(?:{_PLAIN}|\\["\\]){{0,{MAX_TEXT}}}+"'
 )
-TOKEN: Final = Kind(name="a name of letters, digits and . _ / : -", pattern='"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}+"')
-DIGEST: Final = Kind(name="64 lower-case hexadecimal digits", pattern='"[0-9a-f]{64}"')
-IDENT: Final = Kind(name="32 lower-case hexadecimal digits", pattern='"[0-9a-f]{32}"')
-DECIMAL: Final = Kind(
+TOKEN: Final = ValueKind(
+    name="a name of letters, digits and . _ / : -", pattern='"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}+"'
+)
+DIGEST: Final = ValueKind(name="64 lower-case hexadecimal digits", pattern='"[0-9a-f]{64}"')
+IDENT: Final = ValueKind(name="32 lower-case hexadecimal digits", pattern='"[0-9a-f]{32}"')
+DECIMAL: Final = ValueKind(
     name="a decimal number as text",
     pattern=r'"(?:inf|-?(?:0|[1-9][0-9]{0,30})(?:\.[0-9]{1,30})?(?:e-?[0-9]{1,3})?)"',
 )
-VKEY: Final = Kind(
+VKEY: Final = ValueKind(
     name="a verifier key (name+id+key)", pattern=r'"[!#-*,-\[\]-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}"'
 )
-COUNT: Final = Kind(name="an integer from 0 to 10^15 - 1", pattern="(?:0|[1-9][0-9]{0,14})")
-INTEGER: Final = Kind(name="an integer below 10^15 in size", pattern="(?:0|-?[1-9][0-9]{0,14})")
-FLAG: Final = Kind(name="true or false", pattern="(?:true|false)")
+COUNT: Final = ValueKind(name="an integer from 0 to 10^15 - 1", pattern="(?:0|[1-9][0-9]{0,14})")
+INTEGER: Final = ValueKind(name="an integer below 10^15 in size", pattern="(?:0|-?[1-9][0-9]{0,14})")
+FLAG: Final = ValueKind(name="true or false", pattern="(?:true|false)")
 
 DATA_CLASSES: Final = ("control", "public-key", "sealed-share", "mask-share", "masked-vector", "checkpoint")
 ROLES: Final = ("site", "coordinator")
@@ -130,7 +132,7 @@ VERSION: Final = 1
 MAX_LINE: Final = 1 << 16
 
 # The envelope in canonical order; `body`, `type` and `v` are fixed by the event type.
-ENVELOPE: Final[Mapping[str, Kind]] = {
+ENVELOPE: Final[Mapping[str, ValueKind]] = {
     "actor": TEXT,
     "annex_commit": optional(DIGEST),
     "boot": IDENT,
@@ -174,7 +176,7 @@ class Schema:
     """One event type: its class and the kinds of its fields, in canonical order."""
 
     cls: type[Event]
-    kinds: Mapping[str, Kind]
+    kinds: Mapping[str, ValueKind]
 
     @cached_property
     def body(self) -> re.Pattern[str]:
@@ -220,8 +222,8 @@ def event_type(name: str) -> Callable[[type[E]], type[E]]:
     return enter
 
 
-def _kind_of(hint: Any) -> Kind:
-    return next(extra for extra in hint.__metadata__ if isinstance(extra, Kind))
+def _kind_of(hint: Any) -> ValueKind:
+    return next(extra for extra in hint.__metadata__ if isinstance(extra, ValueKind))
 
 
 def match_line(text: str) -> re.Match[str] | None:

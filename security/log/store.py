@@ -31,7 +31,7 @@ from lazaret.errors import AuditLogError, CodecError, VerificationFailed
 from lazaret.files import naming
 from security.crypto import encoding
 from security.crypto.merkle import HASH_SIZE
-from security.log.machine import SEGMENT, Entry
+from security.log.machine import SEGMENT, LogEntry
 from security.log.note import Note
 
 FORMAT: Final = b"lazaret audit log 1\n"
@@ -162,7 +162,7 @@ class DurableFolder(LogFolder):
         """Write FORMAT: from here on there is a log."""
         self.disk.publish(self.format, FORMAT)
 
-    def append(self, entries: Sequence[Entry]) -> None:
+    def append(self, entries: Sequence[LogEntry]) -> None:
         """Write entries and return when they are durable. One sync for all of them that share a segment."""
         rest = entries
         while rest:

@@ -23,7 +23,7 @@ from security.clock import Clock
 from security.crypto import encoding
 from security.crypto.merkle import EMPTY_ROOT, MAX_PATH, verify_consistency
 from security.log.keys import EpochChain
-from security.log.note import Checkpoint, Note, Signature, Signer, VerifierKey, checkpoint_of
+from security.log.note import Checkpoint, Note, NoteSigner, Signature, VerifierKey, checkpoint_of
 from security.log.roster import Roster
 from security.log.store import Disk, LogFolder
 
@@ -206,7 +206,7 @@ class Witness:
     """
 
     def __init__(
-        self, folder: Path, roster: Callable[[], Roster], signer: Signer, clock: Clock, disk: Disk | None = None
+        self, folder: Path, roster: Callable[[], Roster], signer: NoteSigner, clock: Clock, disk: Disk | None = None
     ) -> None:
         self._folder = LogFolder(folder)
         self._roster = roster

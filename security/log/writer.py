@@ -33,8 +33,8 @@ from security.log.events import (
     PolicyChanged,
 )
 from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
-from security.log.machine import Entry, LogMachine, Moment, Scope, State
-from security.log.note import Note, Signature, Signer, VerifierKey, checkpoint_of
+from security.log.machine import LogEntry, LogMachine, Moment, Scope, State
+from security.log.note import Note, NoteSigner, Signature, VerifierKey, checkpoint_of
 from security.log.recovery import recover
 from security.log.roster import Party, Roster
 from security.log.schema import Event
@@ -81,7 +81,7 @@ class AuditLog:
         machine: LogMachine,
         writer: DurableFolder,
         keys: EpochKeys,
-        signer: Signer,
+        signer: NoteSigner,
         roster: Roster,
         clock: Clock,
         rng: Randomness,
@@ -108,7 +108,7 @@ class AuditLog:
         roster: Roster,
         manifest: bytes,
         policy: str,
-        root: Signer,
+        root: NoteSigner,
         clock: Clock,
         rng: Randomness,
         disk: Disk | None = None,
@@ -251,7 +251,7 @@ class AuditLog:
                 self._writer.disk.publish(self._writer.annex_path(entries[-1].seq), sealed.encode(), mode=0o600)
             return self._write(entries)
 
-    def _write(self, entries: tuple[Entry, ...]) -> int:
+    def _write(self, entries: tuple[LogEntry, ...]) -> int:
         self._writer.append(entries)
         return entries[-1].seq
 
@@ -262,7 +262,7 @@ class AuditLog:
                 return self._newest
             return self._publish_checkpoint(self._signer)
 
-    def _publish_checkpoint(self, *signers: Signer) -> Note:
+    def _publish_checkpoint(self, *signers: NoteSigner) -> Note:
         note = self._machine.checkpoint(*signers)
         self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
         self._writer.write_leaves()

@@ -33,7 +33,7 @@ def digest(label: bytes, *parts: bytes) -> bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member(Wire):
+class CohortMember(Wire):
     """A site of the cohort, named together with the signing certificate it must use."""
 
     site: SiteId
@@ -66,7 +66,7 @@ class RoundContext(Wire):
     a: Count
     c: Count
     m: Count
-    members: Annotated[tuple[Member, ...], Many(Nested(Member))]
+    members: Annotated[tuple[CohortMember, ...], Many(Nested(CohortMember))]
     coordinator_cert: Digest
     repeats: Annotated[tuple[RepeatOf, ...], Many(Nested(RepeatOf), limit=64)]
     state_hash: Digest
@@ -142,7 +142,7 @@ def survivors_digest(kx: bytes, deals: bytes, roots: Sequence[tuple[str, bytes]]
     return digest(labels.SURVIVORS, kx, deals, _named(roots))
 
 
-class Verdict(IntEnum):
+class SumVerdict(IntEnum):
     """What the range tests say of a sum; a VOID sum leaves the model as it was."""
 
     GOOD = 0
@@ -153,7 +153,7 @@ def result_digest(
     *,
     kx: bytes,
     survivors: bytes,
-    verdict: Verdict,
+    verdict: SumVerdict,
     sum_root: bytes,
     seeds: Sequence[bytes],
     keys: Sequence[bytes],

@@ -19,7 +19,7 @@ from security.crypto.prg import Words
 from security.crypto.ring import Packed, frames_of
 from security.log.schema import Event
 from security.secagg.certificates import CheckCertificate
-from security.secagg.context import RoundContext, Verdict
+from security.secagg.context import RoundContext, SumVerdict
 from security.secagg.fields import Wire
 from security.secagg.messages import UploadFrame
 
@@ -133,7 +133,7 @@ class Advanced:
     round: int
     result: bytes
     state_hash: bytes
-    verdict: Verdict
+    verdict: SumVerdict
     survivors: tuple[str, ...]
     total: Words = field(repr=False)
     state: Vector = field(repr=False)

@@ -21,7 +21,7 @@ MAX_NAME = 64
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
-class Kind(Protocol):
+class FieldKind(Protocol):
     """A field's encoding: `check` refuses what could not be encoded, so `encode` never has to."""
 
     def check(self, value: Any, where: str) -> None: ...
@@ -119,7 +119,7 @@ class Nested:
 class Many:
     """A counted list, as a tuple."""
 
-    item: Kind
+    item: FieldKind
     limit: int = MAX_SITES
 
     def check(self, value: Any, where: str) -> None:
@@ -139,7 +139,7 @@ class Many:
 class Maybe:
     """A list of none or one."""
 
-    item: Kind
+    item: FieldKind
 
     def check(self, value: Any, where: str) -> None:
         if value is not None:
@@ -218,11 +218,11 @@ class Wire:
         return value
 
 
-_KINDS: dict[type[Wire], tuple[tuple[str, Kind], ...]] = {}
+_KINDS: dict[type[Wire], tuple[tuple[str, FieldKind], ...]] = {}
 _STATED: dict[type[Wire], dict[str, DataClass]] = {}
 
 
-def kinds(cls: type[Wire]) -> tuple[tuple[str, Kind], ...]:
+def kinds(cls: type[Wire]) -> tuple[tuple[str, FieldKind], ...]:
     """The fields of a type in their order on the wire, each with its kind."""
     found = _KINDS.get(cls)
     if found is None:

@@ -22,7 +22,7 @@ MAX_SEALED: Final = 16 * 1024
 Context = Annotated[RoundContext, Nested(RoundContext)]
 
 
-class Outcome(IntEnum):
+class AttemptOutcome(IntEnum):
     """How an attempt ended for a site. It is set once."""
 
     RELEASED = 1

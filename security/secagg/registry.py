@@ -17,7 +17,7 @@ from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 from lazaret.errors import LocalProtocolError
-from security.secagg.fields import DataClass, Fixed, Kind, Many, Maybe, Nested, Number, Wire, data_class, kinds
+from security.secagg.fields import DataClass, FieldKind, Fixed, Many, Maybe, Nested, Number, Wire, data_class, kinds
 
 # In the envelope beside the message, whose field number is its own: see `Registry.message`.
 SEQUENCE_FIELD: Final = 100
@@ -296,14 +296,14 @@ def _check_size(entry: MessageEntry) -> None:
         raise LocalProtocolError(f"needs a size rule for exactly its open fields: {words}", where=entry.name)
 
 
-def _is_open(kind: Kind) -> bool:
+def _is_open(kind: FieldKind) -> bool:
     """Whether two values of this kind may differ in length."""
     if isinstance(kind, Nested):
         return any(_is_open(inner) for _, inner in kinds(kind.type))
     return not isinstance(kind, Number | Fixed)
 
 
-def _item(kind: Kind) -> Kind:
+def _item(kind: FieldKind) -> FieldKind:
     return kind.item if isinstance(kind, Many | Maybe) else kind
 
 

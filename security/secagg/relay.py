@@ -75,7 +75,7 @@ Origin = Annotated[str, LogName(), DataClass.CHECKPOINT]
 Path = Annotated[tuple[bytes, ...], Many(DIGEST, limit=MAX_PATH)]
 
 
-class Farewell(IntEnum):
+class CloseReason(IntEnum):
     """Why the coordinator closes a stream, as coarsely as a site needs to know."""
 
     STOPPING = 1
@@ -243,7 +243,7 @@ class Receipt(Wire):
 class Goodbye(Wire):
     """The coordinator closes the stream, for the reason of this code."""
 
-    code: Annotated[int, Number(limit=max(Farewell), least=min(Farewell))]
+    code: Annotated[int, Number(limit=max(CloseReason), least=min(CloseReason))]
 
 
 @message(70, Sender.COORDINATOR, DataClass.CONTROL)

@@ -12,7 +12,7 @@ from typing import Any
 from lazaret.errors import LocalProtocolError
 from security.crypto.encoding import U32_MAX
 from security.crypto.ring import FRAME_BYTES
-from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Nested, Number, Wire, kinds
+from security.secagg.fields import Bounded, FieldKind, Fixed, Many, Maybe, Nested, Number, Wire, kinds
 from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD, Lengths, MessageEntry, Registry, Shape
 from security.secagg.relay import SignedHead, head_lengths
 
@@ -48,7 +48,7 @@ def _body(cls: type[Wire], lengths: Lengths) -> int:
     return sum(_field(number, kind, lengths.get(name)) for number, (name, kind) in enumerate(kinds(cls), 1))
 
 
-def _field(number: int, kind: Kind, length: Any) -> int:
+def _field(number: int, kind: FieldKind, length: Any) -> int:
     if isinstance(kind, Many):
         return sum(_field(number, kind.item, item) for item in length)
     if isinstance(kind, Maybe):

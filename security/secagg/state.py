@@ -19,7 +19,7 @@ import numpy.typing as npt
 from lazaret.errors import DataError, LocalProtocolError
 from security import labels
 from security.crypto.prg import Words
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import CHUNK_WORDS, step_size
 from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout
 
@@ -28,10 +28,10 @@ _EXPONENT_BITS: Final = np.uint32(0x7F80_0000)
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class SumOutcome:
     """The verdict on a sum and the state that follows: the old one if the sum is void, with the reason for the log."""
 
-    verdict: Verdict
+    verdict: SumVerdict
     state: State
     state_hash: bytes
     reason: str = ""
@@ -89,7 +89,7 @@ def unflatten(layout: Layout, state: State) -> dict[str, State]:
     return {block.name: state[place].reshape(block.shape) for block, place in layout.placed()}
 
 
-def next_state(layout: Layout, state: State, total: Words, *, survivors: int) -> Outcome:
+def next_state(layout: Layout, state: State, total: Words, *, survivors: int) -> SumOutcome:
     """Judge a sum over `survivors` sites and apply it to `state`."""
     successor = Successor(layout, state, total)
     successor.extend(layout.words)
@@ -145,7 +145,7 @@ class Successor:
             if here.start < here.stop:
                 np.maximum(self._moved[here], np.float32(0), out=self._moved[here])
 
-    def outcome(self, *, survivors: int) -> Outcome:
+    def outcome(self, *, survivors: int) -> SumOutcome:
         """Judge the sum, all of which is there now."""
         if self._done < self._layout.state_words:
             raise LocalProtocolError("the sum is not all there")
@@ -153,8 +153,8 @@ class Successor:
         if not reason and not self._finite:
             reason = "the next model would not be finite"
         if reason:
-            return Outcome(Verdict.VOID, self._state, state_hash(self._state), reason)
-        return Outcome(Verdict.GOOD, self._moved, self._digest.digest())
+            return SumOutcome(SumVerdict.VOID, self._state, state_hash(self._state), reason)
+        return SumOutcome(SumVerdict.GOOD, self._moved, self._digest.digest())
 
 
 def _add_step(state: State, signed: Words, step: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> None:

@@ -15,29 +15,29 @@ from security.identity import credentials
 from security.identity.credentials import clock_by_papers
 from security.identity.rules import CLOCK_SKEW_MS
 from site_agent.assembly import config_hash_of
-from site_agent.checks.context import CHECKS, Context
+from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.privacy import LEDGER_HINT, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 
 
 @CHECKS.add
-def certificates(context: Context) -> Iterator[Line]:
+def certificates(context: SiteCheckContext) -> Iterator[Line]:
     yield from credentials.certificates(context.papers)
 
 
 @CHECKS.add
-def keys(context: Context) -> Iterator[Line]:
+def keys(context: SiteCheckContext) -> Iterator[Line]:
     yield from credentials.key_files(context.papers)
     yield credentials.audit_root(context.papers, context.config.state / "log")
 
 
 @CHECKS.add
-def manifest(context: Context) -> Iterator[Line]:
+def manifest(context: SiteCheckContext) -> Iterator[Line]:
     yield from credentials.manifest(context.papers)
 
 
 @CHECKS.add
-def policy(context: Context) -> Iterator[Line]:
+def policy(context: SiteCheckContext) -> Iterator[Line]:
     """What the policy would refuse at the first order is reported now."""
     ours, manifest = context.config.policy, context.manifest
     yield tried("permits this federation", lambda: ours.check_federation(manifest))
@@ -55,7 +55,7 @@ def policy(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def model(context: Context) -> Iterator[Line]:
+def model(context: SiteCheckContext) -> Iterator[Line]:
     """The pinned file, and that this package computes what was agreed."""
     yield tried("one training configuration", lambda: config_hash_of(context.manifest))
     context.initial  # noqa: B018  # its error is the finding
@@ -63,7 +63,7 @@ def model(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def code(context: Context) -> Iterator[Line]:
+def code(context: SiteCheckContext) -> Iterator[Line]:
     from npr.wire_layout import check_code
 
     manifest = context.manifest
@@ -72,7 +72,7 @@ def code(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def privacy(context: Context) -> Iterator[Line]:
+def privacy(context: SiteCheckContext) -> Iterator[Line]:
     """What the run will cost, and whether that is within what this hospital and the manifest allow."""
     cost = planned_cost(context.config, context.manifest)
     if cost is None:
@@ -102,7 +102,7 @@ def _more_noise(proposed: float | None) -> str:
 
 
 @CHECKS.add
-def state(context: Context) -> Iterator[Line]:
+def state(context: SiteCheckContext) -> Iterator[Line]:
     """Of this run, of none, or of one that is over."""
     folder, run = context.config.state, context.manifest.run
     if folder.exists() and not folder.is_dir():
@@ -123,7 +123,7 @@ SLIGHT_MS: Final = 120_000
 
 
 @CHECKS.add
-def coordinator(context: Context) -> Iterator[Line]:
+def coordinator(context: SiteCheckContext) -> Iterator[Line]:
     """First TLS without a certificate, then with this site's own."""
     yield from context.served
     context.answer  # noqa: B018  # its error is the finding
@@ -131,7 +131,7 @@ def coordinator(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def clock(context: Context) -> Iterator[Line]:
+def clock(context: SiteCheckContext) -> Iterator[Line]:
     """Against the dates of certificates and manifest, and against the coordinator's clock."""
     yield from clock_by_papers(context.papers)
     theirs = context.answer.time_ms
@@ -168,7 +168,7 @@ LOG_BYTES_PER_ROUND: Final = 200_000
 
 
 @CHECKS.add
-def disk(context: Context) -> Iterator[Line]:
+def disk(context: SiteCheckContext) -> Iterator[Line]:
     """By the sizes in the layout: models, memories and a sealed update are replaced as rounds go by, the log grows."""
     layout, folder = context.manifest.aggregation.layout, context.config.state
     whole_model = context.initial.path.stat().st_size
@@ -181,7 +181,7 @@ def disk(context: Context) -> Iterator[Line]:
 
 
 @CHECKS.add
-def device(context: Context) -> Iterator[Line]:
+def device(context: SiteCheckContext) -> Iterator[Line]:
     """What training will run on."""
     threads, there = context.config.site.threads, checks.processors()
     if threads is not None and threads > there:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lazaret import checks
-from lazaret.checks import CheckList, Line, Unchecked, Verdict, shared
+from lazaret.checks import CheckList, CheckVerdict, Line, Unchecked, shared
 from lazaret.errors import ToolkitError
 from npr.data.catalogue import assemble
 from npr.data.dataset import FederatedDataset, SiteData
@@ -47,13 +47,13 @@ SECONDS: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ProbeAnswer:
     """:param time_ms: the coordinator's clock; None if it is not sent."""
 
     time_ms: int | None
 
 
-def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> Answer:
+def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> ProbeAnswer:
     """:raises ToolkitError: if the coordinator does not let this site in."""
     credentials = tls.channel_credentials(identity)
     with grpc.secure_channel(table.address, credentials, options=tls.channel_options(table.proxy)) as channel:
@@ -65,7 +65,7 @@ def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECON
         except grpc.RpcError as error:
             raise _turned_away(error, table.address) from error
     time_ms = str(metadata.get(tls.TIME_KEY, ""))
-    return Answer(time_ms=int(time_ms) if time_ms.isdecimal() else None)
+    return ProbeAnswer(time_ms=int(time_ms) if time_ms.isdecimal() else None)
 
 
 def _turned_away(error: Any, address: str) -> ToolkitError:
@@ -84,7 +84,7 @@ def _turned_away(error: Any, address: str) -> ToolkitError:
 
 
 @dataclass(eq=False, kw_only=True)
-class Context:
+class SiteCheckContext:
     """One site's set-up.
 
     :param free: bytes that can still be written to a folder.
@@ -123,9 +123,9 @@ class Context:
             return None
 
     @shared("the coordinator could not be asked")
-    def answer(self) -> Answer:
+    def answer(self) -> ProbeAnswer:
         """Nobody but our coordinator is shown this site's certificate."""
-        if any(line.verdict is Verdict.PROBLEM for line in self.served):
+        if any(line.verdict is CheckVerdict.PROBLEM for line in self.served):
             raise Unchecked("the coordinator could not be asked")
         try:
             keystore.load_tls_key(self.papers.identity.tls_key_path())
@@ -168,4 +168,4 @@ class Context:
         return ours(self.dataset, self.config.data, self.papers.subject.member)
 
 
-CHECKS: Final = CheckList[Context](CHECK_NAMES)
+CHECKS: Final = CheckList[SiteCheckContext](CHECK_NAMES)

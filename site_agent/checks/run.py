@@ -15,20 +15,20 @@ from lazaret.checks import Line, Unchecked, ok, problem, run, tried, warning
 from lazaret.errors import ToolkitError
 from npr.data.dataset import Samples
 from npr.data.sources import Look, Survey, inspect_images
-from npr.data.store import Fault, Kind
+from npr.data.store import Fault, FaultKind
 from site_agent.checks import agreement  # noqa: F401  # its checks add themselves to the list
-from site_agent.checks.context import CHECKS, Context
+from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import SiteConfig
 
 # The data set: what is in it, what cannot be used, what occurs twice, and what the policy does not find. Rows are named
 # by table and number, never by patient or file, so that the lines can be mailed.
 
 SHOWN: Final = 3
-_KINDS: Final = (Kind.LABEL, Kind.MISSING, Kind.TWO_SIDES, Kind.REPEATED, Kind.SPLIT)
+_KINDS: Final = (FaultKind.LABEL, FaultKind.MISSING, FaultKind.TWO_SIDES, FaultKind.REPEATED, FaultKind.SPLIT)
 
 
 @CHECKS.add
-def data(context: Context) -> Iterator[Line]:
+def data(context: SiteCheckContext) -> Iterator[Line]:
     """The table: everything but the pixels."""
     listed = context.survey
     for kind in _KINDS:
@@ -42,14 +42,14 @@ def data(context: Context) -> Iterator[Line]:
     yield from _under_privacy(context, unit) if context.manifest.privacy else _required(context)
 
 
-def _required(context: Context) -> Iterator[Line]:
+def _required(context: SiteCheckContext) -> Iterator[Line]:
     policy, names = context.config.policy, context.dataset.class_names
     if policy.required_classes:
         counts = context.data.train.class_counts().tolist()
         yield tried("every class that the policy requires is there", lambda: policy.check_classes(names, counts))
 
 
-def _under_privacy(context: Context, unit: str) -> Iterator[Line]:
+def _under_privacy(context: SiteCheckContext, unit: str) -> Iterator[Line]:
     promised = context.manifest.privacy
     if promised is not None and promised.unit != unit:
         yield problem(
@@ -77,7 +77,7 @@ def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
 
 
 @CHECKS.add
-def images(context: Context) -> Iterator[Line]:
+def images(context: SiteCheckContext) -> Iterator[Line]:
     """The pixels: every image is decoded once."""
     listed = context.survey
     seen = inspect_images(listed)
@@ -87,7 +87,7 @@ def images(context: Context) -> Iterator[Line]:
     yield from _twice(listed, seen, _sides(context))
 
 
-def _sides(context: Context) -> dict[str, str]:
+def _sides(context: SiteCheckContext) -> dict[str, str]:
     """The side of each image id; empty where the data could not be divided."""
     try:
         site = context.data
@@ -117,12 +117,12 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
 
 
 @CHECKS.add
-def configuration(context: Context) -> Iterator[Line]:
+def configuration(context: SiteCheckContext) -> Iterator[Line]:
     yield ok(f"{context.config.path} is valid")
 
 
 @CHECKS.add
-def trial(context: Context) -> Iterator[Line]:
+def trial(context: SiteCheckContext) -> Iterator[Line]:
     from site_agent.checks.trial import trial as train_once  # imports torch
 
     yield from train_once(context)
@@ -133,4 +133,4 @@ def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:
 
     :raises ConfigError: if the configuration itself cannot be read.
     """
-    return run(CHECKS, Context(config=SiteConfig.read(config_path)), skip=skip)
+    return run(CHECKS, SiteCheckContext(config=SiteConfig.read(config_path)), skip=skip)

@@ -29,7 +29,7 @@ from npr.wire_layout import Recipe, build_initial, spec_of
 from security.dp.ledger import Ledger, Terms
 from security.dp.ledger_store import MemoryStore
 from security.secagg.layout import Layout
-from site_agent.checks.context import Context
+from site_agent.checks.context import SiteCheckContext
 from site_agent.privacy import PrivatePlan
 
 BATCHES: Final = 3
@@ -43,7 +43,7 @@ VECTORS_IN_MEMORY: Final = 8
 FEWEST_STEPS: Final = 2000
 
 
-def trial(context: Context) -> Iterator[Line]:
+def trial(context: SiteCheckContext) -> Iterator[Line]:
     """The figures of one round."""
     recipe, train = context.recipe, context.data.train
     plan = PrivatePlan.of(context.config, context.manifest)
@@ -91,7 +91,7 @@ def _resolution(layout: Layout, samples: int) -> Line:
     return ok(resolution)
 
 
-def _memory(context: Context, measured: int) -> Line:
+def _memory(context: SiteCheckContext, measured: int) -> Line:
     """What this process has taken at most, and what a real round holds beside it."""
     available = context.available()
     if available is None:
@@ -103,7 +103,7 @@ def _memory(context: Context, measured: int) -> Line:
     return checks.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
 
 
-def _decoded(context: Context, train: Samples, rows: NDArray[np.int64]) -> Samples:
+def _decoded(context: SiteCheckContext, train: Samples, rows: NDArray[np.int64]) -> Samples:
     """Some training images with their pixels; another check reports which ones cannot be read."""
     listed = context.survey
     place = {name: row for row, name in enumerate(listed.catalogue.ids)}
@@ -122,7 +122,9 @@ def _decoded(context: Context, train: Samples, rows: NDArray[np.int64]) -> Sampl
     return Samples(images=np.stack(list(pixels.values())), **columns)
 
 
-def _rounds(context: Context, recipe: Recipe, train: Samples, plan: PrivatePlan | None) -> Callable[[int], LocalReport]:
+def _rounds(
+    context: SiteCheckContext, recipe: Recipe, train: Samples, plan: PrivatePlan | None
+) -> Callable[[int], LocalReport]:
     """A local round by its number, as the agent would begin a run."""
     model = context.manifest.model
     spec = spec_of(model.architecture, model.classes, recipe)
@@ -143,7 +145,7 @@ def _rounds(context: Context, recipe: Recipe, train: Samples, plan: PrivatePlan 
 
 
 def _private(
-    context: Context,
+    context: SiteCheckContext,
     method: Method,
     site: Site,
     plan: PrivatePlan,

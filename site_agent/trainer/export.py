@@ -28,7 +28,7 @@ from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.model_card import model_card, read_history
 from site_agent.trainer.predict import decoding_for
-from site_agent.trainer.predictor import Place, Predictor, Which
+from site_agent.trainer.predictor import ModelPlace, Predictor, Which
 
 FORMAT: Final = "lazaret-model/1"
 CHECKED_IMAGES: Final = 64
@@ -44,7 +44,7 @@ def check_target(target: Path, *, onnx: bool) -> None:
 
 def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) -> Predictor:
     """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
-    place = Place.open(config)
+    place = ModelPlace.open(config)
     if with_prototypes or place.method.prototype_share == 0.0:
         return Predictor.of(place, which)
     if place.method.prototype_share == 1.0:
@@ -112,7 +112,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
     }
 
 
-def _predicts_by(place: Place) -> str:
+def _predicts_by(place: ModelPlace) -> str:
     share = place.method.prototype_share
     if place.head_alone:
         return "the head alone; the site also uses its prototypes, which are not in these files"

@@ -16,13 +16,13 @@ from security.audit.verify import Keys, verify
 from security.identity.membership import audit_roster
 from security.log.reader import LogReader
 from security.secagg import thresholds
-from site_agent.trainer.predictor import Place, Predictor
+from site_agent.trainer.predictor import ModelPlace, Predictor
 
 # How a model was made, from this site's privacy log: rounds, cohorts, privacy spent, newest checkpoint.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class ModelHistory:
     """Read from the log up to its newest checkpoint, after every check of `privacy-audit verify` on it.
 
     :ivar cohorts: sites in the sum of each round that this site took part in, by round.
@@ -44,7 +44,7 @@ class History:
     package: dict[str, Any] | None
 
 
-def read_history(place: Place, upto: int) -> History:
+def read_history(place: ModelPlace, upto: int) -> ModelHistory:
     """What led to the model after round `upto`. Privacy is told up to that checkpoint, because what is spent is spent.
 
     :raises ConfigError: where there is no log yet.
@@ -65,7 +65,7 @@ def read_history(place: Place, upto: int) -> History:
     survivors = [(number, record.body) for number, record in before if record.type == "secagg.survivors"]
     booked = [record.body for record in records if record.type in ("dp.committed", "dp.reserved")]
     started = [record.body for record in records if record.type == "agent.start"]
-    return History(
+    return ModelHistory(
         origin=verified.origin,
         size=newest.checkpoint.size,
         root=newest.checkpoint.root.hex(),
@@ -111,7 +111,7 @@ def model_card(
     sidecar: Mapping[str, Any],
     files: Mapping[str, str],
     figures: Mapping[str, Any],
-    history: History,
+    history: ModelHistory,
 ) -> str:
     manifest = predictor.place.manifest
     parts = [
@@ -154,7 +154,7 @@ def _what(predictor: Predictor, sidecar: Mapping[str, Any]) -> list[tuple[str, A
     ]
 
 
-def _training(predictor: Predictor, history: History) -> list[tuple[str, Any]]:
+def _training(predictor: Predictor, history: ModelHistory) -> list[tuple[str, Any]]:
     manifest = predictor.place.manifest
     cohorts = list(history.cohorts.values())
     rows: list[tuple[str, Any]] = [
@@ -179,7 +179,7 @@ def _rounds(numbers: tuple[int, ...]) -> str:
     return f"{len(numbers)} (from {min(numbers)} to {max(numbers)})" if numbers else "none"
 
 
-def _privacy(predictor: Predictor, history: History) -> str:
+def _privacy(predictor: Predictor, history: ModelHistory) -> str:
     manifest = predictor.place.manifest
     numbers = manifest.aggregation
     quorum = thresholds.derive(n=len(manifest.roster), c=numbers.colluders, m=numbers.least_survivors)
@@ -242,7 +242,7 @@ def _checked(sidecar: Mapping[str, Any]) -> str:
     )
 
 
-def _grounds(predictor: Predictor, history: History) -> list[tuple[str, Any]]:
+def _grounds(predictor: Predictor, history: ModelHistory) -> list[tuple[str, Any]]:
     manifest = predictor.place.manifest
     rows: list[tuple[str, Any]] = [
         ("manifest", f"version {manifest.version}, SHA-256 `{manifest.digest.hex()}`"),
@@ -256,7 +256,7 @@ def _grounds(predictor: Predictor, history: History) -> list[tuple[str, Any]]:
     return rows
 
 
-def _verdict(history: History) -> str:
+def _verdict(history: ModelHistory) -> str:
     if not history.findings:
         return "Every check of `privacy-audit verify` passed on that log."
     listed = "\n".join(f"- {finding}" for finding in history.findings)

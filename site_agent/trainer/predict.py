@@ -157,7 +157,7 @@ Tell = Callable[[int, int], None]
 
 
 @dataclass(kw_only=True)
-class Summary:
+class PredictionSummary:
     """What came of it. `problems` names files, so that it belongs on this machine's screen and nowhere else."""
 
     files: int
@@ -185,13 +185,13 @@ def check_target(target: Path) -> None:
         raise ConfigError("folder is missing", where=str(target.parent), hint="make it first")
 
 
-def predict(predictor: Predictor, source: Path, target: Path, *, tell: Tell, batch: int = BATCH) -> Summary:
+def predict(predictor: Predictor, source: Path, target: Path, *, tell: Tell, batch: int = BATCH) -> PredictionSummary:
     """Read, predict and write, `batch` images at a time; the table appears when it is complete."""
     check_target(target)
     recipe = predictor.place.recipe
     decoding = decoding_for(predictor.place.config.data.source, recipe.image_size, recipe.in_channels)
     found = find(source, decoding)
-    summary = Summary(files=len(found.files), ignored=found.ignored)
+    summary = PredictionSummary(files=len(found.files), ignored=found.ignored)
     started, done = time.monotonic(), 0
     with _table(target) as file:
         writer = csv.writer(file)
@@ -208,7 +208,7 @@ def header(class_names: tuple[str, ...]) -> list[str]:
     return ["file", "predicted", *(f"p_{name}" for name in class_names), *EXPLANATION, "problem"]
 
 
-def _rows(predictor: Predictor, piece: Piece, summary: Summary) -> Iterator[list[str]]:
+def _rows(predictor: Predictor, piece: Piece, summary: PredictionSummary) -> Iterator[list[str]]:
     names, empty = predictor.class_names, [""] * (len(predictor.class_names) + 1 + len(EXPLANATION))
     explained: Iterator[tuple[Any, tuple[str, int, float]]] = iter(())
     if len(piece.pixels):

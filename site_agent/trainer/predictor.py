@@ -48,7 +48,7 @@ Which = Literal["best", "newest"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class ModelPlace:
     """What lies on this machine: configuration, manifest, initial model and state directory, opened for reading.
 
     :ivar head_alone: whatever the federation predicts by, here the head does it without prototypes.
@@ -65,7 +65,7 @@ class Place:
     head_alone: bool = False
 
     @classmethod
-    def open(cls, config: SiteConfig) -> Place:
+    def open(cls, config: SiteConfig) -> ModelPlace:
         identity = Identity(folder=config.identity)
         clock = _clock(identity)
         site, manifest = read_membership(identity, clock)
@@ -137,12 +137,12 @@ class Trained:
     digest: str
 
 
-def load(place: Place, which: Which) -> Trained:
+def load(place: ModelPlace, which: Which) -> Trained:
     """The best network by local validation, or the one that the last round gave."""
     return _best(place) if which == "best" else _newest(place)
 
 
-def _best(place: Place) -> Trained:
+def _best(place: ModelPlace) -> Trained:
     path = place.vault.models / "best.safetensors"
     if not path.exists():
         raise ConfigError(
@@ -155,7 +155,7 @@ def _best(place: Place) -> Trained:
     return Trained(model=model, round=round_number, which="best", digest=digest_of(model))
 
 
-def _newest(place: Place) -> Trained:
+def _newest(place: ModelPlace) -> Trained:
     journal = Journal.replay(read_records(place.vault.wal))
     policy = aggregation_policy(place.manifest, now_ms=place.clock.now_ms())
     head = journal.head(policy)
@@ -203,7 +203,7 @@ class Companion:
         return save_tensors(stored, {"lazaret": json.dumps(about)})
 
     @classmethod
-    def read(cls, place: Place, trained: Trained) -> Companion | None:
+    def read(cls, place: ModelPlace, trained: Trained) -> Companion | None:
         """The one on disk, if it belongs to this network."""
         path = place.vault.models / f"{companion_name(trained.which)}.safetensors"
         if not path.exists():
@@ -223,7 +223,7 @@ class Companion:
         )
 
     @classmethod
-    def make(cls, place: Place, trained: Trained) -> Companion:
+    def make(cls, place: ModelPlace, trained: Trained) -> Companion:
         """One pass over the training images for prototypes, one over the validation images for the temperature."""
         site, data = place.trainer.site, place.trainer.data
         prototypes = Regulariser.predicting(site, trained.model)
@@ -249,7 +249,7 @@ def _metadata(content: bytes) -> dict[str, str]:
     return metadata
 
 
-def deploy(place: Place, trained: Trained, companion: Companion, *, calibrated: bool = True) -> Deployed:
+def deploy(place: ModelPlace, trained: Trained, companion: Companion, *, calibrated: bool = True) -> Deployed:
     """The module that predicts."""
     mean, std = normalisation(place.spec)
     config, kind = place.recipe.config, place.method.reports[0]
@@ -276,17 +276,17 @@ def scores_of(deployed: Deployed, samples: Samples, *, batch: int = 64) -> Score
 class Predictor:
     """Network and companion together."""
 
-    place: Place
+    place: ModelPlace
     trained: Trained
     companion: Companion
     deployed: Deployed
 
     @classmethod
     def open(cls, config: SiteConfig, which: Which, *, refit: bool = False) -> Predictor:
-        return cls.of(Place.open(config), which, refit=refit)
+        return cls.of(ModelPlace.open(config), which, refit=refit)
 
     @classmethod
-    def of(cls, place: Place, which: Which, *, refit: bool = False) -> Predictor:
+    def of(cls, place: ModelPlace, which: Which, *, refit: bool = False) -> Predictor:
         """Load the network; take its companion from disk, or make it and keep it there.
 
         The head alone has another temperature, so its companion is made anew and not kept.

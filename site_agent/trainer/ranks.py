@@ -11,7 +11,7 @@ from lazaret.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class RankPlace:
     """Rank 0 is the agent, all others are workers.
 
     :ivar torchrun: the meeting point at host:port is torchrun's own; else the first process opens it.
@@ -31,7 +31,7 @@ class Place:
             return self.host == "localhost"
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] = os.environ) -> Place | None:
+    def read(cls, environment: Mapping[str, str] = os.environ) -> RankPlace | None:
         """None for the usual case of one process."""
         if environment.get("WORLD_SIZE", "1") == "1":
             return None

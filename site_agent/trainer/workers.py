@@ -38,7 +38,7 @@ from npr.wire_layout import Recipe, check_code, code_digest, spec_of
 from security.identity.manifest import Manifest
 from site_agent.config import DataTable, SiteConfig
 from site_agent.trainer.data import open_data
-from site_agent.trainer.ranks import Place
+from site_agent.trainer.ranks import RankPlace
 
 log = logging.getLogger("site-agent")
 POLL_SECONDS: Final = 0.1
@@ -51,7 +51,7 @@ class Crew:
     :param terms: what a worker must know beside the round, and must agree to; see `terms_of`.
     """
 
-    def __init__(self, place: Place, terms: Mapping[str, Any], *, seconds: float) -> None:
+    def __init__(self, place: RankPlace, terms: Mapping[str, Any], *, seconds: float) -> None:
         self._store, self._size, self._seconds = meet(place, seconds), place.size, seconds
         self._terms = dict(terms)
         atexit.register(self.dismiss)
@@ -81,7 +81,7 @@ class Crew:
     @classmethod
     def of(cls, config: SiteConfig, manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> Crew | None:
         """The crew that the environment names; None in the usual case of one process."""
-        place = Place.read()
+        place = RankPlace.read()
         if place is None:
             return None
         if manifest.privacy is not None:
@@ -120,7 +120,7 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
     }
 
 
-def work(place: Place, table: DataTable, *, seconds: float, threads: int | None = None) -> None:
+def work(place: RankPlace, table: DataTable, *, seconds: float, threads: int | None = None) -> None:
     """Take orders until the agent says that there are no more, or has ended."""
     if threads is not None:
         torch.set_num_threads(threads)
@@ -186,7 +186,7 @@ def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
     return method, site
 
 
-def meet(place: Place, seconds: float) -> TCPStore:
+def meet(place: RankPlace, seconds: float) -> TCPStore:
     """The meeting point: torchrun's, the first process's own, or a connection to either.
 
     :raises WorkerLost: if nobody listens there.
@@ -210,7 +210,7 @@ def meet(place: Place, seconds: float) -> TCPStore:
         ) from error
 
 
-def _listen(place: Place) -> socket.socket:
+def _listen(place: RankPlace) -> socket.socket:
     """On the given address alone: what is exchanged here must not be offered to the whole network."""
     try:
         family, *_, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]

@@ -13,7 +13,7 @@ import pytest
 from lazaret.errors import PolicyViolation
 from security.crypto.prg import Words
 from security.secagg import fixed_point
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.effects import LoneChange
 from security.secagg.site import checks
 from tests.support.evil import VICTIM, WON, EvilCoordinator, assert_refused, evil
@@ -40,7 +40,7 @@ def toggled() -> tuple[EvilCoordinator, float]:
         outcome = run.run_round(updates)
         if outcome.total is None:
             break
-        assert outcome.verdict is Verdict.VOID, "the model stands still"
+        assert outcome.verdict is SumVerdict.VOID, "the model stands still"
         sums[present].append((outcome.total - updates["site-03"]).view(layout.signed_dtype).astype(float))
     guess = np.mean(sums[True], axis=0) - np.mean(sums[False], axis=0)
     truth = fixed_point.encode(layout, learned[VICTIM].astype(np.float32), weight=1).words

@@ -12,7 +12,7 @@ import pytest
 
 from lazaret.errors import ConfigError, DataError
 from security.secagg import fixed_point
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.layout import Layout
 from tests.support.evil import EvilCoordinator, evil
 from tests.support.secagg_world import reference_sum, small_layout
@@ -26,7 +26,7 @@ def test_honest_extremes_neither_wrap_nor_void(sign: float) -> None:
     update[40:] = sign * 4
     updates = {name: fixed_point.encode(layout, update, weight=layout.weight_cap).words for name in run.sites}
     outcome = run.run_round(updates)
-    assert outcome.verdict is Verdict.GOOD and outcome.total is not None
+    assert outcome.verdict is SumVerdict.GOOD and outcome.total is not None
     assert outcome.total.tolist() == reference_sum(layout, updates, run.sites)
     assert fixed_point.decode(layout, outcome.total).mean == pytest.approx(update.astype(float))
     run.check_promises()
@@ -43,7 +43,7 @@ def heavy_round() -> EvilCoordinator:
     run = evil(3, colluders=0, layout=layout)
     update = np.full(layout.state_words, 0.5, dtype=np.float32)
     outcome = run.run_round({name: fixed_point.encode(layout, update, weight=2**30).words for name in run.sites})
-    assert outcome.verdict is Verdict.VOID
+    assert outcome.verdict is SumVerdict.VOID
     return run
 
 
@@ -85,4 +85,4 @@ def test_nan_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_point, "_cut", lambda *_args, **_named: 0)
     run = evil(layout=small_layout(4, ring_bits=32))
     with np.errstate(invalid="ignore"):
-        assert run.run_round(diverged(run)).verdict is Verdict.VOID
+        assert run.run_round(diverged(run)).verdict is SumVerdict.VOID

@@ -14,7 +14,7 @@ from protos.loopback import COORDINATOR
 from security.crypto import shamir
 from security.secagg import certificate_checks, messages, statements
 from security.secagg import context as hashes
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.coordinator.uploads import Dealing
 from security.secagg.messages import Shares
 from security.secrets import Secret
@@ -100,7 +100,7 @@ def test_a_cheating_dealer_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were an opened secret not held against its commitment, the sum would be noise and nobody named."""
     monkeypatch.setattr(certificate_checks, "opens", lambda *_args, **_named: True)
     run, updates, outcome = wrong_dealing(monkeypatch)
-    assert outcome.verdict is Verdict.VOID and not run.book.excluded
+    assert outcome.verdict is SumVerdict.VOID and not run.book.excluded
     assert outcome.total is not None
     assert outcome.total.tolist() != reference_sum(run.policy.layout, updates, outcome.survivors)
 

@@ -13,7 +13,7 @@ import pytest
 from security.crypto.prg import Words
 from security.secagg import fixed_point
 from security.secagg import state as states
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.layout import Block, Layout
 from tests.support.evil import EvilCoordinator, evil
 
@@ -49,19 +49,19 @@ def largest_step(run: EvilCoordinator) -> float:
 @pytest.mark.parametrize("poison", [a_huge_word, weights_that_add_up_to_one])
 def test_an_impossible_sum_is_void_everywhere(poison: Poison) -> None:
     run, outcome = poisoned_round(poison)
-    assert outcome.verdict is Verdict.VOID
+    assert outcome.verdict is SumVerdict.VOID
     assert len({run.machine(name).core.head for name in run.sites}) == 1, "the same result at all sites"
     assert largest_step(run) == 0
     assert not run.book.excluded, "nobody can be named without opening an update"
     run.check_promises()
-    assert run.run_round(run.updates(2)).verdict is Verdict.GOOD
+    assert run.run_round(run.updates(2)).verdict is SumVerdict.GOOD
 
 
 def test_weights_that_add_up_to_one_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Division by one instead of the true weight: the step is as large as all the weights together."""
     monkeypatch.setattr(states, "judge", lambda *_args, **_named: "")
     run, outcome = poisoned_round(weights_that_add_up_to_one)
-    assert outcome.verdict is Verdict.GOOD and largest_step(run) > 10
+    assert outcome.verdict is SumVerdict.GOOD and largest_step(run) > 10
 
 
 def capped() -> Layout:
@@ -80,10 +80,10 @@ def whole_clip(layout: Layout, updates: dict[str, Words]) -> Words:
 
 def test_a_step_beyond_the_movement_cap_is_void() -> None:
     run, outcome = poisoned_round(whole_clip, capped())
-    assert outcome.verdict is Verdict.VOID and largest_step(run) == 0
+    assert outcome.verdict is SumVerdict.VOID and largest_step(run) == 0
 
 
 def test_a_step_beyond_the_movement_cap_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(states, "_moves_too_far", lambda *_: False)
     run, outcome = poisoned_round(whole_clip, capped())
-    assert outcome.verdict is Verdict.GOOD and largest_step(run) > 0.2
+    assert outcome.verdict is SumVerdict.GOOD and largest_step(run) > 0.2

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from security.audit.facts import History, read_history
+from security.audit.facts import LogHistory, read_history
 from site_agent.ready_slots import ReadySlots, slots_of
 from tests.support.federation import NumberFederation
 
@@ -20,7 +20,7 @@ LITTLE, MUCH = 0.08, 0.8
 ROUNDS = 5
 
 
-def trace(folder: Path, ready_slot: float) -> History:
+def trace(folder: Path, ready_slot: float) -> LogHistory:
     """What the coordinator saw, from its own log; the first round, when processes start, is left out below."""
     federation = NumberFederation(folder, rounds=ROUNDS, ready_slot=ready_slot)
     for site, seconds in ((SMALL, LITTLE), (LARGE, MUCH)):
@@ -31,7 +31,7 @@ def trace(folder: Path, ready_slot: float) -> History:
     return read_history(federation.grounds.logs[0], origin="", name="", role="")
 
 
-def lateness(history: History) -> float:
+def lateness(history: LogHistory) -> float:
     """By how much the large site is ready later than the small one, in seconds: the middle of some rounds."""
     ready: dict[tuple[str, int], int] = {}
     for record in history.of("ingress"):
@@ -41,7 +41,7 @@ def lateness(history: History) -> float:
     return statistics.median(gaps) / 1000
 
 
-def sizes(history: History, site: str) -> dict[tuple[int, str], set[int]]:
+def sizes(history: LogHistory, site: str) -> dict[tuple[int, str], set[int]]:
     """Bytes of every message of a burst, by round and type."""
     found: dict[tuple[int, str], set[int]] = {}
     for record in history.of("ingress"):

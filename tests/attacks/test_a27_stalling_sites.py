@@ -11,7 +11,7 @@ from protos.loopback import RoundOutcome
 from security.crypto import key_agreement
 from security.secagg import messages, statements
 from security.secagg.certificates import Advert
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.coordinator.rounds import BlameBook
 from tests.support.evil import EvilCoordinator, evil
 from tests.support.secagg_world import reference_sum
@@ -48,7 +48,7 @@ def test_stalling_costs_c_plus_one_attempts_at_most() -> None:
     run = slow_world()
     stall_one_after_the_other(run)
     for outcome in rounds(run):
-        assert outcome.verdict is Verdict.GOOD and outcome.attempts <= run.policy.c + 1
+        assert outcome.verdict is SumVerdict.GOOD and outcome.attempts <= run.policy.c + 1
         assert set(run.honest) <= set(outcome.survivors), "no honest site is left out for it"
 
 
@@ -84,7 +84,7 @@ def test_keys_that_everybody_must_refuse_count_as_missing(how: str) -> None:
     run = slow_world()
     useless_advert(run, USELESS[how])
     for outcome in rounds(run, 2):
-        assert outcome.verdict is Verdict.GOOD and outcome.attempts <= run.policy.c + 1
+        assert outcome.verdict is SumVerdict.GOOD and outcome.attempts <= run.policy.c + 1
         assert set(run.honest) <= set(outcome.survivors)
 
 
@@ -114,7 +114,7 @@ def test_false_accusations_leave_out_few_and_never_exclude_the_honest() -> None:
     run = slow_world()
     accuse_in_turn(run)
     for outcome in rounds(run):
-        assert outcome.verdict is Verdict.GOOD
+        assert outcome.verdict is SumVerdict.GOOD
         assert len(set(run.honest) - set(outcome.survivors)) <= run.policy.c
     assert not set(run.book.excluded) & set(run.honest)
 

@@ -19,7 +19,7 @@ from security.crypto.prg import Words
 from security.rng import CountedRandomness
 from security.secagg import fixed_point
 from security.secagg import state as states
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import step_size
 from security.secagg.layout import WEIGHT, Block, Layout
 from security.secagg.site import result_checks
@@ -80,7 +80,7 @@ def test_a_fused_step_gives_another_hash(monkeypatch: pytest.MonkeyPatch) -> Non
     ours = states.next_state(layout, state, total, survivors=4)
     monkeypatch.setattr(states, "_add_step", fused)
     theirs = states.next_state(layout, state, total, survivors=4)
-    assert ours.verdict is theirs.verdict is Verdict.GOOD and ours.state_hash != theirs.state_hash
+    assert ours.verdict is theirs.verdict is SumVerdict.GOOD and ours.state_hash != theirs.state_hash
 
 
 def a_round_with_one_odd_machine(monkeypatch: pytest.MonkeyPatch) -> EvilCoordinator:
@@ -126,5 +126,5 @@ def test_the_least_and_the_largest_sum_of_weights(weight: int) -> None:
     layout = run.policy.layout
     update = np.linspace(-0.5, 0.5, layout.state_words, dtype=np.float32)
     words = fixed_point.encode(layout, update, weight=weight).words
-    assert run.run_round(dict.fromkeys(run.sites, words)).verdict is Verdict.GOOD
+    assert run.run_round(dict.fromkeys(run.sites, words)).verdict is SumVerdict.GOOD
     assert len({run.machine(name).core.head.state_hash for name in run.sites}) == 1

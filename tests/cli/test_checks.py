@@ -18,9 +18,9 @@ import pytest
 from click.testing import CliRunner
 
 from coordinator.checks import CHECKS as COORDINATOR_CHECKS
-from coordinator.checks import Context as CoordinatorContext
+from coordinator.checks import CoordinatorCheckContext as CoordinatorContext
 from coordinator.cli import check as coordinator_check
-from lazaret.checks import CheckList, Line, Verdict, ok, run
+from lazaret.checks import CheckList, CheckVerdict, Line, ok, run
 from lazaret.errors import LocalProtocolError
 from scripts.local_federation.setup import command, free_port
 from security.clock import SystemClock
@@ -55,16 +55,16 @@ def hospital(world: CheckWorld, tmp_path: Path) -> Hospital:
 
 def test_a_healthy_hospital_is_all_ok(hospital: Hospital) -> None:
     lines = hospital.check()
-    assert [line for line in lines if line.check not in LEARNING and line.verdict is not Verdict.OK] == []
+    assert [line for line in lines if line.check not in LEARNING and line.verdict is not CheckVerdict.OK] == []
     assert {line.check for line in lines} == set(CHECKS)
-    assert [line.verdict for line in lines if line.check in LEARNING] == [Verdict.UNCHECKED] * 2
+    assert [line.verdict for line in lines if line.check in LEARNING] == [CheckVerdict.UNCHECKED] * 2
 
 
 def test_through_a_proxy_that_only_carries_bytes(hospital: Hospital) -> None:
     with Proxy.running() as proxy:
         hospital.set("coordinator", f'proxy = "{proxy.url}"')
         lines = [line for line in hospital.check() if line.check in ("coordinator", "clock")]
-    assert [line.verdict for line in lines] == [Verdict.OK] * 4, lines
+    assert [line.verdict for line in lines] == [CheckVerdict.OK] * 4, lines
     assert len(proxy.seen) >= 2 and all(line.startswith("CONNECT 127.0.0.1:") for line in proxy.seen)
 
 
@@ -204,8 +204,8 @@ def assert_speaks_well(lines: list[Line]) -> None:
     """All checks were run, problems say what to do, and nobody is named."""
     assert {line.check for line in lines} == set(CHECKS)
     for line in lines:
-        assert line.hint or line.verdict in (Verdict.OK, Verdict.UNCHECKED), line
-        assert line.verdict is not Verdict.UNCHECKED or line.what.startswith("not checked: "), line
+        assert line.hint or line.verdict in (CheckVerdict.OK, CheckVerdict.UNCHECKED), line
+        assert line.verdict is not CheckVerdict.UNCHECKED or line.what.startswith("not checked: "), line
         assert "Huber" not in line.what + line.hint and "MRN-" not in line.what + line.hint, line
 
 
@@ -234,7 +234,7 @@ def test_an_epsilon_cap_below_what_the_plan_costs(hospital: Hospital) -> None:
     assert too_little() == []
     hospital.set("privacy", "cap = 0.9")
     (line,) = too_little()
-    assert line.verdict is Verdict.PROBLEM and line.check == "privacy"
+    assert line.verdict is CheckVerdict.PROBLEM and line.check == "privacy"
     assert "of 0.9" in line.what and "set [privacy] noise = " in line.hint
     hospital.set("privacy", line.hint.partition("set [privacy] ")[2].partition(",")[0])
     assert too_little() == []
@@ -284,7 +284,7 @@ def test_a_certificate_that_ends_soon_is_a_warning(hospital: Hospital) -> None:
     hospital.certify(authority.unlock(None), authority.root, now_ms=SystemClock().now_ms(), days=12)
     lines = hospital.check()
     assert problems(lines) == {}
-    (line,) = [line for line in lines if line.verdict is Verdict.WARNING]
+    (line,) = [line for line in lines if line.verdict is CheckVerdict.WARNING]
     assert re.search("expires in 1[12] days", line.what) and "renew" in line.hint
 
 
@@ -295,7 +295,7 @@ def test_an_image_that_occurs_twice_under_other_names_is_a_warning(hospital: Hos
         (hospital.images / new["image"]).write_bytes((hospital.images / old["image"]).read_bytes())
     write_table(hospital.images, [*hospital.rows, *copies])
     lines = hospital.check()
-    (line,) = [line for line in lines if line.verdict is Verdict.WARNING]
+    (line,) = [line for line in lines if line.verdict is CheckVerdict.WARNING]
     assert line.check == "images" and "2 images have the pixels of another" in line.what
     assert "table.csv row 50 and table.csv row 2" in line.what and "under different patients" in line.what
     assert_speaks_well(lines)
@@ -313,8 +313,8 @@ def test_without_a_manifest_what_needs_one_is_not_called_good(hospital: Hospital
     lines = hospital.check()
     assert set(problems(lines)) == {"manifest"}
     needing = {"policy", "state", "model", "disk", "privacy", "data", "images"}
-    assert needing <= {line.check for line in lines if line.verdict is Verdict.UNCHECKED}
-    assert not needing & {line.check for line in lines if line.verdict is Verdict.OK}
+    assert needing <= {line.check for line in lines if line.verdict is CheckVerdict.UNCHECKED}
+    assert not needing & {line.check for line in lines if line.verdict is CheckVerdict.OK}
 
 
 # As a command.
@@ -400,7 +400,7 @@ def hub(world: CheckWorld, tmp_path: Path) -> Path:
 
 def test_a_healthy_coordinator_is_all_ok(world: CheckWorld, hub: Path) -> None:
     lines = coordinator_lines(world, hub)
-    assert {line.verdict for line in lines} == {Verdict.OK}, lines
+    assert {line.verdict for line in lines} == {CheckVerdict.OK}, lines
     assert {line.check for line in lines} == set(COORDINATOR_CHECKS)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from security.consortium import cli
 from security.identity import pki
-from security.identity.enrolment import Answer, Identity, Request
+from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
 from security.identity.pki import Role
 from tests.support.consortium_world import DAY, PLAN, PRIVACY, subject, write_initial_model
 
@@ -52,7 +52,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
     return call
 
 
-def member(folder: Path, name: str, role: Role = Role.SITE) -> Request:
+def member(folder: Path, name: str, role: Role = Role.SITE) -> EnrolmentRequest:
     hosts = ("localhost",) if role is Role.COORDINATOR else ()
     return Identity(folder=folder / name).create(subject(name, role), hosts=hosts)
 
@@ -78,7 +78,7 @@ def now() -> int:
 def install(folder: Path, home: Path, name: str) -> Identity:
     identity = Identity(folder=folder / name)
     root = pki.read_certificate((home / "root.pem").read_bytes())
-    answer = Answer.read(home / "answers" / f"{name}.json")
+    answer = EnrolmentAnswer.read(home / "answers" / f"{name}.json")
     identity.install(answer, root_fingerprint=pki.fingerprint(root), now_ms=now())
     return identity
 
@@ -119,7 +119,7 @@ def test_the_ceremony_with_real_processes(tmp_path: Path) -> None:
     shown = command("show")
     assert made["root_fingerprint"][:4] in shown.stdout and "\x1b" not in shown.stdout
     identity = Identity(folder=tmp_path / "graz")
-    answer = Answer.read(folder / "answers" / "graz.json")
+    answer = EnrolmentAnswer.read(folder / "answers" / "graz.json")
     identity.install(answer, root_fingerprint=made["root_fingerprint"], now_ms=now())
     assert identity.install_manifest((folder / "manifest.json").read_bytes(), now_ms=now()).version == 1
 

@@ -14,7 +14,7 @@ import pytest
 from security.clock import SystemClock
 from security.consortium import cli
 from security.consortium.authority import Authority
-from security.consortium.plan import Plan
+from security.consortium.plan import FederationPlan
 from security.identity.pki import Role
 from tests.support.consortium_world import PLAN, World, write_initial_model
 
@@ -79,7 +79,7 @@ def test_every_option_is_on_the_page() -> None:
 
 def test_every_key_of_a_plan_is_on_the_page() -> None:
     page = PAGE.read_text()
-    tables = {name: field.annotation for name, field in Plan.model_fields.items() if name != "run"}
+    tables = {name: field.annotation for name, field in FederationPlan.model_fields.items() if name != "run"}
     for name, annotation in tables.items():
         model = next(
             kind for kind in (annotation, *getattr(annotation, "__args__", ())) if hasattr(kind, "model_fields")

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from coordinator.cli import cli as coordinator
 from lazaret import terminal
 from lazaret.errors import ConfigError
-from security.identity.enrolment import Request
+from security.identity.enrolment import EnrolmentRequest
 from security.identity.pki import Purpose, read_request
 from site_agent.cli import cli as site_agent
 from site_agent.config import SiteConfig, placed
@@ -41,7 +41,7 @@ def test_a_hospital_is_asked_for_everything(tmp_path: Path) -> None:
     config = tomllib.loads((tmp_path / "graz" / "site.toml").read_text())
     assert config["coordinator"]["address"] == "hub.example:7443" and config["data"]["source"] == "folders:/data/skin"
     assert config["site"]["initial_model"] == "initial.safetensors"
-    request = Request.read(tmp_path / "graz" / "identity" / "request.json")
+    request = EnrolmentRequest.read(tmp_path / "graz" / "identity" / "request.json")
     assert (request.federation, request.member) == ("lesions", "graz")
     # Only the fingerprint is a result; questions and remarks are for people.
     assert re.sub("[^0-9a-f]", "", done.stdout) == re.sub("[^0-9a-f]", "", request.fingerprint)
@@ -52,7 +52,7 @@ def test_an_operator_is_asked_for_names_and_port(tmp_path: Path) -> None:
     done = typed(coordinator, tmp_path / "hub", {}, "lesions\nhub\nhub.example, 192.0.2.7\n\n")
     assert done.exit_code == 0, done.output
     assert tomllib.loads((tmp_path / "hub" / "coordinator.toml").read_text())["listen"] == "0.0.0.0:7443"
-    request = Request.read(tmp_path / "hub" / "identity" / "request.json")
+    request = EnrolmentRequest.read(tmp_path / "hub" / "identity" / "request.json")
     assert read_request(request.tls_request, Purpose.TLS).hosts == ("hub.example", "192.0.2.7")
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cli import cli
-from security.consortium.plan import Plan, warnings
+from security.consortium.plan import FederationPlan, warnings
 from security.dp.accountant import rdp_epsilon
 from security.dp.planner import PrivateSettings
 from security.identity.initial_model import InitialModel
@@ -53,7 +53,7 @@ def test_a_plan_may_not_contradict_the_export(tmp_path: Path) -> None:
     start = 'run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n'
     world.write_plan(start + "[training.settings]\nlearning_rate = 0.5\n")
     with pytest.raises(ConfigError, match="was exported for"):
-        world.authority.publish(world.key, Plan.read(world.authority.plan_path), now_ms=world.now)
+        world.authority.publish(world.key, FederationPlan.read(world.authority.plan_path), now_ms=world.now)
     world.write_plan(start.replace("rounds", 'method = "fedavg"\nrounds'))
     with pytest.raises(ConfigError, match="method is missing, or not the one"):
         world.publish()

@@ -19,7 +19,7 @@ from lazaret.errors import ConfigError
 from npr.lab.cli import main
 from npr.lab.engines import LineReporter
 from npr.lab.on_ray import run_on_node, run_ray
-from npr.lab.plan import Plan
+from npr.lab.plan import LabPlan
 from npr.lab.request import make_plan, preset
 from npr.lab.store import ResultStore
 from npr.wire_layout import code_digest
@@ -172,7 +172,7 @@ def test_an_address_where_nobody_is_is_one_clear_error(tmp_path: Path) -> None:
         list(run_ray(plan.settings, plan.cells, store, progress, address="127.0.0.1:1", workers=1, threads=1))
 
 
-def small_plan() -> Plan:
+def small_plan() -> LabPlan:
     tiny = {"rounds": 1, "image_size": 16, "architecture": "test_efficientnet", "weights": "none"}
     source = "generated:scale=0.001,sites=3"
     return make_plan(preset("quick"), data=source, methods=["fedavg"], seeds=[0], folds=["fold"], overrides=tiny)

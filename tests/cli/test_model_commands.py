@@ -34,7 +34,7 @@ from site_agent.cli import main
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.model_card import model_card, read_history
-from site_agent.trainer.predictor import Companion, Place, Predictor, load
+from site_agent.trainer.predictor import Companion, ModelPlace, Predictor, load
 from tests.support.consortium_world import DAY, NOW
 from tests.support.trained_site import SIZE, Trained, train
 
@@ -182,7 +182,7 @@ def test_training_images_lie_at_prototypes_of_this_site(trained: Trained) -> Non
 
 def test_the_companion_is_made_once_for_a_model_and_never_leaves_the_vault(trained: Trained) -> None:
     path = trained.state / "models" / "best-companion.safetensors"
-    place = Place.open(SiteConfig.read(trained.config))
+    place = ModelPlace.open(SiteConfig.read(trained.config))
     model = load(place, "best")
     made = Companion.make(place, model)
     place.vault.keep_model("best-companion", made.to_bytes())
@@ -261,9 +261,9 @@ def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path)
 def test_a_model_that_predicts_by_prototypes_alone_is_not_exported_without_them(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = Place.open(SiteConfig.read(trained.config))
+    place = ModelPlace.open(SiteConfig.read(trained.config))
     monkeypatch.setattr(place.method, "prototype_share", 1.0)
-    monkeypatch.setattr(Place, "open", lambda config: place)
+    monkeypatch.setattr(ModelPlace, "open", lambda config: place)
     done = run("export", tmp_path / "model", "--config", trained.config)
     assert done.returncode == 2 and "stay at the site" in done.stderr and not (tmp_path / "model").exists()
 

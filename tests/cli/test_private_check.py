@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lazaret.checks import Line, Verdict, run
-from site_agent.checks.context import Context
+from lazaret.checks import CheckVerdict, Line, run
+from site_agent.checks.context import SiteCheckContext
 from site_agent.checks.run import CHECKS
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
@@ -30,7 +30,7 @@ def one_thread() -> Iterator[None]:
 
 
 def check(world: PrivateWorld, *more: str) -> list[Line]:
-    context = Context(config=SiteConfig.read(world.configs[GRAZ]), clock=world.clock)
+    context = SiteCheckContext(config=SiteConfig.read(world.configs[GRAZ]), clock=world.clock)
     return list(run(CHECKS, context, skip=(*ALONE, *more)))
 
 
@@ -44,7 +44,7 @@ def test_a_private_hospital_before_its_first_round(tmp_path: Path) -> None:
     files = ledger_files(SiteConfig.read(world.configs[GRAZ]))
     before = files.peek()
     lines = check(world)
-    assert {line.check for line in lines if line.verdict is not Verdict.OK} == set(ALONE), lines
+    assert {line.check for line in lines if line.verdict is not CheckVerdict.OK} == set(ALONE), lines
     told = {line.check: line.what for line in reversed(lines)}
     assert "3 rounds will cost each patient epsilon" in told["privacy"]
     assert "training takes about" in told["trial"]

@@ -20,7 +20,7 @@ from npr.model import ModelSpec
 from npr.wire_layout import Recipe, export
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.identity.enrolment import Request
+from security.identity.enrolment import EnrolmentRequest
 from security.identity.pki import Role
 from security.secagg.layout import Block, Layout
 from site_agent.checks import CHECK_NAMES
@@ -84,7 +84,7 @@ def graz(world: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = str(world.authority.folder / "initial.safetensors")
     told = json.loads(ok("init", folder, *words, "--initial-model", model, "--json"))
     request = Path(told["request"])
-    world.authority.enroll(world.key, Request.read(request), now_ms=world.now, days=365)
+    world.authority.enroll(world.key, EnrolmentRequest.read(request), now_ms=world.now, days=365)
     world.publish()
     config = folder / "site.toml"
     answer, manifest = world.authority.answer_path("graz"), world.authority.manifest_path

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from coordinator.config import CoordinatorConfig
-from security.consortium.plan import Plan
+from security.consortium.plan import FederationPlan
 from site_agent.config import SiteConfig
 from site_agent.policy import Range
 
@@ -22,7 +22,7 @@ PAGE = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 FILES: dict[str, type[BaseModel]] = {
     "site.toml": SiteConfig,
     "coordinator.toml": CoordinatorConfig,
-    "federation.toml": Plan,
+    "federation.toml": FederationPlan,
 }
 ROW = re.compile(r"^\| `([a-z_]+)` \| [^|\n]+ \| ([^|\n]+) \| [^|\n]+ \|$", re.MULTILINE)
 TOP = "The top of the file"

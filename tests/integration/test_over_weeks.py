@@ -12,7 +12,7 @@ from lazaret.errors import CertificateNameMismatch, ConfigError
 from scripts.local_federation.setup import command
 from security.audit.compare import cross
 from security.audit.verify import keys_for, verify
-from security.identity.enrolment import Answer, Request, renew
+from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, renew
 from security.identity.pki import Role, key_fingerprint
 from security.secagg.certificates import Ack
 from site_agent.cli import cli as site_command
@@ -34,17 +34,17 @@ def federation(tmp_path: Path) -> Iterator[WholeFederation]:
         made.kill(site)
 
 
-def renewed(federation: WholeFederation, member: str, *, new_keys: bool) -> Answer:
+def renewed(federation: WholeFederation, member: str, *, new_keys: bool) -> EnrolmentAnswer:
     """What `site-agent renew`, `consortium renew` and `consortium publish` do."""
     world = federation.world
     role = Role.COORDINATOR if member == "hub" else Role.SITE
     request = renew(world.identity(member), role) if new_keys else None
     world.authority.renew(world.key, member, request, now_ms=world.now, days=365)
     federation.manifest = world.publish()
-    return Answer.read(world.authority.answer_path(member))
+    return EnrolmentAnswer.read(world.authority.answer_path(member))
 
 
-def install(federation: WholeFederation, member: str, answer: Answer) -> None:
+def install(federation: WholeFederation, member: str, answer: EnrolmentAnswer) -> None:
     federation.world.identity(member).install(answer, root_fingerprint=None, now_ms=federation.clock.now_ms())
 
 
@@ -132,7 +132,7 @@ def test_who_was_revoked_comes_back_with_its_old_log(federation: WholeFederation
     federation.run_rounds(1)
     world.authority.enroll(world.key, renew(world.identity("graz"), Role.SITE), now_ms=world.now, days=365)
     federation.manifest = world.publish()
-    install(federation, "graz", Answer.read(world.authority.answer_path("graz")))
+    install(federation, "graz", EnrolmentAnswer.read(world.authority.answer_path("graz")))
     federation.give_manifest("graz")
     federation.adopt_at_hub()
     federation.start("graz")
@@ -202,6 +202,6 @@ def test_the_commands_write_requests_that_the_consortium_takes(federation: Whole
     for member in ("graz", "hub"):
         identity = world.identity(member)
         before = identity.tls_certificate()
-        request = Request.read(identity.request_path)
+        request = EnrolmentRequest.read(identity.request_path)
         record = world.authority.renew(world.key, member, request, now_ms=world.now, days=90)
         assert len(record.issued) == 4 and identity.tls_certificate() == before

@@ -206,7 +206,7 @@ def test_a_site_that_is_turned_away_stops_with_the_reason(world: World, agent: A
 
 async def say_goodbye(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:
     await anext(requests)
-    code = relay.Farewell.STOPPING if coordinator.streams == 1 else relay.Farewell.REPLACED
+    code = relay.CloseReason.STOPPING if coordinator.streams == 1 else relay.CloseReason.REPLACED
     await coordinator.say(context, relay.Goodbye(code=code), 1)
     await asyncio.sleep(5)
 

@@ -20,14 +20,14 @@ from security.secagg import certificate_checks, statements, thresholds
 from security.secagg.certificates import AbortCertificate, AbortLine, Signed
 from security.secagg.context import RoundContext
 from security.secagg.messages import Plan, Quorum
-from security.secagg.records import Agreed, Outcome
+from security.secagg.records import Agreed, AttemptOutcome
 from security.secagg.site import checks
 from security.secagg.site.journal import AttemptMemory, Journal
 from security.secagg.thresholds import Thresholds
 from tests.support.secagg_world import federation, random_updates
 
 SETS = (b"A" * 32, b"B" * 32)
-Site = tuple[bytes, Outcome | None]  # the set agreed to, if any, and the outcome
+Site = tuple[bytes, AttemptOutcome | None]  # the set agreed to, if any, and the outcome
 State = tuple[tuple[Site, int], ...]
 START: Site = (b"", None)
 
@@ -74,11 +74,11 @@ class Attempt:
         return passes(lambda: checks.check_quorum(self.policy, self.context, self.quorum_for(state, chosen)))
 
     def summed(self, state: State, chosen: bytes) -> bool:
-        released = sum(count for (shown, end), count in state if shown == chosen and end is Outcome.RELEASED)
+        released = sum(count for (shown, end), count in state if shown == chosen and end is AttemptOutcome.RELEASED)
         return released + self.sizes.c >= self.sizes.t
 
     def aborted(self, state: State) -> bool:
-        count = sum(count for (_, end), count in state if end is Outcome.ABORTED) + self.sizes.c
+        count = sum(count for (_, end), count in state if end is AttemptOutcome.ABORTED) + self.sizes.c
         lines = tuple(AbortLine(site=site, code=1, signature=bytes(64)) for site in self.context.sites[:count])
         certificate = AbortCertificate(ctx=self.context.ctx(), lines=lines)
         return passes(
@@ -92,10 +92,10 @@ class Attempt:
             yield from ((chosen, None) for chosen in SETS)
         for chosen in SETS:
             if site[0] and passes(lambda: self.check_release(state, known, chosen)):  # noqa: B023 - called at once
-                yield site[0], Outcome.RELEASED
-        journal = Journal(released={self.context.ctx()} if site[1] is Outcome.RELEASED else set())
+                yield site[0], AttemptOutcome.RELEASED
+        journal = Journal(released={self.context.ctx()} if site[1] is AttemptOutcome.RELEASED else set())
         if passes(lambda: checks.check_may_abort(journal, self.context.ctx())):
-            yield site[0], Outcome.ABORTED
+            yield site[0], AttemptOutcome.ABORTED
 
     def check_release(self, state: State, known: AttemptMemory, chosen: bytes) -> None:
         assert known.agreed is not None

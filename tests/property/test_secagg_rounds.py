@@ -14,7 +14,7 @@ from security.log import uniformity
 from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point, messages, thresholds
 from security.secagg.certificates import Ack, Advert
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from tests.support.secagg_world import RecordedFederation, federation, reference_sum, small_layout
 
 STEPS = (
@@ -73,7 +73,7 @@ def check_outcome(run: RecordedFederation, updates: dict[str, np.ndarray], outco
         t = min(attempt.context.t for attempt in run.planned.attempts) if run.planned.attempts else 0
         assert all(len(who) < t for who in opened), "a quorum released in a lost round"
         return
-    assert outcome.verdict is Verdict.GOOD
+    assert outcome.verdict is SumVerdict.GOOD
     assert outcome.total.tolist() == reference_sum(run.policy.layout, updates, outcome.survivors)
     assert len(outcome.survivors) >= run.planned.attempts[-1].context.t
     heads = {site.machine.core.head.result for site in run.sites.values()}

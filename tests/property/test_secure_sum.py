@@ -16,7 +16,7 @@ from security.crypto.key_agreement import KeyPair
 from security.crypto.masking import Accumulator, OpenedMasks, SiteMasks
 from security.crypto.ring import BITS, Ring
 from security.rng import CountedRandomness
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Block, Layout
 from security.secagg.state import canonical, judge, next_state
@@ -149,7 +149,7 @@ def test_the_next_state_is_rounded_as_the_specification_says(data: st.DataObject
         )
     )
     outcome = next_state(layout, state, total, survivors=2)
-    assert outcome.verdict is Verdict.GOOD
+    assert outcome.verdict is SumVerdict.GOOD
     signed = total.view(layout.signed_dtype).tolist()
     weight = signed[layout.state_words]
     floors = np.concatenate([np.full(block.size, block.nonnegative) for block in layout.state_blocks])

@@ -16,7 +16,7 @@ from security.audit.verify import Keys, verify
 from security.clock import ManualClock
 from security.crypto.merkle import Tree, leaf_hash
 from security.log.keys import EpochKeys
-from security.log.note import Checkpoint, Note, Signer
+from security.log.note import Checkpoint, Note, NoteSigner
 from security.log.reader import LogReader
 from security.log.roster import SITE, Roster
 from security.log.store import LogFolder
@@ -86,7 +86,7 @@ class Lonely:
         )
         return self.log
 
-    def signer(self, epoch: int) -> Signer:
+    def signer(self, epoch: int) -> NoteSigner:
         """The live key, as an intruder would find it on disk."""
         return EpochKeys(self.member.keys, self.member.party.origin, self.rng).load(epoch)
 
@@ -136,7 +136,7 @@ class Tampering:
         """Give lines the sequence numbers of where they stand."""
         return [encode({**json.loads(line), "seq": number}) for number, line in enumerate(lines)]
 
-    def resign(self, signer: Signer, sizes: Iterable[int] | None = None, *, least: int = 0) -> None:
+    def resign(self, signer: NoteSigner, sizes: Iterable[int] | None = None, *, least: int = 0) -> None:
         """Drop heads from `least` on and sign new ones at the same sizes, or at those given."""
         tree = Tree(map(leaf_hash, self.lines))
         old = [size for size in self.folder.checkpoint_sizes() if size >= least]

@@ -20,7 +20,7 @@ from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.log import events as ev
 from security.log.egress import Outgoing, due_bytes, pass_door, recorded_shape
-from security.log.note import KeyType, Signer, checkpoint_of
+from security.log.note import KeyType, NoteSigner, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.schema import decimal
 from security.log.store import Disk
@@ -67,8 +67,8 @@ class Member:
     """One party with its keys, its open log and its witness."""
 
     party: Party
-    root: Signer
-    cosigner: Signer
+    root: NoteSigner
+    cosigner: NoteSigner
     folder: Path
     log: AuditLog = field(init=False)
     witness: Witness = field(init=False)
@@ -82,8 +82,8 @@ class Member:
 
 def new_member(name: str, role: str, folder: Path, rng: CountedRandomness) -> Member:
     """Fresh keys and a place on disk."""
-    root = Signer.from_seed(origin(name), rng.bytes(32))
-    cosigner = Signer.from_seed(f"{name}.lesions/witness", rng.bytes(32), KeyType.COSIGNER)
+    root = NoteSigner.from_seed(origin(name), rng.bytes(32))
+    cosigner = NoteSigner.from_seed(f"{name}.lesions/witness", rng.bytes(32), KeyType.COSIGNER)
     party = Party(name=name, role=role, origin=origin(name), root=root.key, cosigner=cosigner.key)
     return Member(party=party, root=root, cosigner=cosigner, folder=folder / name)
 
@@ -350,7 +350,7 @@ class Federation:
         head = checkpoint_of(self.hub.log.newest_checkpoint)
         for member, msg_id, at, number in self._owed:
             path = self.hub.log.inclusion_path(at, head.size)
-            receipt = ev.Receipt(
+            receipt = ev.ReceiptReceived(
                 msg_id=msg_id,
                 head_size=head.size,
                 head_root=head.root.hex(),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lazaret.checks import Line, Verdict, run
+from lazaret.checks import CheckVerdict, Line, run
 from scripts.local_federation.known_updates import write_numbers
 from scripts.local_federation.processes import Party
 from scripts.local_federation.setup import Grounds
@@ -20,7 +20,7 @@ from security.consortium.authority import Authority
 from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.pki import Purpose
-from site_agent.checks.context import Context
+from site_agent.checks.context import SiteCheckContext
 from site_agent.checks.run import CHECKS
 from site_agent.config import SiteConfig
 
@@ -106,7 +106,7 @@ class Hospital:
         self.identity.tls_path.write_text(pki.to_pem(new))
 
     def check(self, skip: tuple[str, ...] = LEARNING) -> list[Line]:
-        context = Context(config=SiteConfig.read(self.config), **self.told)
+        context = SiteCheckContext(config=SiteConfig.read(self.config), **self.told)
         return list(run(CHECKS, context, skip=skip))
 
 
@@ -159,6 +159,6 @@ def problems(lines: list[Line]) -> dict[str, list[Line]]:
     """The problems by check."""
     found: dict[str, list[Line]] = {}
     for line in lines:
-        if line.verdict is Verdict.PROBLEM:
+        if line.verdict is CheckVerdict.PROBLEM:
             found.setdefault(line.check, []).append(line)
     return found

@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 
 from security.clock import Clock, ManualClock
 from security.consortium.authority import Authority
-from security.consortium.plan import Plan
-from security.identity.enrolment import Answer, Identity, Request
+from security.consortium.plan import FederationPlan
+from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
 from security.identity.manifest import Manifest, seal
 from security.identity.pki import Role, Subject, fingerprint
 from security.identity.rules import sign
@@ -119,7 +119,7 @@ class World:
     def identity(self, member: str) -> Identity:
         return Identity(folder=self.folder / member)
 
-    def request(self, member: str, role: Role = Role.SITE, hosts: Sequence[str] = ()) -> Request:
+    def request(self, member: str, role: Role = Role.SITE, hosts: Sequence[str] = ()) -> EnrolmentRequest:
         return self.identity(member).create(subject(member, role, self.authority.federation), hosts=hosts)
 
     def enroll(self, member: str, role: Role = Role.SITE, hosts: Sequence[str] = (), days: int = 365) -> None:
@@ -127,11 +127,11 @@ class World:
         self.install(member)
 
     def install(self, member: str) -> None:
-        answer = Answer.read(self.authority.answer_path(member))
+        answer = EnrolmentAnswer.read(self.authority.answer_path(member))
         self.identity(member).install(answer, root_fingerprint=self.root_fingerprint, now_ms=self.now)
 
     def publish(self) -> Manifest:
-        return self.authority.publish(self.key, Plan.read(self.authority.plan_path), now_ms=self.now)
+        return self.authority.publish(self.key, FederationPlan.read(self.authority.plan_path), now_ms=self.now)
 
     def signed(self, manifest: Manifest) -> bytes:
         """Any manifest under the real root's signature: what a careless or coerced consortium could send out."""

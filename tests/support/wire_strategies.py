@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from security.secagg import relay
-from security.secagg.context import Member, RoundContext
-from security.secagg.fields import Bounded, Fixed, Kind, Many, Maybe, Name, Nested, Number, Wire, kinds
+from security.secagg.context import CohortMember, RoundContext
+from security.secagg.fields import Bounded, FieldKind, Fixed, Many, Maybe, Name, Nested, Number, Wire, kinds
 from security.secagg.messages import DealtShare
 from security.secagg.relay import HeadSignature, SignedHead
 
@@ -18,7 +18,7 @@ log_names = st.from_regex(r"[a-z0-9][a-z0-9._/-]{0,40}", fullmatch=True)
 digests = st.binary(min_size=32, max_size=32)
 
 
-def values(kind: Kind) -> st.SearchStrategy[Any]:
+def values(kind: FieldKind) -> st.SearchStrategy[Any]:
     if isinstance(kind, Number):
         edges = st.sampled_from([kind.least, kind.limit])
         return edges | st.integers(kind.least, kind.limit)
@@ -57,7 +57,8 @@ def _contexts(draw: st.DrawFn, fields: dict[str, st.SearchStrategy[Any]]) -> Rou
     ids = draw(st.lists(names, max_size=SOME, unique=True))
     certs = draw(st.lists(digests, min_size=len(ids), max_size=len(ids), unique=True))
     drawn = {name: draw(strategy) for name, strategy in fields.items() if name not in ("members", "n")}
-    members = tuple(Member(site=name, cert=cert) for name, cert in zip(sorted(ids, key=str.encode), certs, strict=True))
+    listed = zip(sorted(ids, key=str.encode), certs, strict=True)
+    members = tuple(CohortMember(site=name, cert=cert) for name, cert in listed)
     return RoundContext(**drawn, members=members, n=len(ids))
 
 

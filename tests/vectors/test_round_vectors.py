@@ -16,7 +16,7 @@ from security.log import uniformity
 from security.secagg import context as contexts
 from security.secagg import fixed_point
 from security.secagg.certificates import Advert
-from security.secagg.context import Member, RepeatOf, RoundContext
+from security.secagg.context import CohortMember, RepeatOf, RoundContext
 from security.secagg.layout import Layout
 from security.secagg.state import next_state, state_hash
 
@@ -25,7 +25,7 @@ ROUNDS = topic("rounds")
 
 def context_of(case: Case) -> RoundContext:
     told = dict(case["context"])
-    told["members"] = tuple(Member(site=m["site"], cert=unhex(m["cert"])) for m in told["members"])
+    told["members"] = tuple(CohortMember(site=m["site"], cert=unhex(m["cert"])) for m in told["members"])
     told["repeats"] = tuple(
         RepeatOf(ctx=unhex(r["ctx"]), survivors=unhex(r["survivors"])) for r in told["repeats"]
     )

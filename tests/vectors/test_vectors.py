@@ -18,7 +18,7 @@ from security.crypto import aead, key_agreement, prg, shamir
 from security.crypto.key_agreement import KeyPair
 from security.crypto.signing import SigningKey, VerifyKey, statement
 from security.secagg import fixed_point
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.layout import Layout
 from security.secagg.state import next_state, state_hash
 from security.secrets import Secret
@@ -179,7 +179,7 @@ def test_states(case: Case) -> None:
     total = layout.ring.unpack(unhex(case["sum"]))
     assert state_hash(state).hex() == case["state_hash"]
     outcome = next_state(layout, state, total, survivors=case["survivors"])
-    assert outcome.verdict == Verdict(case["verdict"])
-    assert bool(outcome.reason) == (outcome.verdict is Verdict.VOID)
+    assert outcome.verdict == SumVerdict(case["verdict"])
+    assert bool(outcome.reason) == (outcome.verdict is SumVerdict.VOID)
     assert outcome.state.tobytes().hex() == case["next"]
     assert state_hash(outcome.state).hex() == case["next_hash"] != case.get("fused_hash")

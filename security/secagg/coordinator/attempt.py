@@ -338,7 +338,7 @@ class CoordinatorAttempt:
         self._go(_E.SUM_DONE)
         return self._publish(self.publication, outcome)
 
-    def _publish(self, published: Publication, outcome: states.Outcome) -> Effects:
+    def _publish(self, published: Publication, outcome: states.SumOutcome) -> Effects:
         result, place = published.result, self.context.round
         moved = Advanced(
             place,

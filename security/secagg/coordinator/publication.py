@@ -35,7 +35,7 @@ def build_result(
     secrets: tuple[tuple[bytes, ...], tuple[bytes, ...]],
     *,
     sum_root: bytes,
-    outcome: states.Outcome,
+    outcome: states.SumOutcome,
 ) -> Result:
     """C5, signed."""
     unsigned = Result(

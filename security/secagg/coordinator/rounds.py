@@ -14,7 +14,7 @@ from typing import Any
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.secagg import messages, statements
 from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
-from security.secagg.context import PROTOCOL_VERSION, Member, RepeatOf, RoundContext
+from security.secagg.context import PROTOCOL_VERSION, CohortMember, RepeatOf, RoundContext
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import Blamed, Effects, Vector
@@ -216,7 +216,7 @@ class CoordinatorRound:
             a=sizes.a,
             c=sizes.c,
             m=sizes.m,
-            members=tuple(Member(site=site, cert=policy.entry(site).cert) for site in cohort),
+            members=tuple(CohortMember(site=site, cert=policy.entry(site).cert) for site in cohort),
             coordinator_cert=policy.coordinator.cert,
             repeats=tuple(RepeatOf(ctx=repeat.ctx, survivors=survivors[repeat.ctx]) for repeat in repeats),
             state_hash=start.state_hash,

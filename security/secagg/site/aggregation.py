@@ -11,12 +11,12 @@ from security.crypto import aead
 from security.secagg import context as hashes
 from security.secagg import messages, records, statements
 from security.secagg.effects import Effects, SendUpload, said
-from security.secagg.records import Outcome
+from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks, entries
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
 
 
-class Burst:
+class SiteAggregation:
     """The open attempt: in memory before AGREE, and from then on in the journal alone."""
 
     def __init__(self, core: SiteCore) -> None:
@@ -169,8 +169,8 @@ class Burst:
             destination=self.core.site,
         )
         unmask = unmask_message(self.core.signer, message.kx, message.survivors, reply)
-        known = memory.outcome is Outcome.RELEASED
-        released = None if known else self.core.record(ended(memory.context, Outcome.RELEASED))
+        known = memory.outcome is AttemptOutcome.RELEASED
+        released = None if known else self.core.record(ended(memory.context, AttemptOutcome.RELEASED))
         entry = entries.unmasked(memory.context, memory.agreed.sites)
         return said(unmask, memory.context, record=released, entry=entry)
 
@@ -196,7 +196,7 @@ class Burst:
         return said(accusation, attempt.context)
 
 
-def ended(context: hashes.RoundContext, outcome: Outcome, code: int = 0) -> records.AttemptEnded:
+def ended(context: hashes.RoundContext, outcome: AttemptOutcome, code: int = 0) -> records.AttemptEnded:
     return records.AttemptEnded(
         ctx=context.ctx(), round=context.round, attempt=context.attempt, outcome=outcome, code=code
     )

@@ -33,7 +33,7 @@ from security.secagg.messages import (
     UploadHeader,
 )
 from security.secagg.site import checks
-from security.secagg.site.journal import Head, Journal
+from security.secagg.site.journal import Journal, NewestResult
 from security.secagg.statements import Signer
 from security.secrets import Secret
 
@@ -49,7 +49,7 @@ class BadDealer(VerificationFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class Heads:
+class LogCheckpoints:
     """Checkpoint of the site's privacy log and commitment to its ledger, for the advert; zeros where there is none."""
 
     log_size: int = 0
@@ -78,7 +78,7 @@ class OpenAttempt:
 
     @classmethod
     def begin(
-        cls, signer: Signer, context: RoundContext, *, sequence: int, heads: Heads, randomness: Randomness
+        cls, signer: Signer, context: RoundContext, *, sequence: int, heads: LogCheckpoints, randomness: Randomness
     ) -> OpenAttempt:
         """Make fresh keys and the advert for them (S1)."""
         ctx = context.ctx()
@@ -247,7 +247,7 @@ class SiteCore:
     storage_key: Secret
     randomness: Randomness
     clock: Clock
-    heads: Callable[[], Heads] = Heads
+    heads: Callable[[], LogCheckpoints] = LogCheckpoints
     patience_ms: int = HOUR_MS
     workers: int = 1
 
@@ -264,7 +264,7 @@ class SiteCore:
         return self.signer.site
 
     @property
-    def head(self) -> Head:
+    def head(self) -> NewestResult:
         return self.journal.head(self.policy)
 
     def record(self, record: Wire) -> Persist:

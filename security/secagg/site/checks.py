@@ -18,8 +18,8 @@ from security.secagg import context as hashes
 from security.secagg.certificates import Advert, Opened, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, RoundContext
 from security.secagg.messages import Adverts, DeliveredShare, Plan, Quorum, SignedRoot
-from security.secagg.records import ManifestSeen, Outcome, UpdateBound
-from security.secagg.site.journal import AttemptMemory, Head, Journal
+from security.secagg.records import AttemptOutcome, ManifestSeen, UpdateBound
+from security.secagg.site.journal import AttemptMemory, Journal, NewestResult
 from security.secrets import Secret
 
 # C1: the adverts of the cohort. From them follows KX, and from KX every mask key (section 4).
@@ -191,7 +191,7 @@ def check_quorum_is_ours(agreed: bytes, quorum: Quorum) -> None:
 
 def check_may_release(memory: AttemptMemory) -> None:
     """A signed ABORT promises that this site never releases in the attempt (section 8)."""
-    if memory.outcome is Outcome.ABORTED:
+    if memory.outcome is AttemptOutcome.ABORTED:
         raise RemoteProtocolError("this site has aborted the attempt", where="quorum")
 
 
@@ -317,26 +317,26 @@ def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) 
     policy.check_single_history(context.n)
 
 
-def check_plan_window(head: Head, journal: Journal, context: RoundContext) -> None:
+def check_plan_window(head: NewestResult, journal: Journal, context: RoundContext) -> None:
     """Numbers only increase (section 9), so a very high one would be the last one that this site could ever join."""
     latest = max(head.round, journal.high_water[0])
     if context.round > latest + ROUND_WINDOW or context.attempt >= MAX_ATTEMPTS:
         raise PolicyViolation("round or attempt number is out of the window", where="plan")
 
 
-def check_plan_high_water(head: Head, journal: Journal, context: RoundContext) -> None:
+def check_plan_high_water(head: NewestResult, journal: Journal, context: RoundContext) -> None:
     """The same round and attempt never twice: masks are used once, and an old Plan cannot be replayed (section 9)."""
     if context.place <= journal.high_water or context.round <= head.round:
         raise PolicyViolation("round and attempt are not above the last ones joined", where="plan")
 
 
-def check_plan_history(head: Head, context: RoundContext) -> None:
+def check_plan_history(head: NewestResult, context: RoundContext) -> None:
     """All members follow the same result. Otherwise CTX differs between them and masks do not cancel (section 4)."""
     if context.prev_result != head.result:
         raise PolicyViolation("plan follows another result than this site has", where="plan")
 
 
-def check_plan_state(head: Head, update: UpdateBound, context: RoundContext) -> None:
+def check_plan_state(head: NewestResult, update: UpdateBound, context: RoundContext) -> None:
     """The state that this site computed itself (section 10), and that its update was trained on."""
     if context.state_hash != head.state_hash or context.state_hash != update.state_hash:
         raise PolicyViolation("plan is for another model than this site trained on", where="plan")
@@ -355,7 +355,7 @@ def check_plan_update(update: UpdateBound, context: RoundContext) -> None:
         raise PolicyViolation("plan is for another round than the update", where="plan")
 
 
-def check_plan_certificate(policy: AggregationPolicy, head: Head, plan: Plan) -> None:
+def check_plan_certificate(policy: AggregationPolicy, head: NewestResult, plan: Plan) -> None:
     """Nothing leaves a site that was trained on a sum which was not checked. The coordinator could hide a warning, so
     a certificate is asked for: a missing one cannot be hidden (section 10)."""
     if head.round == 0 or head.vouched:

@@ -14,7 +14,7 @@ from security.secagg import records
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
-from security.secagg.records import Outcome
+from security.secagg.records import AttemptOutcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,11 +26,11 @@ class AttemptMemory:
     kx: bytes | None = None
     upload: records.UploadBound | None = None
     agreed: records.Agreed | None = None
-    outcome: Outcome | None = None
+    outcome: AttemptOutcome | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class NewestResult:
     """The newest link of the chain of results."""
 
     round: int
@@ -64,7 +64,7 @@ class Journal:
     update: records.UpdateBound | None = None
     uploaded_on: bytes = b""
     uploaded: set[bytes] = field(default_factory=set)
-    last: Head | None = None
+    last: NewestResult | None = None
     acked_round: int = 0
     acked: bytes = b""
     stopped: str | None = None
@@ -76,11 +76,11 @@ class Journal:
             journal.apply(record)
         return journal
 
-    def head(self, policy: AggregationPolicy) -> Head:
+    def head(self, policy: AggregationPolicy) -> NewestResult:
         """The newest link, or the manifest as the start of the chain."""
         if self.last is not None:
             return self.last
-        return Head(round=0, result=policy.manifest_hash, state_hash=policy.initial_state_hash, vouched=True)
+        return NewestResult(round=0, result=policy.manifest_hash, state_hash=policy.initial_state_hash, vouched=True)
 
     def apply(self, record: Wire) -> None:
         match record:
@@ -112,7 +112,7 @@ class Journal:
     def _apply_chain(self, record: Wire) -> None:
         match record:
             case records.ResultAccepted():
-                self.last = Head(
+                self.last = NewestResult(
                     round=record.round,
                     result=record.result,
                     state_hash=record.state_hash,
@@ -143,8 +143,8 @@ class Journal:
 
     def _end(self, record: records.AttemptEnded) -> None:
         self.high_water = max(self.high_water, (record.round, record.attempt))
-        self._change(record.ctx, outcome=Outcome(record.outcome))
-        if record.outcome == Outcome.RELEASED:
+        self._change(record.ctx, outcome=AttemptOutcome(record.outcome))
+        if record.outcome == AttemptOutcome.RELEASED:
             self.released.add(record.ctx)
         else:
             self.aborted[record.ctx] = record.code
@@ -201,7 +201,7 @@ class Journal:
             kept.append(records.Stopped(reason=self.stopped.encode()[:256]))
         return tuple(kept)
 
-    def _head_records(self, head: Head) -> list[Wire]:
+    def _head_records(self, head: NewestResult) -> list[Wire]:
         accepted = records.ResultAccepted(
             round=head.round,
             result=head.result,

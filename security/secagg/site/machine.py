@@ -31,9 +31,9 @@ from security.secagg.effects import (
     said,
 )
 from security.secagg.fields import Wire
-from security.secagg.records import Outcome
+from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks, entries
-from security.secagg.site.aggregation import Burst, ended
+from security.secagg.site.aggregation import SiteAggregation, ended
 from security.secagg.site.attempt import BadDealer, PendingUpdate, SiteCore
 from security.secagg.site.result_checks import WrongSum
 from security.secagg.site.results import Intake, WrongSumEvidence
@@ -60,7 +60,7 @@ class SiteMachine:
     def __init__(self, core: SiteCore, model: Vector) -> None:
         self.core = core
         self.intake = Intake(core, model)
-        self.burst = Burst(core)
+        self.burst = SiteAggregation(core)
         self.state = SiteState.HALTED if core.journal.stopped else SiteState.IDLE
         self.deadline: int | None = None
         self._answers: dict[bytes, Effects] = {}
@@ -241,7 +241,7 @@ class SiteMachine:
         code = AbortCode(journal.aborted.get(ctx, code))
         effects: list[Effect] = []
         if ctx not in journal.aborted:
-            effects.append(self.core.record(ended(context, Outcome.ABORTED, code)))
+            effects.append(self.core.record(ended(context, AttemptOutcome.ABORTED, code)))
         if memory is not None and memory.agreed is not None:
             effects.append(Compact(journal.compacted(done_round=self.core.head.round)))
         if ctx == self.burst.ctx:
@@ -315,9 +315,9 @@ class SiteMachine:
     def _take_up(self) -> None:
         """Continue the newest attempt in which this site has agreed and whose result is not known (section 9)."""
         for memory in self.core.journal.attempts.values():
-            if memory.agreed is not None and memory.outcome is not Outcome.ABORTED:
+            if memory.agreed is not None and memory.outcome is not AttemptOutcome.ABORTED:
                 self.burst.ctx = memory.context.ctx()
-                released = memory.outcome is Outcome.RELEASED
+                released = memory.outcome is AttemptOutcome.RELEASED
                 self.state = SiteState.RELEASED if released else SiteState.AGREED
 
     def _check_manifest(self, effects: list[Effect]) -> None:

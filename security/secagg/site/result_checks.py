@@ -27,8 +27,8 @@ from security.secagg.context import RoundContext
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, Result, SumFrame
 from security.secagg.site import checks
-from security.secagg.site.journal import AttemptMemory, Head, Journal
-from security.secagg.state import Outcome
+from security.secagg.site.journal import AttemptMemory, Journal, NewestResult
+from security.secagg.state import SumOutcome
 from security.secrets import Secret
 
 
@@ -46,7 +46,7 @@ def check_result_context(policy: AggregationPolicy, context: RoundContext) -> No
     checks.check_plan_single_history(policy, context)
 
 
-def check_result_extends(head: Head, context: RoundContext) -> None:
+def check_result_extends(head: NewestResult, context: RoundContext) -> None:
     """One chain: a result follows the one that this site has, and that one has a check certificate. Otherwise a wrong
     sum could be built upon before anybody has checked it."""
     if context.prev_result != head.result or context.state_hash != head.state_hash or context.round <= head.round:
@@ -55,7 +55,7 @@ def check_result_extends(head: Head, context: RoundContext) -> None:
         raise PolicyViolation("the result before this one has no check certificate", where="result")
 
 
-def check_jump_context(policy: AggregationPolicy, head: Head, context: RoundContext) -> None:
+def check_jump_context(policy: AggregationPolicy, head: NewestResult, context: RoundContext) -> None:
     """A later state of this run, made under any of its manifests, by no smaller quorum than this one demands (section
     11).
 
@@ -121,7 +121,7 @@ def check_sum_root(leaves: Sequence[bytes], root: bytes) -> None:
         raise VerificationFailed("sum does not have the announced root", where="result")
 
 
-def check_next_state(outcome: Outcome, result: Result) -> None:
+def check_next_state(outcome: SumOutcome, result: Result) -> None:
     """The site computes verdict and model itself; the coordinator announces them and cannot choose them."""
     if outcome.verdict != result.verdict or outcome.state_hash != result.state_hash:
         raise VerificationFailed("the announced model does not follow from the sum", where="result")
@@ -148,7 +148,7 @@ def check_chunk_sum(recomputed: Words, published: Words) -> None:
         )
 
 
-def check_may_ack(journal: Journal, head: Head) -> None:
+def check_may_ack(journal: Journal, head: NewestResult) -> None:
     """One result for each round, and none for a round that this site has left by joining a later one.
 
     Two acknowledgements of different results would let two histories be certified.
@@ -166,7 +166,7 @@ def result_digests(result: Result) -> tuple[bytes, bytes, bytes]:
     result_hash = hashes.result_digest(
         kx=kx,
         survivors=survivors,
-        verdict=hashes.Verdict(result.verdict),
+        verdict=hashes.SumVerdict(result.verdict),
         sum_root=result.sum_root,
         seeds=result.seeds,
         keys=result.keys,
@@ -192,7 +192,7 @@ class CheckedHeader:
 
 
 def check_header(
-    policy: AggregationPolicy, head: Head, memory: AttemptMemory | None, site: str, result: Result
+    policy: AggregationPolicy, head: NewestResult, memory: AttemptMemory | None, site: str, result: Result
 ) -> CheckedHeader:
     """Check everything a header says, for a member of the cohort or for a site that catches up."""
     context = result.context

@@ -18,7 +18,7 @@ from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.effects import (
     Advanced,
     Certified,
@@ -170,7 +170,7 @@ class Intake:
         total = download.finish()
         outcome = successor.outcome(survivors=len(header.survivors))
         result_checks.check_next_state(outcome, result)
-        state_hash, good = outcome.state_hash, outcome.verdict is Verdict.GOOD
+        state_hash, good = outcome.state_hash, outcome.verdict is SumVerdict.GOOD
         accepted = records.ResultAccepted(
             round=result.context.round,
             result=header.result_hash,
@@ -316,6 +316,6 @@ class Intake:
             self.core.record(records.ResultVouched(result=result_hash)),
         )
         nothing = np.zeros(0, dtype=self.core.policy.layout.dtype)
-        verdict = Verdict(jump.result.verdict)
+        verdict = SumVerdict(jump.result.verdict)
         moved = Advanced(context.round, result_hash, state_hash, verdict, accepted.survivors, nothing, state)
         return (*saved, moved, self._forget())

@@ -13,7 +13,7 @@ from security.audit import report
 from security.audit.compare import cross
 from security.audit.report import environment, render
 from security.log import events as ev
-from security.log.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, key_id
+from security.log.note import Checkpoint, KeyType, Note, NoteSigner, Signature, VerifierKey, key_id
 from tests.support.audit_attacks import Lonely, Tampering, encode, without
 from tests.support.audit_logs import Federation
 
@@ -134,8 +134,8 @@ def _seed(number: int) -> bytes:
 
 
 HEAD = Checkpoint(origin="graz.lesions/audit", size=7, root=bytes(32)).text
-LOG = Signer.from_seed("graz.lesions/audit", _seed(1))
-WITNESS = Signer.from_seed("linz.lesions/witness", _seed(2), KeyType.COSIGNER)
+LOG = NoteSigner.from_seed("graz.lesions/audit", _seed(1))
+WITNESS = NoteSigner.from_seed("linz.lesions/witness", _seed(2), KeyType.COSIGNER)
 
 
 def _note(*signatures: Signature) -> Note:
@@ -149,7 +149,7 @@ def test_good_note_verifies() -> None:
 
 def test_same_key_of_another_type_is_another_key() -> None:
     """A cosigner's key bytes under the log's name and type do not speak for the witness."""
-    as_log = Signer.from_seed(WITNESS.key.name, _seed(2), KeyType.LOG)
+    as_log = NoteSigner.from_seed(WITNESS.key.name, _seed(2), KeyType.LOG)
     assert as_log.key.id != WITNESS.key.id
     with pytest.raises(VerificationFailed):
         _note(as_log.sign(HEAD)).verify((WITNESS.key,))
@@ -160,7 +160,7 @@ def test_same_key_of_another_type_is_another_key() -> None:
 
 
 def test_unknown_signer_is_ignored_and_is_not_enough() -> None:
-    stranger = Signer.from_seed("nobody", _seed(9))
+    stranger = NoteSigner.from_seed("nobody", _seed(9))
     assert _note(stranger.sign(HEAD), LOG.sign(HEAD)).verify((LOG.key,)) == {LOG.key: None}
     with pytest.raises(VerificationFailed):
         _note(stranger.sign(HEAD)).verify((LOG.key,))
@@ -209,7 +209,7 @@ def test_head_with_a_strangers_line_is_a_finding(lonely: Lonely) -> None:
     folder = Tampering(lonely.folder).folder
     size = folder.checkpoint_sizes()[-1]
     note = folder.checkpoint_note(size)
-    stranger = Signer.from_seed("nobody", _seed(9))
+    stranger = NoteSigner.from_seed("nobody", _seed(9))
     folder.checkpoint_path(size).write_bytes(note.with_signatures(stranger.sign(note.text)).encode())
     assert lonely.codes() == {"UnknownSigner"}
     with without("UnknownSigner"):

@@ -21,7 +21,7 @@ from site_agent.assembly import assemble
 from site_agent.client import meter_for, serve
 from site_agent.config import SiteConfig
 from site_agent.run import Agent
-from site_agent.trainer.ranks import Place
+from site_agent.trainer.ranks import RankPlace
 from tests.integration.test_federation_tls import federation as tls_federation
 from tests.integration.test_site_client import Coordinator, greet, table
 from tests.support.audit_attacks import Lonely, without
@@ -64,7 +64,7 @@ class Site:
         self.log.append(event, run="r", round=1)
         self.sent += due
         if receipt:
-            self.log.append(ev.Receipt(msg_id=msg_id, head_size=1, head_root="ef" * 32, ingress=1, proof=None))
+            self.log.append(ev.ReceiptReceived(msg_id=msg_id, head_size=1, head_root="ef" * 32, ingress=1, proof=None))
 
     def round(self) -> None:
         for message in ("Open", "Ready", "Advert", "Shares", "UploadHeader"):
@@ -213,7 +213,7 @@ def test_which_connections_stay(here: str, there: str, stays: bool) -> None:
 @pytest.mark.parametrize(("place", "counts"), [(None, True), ("127.0.0.1", True), ("10.0.0.9", False)])
 def test_a_crew_on_several_machines_is_not_counted(place: str | None, counts: bool) -> None:
     """Its own traffic would drown what the count is for; a log without readings says so."""
-    crew = None if place is None else Place(rank=0, size=2, host=place, port=29500)
+    crew = None if place is None else RankPlace(rank=0, size=2, host=place, port=29500)
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
         client.sendall(bytes(1000))
         meter = meter_for(table(server.getsockname()[1]), crew)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from coordinator.effects import StoreBlame
-from coordinator.phases import TURNS, Phase, Turn, follow
+from coordinator.phases import TURNS, PhaseChange, RunPhase, follow
 from coordinator.storage import Storage
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
@@ -39,7 +39,7 @@ def test_three_rounds_with_everybody(tmp_path):
     world = EngineWorld(tmp_path)
     world.run(until=3)
     assert world.closed == [(1, "published"), (2, "published"), (3, "published")]
-    assert world.engine.phase is Phase.DONE
+    assert world.engine.phase is RunPhase.DONE
     assert_model(world, [(number, world.names) for number in (1, 2, 3)])
     for site in world.base.sites.values():
         assert site.machine.core.head.round == 3
@@ -202,8 +202,8 @@ def test_a_database_of_the_first_format_is_taken_over(tmp_path):
 
 
 def test_every_turn_that_is_not_in_the_table_is_refused():
-    for phase in Phase:
-        for turn in Turn:
+    for phase in RunPhase:
+        for turn in PhaseChange:
             if turn not in TURNS[phase]:
                 with pytest.raises(LocalProtocolError):
                     follow(phase, turn)
@@ -235,7 +235,7 @@ def begins_again(world: EngineWorld) -> None:
     assert world.closed == [(number, "published") for number in range(1, world.plan.rounds + 1)]
 
 
-@pytest.mark.parametrize("phase", [Phase.TRAINING, Phase.PINGING])
+@pytest.mark.parametrize("phase", [RunPhase.TRAINING, RunPhase.PINGING])
 def test_a_stop_between_bursts_begins_nothing_new(tmp_path, phase):
     world = EngineWorld(tmp_path, rounds=2)
     reach(world, lambda engine: engine.phase is phase)
@@ -253,7 +253,7 @@ def test_a_stop_before_anything_masked_exists_ends_the_attempt(tmp_path, state):
     world = EngineWorld(tmp_path, rounds=2)
     reach(world, attempt_in(state))
     world.do_coordinator(world.engine.stop())
-    assert world.engine.phase is Phase.PINGING and world.engine.round.current.state is _S.DEAD
+    assert world.engine.phase is RunPhase.PINGING and world.engine.round.current.state is _S.DEAD
     begins_again(world)
 
 
@@ -295,7 +295,7 @@ def test_a_stop_while_masks_are_opened_lets_them_be_opened(tmp_path):
 def test_a_stop_when_all_is_done(tmp_path):
     world = EngineWorld(tmp_path, rounds=1)
     world.run(until=1)
-    assert world.engine.stop() == () and world.engine.phase is Phase.DONE
+    assert world.engine.stop() == () and world.engine.phase is RunPhase.DONE
 
 
 # What a site says out of place.

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from coordinator import service as module
-from coordinator.phases import Phase
+from coordinator.phases import RunPhase
 from coordinator.service import Service, Stopping
 from lazaret.errors import AuditLogError, CodecError, ConfigError, ToolkitError
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
-from security.secagg.relay import Farewell, Goodbye, Open, Ping, Pong, SignedHead
+from security.secagg.relay import CloseReason, Goodbye, Open, Ping, Pong, SignedHead
 from tests.support.hub_world import Hub
 
 import grpc  # isort: skip  # after protos.tls, as everywhere
@@ -244,9 +244,9 @@ def test_a_stream_that_is_closed_ends_when_its_last_word_is_said(hub: Hub, monke
         line = Line(service, SITE)
         stream = line.open()
         await settled()
-        hub.ready.shell.streams[SITE].close(Goodbye(code=Farewell.STOPPING))
+        hub.ready.shell.streams[SITE].close(Goodbye(code=CloseReason.STOPPING))
         await asyncio.wait_for(stream, 5)
-        assert line.written[-1] == Goodbye(code=Farewell.STOPPING) and hub.ready.shell.streams == {}
+        assert line.written[-1] == Goodbye(code=CloseReason.STOPPING) and hub.ready.shell.streams == {}
 
     play(hub, monkeypatch, scene)
 
@@ -258,7 +258,7 @@ def test_a_session_that_no_database_can_hold_is_turned_away(
     async def scene(service: Service) -> None:
         line = Line(service, SITE)
         await line.open(session)
-        assert line.written == [Goodbye(code=Farewell.OUT_OF_ORDER)]
+        assert line.written == [Goodbye(code=CloseReason.OUT_OF_ORDER)]
         service._check()
 
     play(hub, monkeypatch, scene)
@@ -362,7 +362,7 @@ def test_a_burst_that_does_not_end_is_left_after_a_while(
     monkeypatch.setattr(module, "STOP_SECONDS", 1.0)
 
     async def scene(service: Service) -> None:
-        service.shell.engine.phase = Phase.BURST
+        service.shell.engine.phase = RunPhase.BURST
         service.stop()
         assert 1.0 <= await seconds_of(service._run()) < 5.0
 
@@ -374,7 +374,7 @@ def test_told_twice_it_leaves_at_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(service: Service) -> None:
-        service.shell.engine.phase = Phase.BURST
+        service.shell.engine.phase = RunPhase.BURST
         service.stop()
         service.stop()
         assert await seconds_of(service._run()) < 1.0

@@ -11,7 +11,7 @@ from protos.loopback import COORDINATOR, sent_message
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from protos.stream_end import StreamEnd, empty_log_head
 from security.crypto.merkle import EMPTY_ROOT
-from security.log.note import Signer
+from security.log.note import NoteSigner
 from security.secagg import messages
 from security.secagg.relay import FRAMES, Ping, Pong
 from tests.support.secagg_world import federation, random_updates
@@ -25,7 +25,7 @@ def pair() -> tuple[StreamEnd, StreamEnd]:
 
 
 def test_the_head_is_signed_by_the_key_of_its_log() -> None:
-    key = Signer.from_seed("graz.lesions/audit", SEED).key
+    key = NoteSigner.from_seed("graz.lesions/audit", SEED).key
     assert HEAD.note.verify([key]) == {key: None}
     assert (HEAD.origin, HEAD.size, HEAD.root) == ("graz.lesions/audit", 0, EMPTY_ROOT)
 

@@ -12,7 +12,7 @@ from security.identity.membership import audit_roster
 from security.secagg import messages
 from security.secagg import state as states
 from security.secagg.certificates import Advert
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.effects import Advanced, Send
 from security.secagg.fixed_point import decode
 from security.secagg.transitions import CoordinatorState, SiteState
@@ -205,7 +205,7 @@ def test_a_site_that_catches_up_looks_at_the_newest_model_only(world: SiteWorld)
     agent, learner = world.agents[VICTIM], world.learners[VICTIM]
     for number in (1, 2, 3):
         model = world.hub.model
-        moved = Advanced(number, bytes(32), bytes(32), Verdict.GOOD, SITES, np.zeros(0, np.uint64), model)
+        moved = Advanced(number, bytes(32), bytes(32), SumVerdict.GOOD, SITES, np.zeros(0, np.uint64), model)
         list(agent.execute(moved))
     world.work(VICTIM)
     assert learner.evaluated == [3]

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
-from coordinator.phases import Phase
+from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from lazaret.web.prometheus import exposition
 from security.identity.membership import audit_roster
@@ -22,7 +22,7 @@ from security.secagg.effects import Persist
 from security.secagg.relay import FROM_COORDINATOR, FROM_SITE
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector
-from site_agent.session import Phase as AgentPhase
+from site_agent.session import RunPhase as AgentPhase
 from tests.support.hub_world import Hub, Sample
 from tests.support.site_world import SiteWorld
 
@@ -39,8 +39,8 @@ RUN = {
     "lazaret_round_seconds_count": {},
     "lazaret_round_seconds_sum": {},
     "lazaret_aborts_total": {"reason": {*REASONS, OTHER}},
-    "lazaret_phase": {"phase": set(Phase)},
-    "lazaret_phase_seconds_total": {"phase": set(Phase)},
+    "lazaret_phase": {"phase": set(RunPhase)},
+    "lazaret_phase_seconds_total": {"phase": set(RunPhase)},
     "lazaret_sites": {"state": {"listed", "connected", "ready", "excluded"}},
     "lazaret_site_up": {"site": SITES},
     "lazaret_site_seen_timestamp_seconds": {"site": SITES},

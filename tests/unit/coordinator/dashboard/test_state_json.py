@@ -23,10 +23,10 @@ from cryptography.x509.oid import NameOID
 from coordinator.checks import look
 from coordinator.dashboard import state_json
 from coordinator.dashboard.history import COLUMNS
-from coordinator.dashboard.live import Burst
+from coordinator.dashboard.live import AggregationProgress
 from coordinator.dashboard.server import admission, open_dashboard, pages
 from coordinator.effects import CloseRound
-from coordinator.phases import Phase
+from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard
@@ -126,10 +126,11 @@ def test_sentences_for_every_phase(hub: Hub) -> None:
     calm = replace(live, sites=there)
     assert state_json.judge(calm, told).level == "good"
     assert state_json.judge(calm, told).sentence == "Round 1: training, 4 of 4 connected sites are ready"
-    burst = replace(calm, phase=Phase.BURST, burst=Burst(attempt=2, step="uploading", members=4, threshold=3))
+    under_way = AggregationProgress(attempt=2, step="uploading", members=4, threshold=3)
+    burst = replace(calm, phase=RunPhase.BURST, burst=under_way)
     assert state_json.judge(burst, told).sentence == "Round 1: summing over 4 sites, uploading"
-    assert "asking 4 sites" in state_json.judge(replace(calm, phase=Phase.PINGING), told).sentence
-    done = state_json.judge(replace(live, phase=Phase.DONE), told)
+    assert "asking 4 sites" in state_json.judge(replace(calm, phase=RunPhase.PINGING), told).sentence
+    done = state_json.judge(replace(live, phase=RunPhase.DONE), told)
     assert (done.level, done.sentence) == ("look", "All 5 rounds are published")  # the sites have gone home
     one_away = replace(calm, sites=(replace(there[0], state="away", heard=0), *there[1:]))
     assert state_json.judge(one_away, told).remarks == (("look", "not connected: site0"),)

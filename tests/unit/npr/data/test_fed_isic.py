@@ -11,7 +11,7 @@ from lazaret.errors import DataError
 from npr.data.fed_isic import load_fed_isic, shades_of_gray
 from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.data.sources import open_catalogue, open_dataset
-from npr.data.store import Storage
+from npr.data.store import ImageStorage
 
 HEADER = "image,MEL,target,center,fold,fold2\n"
 LINES = [
@@ -46,7 +46,7 @@ def test_hospitals_classes_and_the_benchmark_fold(layout, packed):
 
 def test_colour_constancy_and_brightness_are_switches(layout):
     root = layout()
-    storage = Storage()
+    storage = ImageStorage()
     raw = load_fed_isic(root, image_size=32, storage=storage, colour_constancy=False).images
     even = load_fed_isic(root, image_size=32, storage=storage).images
     bright = open_catalogue(f"fed-isic:{root}?brightness=on&colour_constancy=on", image_size=32).images

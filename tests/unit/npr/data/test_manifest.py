@@ -12,7 +12,7 @@ import pytest
 
 from lazaret.errors import ConfigError, DataError
 from npr.data.sources import open_catalogue, open_dataset
-from npr.data.store import Storage
+from npr.data.store import ImageStorage
 
 GOOD = [
     ["img/a.png", "nevus", "p1", "train"],
@@ -172,7 +172,7 @@ def test_missing_file_is_found_before_anything_is_decoded(write_manifest, tmp_pa
     (tmp_path / "img/a.png").write_bytes(b"broken too, but the missing one is seen first")
     cache = tmp_path / "cache"
     with pytest.raises(DataError, match="missing") as caught:
-        open_catalogue(f"csv:{path}", image_size=16, storage=Storage(cache_dir=cache))
+        open_catalogue(f"csv:{path}", image_size=16, storage=ImageStorage(cache_dir=cache))
     assert caught.value.where == "manifest.csv row 5" and not cache.exists()
 
 
@@ -182,7 +182,7 @@ def test_unreadable_image_names_the_row_and_leaves_no_cache(write_manifest, tmp_
     (tmp_path / "img/c.png").write_bytes(content)
     cache = tmp_path / "cache"
     with pytest.raises(DataError, match="cannot be read") as caught:
-        open_catalogue(f"csv:{path}", image_size=16, storage=Storage(cache_dir=cache))
+        open_catalogue(f"csv:{path}", image_size=16, storage=ImageStorage(cache_dir=cache))
     assert caught.value.where == "manifest.csv row 4" and list(cache.iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from lazaret.errors import DataError
 from npr.data.npz import load_npz
 from npr.data.sources import open_catalogue, open_dataset
-from npr.data.store import Storage
+from npr.data.store import ImageStorage
 
 
 def jpeg(colour) -> bytes:
@@ -58,14 +58,14 @@ def test_images_columns_and_both_folds(write):
 
 def test_decoded_once_per_process_until_the_file_changes(write):
     path = write()
-    first = load_npz(path, image_size=16, storage=Storage())
-    assert load_npz(path.parent, image_size=16, storage=Storage()) is first
+    first = load_npz(path, image_size=16, storage=ImageStorage())
+    assert load_npz(path.parent, image_size=16, storage=ImageStorage()) is first
     write(label=np.zeros(12, np.int8), site=np.array(["elsewhere"] * 12, dtype="S9"))
-    assert load_npz(path, image_size=16, storage=Storage()) is not first
+    assert load_npz(path, image_size=16, storage=ImageStorage()) is not first
 
 
 def test_the_cache_is_keyed_by_content_and_size(write, tmp_path):
-    storage = Storage(cache_dir=tmp_path / "cache")
+    storage = ImageStorage(cache_dir=tmp_path / "cache")
     for size in (16, 24, 16):
         load_npz(write(), image_size=size, storage=storage)
     assert len(list((tmp_path / "cache").iterdir())) == 2

@@ -11,7 +11,7 @@ from lazaret.errors import ConfigError, DataError
 from npr.data.augment import Augmentation
 from npr.data.loader import Batches
 from npr.data.sources import open_catalogue, open_dataset
-from npr.data.store import Storage
+from npr.data.store import ImageStorage
 
 
 @pytest.mark.parametrize("source", ["", "nothing", "csv", "csv:", "ham1000", "tar:/x"])
@@ -107,10 +107,10 @@ def test_folds_test_every_image_once():
 
 def test_batches_from_images_that_do_not_fit_into_memory(write_manifest, tmp_path):
     path = write_manifest([[f"{n}.png", "ab"[n % 2], f"p{n}"] for n in range(12)], ("image", "label", "patient"))
-    bounded = Storage(memory_limit=100, cache_dir=tmp_path / "cache")
+    bounded = ImageStorage(memory_limit=100, cache_dir=tmp_path / "cache")
     on_disk, in_memory = (
         open_dataset(f"csv:{path}", fold=0, image_size=16, storage=storage).sites[0].train
-        for storage in (bounded, Storage())
+        for storage in (bounded, ImageStorage())
     )
 
     def run(samples):

@@ -7,7 +7,7 @@ import pytest
 
 from lazaret.errors import DataError
 from npr.data.sources import inspect_images, open_catalogue, survey
-from npr.data.store import Kind
+from npr.data.store import FaultKind
 
 
 def table(folder, rows, columns="image,label,patient,split"):
@@ -44,11 +44,11 @@ def test_every_fault_is_listed_and_the_rest_is_usable(folder, paint):
         open_catalogue(source, image_size=16, class_names=("a", "b"))
     told = survey(source, image_size=16, class_names=("a", "b"))
     assert [(fault.kind, fault.error.where) for fault in told.faults] == [
-        (Kind.LABEL, "table.csv row 3"),
-        (Kind.MISSING, "table.csv row 6"),
-        (Kind.REPEATED, "table.csv row 7"),
-        (Kind.SPLIT, "table.csv row 9"),
-        (Kind.TWO_SIDES, "table.csv row 5"),
+        (FaultKind.LABEL, "table.csv row 3"),
+        (FaultKind.MISSING, "table.csv row 6"),
+        (FaultKind.REPEATED, "table.csv row 7"),
+        (FaultKind.SPLIT, "table.csv row 9"),
+        (FaultKind.TWO_SIDES, "table.csv row 5"),
     ]
     assert len(told.catalogue) == 6 and told.catalogue.splits["split"].sides[:3] == ("train", "train", "train")
     seen = inspect_images(told)

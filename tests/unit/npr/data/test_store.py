@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lazaret.errors import DataError
-from npr.data.store import Storage, digest_of, pool, user_cache_dir
+from npr.data.store import ImageStorage, digest_of, pool, user_cache_dir
 
 SHAPE = (4, 4, 3)
 
@@ -27,7 +27,7 @@ def counted():
 def test_small_pools_stay_in_memory(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     decode, calls = counted()
-    images = pool(decode, 100, SHAPE, key="k", storage=Storage())
+    images = pool(decode, 100, SHAPE, key="k", storage=ImageStorage())
     assert not isinstance(images, np.memmap) and images[:, 0, 0, 0].tolist() == list(range(100))
     assert sorted(calls) == list(range(100)) and list(tmp_path.iterdir()) == []
 
@@ -35,7 +35,7 @@ def test_small_pools_stay_in_memory(tmp_path, monkeypatch):
 def test_beyond_the_bound_the_pool_is_mapped_from_a_private_file(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     decode, _ = counted()
-    images = pool(decode, 100, SHAPE, key="k", storage=Storage(memory_limit=1000))
+    images = pool(decode, 100, SHAPE, key="k", storage=ImageStorage(memory_limit=1000))
     assert isinstance(images, np.memmap) and images[:, 0, 0, 0].tolist() == list(range(100))
     assert not images.flags.writeable
     file = next(user_cache_dir().iterdir())
@@ -44,7 +44,7 @@ def test_beyond_the_bound_the_pool_is_mapped_from_a_private_file(tmp_path, monke
 
 
 def test_a_cache_is_decoded_once_and_keyed(tmp_path):
-    storage = Storage(cache_dir=tmp_path)
+    storage = ImageStorage(cache_dir=tmp_path)
     decode, calls = counted()
     first = pool(decode, 5, SHAPE, key="a", storage=storage)
     second = pool(decode, 5, SHAPE, key="a", storage=storage)
@@ -60,27 +60,27 @@ def test_a_failure_leaves_nothing_behind(tmp_path):
         return np.zeros(SHAPE, dtype=np.uint8)
 
     with pytest.raises(DataError) as caught:
-        pool(decode, 100, SHAPE, key="a", storage=Storage(cache_dir=tmp_path))
+        pool(decode, 100, SHAPE, key="a", storage=ImageStorage(cache_dir=tmp_path))
     assert caught.value.where == "row 70" and list(tmp_path.iterdir()) == []
 
 
 def test_a_damaged_cache_says_which_file_to_delete(tmp_path):
     decode, _ = counted()
-    pool(decode, 5, SHAPE, key="a", storage=Storage(cache_dir=tmp_path))
+    pool(decode, 5, SHAPE, key="a", storage=ImageStorage(cache_dir=tmp_path))
     with pytest.raises(DataError, match="not \\(6, 4, 4, 3\\)") as caught:
-        pool(decode, 6, SHAPE, key="a", storage=Storage(cache_dir=tmp_path))
+        pool(decode, 6, SHAPE, key="a", storage=ImageStorage(cache_dir=tmp_path))
     assert caught.value.hint == "delete this file"
     (tmp_path / "images-a.npy").write_bytes(b"cut off")
     with pytest.raises(DataError, match="cannot be read") as caught:
-        pool(decode, 5, SHAPE, key="a", storage=Storage(cache_dir=tmp_path))
+        pool(decode, 5, SHAPE, key="a", storage=ImageStorage(cache_dir=tmp_path))
     assert caught.value.where == str(tmp_path / "images-a.npy")
 
 
 def test_the_environment_chooses_the_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("LAZARET_CACHE", raising=False)
-    assert Storage.from_environment().cache_dir is None
+    assert ImageStorage.from_environment().cache_dir is None
     monkeypatch.setenv("LAZARET_CACHE", str(tmp_path))
-    assert Storage.from_environment().cache_dir == tmp_path
+    assert ImageStorage.from_environment().cache_dir == tmp_path
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert user_cache_dir() == Path.home() / ".cache" / "lazaret"
 

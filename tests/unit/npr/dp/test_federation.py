@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lazaret.errors import BudgetExhausted, ConfigError
-from npr.dp.federation import PrivateFederation, PrivatePlan
+from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.federation import Federation
 from security.dp.accountant import rate_at_least
 from security.dp.planner import Schedule
@@ -18,12 +18,12 @@ from security.dp.planner import Schedule
 SCHEDULE = Schedule(
     rounds=2, steps=2, rate=rate_at_least(0.5), multiplier=1.0, clip=1.0, prototypes_sigma=8.0, prototypes_every=1
 )
-PLAN = PrivatePlan.for_epsilon(8.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
+PLAN = PrivateSchedule.for_epsilon(8.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
 
 
 @pytest.fixture
 def private(toy: Callable[..., Federation]) -> Callable[..., PrivateFederation]:
-    def build(plan: PrivatePlan = PLAN, **train: object) -> PrivateFederation:
+    def build(plan: PrivateSchedule = PLAN, **train: object) -> PrivateFederation:
         plain = toy(**{"method": "fednpr-per", "assign": "nearest", "predict": "head", "optimizer": "sgd"} | train)
         return PrivateFederation(dataset=plain.dataset, spec=plain.spec, config=plain.config, plan=plan, seed=1)
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_carries_ledger_and_releases(private: Callable[..., Private
     second.run_round()
     with pytest.raises(BudgetExhausted):
         second.run_round()
-    other = PrivatePlan.for_epsilon(3.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
+    other = PrivateSchedule.for_epsilon(3.0, delta=1e-5, schedule=SCHEDULE, dimensions=8)
     with pytest.raises(ConfigError, match="privacy"):
         private(other).restore(tmp_path / "c.safetensors")
 

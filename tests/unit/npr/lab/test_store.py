@@ -3,12 +3,12 @@ import json
 import pytest
 
 from lazaret.errors import ConfigError
-from npr.lab.plan import Plan
+from npr.lab.plan import LabPlan
 from npr.lab.store import ResultStore, read_results, write_atomically, write_json
 
 
 def plan(*methods, rounds=1):
-    return Plan.model_validate({
+    return LabPlan.model_validate({
         "settings": {"data": {"source": "generated"}, "rounds": rounds},
         "cells": [{"method": method, "seed": 0, "fold": 0} for method in methods],
     })

@@ -23,7 +23,7 @@ from security.audit.findings import CODES, Finding, Findings, exit_code
 from security.audit.report import Span, digest, environment
 from security.audit.text import plain, quantity
 from security.log import events as ev
-from security.log.note import KeyType, Note, Signature, Signer, checkpoint_of
+from security.log.note import KeyType, Note, NoteSigner, Signature, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.store import Annex, LogFolder
 from security.log.witness import Submission
@@ -36,8 +36,8 @@ def _party(name: str, role: str, number: int) -> Party:
         name=name,
         role=role,
         origin=f"{name}/audit",
-        root=Signer.from_seed(f"{name}/audit", bytes([number]) * 32).key,
-        cosigner=Signer.from_seed(f"{name}/witness", bytes([number + 100]) * 32, KeyType.COSIGNER).key,
+        root=NoteSigner.from_seed(f"{name}/audit", bytes([number]) * 32).key,
+        cosigner=NoteSigner.from_seed(f"{name}/witness", bytes([number + 100]) * 32, KeyType.COSIGNER).key,
     )
 
 
@@ -119,14 +119,14 @@ def test_submissions_travel(lonely: Lonely) -> None:
 
 
 def test_foreign_cosignature_is_refused(lonely: Lonely) -> None:
-    stranger = Signer.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
+    stranger = NoteSigner.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
     with pytest.raises(VerificationFailed):
         lonely.log.add_cosignature(1, stranger.cosign(lonely.log.newest_checkpoint.text, 5))
 
 
 @pytest.mark.parametrize("size", [7, 2**53 - 1])
 def test_a_cosignature_of_a_head_that_never_was_does_not_close_the_log(lonely: Lonely, size: int) -> None:
-    stranger = Signer.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
+    stranger = NoteSigner.from_seed("x/witness", bytes(32), KeyType.COSIGNER)
     with pytest.raises(VerificationFailed):
         lonely.log.add_cosignature(size, stranger.cosign(lonely.log.newest_checkpoint.text, 5))
     lonely.log.append(ev.OperatorAction(command="still open", role="operator"))

@@ -16,7 +16,7 @@ from security.audit.verify import Keys, verify
 from security.crypto import merkle
 from security.log import events as ev
 from security.log.keys import EpochKeys
-from security.log.note import Checkpoint, KeyType, Note, Signature, Signer, VerifierKey, checkpoint_of
+from security.log.note import Checkpoint, KeyType, Note, NoteSigner, Signature, VerifierKey, checkpoint_of
 from security.log.witness import Fork, HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, encode, weighty
@@ -110,7 +110,7 @@ def test_lost_key_stops_the_log(lonely: Lonely) -> None:
 def test_log_is_made_once_and_with_the_right_root(lonely: Lonely, tmp_path: Path) -> None:
     lonely.log.close()
 
-    def make(folder: Path, root: Signer) -> AuditLog:
+    def make(folder: Path, root: NoteSigner) -> AuditLog:
         return AuditLog.create(
             folder,
             tmp_path / "other.keys",
@@ -133,7 +133,7 @@ def test_log_is_made_once_and_with_the_right_root(lonely: Lonely, tmp_path: Path
 def test_forged_rollback_claims_prove_nothing(lonely: Lonely, tmp_path: Path) -> None:
     held = lonely.show(lonely.watcher(tmp_path / "outside"))
     text = Checkpoint(origin=lonely.log.origin, size=99, root=bytes(32)).text
-    forged = Note(text=text, signatures=(Signer.from_seed(lonely.log.origin, bytes(32)).sign(text),))
+    forged = Note(text=text, signatures=(NoteSigner.from_seed(lonely.log.origin, bytes(32)).sign(text),))
     lonely.log.refuse_rollback([dataclasses.replace(held, note=forged)])
     lonely.log.append(ev.Heartbeat(size=1))
 
@@ -170,7 +170,7 @@ def test_malformed(bad: Callable[[], object]) -> None:
 
 
 def test_cosignature_of_the_wrong_shape() -> None:
-    key = Signer.from_seed("w", bytes(32), KeyType.COSIGNER)
+    key = NoteSigner.from_seed("w", bytes(32), KeyType.COSIGNER)
     for value in (bytes(64), b"\xff" * 8 + bytes(64)):
         with pytest.raises(VerificationFailed):
             key.key.verify("text\n", value)
@@ -185,7 +185,7 @@ def test_proof_is_of_one_log_and_one_entry(lonely: Lonely) -> None:
     proof = prove(lonely.folder, 2)
     assert proof.check(lonely.member.party.root)["seq"] == 2
     assert proof.witnesses(lonely.roster) == {}
-    stranger = Signer.from_seed("x/audit", bytes(32)).key
+    stranger = NoteSigner.from_seed("x/audit", bytes(32)).key
     with pytest.raises(VerificationFailed, match="another log"):
         proof.check(stranger)
     with pytest.raises(VerificationFailed):

@@ -10,7 +10,7 @@ from lazaret import errors
 from lazaret.errors import ConfigError, PolicyViolation
 from security.consortium.authority import Authority
 from security.identity import membership, pki, rules
-from security.identity.enrolment import Identity, Request, renew
+from security.identity.enrolment import EnrolmentRequest, Identity, renew
 from security.identity.membership import AuditMode
 from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, PLAN, World, subject
@@ -47,7 +47,7 @@ def test_nobody_is_enrolled_twice_or_with_used_keys(world: World, tmp_path: Path
     again = Identity(folder=tmp_path / "again").create(subject("graz"))
     with pytest.raises(PolicyViolation, match="enrolled already"):
         world.authority.enroll(world.key, again, now_ms=NOW, days=30)
-    old = Request.read(world.identity("graz").request_path)
+    old = EnrolmentRequest.read(world.identity("graz").request_path)
     world.authority.revoke("graz", "left", now_ms=NOW)
     with pytest.raises(PolicyViolation, match="reuses a key"):
         world.authority.enroll(world.key, old, now_ms=NOW, days=30)

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
 from security.consortium.plan import PLAN as TEMPLATE
-from security.consortium.plan import Plan, refuse_two_sites, warnings
+from security.consortium.plan import FederationPlan, refuse_two_sites, warnings
 from security.identity.initial_model import InitialModel
 from security.secagg.layout import Clips
 from security.secagg.state import canonical, flatten, state_hash
@@ -22,10 +22,10 @@ def world(tmp_path: Path) -> World:
     return World.make(tmp_path)
 
 
-def plan_of(tmp_path: Path, text: str) -> Plan:
+def plan_of(tmp_path: Path, text: str) -> FederationPlan:
     path = tmp_path / "plan.toml"
     path.write_text(text)
-    return Plan.read(path)
+    return FederationPlan.read(path)
 
 
 def test_the_template_is_a_plan_and_shows_every_default(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_model_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
 
 def test_a_missing_plan_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="plan not found"):
-        Plan.read(tmp_path / "nowhere.toml")
+        FederationPlan.read(tmp_path / "nowhere.toml")
 
 
 def test_clips_follow_from_schedule_and_statistics(world: World) -> None:

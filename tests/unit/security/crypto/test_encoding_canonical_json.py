@@ -72,7 +72,7 @@ def test_depth_is_bounded() -> None:
 
 # One value of each kind, good and bad
 
-GOOD: dict[schema.Kind, list[Any]] = {
+GOOD: dict[schema.ValueKind, list[Any]] = {
     TEXT: ["", "plain", 'with "quotes" and \\', "Zürich", "結果", "x" * 500],
     TOKEN: ["a", "site-a.example/audit", "9", "a:b"],
     DIGEST: ["ab" * 32],
@@ -81,7 +81,7 @@ GOOD: dict[schema.Kind, list[Any]] = {
     INTEGER: [-5, 0, 7],
     VKEY: ["a.b/c+01234567+" + "A" * 44],
 }
-BAD: dict[schema.Kind, list[Any]] = {
+BAD: dict[schema.ValueKind, list[Any]] = {
     TEXT: ["a\nb", "\u202e", "\x7f", "\ud800", "x" * 501, 1, None, ["a"], "\ufeff", "\u00ad"],
     TOKEN: ["", " ", "-a", "a b", "a+b", "ü", "a" * 129, 1],
     DIGEST: ["ab" * 31, "AB" * 32, 1, None],
@@ -93,7 +93,7 @@ BAD: dict[schema.Kind, list[Any]] = {
 
 
 @pytest.mark.parametrize("kind", GOOD, ids=lambda kind: kind.name)
-def test_kinds(kind: schema.Kind) -> None:
+def test_kinds(kind: schema.ValueKind) -> None:
     for value in GOOD[kind]:
         assert kind.accepts(value), value
     for value in BAD[kind]:

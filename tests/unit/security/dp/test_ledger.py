@@ -16,7 +16,7 @@ from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, LocalProto
 from security.clock import ManualClock
 from security.dp import ledger as ledger_entries
 from security.dp.accountant import Mechanism, counts_event, dp_sgd_event, prototypes_event, rate_at_least
-from security.dp.ledger import Head, Ledger, Terms, Unit, commitment
+from security.dp.ledger import Ledger, LedgerAnchor, Terms, Unit, commitment
 from security.dp.ledger_store import FileStore, MemoryStore
 from security.dp.noise import NoiseSource
 from security.rng import CountedRandomness
@@ -323,7 +323,7 @@ def test_small_things(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="already"):
         Ledger.create(store, TERMS, version="v1")
     with FileStore(*paths(tmp_path)) as closed, pytest.raises(LedgerError, match="not open"):
-        closed.append(b"", Head(seq=0, digest=""))
+        closed.append(b"", LedgerAnchor(seq=0, digest=""))
     make(tmp_path, 0)
     assert all(os.stat(path).st_mode & 0o777 == 0o600 for path in paths(tmp_path))
     paths(tmp_path)[1].write_text("{}")

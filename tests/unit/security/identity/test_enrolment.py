@@ -13,9 +13,9 @@ from lazaret.errors import ConfigError, ManifestRejected, VerificationFailed
 from security import labels
 from security.consortium import authority as authorities
 from security.identity import enrolment, pki, rules
-from security.identity.enrolment import Answer, Identity, Request
+from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
 from security.identity.pki import Purpose, Role
-from security.log.note import KeyType, Signer
+from security.log.note import KeyType, NoteSigner
 from tests.support.consortium_world import DAY, NOW, World, subject
 
 
@@ -25,7 +25,7 @@ def world(tmp_path: Path) -> World:
 
 
 @pytest.fixture
-def request_(tmp_path: Path) -> Request:
+def request_(tmp_path: Path) -> EnrolmentRequest:
     return Identity(folder=tmp_path / "salzburg").create(subject("salzburg"))
 
 
@@ -43,25 +43,25 @@ def test_every_key_is_its_owners_alone(world: World) -> None:
         identity.create(subject("graz"))
 
 
-def test_a_request_survives_the_journey(request_: Request, tmp_path: Path) -> None:
-    read = Request.read(tmp_path / "salzburg" / "request.json")
+def test_a_request_survives_the_journey(request_: EnrolmentRequest, tmp_path: Path) -> None:
+    read = EnrolmentRequest.read(tmp_path / "salzburg" / "request.json")
     assert read == request_
     assert read.fingerprint == request_.fingerprint
     assert len(request_.fingerprint.split()) == 16
     enrolment.check_request(read)
 
 
-def swap_log_key(request: Request) -> Request:
-    theirs = Signer(enrolment.origin(request.subject), pki.new_signing_key())
+def swap_log_key(request: EnrolmentRequest) -> EnrolmentRequest:
+    theirs = NoteSigner(enrolment.origin(request.subject), pki.new_signing_key())
     return request.model_copy(update={"audit_root": str(theirs.key)})
 
 
-def swap_tls_key(request: Request) -> Request:
+def swap_tls_key(request: EnrolmentRequest) -> EnrolmentRequest:
     return request.model_copy(update={"tls_request": pki.make_request(pki.new_tls_key(), "salzburg")})
 
 
 @pytest.mark.parametrize("swap", [swap_log_key, swap_tls_key])
-def test_a_request_changed_on_its_way_is_refused(request_: Request, swap: Any) -> None:
+def test_a_request_changed_on_its_way_is_refused(request_: EnrolmentRequest, swap: Any) -> None:
     assert swap(request_).fingerprint != request_.fingerprint
     with pytest.raises(VerificationFailed):
         enrolment.check_request(swap(request_))
@@ -69,14 +69,14 @@ def test_a_request_changed_on_its_way_is_refused(request_: Request, swap: Any) -
 
 @pytest.mark.parametrize("swap", [swap_log_key, swap_tls_key])
 def test_a_request_changed_on_its_way_is_refused_twin(
-    request_: Request, swap: Any, monkeypatch: pytest.MonkeyPatch
+    request_: EnrolmentRequest, swap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(enrolment, "check_request_signature", lambda *args: None)
     enrolment.check_request(swap(request_))
 
 
 def test_requests_that_do_not_hang_together_are_refused(
-    request_: Request, world: World, monkeypatch: pytest.MonkeyPatch
+    request_: EnrolmentRequest, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts = pki.make_request(pki.new_tls_key(), "salzburg", ["bank.example"])
     for update, error, match in [
@@ -97,25 +97,25 @@ def test_a_file_that_is_no_request_is_refused(tmp_path: Path) -> None:
     for name, data in [("empty", b""), ("other", b'{"format":"lazaret-enrolment-answer/1"}'), ("cut", b'{"a":1')]:
         (tmp_path / name).write_bytes(data)
         with pytest.raises(ConfigError) as caught:
-            Request.read(tmp_path / name)
+            EnrolmentRequest.read(tmp_path / name)
         assert name in str(caught.value)
     (tmp_path / "huge").write_bytes(b" " * (enrolment.MAX_DOCUMENT + 1))
     with pytest.raises(ConfigError, match="larger than"):
-        Request.read(tmp_path / "huge")
+        EnrolmentRequest.read(tmp_path / "huge")
     with pytest.raises(ConfigError, match="not found"):
-        Request.read(tmp_path / "missing")
+        EnrolmentRequest.read(tmp_path / "missing")
     with pytest.raises(ConfigError, match="cannot be read"):
-        Request.read(tmp_path)
+        EnrolmentRequest.read(tmp_path)
 
 
 # Answers.
 
 
-def pending(world: World, member: str = "salzburg") -> tuple[Identity, Answer]:
+def pending(world: World, member: str = "salzburg") -> tuple[Identity, EnrolmentAnswer]:
     """A member whose answer has come but is not installed."""
     request = world.request(member)
     world.authority.enroll(world.key, request, now_ms=world.now, days=30)
-    return world.identity(member), Answer.read(world.authority.answer_path(member))
+    return world.identity(member), EnrolmentAnswer.read(world.authority.answer_path(member))
 
 
 def test_the_root_must_be_the_announced_one(world: World, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_an_installed_root_stays_whatever_is_announced(world: World, tmp_path: P
     other = World.enrolled(tmp_path / "impostor", sites=())
     graz = world.identity("graz")
     other.authority.enroll(other.key, graz.renew(subject("graz")), now_ms=NOW, days=30)
-    answer = Answer.read(other.authority.answer_path("graz"))
+    answer = EnrolmentAnswer.read(other.authority.answer_path("graz"))
     with pytest.raises(errors.CertificateUntrusted):
         graz.install(answer, root_fingerprint=other.root_fingerprint, now_ms=NOW)
 
@@ -171,7 +171,7 @@ def test_what_is_missing_says_where_it_comes_from(world: World, tmp_path: Path) 
         (new.root, "`init` makes keys, `join` installs"),
         (join(answer=nowhere, manifest=None), "answers/NAME.json"),
         (join(answer=None, manifest=nowhere), "manifest.json, for every member"),
-        (lambda: Request.read(nowhere), "identity/request.json"),
+        (lambda: EnrolmentRequest.read(nowhere), "identity/request.json"),
     ]
     for read, hint in cases:
         with pytest.raises(ConfigError, match="file not found") as caught:
@@ -184,20 +184,20 @@ def test_what_is_broken_says_what_to_do(world: World, tmp_path: Path) -> None:
     for content in (b'{"a":1', b"{}", b""):
         path.write_bytes(content)
         with pytest.raises(ConfigError) as caught:
-            Answer.read(path)
+            EnrolmentAnswer.read(path)
         assert "answers/NAME.json" in (caught.value.hint or "")
         with pytest.raises(ManifestRejected) as rejected:
             world.identity("graz").install_manifest(content, now_ms=NOW)
         assert "get the manifest from the consortium again" in (rejected.value.hint or "")
 
 
-def impostor(world: World, tmp_path: Path) -> tuple[Identity, Answer]:
+def impostor(world: World, tmp_path: Path) -> tuple[Identity, EnrolmentAnswer]:
     """Somebody in the middle answers in the consortium's place, with a root of their own."""
     other = World.enrolled(tmp_path / "impostor", sites=())
     identity = world.identity("salzburg")
     request = identity.create(subject("salzburg"))
     other.authority.enroll(other.key, request, now_ms=NOW, days=30)
-    return identity, Answer.read(other.authority.answer_path("salzburg"))
+    return identity, EnrolmentAnswer.read(other.authority.answer_path("salzburg"))
 
 
 def test_an_impostor_root_is_refused(world: World, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_renewal_with_new_keys_overlaps(world: World) -> None:
         rules.check_tls_peer(last, root, old_tls, now_ms=world.now)
 
 
-def thief(world: World, tmp_path: Path) -> Request:
+def thief(world: World, tmp_path: Path) -> EnrolmentRequest:
     """Somebody without the site's keys asks for a renewal in its name."""
     return Identity(folder=tmp_path / "thief").create(subject("graz"))
 

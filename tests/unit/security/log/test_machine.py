@@ -13,8 +13,8 @@ from security.audit.verify import verify
 from security.log import events as ev
 from security.log import machine as module
 from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
-from security.log.machine import TRANSITIONS, LogMachine, Moment, Scope, State, Step
-from security.log.note import KeyType, Note, Signer, checkpoint_of
+from security.log.machine import TRANSITIONS, LogMachine, LogStep, Moment, Scope, State
+from security.log.note import KeyType, Note, NoteSigner, checkpoint_of
 from security.log.reader import LogReader
 from security.rng import CountedRandomness
 from tests.support.audit_attacks import Lonely
@@ -30,14 +30,14 @@ GENESIS = ev.LogGenesis(
     policy="0" * 64,
 )
 STEPS = {
-    Step.GENESIS: lambda machine: machine.append(GENESIS, _at(0)),
-    Step.APPEND: lambda machine: machine.append(ev.Heartbeat(size=0), _at(0)),
-    Step.ROTATE: lambda machine: machine.append(
+    LogStep.GENESIS: lambda machine: machine.append(GENESIS, _at(0)),
+    LogStep.APPEND: lambda machine: machine.append(ev.Heartbeat(size=0), _at(0)),
+    LogStep.ROTATE: lambda machine: machine.append(
         ev.KeyRotated(epoch=machine.epoch + 1, old_vkey=VKEY, new_vkey=VKEY, reason="test"), _at(0)
     ),
-    Step.CHECKPOINT: lambda machine: machine.checkpoint(Signer.from_seed("a", bytes(32))),
-    Step.STOP: lambda machine: machine.append(ev.AgentStop(reason="end"), _at(0)),
-    Step.FAIL: lambda machine: machine.fail("disk full"),
+    LogStep.CHECKPOINT: lambda machine: machine.checkpoint(NoteSigner.from_seed("a", bytes(32))),
+    LogStep.STOP: lambda machine: machine.append(ev.AgentStop(reason="end"), _at(0)),
+    LogStep.FAIL: lambda machine: machine.fail("disk full"),
 }
 
 
@@ -64,8 +64,8 @@ def test_the_first_reason_for_a_failure_is_the_one_that_stays() -> None:
         assert "no space left on device" in str(machine.fail(reason))
 
 
-@pytest.mark.parametrize(("state", "step"), list(itertools.product(State, Step)))
-def test_transitions_are_those_of_the_table(state: State, step: Step) -> None:
+@pytest.mark.parametrize(("state", "step"), list(itertools.product(State, LogStep)))
+def test_transitions_are_those_of_the_table(state: State, step: LogStep) -> None:
     machine = _machine(state)
     if (state, step) in TRANSITIONS:
         STEPS[step](machine)
@@ -166,11 +166,11 @@ def test_keys_never_print(lonely: Lonely) -> None:
 
 # Epoch keys
 
-ROOT = Signer.from_seed("site.example/audit", bytes([1]) * 32)
+ROOT = NoteSigner.from_seed("site.example/audit", bytes([1]) * 32)
 
 
-def _chain(count: int) -> tuple[list[Signer], list[Note]]:
-    keys = [Signer.from_seed("site.example/audit", bytes([2 + number]) * 32) for number in range(count)]
+def _chain(count: int) -> tuple[list[NoteSigner], list[Note]]:
+    keys = [NoteSigner.from_seed("site.example/audit", bytes([2 + number]) * 32) for number in range(count)]
     signers = [ROOT, *keys]
     notes = [
         endorse(signers[number], Endorsement(origin="site.example/audit", epoch=number, key=key.key))
@@ -218,7 +218,7 @@ def test_endorsement_is_no_checkpoint() -> None:
 
 
 def test_epoch_key_of_another_kind() -> None:
-    cosigner = Signer.from_seed("site.example/audit", bytes(32), KeyType.COSIGNER)
+    cosigner = NoteSigner.from_seed("site.example/audit", bytes(32), KeyType.COSIGNER)
     with pytest.raises(CodecError):
         Endorsement(origin="site.example/audit", epoch=0, key=cosigner.key)
 

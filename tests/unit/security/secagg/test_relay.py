@@ -7,16 +7,16 @@ import pytest
 from lazaret.errors import CodecError
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.log.keys import Endorsement, endorse
-from security.log.note import Checkpoint, KeyType, Note, Signer
+from security.log.note import Checkpoint, KeyType, Note, NoteSigner
 from security.log.witness import HeldCheckpoint, Submission
 from security.secagg import relay
 from security.secagg.fields import Wire
 from security.secagg.relay import EpochKey, Head, HeadSignature, SignedHead, message_id
 
 ORIGIN = "graz.lesions/audit"
-ROOT = Signer.from_seed(ORIGIN, bytes([1]) * 32)
-EPOCHS = [Signer.from_seed(ORIGIN, bytes([number]) * 32) for number in (2, 3)]
-WITNESS = Signer.from_seed("linz.lesions/witness", bytes([9]) * 32, KeyType.COSIGNER)
+ROOT = NoteSigner.from_seed(ORIGIN, bytes([1]) * 32)
+EPOCHS = [NoteSigner.from_seed(ORIGIN, bytes([number]) * 32) for number in (2, 3)]
+WITNESS = NoteSigner.from_seed("linz.lesions/witness", bytes([9]) * 32, KeyType.COSIGNER)
 
 
 def endorsements() -> tuple[Note, ...]:

@@ -11,7 +11,7 @@ from lazaret.errors import DataError, LocalProtocolError
 from security import labels
 from security.crypto.ring import BITS
 from security.secagg import state as states
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Block, Layout
 from security.secagg.state import Successor, canonical, flatten, next_state, state_hash, unflatten
@@ -82,7 +82,7 @@ def test_a_good_sum_moves_the_model_by_the_average() -> None:
     told = layout()
     total = honest()
     outcome = next_state(told, start(), total, survivors=3)
-    assert outcome.verdict is Verdict.GOOD and not outcome.reason
+    assert outcome.verdict is SumVerdict.GOOD and not outcome.reason
     weight = int(total[told.slot("weight")][0])
     step = total.view("<i4")[:SIZE].astype(np.float64) * (64 / (told.quantum * weight))
     assert np.abs(outcome.state[:SIZE] - (start()[:SIZE] + step)).max() < 2e-7
@@ -103,7 +103,7 @@ def test_a_sum_that_comes_in_pieces_gives_the_same_model(steps: tuple[int, ...])
         place = begun + len(values)
         told_values[begun:place] = values
     outcome, whole = successor.outcome(survivors=3), next_state(told, start(), total, survivors=3)
-    assert outcome.verdict is whole.verdict is Verdict.GOOD
+    assert outcome.verdict is whole.verdict is SumVerdict.GOOD
     assert outcome.state.tobytes() == whole.state.tobytes() == told_values.tobytes()
     assert outcome.state_hash == whole.state_hash == state_hash(whole.state)
 
@@ -122,7 +122,7 @@ def test_an_impossible_weight_is_no_trap_while_the_sum_comes(weight: int) -> Non
     told, total = layout(), honest()
     total[told.slot("weight")] = np.uint32(weight)
     outcome = next_state(told, start(), total, survivors=3)
-    assert outcome.verdict is Verdict.VOID and outcome.state.tobytes() == start().tobytes()
+    assert outcome.verdict is SumVerdict.VOID and outcome.state.tobytes() == start().tobytes()
     assert outcome.state_hash == state_hash(start())
 
 
@@ -134,7 +134,7 @@ def test_variances_do_not_fall_below_zero() -> None:
     state = start()
     state[-4:] = [0.005, 1.0, 1.0, 8.0]
     outcome = next_state(told, state, total, survivors=3)
-    assert outcome.verdict is Verdict.GOOD
+    assert outcome.verdict is SumVerdict.GOOD
     assert list(outcome.state[-4:]) == pytest.approx([0.0, 0.0, 2.0, 3.0], abs=1e-5)
 
 
@@ -154,10 +154,10 @@ def test_a_model_that_would_not_be_finite_stays() -> None:
     update[0] = 2.0**99.9
     state[0] = np.float32(3.4028235e38)
     total = encode(told, update, weight=1).words * np.uint32(2)
-    assert next_state(told, state, total, survivors=2).verdict is Verdict.GOOD  # far below an ulp
+    assert next_state(told, state, total, survivors=2).verdict is SumVerdict.GOOD  # far below an ulp
     state[0] = np.inf
     outcome = next_state(told, state, total, survivors=2)
-    assert outcome.verdict is Verdict.VOID and outcome.state is state
+    assert outcome.verdict is SumVerdict.VOID and outcome.state is state
 
 
 def weights_add_up_to_one() -> float:
@@ -203,7 +203,7 @@ def test_movement_cap_is_where_it_says(ring_bits: int) -> None:
     """A step of L2 norm just below 2 passes a cap of 2**1, one just above does not."""
     block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=1)
     told = Layout.of([block], roster_size=3, weight_cap=8, ring_bits=ring_bits)
-    for part, verdict in ((0.1999, Verdict.GOOD), (0.2001, Verdict.VOID)):
+    for part, verdict in ((0.1999, SumVerdict.GOOD), (0.2001, SumVerdict.VOID)):
         words = encode(told, np.full(100, part, dtype=np.float32), weight=8).words
         total = words * words.dtype.type(3)
         assert next_state(told, np.zeros(100, dtype="<f4"), total, survivors=3).verdict is verdict

@@ -28,7 +28,7 @@ from security.identity.manifest import Manifest
 from security.rng import CountedRandomness
 from site_agent.config import SiteConfig
 from site_agent.state_dir import Vault
-from site_agent.trainer.ranks import Place
+from site_agent.trainer.ranks import RankPlace
 from site_agent.trainer.training import Trainer
 from site_agent.trainer.workers import Crew, terms_of
 from tests.support.consortium_world import World
@@ -80,7 +80,7 @@ def free_port() -> int:
         return port
 
 
-def worker(place: Place, folder: Path) -> subprocess.Popen[str]:
+def worker(place: RankPlace, folder: Path) -> subprocess.Popen[str]:
     (folder / "site.toml").write_text(SITE_TOML)
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": place.host, "MASTER_PORT": str(place.port)}
     command = [sys.executable, "-m", "site_agent", "--config", str(folder / "site.toml"), "worker"]
@@ -112,7 +112,7 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
 ) -> None:
     manifest, path = published
     data = dataset.sites[0]
-    place = Place(rank=0, size=2, host="127.0.0.1", port=free_port())
+    place = RankPlace(rank=0, size=2, host="127.0.0.1", port=free_port())
     crew = Crew(place, terms_of(manifest, dataset, data), seconds=60)
     helper = worker(place, tmp_path)
     try:
@@ -172,14 +172,14 @@ def _same(one: np.ndarray, two: np.ndarray) -> None:
 
 def test_a_place_is_read_from_the_environment() -> None:
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "::1", "MASTER_PORT": "29500"}
-    assert Place.read({}) is None and Place.read({"WORLD_SIZE": "1", "RANK": "0"}) is None
-    place = Place.read(told | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
-    assert place == Place(rank=1, size=2, host="::1", port=29500, torchrun=True) and place.loopback
-    assert not Place(rank=0, size=2, host="10.0.0.1", port=1).loopback
+    assert RankPlace.read({}) is None and RankPlace.read({"WORLD_SIZE": "1", "RANK": "0"}) is None
+    place = RankPlace.read(told | {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    assert place == RankPlace(rank=1, size=2, host="::1", port=29500, torchrun=True) and place.loopback
+    assert not RankPlace(rank=0, size=2, host="10.0.0.1", port=1).loopback
     with pytest.raises(ConfigError, match="MASTER_PORT"):
-        Place.read({name: value for name, value in told.items() if name != "MASTER_PORT"})
+        RankPlace.read({name: value for name, value in told.items() if name != "MASTER_PORT"})
     with pytest.raises(ConfigError, match="not below WORLD_SIZE"):
-        Place.read(told | {"RANK": "2"})
+        RankPlace.read(told | {"RANK": "2"})
 
 
 def test_privacy_is_refused_in_several_processes(dataset: FederatedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_under_torchrun_every_process_but_the_first_works_for_the_agent(
 
     from site_agent import cli
 
-    called: list[Place] = []
+    called: list[RankPlace] = []
     monkeypatch.setattr(cli, "help_agent", lambda config, place: called.append(place))
     (tmp_path / "site.toml").write_text(SITE_TOML)
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

@@ -18,7 +18,7 @@ from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound
 from security.secagg.effects import Blamed, Ended, Send
 from security.secagg.fields import Wire
-from security.secagg.records import Outcome
+from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks
 from security.secagg.site.attempt import deal_root
 from security.secagg.site.journal import Journal
@@ -294,7 +294,7 @@ def test_a_tampered_delivery_ends_the_attempt_and_accuses_nobody(
 ) -> None:
     run = tampered_delivery(change)
     ends = [record for record in run.written["site-00"] if isinstance(record, records.AttemptEnded)]
-    assert [(record.ctx, record.outcome) for record in ends] == [(run.planned.attempts[0].ctx, Outcome.ABORTED)]
+    assert [(record.ctx, record.outcome) for record in ends] == [(run.planned.attempts[0].ctx, AttemptOutcome.ABORTED)]
     assert not run.planned.attempts[0].accusations
     assert not any(isinstance(record, records.UploadBound) for record in run.written["site-00"])
 
@@ -307,7 +307,7 @@ def test_rules_that_no_honest_path_meets() -> None:
     with pytest.raises(RemoteProtocolError, match="already decided"):
         checks.check_not_agreed(memory)
     with pytest.raises(RemoteProtocolError, match="has aborted"):
-        checks.check_may_release(replace(memory, outcome=Outcome.ABORTED))
+        checks.check_may_release(replace(memory, outcome=AttemptOutcome.ABORTED))
     with pytest.raises(RemoteProtocolError, match="has released"):
         checks.check_may_abort(Journal(released={attempt.ctx}), attempt.ctx)
     with pytest.raises(VerificationFailed, match="own upload was changed"):

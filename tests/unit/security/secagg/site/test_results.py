@@ -17,7 +17,7 @@ from security.identity.membership import AuditMode
 from security.secagg import certificate_checks, messages, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
-from security.secagg.context import Verdict
+from security.secagg.context import SumVerdict
 from security.secagg.effects import Advanced, DraftState, Effect, LoneChange, SaveState
 from security.secagg.fields import Wire
 from security.secagg.layout import WEIGHT, Layout
@@ -37,11 +37,11 @@ def long_layout(roster: int) -> Layout:
     return small_layout(roster, words=CHUNKS * FRAME_BYTES // 3 - 60_000)
 
 
-def changing_one(chunk: int) -> Callable[..., states.Outcome]:
+def changing_one(chunk: int) -> Callable[..., states.SumOutcome]:
     """The coordinator, first to look at the sum, changes one coordinate, consistently in everything it signs."""
     original = states.next_state
 
-    def next_state(layout: Layout, state: Any, total: Any, *, survivors: int) -> states.Outcome:
+    def next_state(layout: Layout, state: Any, total: Any, *, survivors: int) -> states.SumOutcome:
         if not changed:
             changed.append(True)
             total[chunk * layout.ring.frame_words] += 1
@@ -175,11 +175,11 @@ def test_a_sum_out_of_range_is_void_everywhere_and_the_model_stays() -> None:
     updates["site-00"][run.policy.layout.slot("weight")] = run.policy.layout.half_ring
     before = states.state_hash(run.model)
     outcome = run.run_round(updates)
-    assert outcome.verdict is Verdict.VOID
+    assert outcome.verdict is SumVerdict.VOID
     assert states.state_hash(run.model) == before
     heads = {site.machine.core.head for site in run.sites.values()}
     assert len(heads) == 1 and next(iter(heads)).state_hash == before
-    assert run.run_round(random_updates(run.policy.layout, run.sites, 2)).verdict is Verdict.GOOD
+    assert run.run_round(random_updates(run.policy.layout, run.sites, 2)).verdict is SumVerdict.GOOD
 
 
 @pytest.mark.parametrize(
