@@ -24,7 +24,7 @@ from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
 from security.secagg.effects import Vector
-from security.secagg.site.attempt import LogCheckpoints, SiteCore
+from security.secagg.site.attempt import AdvertisedLog, SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secrets import Secret
@@ -218,10 +218,10 @@ def _machine(
     head = journal.head(seat.policy)
     model = start if journal.last is None else vault.state(seat.layout, head.state_hash)
 
-    def heads() -> LogCheckpoints:
+    def heads() -> AdvertisedLog:
         newest = checkpoint_of(log.newest_checkpoint)
         paid = bytes(32) if budget is None else budget.commitment()
-        return LogCheckpoints(log_size=newest.size, log_root=newest.root, ledger=paid)
+        return AdvertisedLog(log_size=newest.size, log_root=newest.root, ledger=paid)
 
     core = SiteCore(
         mandate=seat,

@@ -17,7 +17,7 @@ from security.rng import CountedRandomness
 from security.secagg import messages, statements
 from security.secagg.coordinator.uploads import Dealing
 from security.secagg.site import checks
-from security.secagg.site.attempt import LogCheckpoints, OpenAttempt
+from security.secagg.site.attempt import AdvertisedLog, OpenAttempt
 from security.secagg.statements import Signer
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
@@ -31,7 +31,7 @@ def between(run: EvilCoordinator) -> None:
     randomness = CountedRandomness(b"puppets")
     keys = {name: SigningKey.generate(randomness) for name in run.sites if name != VICTIM}
     puppets = [
-        OpenAttempt.begin(Signer(name, key), plan.context, sequence=1, heads=LogCheckpoints(), randomness=randomness)
+        OpenAttempt.begin(Signer(name, key), plan.context, sequence=1, heads=AdvertisedLog(), randomness=randomness)
         for name, key in keys.items()
     ]
     believed = tuple(replace(e, key=keys[e.site].verify_key) if e.site in keys else e for e in run.policy.roster)

@@ -15,7 +15,7 @@ from security import labels
 from security.secagg import messages, statements
 from security.secagg.effects import Blamed, Leave
 from security.secagg.site import checks
-from security.secagg.site.attempt import LogCheckpoints, OpenAttempt
+from security.secagg.site.attempt import AdvertisedLog, OpenAttempt
 from security.secagg.site.checks import SetBack
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
@@ -84,7 +84,7 @@ def an_advert_of_an_earlier_run() -> tuple[EvilCoordinator, messages.Rollback]:
     run.open_round()
     plan = run.plan()
     context = replace(plan.context, run="last-year")
-    begun = OpenAttempt.begin(core.signer, context, sequence=900, heads=LogCheckpoints(), randomness=run.randomness)
+    begun = OpenAttempt.begin(core.signer, context, sequence=900, heads=AdvertisedLog(), randomness=run.randomness)
     kept = begun.advert
     proof = messages.Rollback(advert=kept)
     run.change(messages.Shares, lambda shares, site: [shares, proof], by=run.colluders[0])

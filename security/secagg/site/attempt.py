@@ -49,7 +49,7 @@ class BadDealer(VerificationFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class LogCheckpoints:
+class AdvertisedLog:
     """Checkpoint of the site's privacy log and commitment to its ledger, for the advert; zeros where there is none."""
 
     log_size: int = 0
@@ -78,7 +78,7 @@ class OpenAttempt:
 
     @classmethod
     def begin(
-        cls, signer: Signer, context: RoundContext, *, sequence: int, heads: LogCheckpoints, randomness: Randomness
+        cls, signer: Signer, context: RoundContext, *, sequence: int, heads: AdvertisedLog, randomness: Randomness
     ) -> OpenAttempt:
         """Make fresh keys and the advert for them (S1)."""
         ctx = context.ctx()
@@ -247,7 +247,7 @@ class SiteCore:
     storage_key: Secret
     randomness: Randomness
     clock: Clock
-    heads: Callable[[], LogCheckpoints] = LogCheckpoints
+    heads: Callable[[], AdvertisedLog] = AdvertisedLog
     patience_ms: int = HOUR_MS
     workers: int = 1
 
