@@ -190,8 +190,8 @@ def check_onnx(
     for start in range(0, len(images), batch):
         part = np.ascontiguousarray(images[start : start + batch])
         with torch.inference_mode():
-            told = module.eval()(torch.from_numpy(part))
-        expected = [told] if isinstance(told, Tensor) else list(told)
+            outputs = module.eval()(torch.from_numpy(part))
+        expected = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         for ours, theirs in zip(expected, session.run(None, {INPUT: part}), strict=True):
             worst = max(worst, relative_difference(theirs, ours.numpy()))
     # NaN is above every tolerance.

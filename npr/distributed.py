@@ -1,7 +1,7 @@
 """Several processes that train one site's model as if they were one (torch.distributed).
 
 Every process runs the same code on the same data, seed and memory. Of each batch it works on a slice only; what belongs
-to the batch as a whole is put together again: the statistics of BatchNorm, the gradients, the features that prototypes
+to the whole batch is combined again: the statistics of BatchNorm, the gradients, the features that prototypes
 are made of. So the result is that of one process but for the order in which numbers are added.
 
 DistributedDataParallel is not used: it gives every process the same weight, however many images its slice has, it wants
@@ -71,11 +71,11 @@ class Group:
         """What the first process says, at every process."""
         length = torch.tensor([len(content)])
         _exchange(lambda: dist.broadcast(length, 0))
-        told = torch.empty(int(length), dtype=torch.uint8)
+        received = torch.empty(int(length), dtype=torch.uint8)
         if self.rank == 0:
-            told.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        _exchange(lambda: dist.broadcast(told, 0))
-        return told.numpy().tobytes()
+            received.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        _exchange(lambda: dist.broadcast(received, 0))
+        return received.numpy().tobytes()
 
     def as_one(self) -> AbstractContextManager[Any]:
         """Inside, BatchNorm in training mode normalises by the mean and variance of the whole batch."""

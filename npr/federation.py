@@ -1,4 +1,4 @@
-"""A whole federation in one process: the same methods and sums as on the wire, without the wire."""
+"""A federation in one process: the same methods and sums as in a real one, without a network."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class Federation:
         self._download(personal)
         return personal
 
-    # A killed run goes on from here.
+    # A killed run continues from here.
 
     def checkpoint(self, path: str | Path) -> None:
         """Write everything to one safetensors file, replaced in one step; its header holds the JSON part."""

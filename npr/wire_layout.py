@@ -59,16 +59,16 @@ class Recipe:
         """As a plan's [training.settings] and a manifest hold it: one flat table. Every key, so that no default of a
         later version can change a run; the method has a place of its own.
         """
-        told: dict[str, Setting] = {"seed": self.seed}
-        told |= {f"{_MODEL}{name}": getattr(self, name) for name in ("image_size", "in_channels", "drop_rate")}
+        settings: dict[str, Setting] = {"seed": self.seed}
+        settings |= {f"{_MODEL}{name}": getattr(self, name) for name in ("image_size", "in_channels", "drop_rate")}
         for name, value in self.config.model_dump().items():
             if name == "method_options":
-                told |= {f"{_OPTION}{option}": chosen for option, chosen in value.items()}
+                settings |= {f"{_OPTION}{option}": chosen for option, chosen in value.items()}
             elif name == "milestones":
-                told[name] = ",".join(map(str, value))
+                settings[name] = ",".join(map(str, value))
             elif name != "method" and value is not None:
-                told[name] = value
-        return told if self.privacy is None else told | self.privacy.to_settings()
+                settings[name] = value
+        return settings if self.privacy is None else settings | self.privacy.to_settings()
 
     @classmethod
     def of(cls, method: str, settings: Mapping[str, Setting], *, where: str = "manifest [training]") -> Recipe:

@@ -89,9 +89,9 @@ def _fault(row: Row, class_names: Sequence[str], seen: dict[str, str]) -> Fault 
     return None
 
 
-def _meant(told: str, known: Sequence[str]) -> str:
+def _meant(word: str, known: Sequence[str]) -> str:
     """What was written stays untold: where columns are mixed up, it is a patient."""
-    near = get_close_matches(told, known, n=1)
+    near = get_close_matches(word, known, n=1)
     return f"{f'did you mean {near[0]}? ' if near else ''}one of {', '.join(known)}"
 
 

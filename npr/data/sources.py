@@ -244,10 +244,10 @@ def survey(source: str, *, image_size: int, seed: int = 0, class_names: Sequence
     return Survey(catalogue=catalogue, faults=tuple(storage.faults), decode=decode)
 
 
-def inspect_images(told: Survey) -> Look:
+def inspect_images(found: Survey) -> Look:
     """Decode every image once and keep its digest."""
     unreadable, same, first = list[Fault](), list[tuple[int, int]](), dict[bytes, int]()
-    for row, digest in enumerate(_digests(told)):
+    for row, digest in enumerate(_digests(found)):
         if isinstance(digest, Fault):
             unreadable.append(digest)
         elif first.setdefault(digest, row) != row:
@@ -255,14 +255,14 @@ def inspect_images(told: Survey) -> Look:
     return Look(unreadable=tuple(unreadable), same=tuple(same))
 
 
-def _digests(told: Survey) -> Iterator[bytes | Fault]:
+def _digests(found: Survey) -> Iterator[bytes | Fault]:
     def digest(row: int) -> bytes | Fault:
         try:
-            return hashlib.blake2b(told.decode(row).tobytes(), digest_size=16).digest()
+            return hashlib.blake2b(found.decode(row).tobytes(), digest_size=16).digest()
         except DataError as error:
             return Fault(kind=FaultKind.UNREADABLE, error=error)
 
-    rows = range(len(told.catalogue))
+    rows = range(len(found.catalogue))
     with progress("checking images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         for start in range(0, len(rows), _AT_A_TIME):
             yield from workers.map(digest, rows[start : start + _AT_A_TIME])

@@ -52,7 +52,7 @@ class CanaryAudit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MembershipCheck:
-    """How well the loss tells members from others, against what epsilon allows any attack."""
+    """How well the loss distinguishes members from others, against what epsilon allows any attack."""
 
     auc: float
     advantage: float
@@ -87,7 +87,7 @@ def run_canary_audit(
 ) -> CanaryAudit:
     """Train once on the canaries whose coin fell on "in" and bound epsilon from the guesses.
 
-    :param noise: the source under test; a test hands in a silenced one and expects `consistent` to be False.
+    :param noise: the source under test; a test passes one without noise and expects `consistent` to be False.
     """
     started = time.monotonic()
     coins = NoiseSource().words(canaries) >> np.uint64(63) == 1
@@ -144,7 +144,7 @@ def right_is_chance(canaries: int, guesses: int, right: int, epsilon: float, del
 def run_membership_check(
     *, records: int = 400, epsilon: float = 1.0, delta: float = 1e-5, steps: int = 100, noise: NoiseSource | None = None
 ) -> MembershipCheck:
-    """Train on half of some records with random labels, then tell members from the rest by their loss."""
+    """Train on half of some records with random labels, then distinguish members from the rest by their loss."""
     draws = torch.from_numpy(NoiseSource().gaussian(np.empty(records * records)))
     images = draws.view(records, records).float()
     labels = torch.from_numpy((NoiseSource().words(records) >> np.uint64(63)).astype(np.int64))

@@ -1,6 +1,6 @@
-"""A whole federation in one process with DP at every site: the lab's way to draw accuracy against epsilon.
+"""A federation in one process with DP at every site, to compare accuracy and epsilon in the laboratory.
 
-The mechanisms, the ledger and the noise are those of a real site; only the ledger lies in memory, since the patients of
+The mechanisms, the ledger and the noise are those of a real site; only the ledger is in memory, since the patients of
 an experiment need no protection from a restart. It is checkpointed with the federation all the same.
 """
 
@@ -49,7 +49,7 @@ class PrivateSchedule:
 
 
 class PrivateFederation(Federation):
-    """Federation whose sites train by `PrivateTraining`. BatchNorm is gone from every model."""
+    """Federation whose sites train by `PrivateTraining`. BatchNorm is replaced in every model."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class PrivateFederation(Federation):
         return self._trainings[site.name].contribution(number)
 
     def restore(self, path: str | Path) -> None:
-        """As for any federation; the ledgers go on where they were."""
+        """As for any federation; the ledgers continue where they were."""
         super().restore(path)
         for site in self.sites:
             if _LEDGER not in site.kept:

@@ -130,7 +130,7 @@ def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRou
         history.append(entry)
         if not last:
             _checkpoint(federation, history, directory)
-        on_round(federation.round, _describe(entry))  # after it is kept: a round that was told is not run again
+        on_round(federation.round, _describe(entry))  # after it is saved: a round that was reported is not run again
     if os.environ.get(KEEP_MODELS):
         federation.checkpoint(directory / "final.safetensors")
     final = _evaluate_last(federation)

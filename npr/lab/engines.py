@@ -25,7 +25,7 @@ from npr.lab.store import Json, ResultStore, read_json
 
 
 class Reporter(Protocol):
-    """What an engine tells while cells run; calls may come from several threads."""
+    """What an engine reports while cells run; calls may come from several threads."""
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -128,7 +128,7 @@ def run_inline(settings: Settings, cells: Sequence[Cell], store: ResultStore, re
 def run_workers(
     settings: Settings, cells: Sequence[Cell], store: ResultStore, reporter: Reporter, *, workers: int, threads: int
 ) -> Iterator[Outcome]:
-    """Several processes, each with its own cell; one that dies takes only its cell with it."""
+    """Several processes, each with its own cell; one that crashes loses only its own cell."""
 
     def work(cell: Cell) -> Outcome:
         reporter.cell_started(cell.key, settings.rounds)

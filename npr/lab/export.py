@@ -68,11 +68,11 @@ def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
 
     if not texts:
         return None
-    told: dict[str, Any] = {"norm": "group" if weights == "none" else "frozen"}
+    settings: dict[str, Any] = {"norm": "group" if weights == "none" else "frozen"}
     if registry.get(method).npr:
-        told["prototypes_sigma"] = str(PrivateSettings().prototypes_sigma)
-    told |= parse_assignments(texts, where="--dp")
-    return PrivateSettings.of({PREFIX + name: value for name, value in told.items()}, where="--dp")
+        settings["prototypes_sigma"] = str(PrivateSettings().prototypes_sigma)
+    settings |= parse_assignments(texts, where="--dp")
+    return PrivateSettings.of({PREFIX + name: value for name, value in settings.items()}, where="--dp")
 
 
 def _config(method: str, texts: tuple[str, ...]) -> Any:

@@ -1,8 +1,8 @@
 """Cells on a Ray cluster: an existing one by address, or one of this machine that ends with the run.
 
-A cell whose worker or node dies is started again elsewhere by Ray. Where nodes see the results directory, as on one
-machine or with a common disk, it goes on from its last checkpoint; elsewhere it begins anew and its files come back as
-bytes.
+A cell whose worker or node fails is started again elsewhere by Ray. Where nodes see the results directory, as on one
+machine or with a common disk, it continues from its last checkpoint; elsewhere it starts again and its files are
+returned as bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from npr.lab.engines import Outcome, Reporter
 from npr.lab.plan import Cell, Settings
 from npr.lab.store import Json, ResultStore, read_json, write_atomically
 
-# How often a cell is started again when the process or node under it dies. An error of the cell itself is final.
+# How often a cell is started again when its process or node fails. An error of the cell itself is final.
 RETRIES = 3
 _MARK = ".run"
 _POLL_SECONDS = 0.5
@@ -56,7 +56,7 @@ def run_ray(
     """`workers` cells at a time on a cluster of our own; an existing one has its own idea of how many fit."""
     if not cells:
         return
-    # Ray tells of lost workers on stdout, which is the table's and the JSON object's.
+    # Ray reports lost workers on stdout, which is the table's and the JSON object's.
     with redirect_stdout(sys.stderr):
         ray = _connect(address, processors=workers * threads)
         try:
@@ -119,7 +119,7 @@ def _connect(address: str | None, *, processors: int) -> Any:
 
 
 def _knock(address: str) -> None:
-    """Ray itself would go on trying for minutes.
+    """Ray itself would keep trying for minutes.
 
     :raises ConnectionError: if nobody answers.
     """

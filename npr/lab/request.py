@@ -134,13 +134,13 @@ class PrivateOptions(Frozen):
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> PrivateOptions:
         """From the options of a cell; those without the prefix are not for us."""
-        told = {key.removeprefix(PREFIX): value for key, value in values.items() if key.startswith(PREFIX)}
+        given = {key.removeprefix(PREFIX): value for key, value in values.items() if key.startswith(PREFIX)}
         try:
-            options = cls.model_validate(told)
+            options = cls.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             raise ConfigError(f"{PREFIX}{first['loc'][0]}: {first['msg'].lower()}", where="--dp") from error
-        if told and "epsilon" not in told:
+        if given and "epsilon" not in given:
             raise ConfigError("differential privacy with no epsilon", where="--dp", hint="--dp epsilon=8")
         return options
 

@@ -40,7 +40,7 @@ def require_enough_sites(sites: int) -> None:
 
 
 class SecureAggregator:
-    """Sums for one federation. A run that goes on after a kill starts the protocol anew from the model it stands at.
+    """Sums for one federation. A run that continues after a kill starts the protocol again from its newest model.
 
     :param layout: of a manifest, for the very numbers that a federation over the wire computes; else one is derived.
     """
@@ -95,7 +95,7 @@ class SecureAggregator:
         return manifest.flatten(self._scratch).astype(np.float64) * weight, weight
 
     def sum_extra(self, name: str, vectors: Sequence[Vector]) -> Sum:
-        """The sum of vectors beside the model, by a burst of their own: no layout of a model has a place for them."""
+        """The sum of vectors beside the model, by a separate aggregation: no layout of a model has a place for them."""
         layout = extra_layout(name, len(vectors[0]), roster_size=len(vectors))
         start = canonical(np.zeros(layout.state_words))
         names = [site.name for site in self._federation.sites]

@@ -1,4 +1,4 @@
-"""What a run leaves behind: results.json, and per cell a working directory from which a killed run goes on.
+"""What a run leaves behind: results.json, and for each cell a working folder from which a killed run continues.
 
     OUT/results.json              settings, finished cells, what failed, what has not run; replaced atomically
     OUT/cells/<cell>/             a finished cell's result.json and predictions-*.npz, an unfinished one's checkpoint

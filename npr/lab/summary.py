@@ -23,7 +23,7 @@ KINDS = ("global", "local", "personal")
 
 
 def predictions_loader(out: Path) -> Loader:
-    """Predictions from the working directories below `out`, or None where they are not at hand."""
+    """Predictions from the working directories below `out`, or None if there are none."""
 
     def load(cell: Json, kind: str) -> list[Predictions] | None:
         path = out / "cells" / cell["slug"] / f"predictions-{kind}.npz"
@@ -102,7 +102,7 @@ def _difference(mine: Sequence[Json], kind: str, cells: Sequence[Json], load: Lo
 
 
 def _with_intervals(row: Json, before: Json | None) -> Json:
-    """The row, with the intervals that were drawn when the predictions of the same cells were at hand."""
+    """The row, with the intervals that were drawn when the predictions of the same cells were available."""
     cells = ("seeds", "folds", "cells")
     if before is None or any(row[name] != before[name] for name in cells):
         return row

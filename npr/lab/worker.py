@@ -1,7 +1,7 @@
 """One cell in its own process: `python -m npr.lab.worker`, started by `npr-lab run --workers N`.
 
-The job comes as one JSON line on stdin; rounds and the end are told as JSON lines on stdout. Stdin stays open for as
-long as the parent lives: when it closes, the worker stops, so that a killed run leaves no process behind.
+The job comes as one JSON line on stdin; rounds and the end are reported as JSON lines on stdout. Stdin stays open for
+as long as the parent lives: when it closes, the worker stops, so that a killed run leaves no process behind.
 """
 
 from __future__ import annotations

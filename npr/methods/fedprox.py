@@ -15,7 +15,7 @@ from npr.methods.site import Site
 
 
 class ProxOptions(BaseModel):
-    """`mu` is the strength of the leash; the authors name no universal value."""
+    """`mu` is the strength of the penalty; the authors name no universal value."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     mu: float = Field(default=0.01, ge=0.0)

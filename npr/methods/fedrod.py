@@ -1,4 +1,4 @@
-"""FedRoD (Chen and Chao 2022): a generic head learnt with balanced loss and shared, a personal one added on top."""
+"""FedRoD (Chen and Chao 2022): a generic head trained with balanced loss and shared, a personal one added on top."""
 
 from __future__ import annotations
 

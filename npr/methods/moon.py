@@ -87,5 +87,5 @@ class Moon(Method):
 
 
 def _frozen(model: SplitModel) -> SplitModel:
-    """A copy in eval mode: its running statistics stand still, and no gradient is asked of it."""
+    """A copy in eval mode: its running statistics do not change, and no gradient is asked of it."""
     return copy.deepcopy(model).eval().requires_grad_(False)

@@ -54,7 +54,7 @@ class RegisteredMethod:
 def register(
     name: str, summary: str, *, npr: bool = False, predict: Prediction = "head", aliases: tuple[str, ...] = ()
 ) -> Callable[[M], M]:
-    """Class decorator. Applied twice with other names, one class stands behind both."""
+    """Class decorator. Applied twice with other names, one class has both."""
 
     def add(method: M) -> M:
         for title, original in ((name, None), *((alias, name) for alias in aliases)):

@@ -70,7 +70,7 @@ class Site:
         return Batches(samples, batch_size=READING_BATCH, mean=self._mean, std=self._std, group=self.group)
 
     def epoch(self, round_number: int, *part: str | int, sampler: Sampler | None = None) -> Batches:
-        """One shuffled, augmented pass over the training images; `part` tells several passes of a round apart."""
+        """One shuffled, augmented pass over the training images; `part` distinguishes several passes of a round."""
         return Batches(
             self.train,
             batch_size=self.config.batch_size,

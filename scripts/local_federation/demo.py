@@ -178,10 +178,10 @@ class Story:
     def _over(self) -> bool:
         """All rounds published, the last sum checked, and every site has looked at its last model."""
         with suppress(ConfigError):
-            told = overview(self.grounds.coordinator / "coordinator.toml")
-            last = max((row["number"] for row in told["rounds"] if row["outcome"] == "published"), default=0)
+            found = overview(self.grounds.coordinator / "coordinator.toml")
+            last = max((row["number"] for row in found["rounds"] if row["outcome"] == "published"), default=0)
             checked = self.coordinator.says(f"the sum of round {last} is checked")
-            return told["completed"] >= self.rounds and checked and all(map(self._looked(last), self.sites))
+            return found["completed"] >= self.rounds and checked and all(map(self._looked(last), self.sites))
         return False
 
     def _looked(self, last: int) -> Any:
@@ -207,8 +207,8 @@ def run(wishes: Wishes, tell: Told) -> dict[str, Any]:
     tell(f"{wishes.rounds} rounds are done; now each hospital alone, with the same number of steps")
     alone = demo_report.train_alone(grounds, wishes.rounds)
     tell("checking the sums, the logs and the figures")
-    told = demo_report.summary(grounds, story.survived, alone)
-    return told | {"seconds": round(tell.seconds, 1)}
+    summary = demo_report.summary(grounds, story.survived, alone)
+    return summary | {"seconds": round(tell.seconds, 1)}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -225,12 +225,12 @@ def main(out: Path | None, as_json: bool, **given: Any) -> None:
     if (target / "consortium").exists():
         raise ConfigError("there is already a federation", where=str(target), hint="choose another --out")
     try:
-        told = run(Wishes(out=target, **given), tell)
+        summary = run(Wishes(out=target, **given), tell)
     except GaveUp as error:
         raise ToolkitError(str(error), where=str(target / "output")) from error
-    (target / "summary.json").write_text(json.dumps(told, indent=2) + "\n")
-    emit(told) if as_json else demo_report.show(told, target)
-    if not (told["exact_sums"] and told["kills_survived"] == 3):
+    (target / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
+    emit(summary) if as_json else demo_report.show(summary, target)
+    if not (summary["exact_sums"] and summary["kills_survived"] == 3):
         sys.exit(1)
 
 

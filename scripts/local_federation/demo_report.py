@@ -104,34 +104,34 @@ def report(grounds: Grounds) -> str | None:
     return str(target.resolve()) if target.exists() else None
 
 
-def show(told: dict[str, Any], folder: Path) -> None:
+def show(summary: dict[str, Any], folder: Path) -> None:
     """For people: a table, the paths of all files, and the next commands to try."""
     table = Table(title="balanced accuracy and AUC on each hospital's own test images")
     for title in ("hospital", "images", "together", "alone", "AUC together", "AUC alone", "sent"):
         table.add_column(title, justify="left" if title == "hospital" else "right", no_wrap=title == "hospital")
-    for site in told["sites"]:
+    for site in summary["sites"]:
         fed, own = site["federated"], site["local_only"]
         figures = (fed["bacc"], own["bacc"], fed["bauc"], own["bauc"])
         sent = sum(site["bytes_out"].values()) / 1e6
         table.add_row(site["id"], str(site["images"]), *(f"{value:.3f}" for value in figures), f"{sent:.1f} MB")
     means = [
-        sum(site[kind][key] for site in told["sites"]) / len(told["sites"])
+        sum(site[kind][key] for site in summary["sites"]) / len(summary["sites"])
         for key in ("bacc", "bauc") for kind in ("federated", "local_only")
     ]  # fmt: skip
     table.add_section()
     table.add_row("mean", "", *(f"{value:.3f}" for value in means), "")
     Console(highlight=False).print(table)
-    verdict = "equal to the integer" if told["exact_sums"] else "NOT EQUAL"
-    lost, deaths, checked = told["rounds_aborted"], told["kills_survived"], told["sums_checked_by_sites"]
-    click.echo(f"{told['rounds_completed']} rounds, {lost} lost, {deaths} processes killed (SIGKILL)")
+    verdict = "equal to the integer" if summary["exact_sums"] else "NOT EQUAL"
+    lost, deaths, checked = summary["rounds_aborted"], summary["kills_survived"], summary["sums_checked_by_sites"]
+    click.echo(f"{summary['rounds_completed']} rounds, {lost} lost, {deaths} processes killed (SIGKILL)")
     click.echo(f"published sums compared with the updates of the hospitals: {verdict}; {checked} checked by them")
     click.echo(f"\neverything is in   {folder}")
     click.echo(f"summary            {folder / 'summary.json'}")
-    click.echo(f"privacy logs       {told['logs'][0]} and sites/*/state/log")
-    if told["report"]:
-        click.echo(f"auditor's report   {told['report']}")
+    click.echo(f"privacy logs       {summary['logs'][0]} and sites/*/state/log")
+    if summary["report"]:
+        click.echo(f"auditor's report   {summary['report']}")
     click.echo("\nnext steps")
-    click.echo(f"  privacy-audit verify {told['logs'][0]} --root-key {folder / 'consortium' / 'root.pem'}")
+    click.echo(f"  privacy-audit verify {summary['logs'][0]} --root-key {folder / 'consortium' / 'root.pem'}")
     click.echo(f"  consortium show {folder / 'consortium' / 'manifest.json'} --dir {folder / 'consortium'}")
     click.echo(f"  coordinator status --config {folder / 'coordinator' / 'coordinator.toml'}")
     click.echo(f"delete {folder / DUMPS}: it contains updates without masks, which a real hospital never stores")

@@ -86,7 +86,7 @@ class Grounds:
 
     def prepare(self) -> None:
         """Root key, members, manifest, configurations."""
-        told = json.loads(
+        printed = json.loads(
             command(consortium_command, "init", self.federation, "--dir", self.consortium, "--no-passphrase", "--json")
         )
         self.make_coordinator()
@@ -97,7 +97,7 @@ class Grounds:
             self.enroll(self.site(name))
         self.publish()
         for name, home in self.homes().items():
-            self.join(name, home, told["root_fingerprint"])
+            self.join(name, home, printed["root_fingerprint"])
 
     def homes(self) -> dict[str, Path]:
         return {"coordinator": self.coordinator} | {name: self.site(name) for name in self.sources}
