@@ -284,7 +284,7 @@ def _open_file(path: Path) -> None:
 def _name_server() -> str:
     """The first of this machine; without its zone, which a socket does not take."""
     try:
-        with open(_RESOLVER_FILE, encoding="ascii", errors="replace") as file:
+        with open(_RESOLVER_FILE, encoding="utf-8", errors="replace") as file:
             named = [line.split()[1] for line in file if line.split()[:1] == ["nameserver"] and len(line.split()) > 1]
     except OSError:
         named = []

@@ -150,7 +150,7 @@ def enter_network_namespace() -> None:
         _call(numbers.unshare, CLONE_NEWUSER | CLONE_NEWNET)
         # Before a group may be mapped without privilege, the right to leave groups has to go (user_namespaces(7)).
         for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            Path("/proc/self", name).write_text(text, encoding="ascii")
+            Path("/proc/self", name).write_bytes(text.encode())
         kept = 0
     # A new namespace comes with all powers over it. With them the process could undo some of this.
     _keep_capabilities(numbers, kept)
@@ -173,8 +173,8 @@ def _keep_capabilities(numbers: SystemCalls, kept: int) -> None:
 
 
 def _effective() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
-        if line.startswith("CapEff:"):
+    for line in Path("/proc/self/status").read_bytes().splitlines():
+        if line.startswith(b"CapEff:"):
             return int(line.split()[1], 16)
     return 0
 
