@@ -16,6 +16,7 @@ import stat
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
@@ -93,16 +94,19 @@ def system_calls() -> SystemCalls:
     return _BY_MACHINE[machine]
 
 
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _call(number: int, *arguments: object) -> int:
-    libc = ctypes.CDLL(None, use_errno=True)
     # Without a width, ctypes passes numbers as 32 bits and leaves the upper half of the register as it was.
     wide = [ctypes.c_long(value) if isinstance(value, int) else value for value in arguments]
-    return _checked(int(libc.syscall(ctypes.c_long(number), *wide)))
+    return _checked(int(_libc().syscall(ctypes.c_long(number), *wide)))
 
 
 def _prctl(option: int, value: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    _checked(int(libc.prctl(option, *(ctypes.c_ulong(word) for word in (value, 0, 0, 0)))))
+    _checked(int(_libc().prctl(option, *(ctypes.c_ulong(word) for word in (value, 0, 0, 0)))))
 
 
 def _checked(result: int) -> int:
