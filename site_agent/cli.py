@@ -19,6 +19,7 @@ from site_agent.model_commands import evaluate, export, help_agent, predict, wor
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
 from site_agent.setup_commands import check, init, ledger, log_commands, renew
+from site_agent.trainer.process import own_process
 from site_agent.trainer.ranks import RankPlace
 
 
@@ -126,7 +127,9 @@ for command in (init, renew, check, ledger, evaluate, predict, export, worker, *
 
 
 def main() -> None:
-    run_command(cli, "site-agent")
+    """The console script: a process of its own, in which commands that see images isolate themselves."""
+    with own_process():
+        run_command(cli, "site-agent")
 
 
 if __name__ == "__main__":

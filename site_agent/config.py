@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -64,6 +64,7 @@ class SiteTable(ConfigTable):
     threads: Positive | None = None
     ready_slot: Seconds | None = None
     worker_wait: Seconds = 120
+    isolation: Literal["required", "best"] = "best"
 
 
 class CoordinatorTable(ConfigTable):

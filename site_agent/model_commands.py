@@ -1,4 +1,7 @@
-"""`site-agent evaluate`, `predict` and `export`, none of which opens a connection; and `site-agent worker`."""
+"""`site-agent evaluate`, `predict` and `export`, none of which opens a connection; and `site-agent worker`.
+
+The first three continue in an isolated process before they load what reads images (`trainer/process.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from lazaret.errors import ConfigError
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
+from site_agent.trainer.process import Workplace, isolate
 from site_agent.trainer.ranks import RankPlace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -34,14 +38,17 @@ def model_option(default: str) -> Callable[[Command], Command]:
 @json_option
 def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
     """Evaluate this site's model on its own held-out images. Nothing is sent."""
+    config = SiteConfig.read(config_path)
+    place = isolate(config)
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
-    figures = evaluate_site(SiteConfig.read(config_path), model=model)
+    figures = evaluate_site(config, model=model)
     if as_json:
-        emit(figures)
+        emit(figures | {"isolation": place.isolation.to_json()})
     else:
         click.echo(as_text(figures))
+        _tell(place)
 
 
 @click.command()
@@ -58,21 +65,24 @@ def predict(
 
     A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
     """
+    config = SiteConfig.read(config_path)
+    place = isolate(config, source=source, target=output)
     from site_agent.trainer.predict import check_target
     from site_agent.trainer.predict import predict as run
     from site_agent.trainer.predictor import Predictor
 
     show_progress()
     check_target(output)
-    predictor = Predictor.open(SiteConfig.read(config_path), model)
+    predictor = Predictor.open(config, model)
     with progress("predicting") as tell:
-        summary = run(predictor, source, output, tell=tell, batch=batch)
+        summary = run(predictor, source, place.target or output, tell=tell, batch=batch)
     for name, problem in summary.problems:
         say(f"{name}: {problem}")
     temperature = predictor.companion.temperature
     if as_json:
         about = {"output": str(output), "model_sha256": predictor.trained.digest, "round": predictor.trained.round}
-        emit(summary.to_json() | about | {"temperature": temperature, "calibrated": temperature is not None})
+        told = summary.to_json() | about | {"temperature": temperature, "calibrated": temperature is not None}
+        emit(told | {"isolation": place.isolation.to_json()})
     else:
         good = summary.files - len(summary.problems)
         say(f"{good} of {summary.files} files predicted into {output}, {len(summary.problems)} with a problem")
@@ -80,6 +90,7 @@ def predict(
             say(f"{summary.ignored} other files were skipped")
         if temperature is None:
             say("probabilities are not calibrated: there are too few validation images to fit a temperature")
+        _tell(place)
     if summary.problems:
         sys.exit(1)
 
@@ -100,16 +111,17 @@ def export(
     as_json: bool,
 ) -> None:
     """Write this site's model, its description and its model card into FOLDER, which must not exist yet."""
+    settings = SiteConfig.read(config_path)
+    place = isolate(settings, target=folder)
     from site_agent.trainer.export import check_target, open_for_export
     from site_agent.trainer.export import export as run
 
     show_progress()
     check_target(folder, onnx=onnx)
-    settings = SiteConfig.read(config_path)
     predictor = open_for_export(settings, model, with_prototypes=with_prototypes)
-    written = run(predictor, folder, onnx=onnx)
+    written = run(predictor, place.target or folder, onnx=onnx) | {"folder": str(folder)}
     if as_json:
-        emit(written)
+        emit(written | {"isolation": place.isolation.to_json()})
         return
     for name, digest in written["files"].items():
         click.echo(f"{digest}  {folder / name}")
@@ -121,6 +133,13 @@ def export(
     if written["log_findings"]:
         say(f"the privacy log has {len(written['log_findings'])} findings, which the card lists")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
+    _tell(place)
+
+
+def _tell(place: Workplace) -> None:
+    """One line on what could reach what. Where something could, a warning has said it already."""
+    if place.isolation.complete:
+        say(place.isolation.sentence)
 
 
 # `worker`: one of several processes or machines that train together. It has no keys, and sends nothing to the

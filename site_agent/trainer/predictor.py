@@ -29,7 +29,7 @@ from npr.metrics import LEAST_IMAGES, Scores, fit_temperature
 from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
 from npr.wire_layout import Recipe, build_initial, spec_of
-from security.clock import Clock, ManualClock, SystemClock
+from security.clock import Clock
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
@@ -42,6 +42,7 @@ from site_agent.config import SiteConfig
 from site_agent.state_dir import Vault
 from site_agent.state_writer import read_records
 from site_agent.trainer.data import fingerprint, open_data
+from site_agent.trainer.process import clock_of
 from site_agent.trainer.training import Trainer, recipe_of
 
 Which = Literal["best", "newest"]
@@ -67,7 +68,7 @@ class ModelPlace:
     @classmethod
     def open(cls, config: SiteConfig) -> ModelPlace:
         identity = Identity(folder=config.identity)
-        clock = _clock(identity)
+        clock = clock_of(identity)
         site, manifest = read_membership(identity, clock)
         initial, start = pinned_model(config.initial_model, manifest)
         vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
@@ -119,12 +120,6 @@ class ModelPlace:
             self.manifest, self.initial, data, self.vault, data_key=key, threads=self.config.site.threads
         )
         return trainer, dataset.class_names, fingerprint(dataset, data, key)
-
-
-def _clock(identity: Identity) -> Clock:
-    """Today, or the last day of this site's certificate: its model stays the hospital's own when membership ends."""
-    last = int(identity.tls_certificate().not_valid_after_utc.timestamp() * 1000)
-    return ManualClock(wall=min(SystemClock().now_ms(), last))
 
 
 @dataclass(frozen=True, kw_only=True)

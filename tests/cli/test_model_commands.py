@@ -25,12 +25,13 @@ from safetensors import safe_open
 from coordinator.cli import main as coordinator
 from coordinator.config import TEMPLATE
 from coordinator.storage import Storage
+from lazaret.terminal import run_command
 from npr.data.sources import open_catalogue
 from security.clock import SystemClock
 from security.identity.manifest import Privacy
 from security.log.events import DpCommitted
 from security.secagg.state import state_hash, unflatten
-from site_agent.cli import main
+from site_agent.cli import cli
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.model_card import model_card, read_history
@@ -46,8 +47,13 @@ class Done:
     stderr: str
 
 
-def run(*words: str | Path, entry: Callable[[], object] = main) -> Done:
-    """The console script's entry in this process: loading torch anew for each case would take most of the time."""
+def site_agent() -> None:
+    """As a program calls it that does other things too: no process is started and this one is not isolated."""
+    run_command(cli, "site-agent")
+
+
+def run(*words: str | Path, entry: Callable[[], object] = site_agent) -> Done:
+    """The command in this process: loading torch anew for each case would take most of the time."""
     out, err = io.StringIO(), io.StringIO()
     before = sys.argv
     sys.argv = ["site-agent", *map(str, words)]

@@ -1,0 +1,315 @@
+"""Isolation of the process that sees images: no network, no private keys of the federation.
+
+`enter` puts up the walls that the kernel has (`kernel.py`), the strongest first, and tries from inside what they stop.
+What `Isolation` says is what these attempts showed, not what was asked for: a wall that was asked for and does not hold
+is not in force.
+
+network namespace   there is no interface and so no route; a socket can be made and reaches nothing
+seccomp             the kernel refuses to make a socket of any family
+Landlock            files that are not listed cannot be opened; TCP is refused; nothing is said about UDP
+
+Two independent walls stop a connection, so that a fault in one of them opens nothing. All hold for children. What none
+of them stops: a file that is written where this process may write, and read there by a program that has a network.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import stat
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from lazaret.errors import ConfigError
+from site_agent.trainer import kernel
+
+IsolationMode = Literal["required", "best"]
+NAMESPACE, SECCOMP, LANDLOCK = "network namespace", "seccomp", "Landlock"
+MECHANISMS: Final = (NAMESPACE, SECCOMP, LANDLOCK)
+WHERE: Final = "site.toml [site] isolation"
+HINT: Final = (
+    "use Linux 5.13 or newer with user namespaces or seccomp permitted to this user and in its container; "
+    'or set isolation = "best", which continues with what there is'
+)
+# What an interpreter, its libraries and a tensor library open while they load and compute.
+SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/proc", "/sys")
+DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/shm")
+
+DISCARD: Final = ("127.0.0.1", 9)
+_RESOLVER_FILE: Final = "/etc/resolv.conf"
+# Set aside for documentation (RFC 5737), so nobody is there: tried where the machine names no name server.
+_NOBODY: Final = "192.0.2.1"
+_PATIENCE: Final = 0.5
+_OPENED: Final = "opened"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Isolation:
+    """Which walls hold, as tried from inside.
+
+    :ivar attempts: what was tried and what came of it: `opened`, or the system's reason why not.
+    :ivar missing: the walls that are not in force, with the reason.
+    """
+
+    network_namespace: bool = False
+    seccomp: bool = False
+    landlock: bool = False
+    attempts: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def in_force(self) -> tuple[str, ...]:
+        held = (self.network_namespace, self.seccomp, self.landlock)
+        return tuple(name for name, holds in zip(MECHANISMS, held, strict=True) if holds)
+
+    @property
+    def connected(self) -> tuple[str, ...]:
+        """The attempts to reach somebody that were not refused. Where nothing was tried, nothing is known."""
+        tried = [name for name in _CONNECTIONS if name in self.attempts]
+        return tuple(name for name in tried if self.attempts[name] == _OPENED) if tried else _CONNECTIONS
+
+    @property
+    def keys_read(self) -> bool:
+        return self.attempts.get(_KEYS) == _OPENED
+
+    @property
+    def complete(self) -> bool:
+        """Neither a connection nor a denied file could be opened."""
+        return not self.connected and not self.keys_read
+
+    @property
+    def sentence(self) -> str:
+        if not self.attempts:
+            return f"the process that saw images was not isolated: {self.lacking}"
+        lacking = f" (not in force: {self.lacking})" if self.missing else ""
+        if self.connected:
+            return f"the process that saw images was able to open a connection: {', '.join(self.connected)}{lacking}"
+        told = f"the process that saw images could not open a connection: enforced by {', '.join(self.in_force)}"
+        return told + ("; it was able to read the private keys" if self.keys_read else "") + lacking
+
+    @property
+    def lacking(self) -> str:
+        """The reasons, each with the walls that it holds for."""
+        by_reason: dict[str, list[str]] = {}
+        for name, why in self.missing.items():
+            by_reason.setdefault(why, []).append(name)
+        return "; ".join(f"no {' and no '.join(names)}: {why}" for why, names in by_reason.items())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "network_namespace": self.network_namespace,
+            "seccomp": self.seccomp,
+            "landlock": self.landlock,
+            "connection_possible": bool(self.connected),
+            "keys_readable": self.keys_read,
+            "attempts": dict(self.attempts),
+            "missing": dict(self.missing),
+            "sentence": self.sentence,
+        }
+
+
+def enter(
+    mode: IsolationMode,
+    *,
+    read: Sequence[Path] = (),
+    write: Sequence[Path] = (),
+    deny: Sequence[Path] = (),
+    mechanisms: Sequence[str] = MECHANISMS,
+) -> Isolation:
+    """Isolate this process and all it starts, for good. It must have one thread and have opened no image.
+
+    :param read: files and folders to read, besides those of the system and of this program. One inside of a denied
+        folder is an exception that is meant.
+    :param write: existing folders to write to.
+    :param deny: folders that stay closed, also where they lie inside of what may be read.
+    :param mechanisms: the walls to put up; all of them but in tests.
+    :raises ConfigError: if isolation is required and a connection is still possible.
+    """
+    close_sockets()
+    denied = _denied_files(read, deny)  # listed now: afterwards the folders are closed
+    missing: dict[str, str] = {}
+    walls: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
+        NAMESPACE: (kernel.enter_network_namespace, _no_route),
+        LANDLOCK: (lambda: kernel.enter_landlock(_rules(read, write, deny)), _root_is_closed),
+        # Last, because with it the first could not be tried: there is no socket to try it with.
+        SECCOMP: (kernel.enter_seccomp, _no_sockets),
+    }
+    for name, (put_up, holds) in walls.items():
+        if name not in mechanisms:
+            missing[name] = "not asked for"
+            continue
+        try:
+            put_up()
+        except OSError as error:
+            missing[name] = (error.strerror or str(error)).lower()
+            continue
+        if not holds():
+            missing[name] = "put up, but what it should refuse was not refused"
+    found = Isolation(
+        network_namespace=NAMESPACE not in missing,
+        seccomp=SECCOMP not in missing,
+        landlock=LANDLOCK not in missing,
+        attempts=probe(denied=denied),
+        missing={name: missing[name] for name in MECHANISMS if name in missing},
+    )
+    require(mode, found)
+    return found
+
+
+def require(mode: IsolationMode, found: Isolation) -> None:
+    """:raises ConfigError: if isolation is required and a connection is still possible."""
+    if mode == "required" and found.connected:
+        told = f"isolation is required, and the process that is to see images can open a connection: {found.lacking}"
+        raise ConfigError(told, where=WHERE, hint=HINT)
+
+
+def close_sockets() -> None:
+    """A socket that this process was started with would stay connected whatever is put up later.
+
+    Standard streams stay: whoever started the command has connected them to itself.
+    """
+    for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
+        number = int(name)
+        try:
+            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.close(number)
+        except OSError:
+            continue  # the descriptor of the listing itself
+
+
+# ----------------------------------------
+# Files.
+
+
+def _rules(read: Sequence[Path], write: Sequence[Path], deny: Sequence[Path]) -> Iterator[tuple[Path, int]]:
+    ours = [Path(__file__).resolve().parents[2] / name for name in ("lazaret", "npr", "protos", "security")]
+    ours.append(Path(__file__).resolve().parents[1])
+    python = [Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if entry]
+    shared = [Path(name) for name in SYSTEM]
+    meant = [path for path in read if _inside(path, deny)]
+    yield from kernel.without([*shared, *ours, *python, *read], deny, kernel.READ)
+    yield from kernel.without([*map(Path, DEVICES), *write], deny, kernel.WRITE)
+    yield from ((path.resolve(), kernel.READ) for path in meant)
+
+
+def _inside(path: Path, folders: Sequence[Path]) -> bool:
+    return any(folder.resolve() in path.resolve().parents for folder in folders)
+
+
+def _denied_files(read: Sequence[Path], deny: Sequence[Path]) -> list[Path]:
+    """All files that are to be closed: those in denied folders that are no exception."""
+    meant = {path.resolve() for path in read}
+    found = [path.resolve() for folder in deny for path in (sorted(folder.rglob("*")) if folder.is_dir() else [folder])]
+    return [path for path in found if path.is_file() and path not in meant]
+
+
+# ----------------------------------------
+# Attempts.
+
+_TCP, _UDP, _NAMES = "TCP connection", "UDP datagram", "name server"
+_INTERNET, _LOCAL, _KEYS = "internet socket", "local socket", "private keys"
+# Reaching somebody. That a socket can be made is told too, but in an empty namespace it leads nowhere.
+_CONNECTIONS: Final = (_TCP, _UDP, _NAMES)
+
+
+def probe(address: tuple[str, int] = DISCARD, *, denied: Sequence[Path] = ()) -> dict[str, str]:
+    """Try to get out, and say for each attempt what happened.
+
+    Nothing of it is more than one packet to this machine itself: to the name server a route is asked for, no question
+    is sent.
+
+    :param address: of a listener, numeric; that nobody listens there counts as reached, because the answer came.
+    :param denied: files that should not open; one that does is enough.
+    """
+    attempts: dict[str, Callable[[], None]] = {
+        _TCP: lambda: _connect(address),
+        _UDP: lambda: _send(address),
+        _NAMES: lambda: _route((_name_server(), 53)),
+        _INTERNET: lambda: _open_socket(socket.AF_INET),
+        _LOCAL: lambda: _open_socket(socket.AF_UNIX),
+    }
+    told = {name: _tried(attempt) for name, attempt in attempts.items()}
+    if denied:
+        came = [_tried(partial(_open_file, path)) for path in denied]
+        told[_KEYS] = _OPENED if _OPENED in came else came[0]
+    return told
+
+
+def _tried(attempt: Callable[[], None]) -> str:
+    try:
+        attempt()
+    except ConnectionRefusedError:
+        return _OPENED
+    except OSError as error:
+        # Silence is no refusal: the packet may be on its way.
+        silent = isinstance(error, TimeoutError) or error.errno is None
+        return _OPENED if silent else os.strerror(error.errno or 0).lower()
+    return _OPENED
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _connect(address: tuple[str, int]) -> None:
+    with socket.socket(_family(address[0]), socket.SOCK_STREAM) as tried:
+        tried.settimeout(_PATIENCE)
+        tried.connect(address)
+
+
+def _send(address: tuple[str, int]) -> None:
+    with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as tried:
+        tried.sendto(b"", address)
+
+
+def _route(address: tuple[str, int]) -> None:
+    """Connecting a datagram socket sends nothing; it fails where no interface leads there."""
+    with socket.socket(_family(address[0]), socket.SOCK_DGRAM) as tried:
+        tried.connect(address)
+
+
+def _open_socket(family: socket.AddressFamily) -> None:
+    socket.socket(family, socket.SOCK_STREAM).close()
+
+
+def _open_file(path: Path) -> None:
+    os.close(os.open(path, os.O_RDONLY))
+
+
+def _name_server() -> str:
+    """The first of this machine; without its zone, which a socket does not take."""
+    try:
+        with open(_RESOLVER_FILE, encoding="utf-8", errors="replace") as file:
+            named = [line.split()[1] for line in file if line.split()[:1] == ["nameserver"] and len(line.split()) > 1]
+    except OSError:
+        named = []
+    return named[0].partition("%")[0] if named else _NOBODY
+
+
+def _refused(attempt: Callable[[], None], *numbers: int) -> bool:
+    try:
+        attempt()
+    except OSError as error:
+        return error.errno in numbers
+    return False
+
+
+def _no_route() -> bool:
+    """Neither to this machine's own address, which every other namespace has, nor to another."""
+    attempts = (partial(_send, DISCARD), partial(_route, (_NOBODY, 53)))
+    return all(_refused(attempt, errno.ENETUNREACH) for attempt in attempts)
+
+
+def _root_is_closed() -> bool:
+    """Everybody may list the root folder, and no rule gives it."""
+    return _refused(lambda: os.close(os.open("/", os.O_RDONLY | os.O_DIRECTORY)), errno.EACCES)
+
+
+def _no_sockets() -> bool:
+    families = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX)
+    return all(_refused(partial(_open_socket, family), errno.EPERM) for family in families)

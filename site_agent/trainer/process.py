@@ -1,0 +1,266 @@
+"""The process that sees images: a child without network and private keys, and a parent that waits for it.
+
+The commands `predict`, `evaluate` and `export` begin in a process that has read `site.toml` and nothing else. It lists
+what the work needs, starts a child and waits. The child is isolated (`isolation.py`), then loads torch, opens keys of
+this site's own disk, model and images. A child of its own, because the kernel isolates threads one by one and libraries
+start threads when they are loaded; a child begins with one. What it writes for the user lands in a folder made for it
+alone, and the parent moves it to its place: so the child needs no right to the folder where the user wants it, which
+is often the one with the keys.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NoReturn
+
+from lazaret.errors import ConfigError, ToolkitError
+from lazaret.terminal import say
+from security.clock import Clock, ManualClock, SystemClock
+from security.identity.enrolment import Identity
+from site_agent.config import SiteConfig
+from site_agent.trainer import isolation, kernel
+from site_agent.trainer.isolation import Isolation
+
+# The only secrets that the work opens. They guard this site's own disk and log; neither proves who the site is.
+STORAGE_KEYS: Final = ("sealing.key", "data.key")
+_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workplace:
+    """Where the work is done: how far it is isolated, and where it writes.
+
+    :ivar target: the file or folder to write; the parent moves it to where the user wants it.
+    """
+
+    isolation: Isolation
+    target: Path | None = None
+
+
+@contextlib.contextmanager
+def own_process() -> Iterator[None]:
+    """Commands in here may start a child and isolate it: nothing runs in this process but one command.
+
+    The console script says so. A program that calls a command as a function does not, and is never isolated by it.
+    """
+    token = _own_process.set(True)
+    try:
+        yield
+    finally:
+        _own_process.reset(token)
+
+
+def isolate(config: SiteConfig, *, source: Path | None = None, target: Path | None = None) -> Workplace:
+    """Go on in a child that is isolated. Only the child returns; this process waits for it and ends as it did.
+
+    :param source: what the user wants read, besides the data of `site.toml`.
+    :param target: the file or folder that the user wants written, if any.
+    :raises ConfigError: if `site.toml` requires isolation and it is not to be had.
+    """
+    if not _own_process.get():
+        missing = dict.fromkeys(isolation.MECHANISMS, "the command was called from inside another program")
+        place = Workplace(isolation=Isolation(missing=missing), target=target)
+        isolation.require(config.site.isolation, place.isolation)
+    else:
+        place = _in_child(config, source, target)
+    if not place.isolation.complete:
+        say(f"warning: {place.isolation.sentence}")
+    return place
+
+
+def clock_of(identity: Identity) -> Clock:
+    """Today, or the last day of this site's certificate: its model stays the hospital's own when membership ends."""
+    last = int(identity.tls_certificate().not_valid_after_utc.timestamp() * 1000)
+    return ManualClock(wall=min(SystemClock().now_ms(), last))
+
+
+# ----------------------------------------
+# What the work reads and writes.
+
+
+def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
+    keys = config.identity / "keys"
+    found = [config.path, config.identity, config.state, config.initial_model, *(keys / name for name in STORAGE_KEYS)]
+    for path in (data_path(config.data.source), source):
+        if path is not None:
+            found += image_folders(path)
+    return [path for path in found if path.exists()]
+
+
+def data_path(source: str) -> Path | None:
+    """Where a data source lies; None for one that has no files."""
+    kind, _, rest = source.partition("?")[0].partition(":")
+    if kind == "ham10000":
+        root = os.environ.get("LAZARET_DATA")
+        return Path(root) / "ham10000_fed" if root else None
+    return Path(rest) if rest and kind != "generated" else None
+
+
+def image_folders(path: Path) -> set[Path]:
+    """Where the files behind a name really lie: tables list files elsewhere, and folders hold links."""
+    waiting = [path, *(_listed_folders(path) if path.suffix.lower() == ".csv" else ())]
+    found: set[Path] = set()
+    while waiting:
+        place = waiting.pop().resolve()
+        if place not in found and place.exists():
+            found.add(place)
+            waiting += _linked_folders(place) if place.is_dir() else ()
+    return found
+
+
+def _listed_folders(table: Path) -> set[Path]:
+    """Of the column `image`. What is wrong with a table is said by those who read it in earnest."""
+    listed: set[str] = set()
+    with contextlib.suppress(OSError, csv.Error):
+        text = table.read_text(encoding="utf-8-sig", errors="replace")
+        for row in csv.DictReader(io.StringIO(text, newline="")):
+            listed.add(os.path.dirname((row.get("image") or "").strip()))
+    return {table.parent / name for name in listed}
+
+
+def _linked_folders(folder: Path) -> Iterator[Path]:
+    """The folders that links in a tree point into. The listing itself tells which entries are links."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_symlink():
+                target = Path(entry.path).resolve()
+                yield target if target.is_dir() else target.parent
+            elif entry.is_dir(follow_symlinks=False):
+                yield from _linked_folders(Path(entry.path))
+
+
+def cache_folder() -> Path:
+    """Where decoded images go that are too many for memory (npr/data/store.py, which is not loaded here yet)."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    chosen = os.environ.get("LAZARET_CACHE")
+    return Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "lazaret"
+
+
+def _writable(config: SiteConfig) -> list[Path]:
+    """Made now where they are missing: the child may write in them, not beside them."""
+    found = [config.state / name for name in ("models", "pending", "memory", "states")]
+    made = [*found, *([cache_folder()] if data_path(config.data.source) is not None else ())]
+    for folder in made:
+        # One that cannot be made is named by the work itself, with what to do about it.
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return [config.state / "models", *made[len(found) :]]
+
+
+def _settle(config: SiteConfig) -> None:
+    """Put a renewed certificate in its place, which the work would do and the child may not: it writes no identity."""
+    identity = Identity(folder=config.identity)
+    with contextlib.suppress(ToolkitError, OSError):
+        identity.settle_tls(now_ms=clock_of(identity).now_ms())
+
+
+# ----------------------------------------
+# The child, and waiting for it.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folders:
+    """Made for the child alone: one for temporary files, one beside the target for what it writes."""
+
+    scratch: Path
+    staging: Path | None
+    target: Path | None
+
+    @classmethod
+    def make(cls, target: Path | None) -> Folders:
+        staging = None
+        if target is not None and not target.exists():
+            wanted = target.absolute()
+            beside = next(folder for folder in wanted.parents if folder.is_dir())
+            staging = Path(tempfile.mkdtemp(prefix=f".{wanted.name}.", suffix=".new", dir=beside))
+        return cls(scratch=Path(tempfile.mkdtemp(prefix="lazaret-")), staging=staging, target=target)
+
+    @property
+    def staged(self) -> Path | None:
+        return self.staging / self.target.name if self.staging and self.target else self.target
+
+    def publish(self) -> None:
+        """Move what the child has finished. It replaces nothing.
+
+        :raises ConfigError: if somebody else has written the target meanwhile.
+        """
+        if self.staging is None or self.staged is None or self.target is None or not self.staged.exists():
+            return
+        try:
+            if self.staged.is_dir():
+                self.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                self.target.mkdir()  # claims the name: a rename onto an empty folder replaces it
+                self.staged.rename(self.target)
+            else:
+                os.link(self.staged, self.target, follow_symlinks=False)
+        except FileExistsError as error:
+            raise ConfigError("refusing to overwrite what exists already", where=str(self.target)) from error
+
+    def remove(self) -> None:
+        for folder in (self.scratch, self.staging):
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_child(config: SiteConfig, source: Path | None, target: Path | None) -> Workplace:
+    _settle(config)
+    read, write, deny = _readable(config, source), _writable(config), [config.identity / "keys"]
+    folders = Folders.make(target)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    parent, child = os.getpid(), os.fork()
+    if child:
+        _wait(child, folders, before)
+    _live_with(parent)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folders.scratch)
+    write += [folder for folder in (folders.scratch, folders.staging) if folder is not None]
+    found = isolation.enter(config.site.isolation, read=read, write=write, deny=deny)
+    return Workplace(isolation=found, target=folders.staged)
+
+
+def _live_with(parent: int) -> None:
+    """Nobody would wait for a child whose parent was killed."""
+    with contextlib.suppress(OSError):
+        kernel.die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _wait(child: int, folders: Folders, before: Iterable[signal.Signals | int]) -> NoReturn:
+    """End as the child did, and leave nothing of it behind but what was asked for."""
+    try:
+        status = _status_of(child)
+        if os.WIFEXITED(status):
+            folders.publish()
+    finally:
+        folders.remove()
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    raise SystemExit(os.waitstatus_to_exitcode(status))
+
+
+def _status_of(child: int) -> int:
+    while True:
+        told = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
+        if told.si_signo == signal.SIGCHLD:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                return status
+        elif told.si_code <= 0:
+            # Sent by a process, to us alone. One that the terminal sends has reached the child already.
+            os.kill(child, told.si_signo)

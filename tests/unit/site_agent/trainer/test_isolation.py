@@ -1,0 +1,313 @@
+"""From inside of a really isolated process nothing gets out; each attempt has a twin without isolation that does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lazaret.errors import ConfigError
+from site_agent.trainer import isolation
+from site_agent.trainer.isolation import LANDLOCK, MECHANISMS, NAMESPACE, SECCOMP, Isolation
+from site_agent.trainer.kernel import landlock_version
+from tests.support.isolated import ROOT, SENT, Listeners, listening, tried
+
+NETWORK = ["tcp", "udp", "name"]
+LOCAL = ["local", "local_by_pair", "abstract"]
+NOT_PERMITTED, UNREACHABLE, DENIED = "operation not permitted", "network is unreachable", "permission denied"
+
+
+@cache
+def reason_against(mechanism: str) -> str | None:
+    """Why this kernel does not have it. That it was put up and does not hold is a fault, and no reason to skip."""
+    found = tried([], {}, [mechanism], child=False)["isolation"]
+    why: str | None = found["missing"].get(mechanism)
+    assert why is None or not why.startswith("put up"), why
+    return why
+
+
+def need(*mechanisms: str) -> list[str]:
+    for name in mechanisms:
+        if (why := reason_against(name)) is not None:
+            pytest.skip(f"this kernel gives no {name} here: {why}")
+    return list(mechanisms)
+
+
+@pytest.fixture
+def listeners(tmp_path: Path) -> Iterator[Listeners]:
+    folder = tmp_path / "listeners"
+    folder.mkdir()
+    with listening(folder) as found:
+        yield found
+
+
+@pytest.fixture
+def keys(tmp_path: Path, listeners: Listeners) -> Path:
+    folder = tmp_path / "site" / "keys"
+    folder.mkdir(parents=True)
+    for name in ("tls.key", "storage.key"):
+        (folder / name).write_bytes(b"secret")
+        (folder / name).chmod(0o600)
+    listeners.to["key"] = str(folder / "tls.key")
+    return folder
+
+
+def run_code(code: str, *words: str, pass_fds: Sequence[int] = ()) -> str:
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, pass_fds=pass_fds, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def both(found: dict[str, Any]) -> list[dict[str, str]]:
+    assert isinstance(found["child"], dict), found["child"]
+    return [found["own"], found["child"]]
+
+
+def test_without_isolation_every_attempt_succeeds(listeners: Listeners, keys: Path) -> None:
+    """The twin of all that follows: the listeners listen, and what refuses below is the isolation."""
+    names = [*NETWORK, *LOCAL, "key", "pair"]
+    for told in both(tried(names, listeners.to, [])):
+        assert told == dict.fromkeys(names, "done")
+    deadline = time.monotonic() + 10
+    while listeners.received.count(SENT) < 10 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # TCP, UDP, and three local ones, by the process and by its child.
+    assert listeners.received.count(SENT) == 10 and len(listeners.received) == 12
+
+
+def test_an_isolated_process_and_its_child_reach_nobody_and_read_no_key(listeners: Listeners, keys: Path) -> None:
+    walls = need(*MECHANISMS)
+    names = [*NETWORK, *LOCAL, "key", "namespace", "queue", "trace", "pair"]
+    found = tried(names, listeners.to, walls, mode="required", read=[keys.parent], deny=[keys])
+    for told in both(found):
+        assert told.pop("key") == DENIED and told.pop("pair") == "done"
+        assert told == dict.fromkeys(told, NOT_PERMITTED)
+    assert listeners.received == []
+    assert found["isolation"]["sentence"] == (
+        "the process that saw images could not open a connection: "
+        "enforced by network namespace, seccomp, Landlock"
+    )
+    assert found["isolation"]["attempts"]["private keys"] == DENIED and not found["isolation"]["keys_readable"]
+
+
+def test_the_namespace_alone_leaves_no_route(listeners: Listeners, keys: Path) -> None:
+    found = tried([*NETWORK, "abstract", "key"], listeners.to, need(NAMESPACE), mode="required", deny=[keys])
+    for told in both(found):
+        assert [told[name] for name in NETWORK] == [UNREACHABLE] * 3
+        # Abstract names belong to a network namespace; files do not.
+        assert told["abstract"] == "connection refused" and told["key"] == "done"
+    assert listeners.received == []
+    assert found["isolation"]["keys_readable"] and "was able to read the private keys" in found["isolation"]["sentence"]
+
+
+# Root becomes nobody, once everything is loaded that nobody may not read; any other user stays. A process that has
+# changed its user may not write its own maps until it is declared fit for inspection again (PR_SET_DUMPABLE).
+NOBODY = """
+import ctypes, encodings.idna, json, os, pathlib, socket, struct, subprocess, sys
+from site_agent.trainer import isolation
+if os.getuid() == 0:
+    os.setgroups([]), os.setgid(65534), os.setuid(65534)
+    assert ctypes.CDLL(None).prctl(4, 1, 0, 0, 0) == 0
+who = os.getuid(), os.getgid()
+
+def made(to):
+    assert (os.getuid(), os.getgid()) == who
+    open(to["made"], "x").close()
+"""
+
+
+def test_the_namespace_needs_no_privilege_and_keeps_the_owner_of_files(listeners: Listeners) -> None:
+    need(NAMESPACE)
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o777)
+        listeners.to["made"] = f"{name}/file"
+        found = tried([*NETWORK, "made"], listeners.to, [NAMESPACE], before=NOBODY, child=False)
+        if NAMESPACE in found["isolation"]["missing"]:
+            pytest.skip(f"no namespace without privilege here: {found['isolation']['missing'][NAMESPACE]}")
+        assert found["own"] == {**dict.fromkeys(NETWORK, UNREACHABLE), "made": "done"}
+        assert os.stat(listeners.to["made"]).st_uid == (os.getuid() or 65534)
+
+
+def test_the_filter_alone_refuses_every_socket(listeners: Listeners, keys: Path) -> None:
+    names = [*NETWORK, *LOCAL, "namespace", "queue", "trace"]
+    found = tried([*names, "pair", "key"], listeners.to, need(SECCOMP), mode="required", deny=[keys])
+    for told in both(found):
+        assert [told[name] for name in names] == [NOT_PERMITTED] * len(names)
+        assert told["pair"] == "done" and told["key"] == "done"
+    assert listeners.received == []
+
+
+def test_landlock_alone_closes_files_and_is_not_taken_for_a_closed_network(listeners: Listeners, keys: Path) -> None:
+    walls = need(LANDLOCK)
+    found = tried(["key", "tcp", "udp"], listeners.to, walls, read=[keys.parent], deny=[keys])
+    for told in both(found):
+        assert told["key"] == DENIED and told["udp"] == "done"
+    assert found["isolation"]["landlock"] and found["isolation"]["connection_possible"]
+    assert "was able to open a connection" in found["isolation"]["sentence"]
+
+
+def test_landlock_refuses_tcp_from_version_four_on(listeners: Listeners) -> None:
+    need(LANDLOCK)
+    if landlock_version() < 4:
+        pytest.skip(f"Landlock is of version {landlock_version()} here, which knows no TCP")
+    for told in both(tried(["tcp"], listeners.to, [LANDLOCK])):
+        assert told == {"tcp": DENIED}
+    assert listeners.received == []
+
+
+def test_landlock_refuses_abstract_sockets_from_version_six_on(listeners: Listeners) -> None:
+    need(LANDLOCK)
+    if landlock_version() < 6:
+        pytest.skip(f"Landlock is of version {landlock_version()} here, which knows no scopes")
+    for told in both(tried(["abstract"], listeners.to, [LANDLOCK])):
+        assert told == {"abstract": NOT_PERMITTED}
+
+
+FILES = """
+def opened(path, mode):
+    with open(path, mode) as file:
+        return file.read() if mode == "rb" else file.write(b"x")
+
+def listed(to): opened(to["listed"], "rb")
+def exception(to): opened(to["exception"], "rb")
+def elsewhere(to): opened(to["elsewhere"], "rb")
+def through_link(to): opened(to["through_link"], "rb")
+def through_proc(to): opened("/proc/self/root" + to["key"], "rb")
+def written(to): opened(to["written"], "xb")
+def written_beside(to): opened(to["written_beside"], "xb")
+def overwritten(to): opened(to["key"], "r+b")
+"""
+
+
+@pytest.mark.parametrize("walls", [[LANDLOCK], []], ids=["landlock", "twin"])
+def test_files_are_those_that_were_listed(walls: list[str], listeners: Listeners, keys: Path, tmp_path: Path) -> None:
+    """The key folder lies inside of what may be read, and one file in it is meant to be read all the same."""
+    need(*walls)
+    site, out, other = keys.parent, tmp_path / "out", tmp_path / "other"
+    out.mkdir()
+    other.mkdir()
+    (site / "model").write_text("x")
+    (other / "file").write_text("x")
+    (site / "link").symlink_to(keys / "tls.key")
+    listeners.to |= {
+        "listed": str(site / "model"),
+        "exception": str(keys / "storage.key"),
+        "elsewhere": str(other / "file"),
+        "through_link": str(site / "link"),
+        "written": str(out / "new"),
+        "written_beside": str(site / "new"),
+    }
+    allowed = ["listed", "exception", "written"]
+    refused = ["elsewhere", "through_link", "through_proc", "written_beside", "overwritten"]
+    read, deny = [site, keys / "storage.key"], [keys]
+    names = [*allowed, *refused]
+    told = tried(names, listeners.to, walls, before=FILES, child=False, read=read, write=[out], deny=deny)
+    assert {name: told["own"][name] for name in allowed} == dict.fromkeys(allowed, "done")
+    assert {name: told["own"][name] for name in refused} == dict.fromkeys(refused, DENIED if walls else "done")
+
+
+EVIL = """
+import socket
+
+def send(port):
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as link:
+        link.sendall(b"an image")
+
+try:
+    import sys
+    send(int(sys.argv[2]))
+    told = "sent"
+except OSError as error:
+    told = str(error)
+"""
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "twin"])
+def test_a_module_that_is_imported_afterwards_cannot_send(
+    isolated: bool, listeners: Listeners, tmp_path: Path
+) -> None:
+    if isolated:
+        need(*MECHANISMS)
+    (tmp_path / "plugin").mkdir()
+    (tmp_path / "plugin" / "evil.py").write_text(EVIL)
+    lines = [
+        "import sys",
+        "from pathlib import Path",
+        "from site_agent.trainer import isolation",
+        "isolation.enter('required', read=[Path(sys.argv[1])])" if isolated else "",
+        "sys.path.insert(0, sys.argv[1])",
+        "import evil",
+        "print(evil.told)",
+    ]
+    told = run_code("\n".join(lines), str(tmp_path / "plugin"), str(listeners.to["tcp"]))
+    assert ("sent" in told) is not isolated
+    if isolated:
+        assert "[Errno 1]" in told and listeners.received == []
+
+
+WRITE_TO = """
+try:
+    os.write(int(sys.argv[1]), b"x")
+    print("sent")
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "twin"])
+def test_a_socket_that_was_open_before_is_closed(isolated: bool, listeners: Listeners) -> None:
+    """Started with a connection, as by a service manager: no wall would stop what is connected already."""
+    enter = "isolation.enter('best', mechanisms=['seccomp'])" if isolated else ""
+    code = f"import os, sys\nfrom site_agent.trainer import isolation\n{enter}\n{WRITE_TO}"
+    with socket.create_connection(("127.0.0.1", listeners.to["tcp"])) as link:
+        told = run_code(code, str(link.fileno()), pass_fds=[link.fileno()])
+    assert told.strip() == ("[Errno 9] Bad file descriptor" if isolated else "sent")
+
+
+def test_a_second_thread_would_stay_outside_and_it_says_so() -> None:
+    before = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    found = tried([], {}, list(MECHANISMS), before=before, child=False)["isolation"]
+    assert not found["network_namespace"] and not found["landlock"]
+    assert found["missing"][NAMESPACE] == found["missing"][LANDLOCK] == "this process has more than one thread"
+
+
+def test_required_is_an_error_where_a_connection_is_possible() -> None:
+    code = (
+        "from site_agent.trainer import isolation\n"
+        "from lazaret.errors import ConfigError\n"
+        "try:\n    isolation.enter('required', mechanisms=['Landlock'])\n"
+        "except ConfigError as error:\n    print(error, '|', error.hint)\n"
+    )
+    told, _, hint = run_code(code).partition("|")
+    assert told.startswith("site.toml [site] isolation: isolation is required") and "best" in hint
+
+
+def test_another_system_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, which must stay as it is: on a system that is not Linux nothing is put up."""
+    monkeypatch.setattr("platform.system", lambda: "Darwin")
+    monkeypatch.setattr(isolation, "close_sockets", lambda: None)
+    found = isolation.enter("best")
+    assert found.in_force == () and set(found.missing) == set(MECHANISMS)
+    assert "this system is darwin, isolation needs linux" in found.sentence
+    with pytest.raises(ConfigError, match="can open a connection"):
+        isolation.enter("required")
+
+
+def test_what_was_not_tried_is_not_claimed() -> None:
+    assert Isolation().connected and not Isolation().complete and "was not isolated" in Isolation().sentence
+
+
+def test_an_answer_that_nobody_listens_counts_as_reached() -> None:
+    """The probe in this process, which is not isolated."""
+    told = isolation.probe()
+    assert told["TCP connection"] == told["UDP datagram"] == told["internet socket"] == "opened"
