@@ -166,7 +166,7 @@ class Ready(_message.Message):
     round: int
     def __init__(self, site: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
 
-class Member(_message.Message):
+class CohortMember(_message.Message):
     __slots__ = ("site", "cert")
     SITE_FIELD_NUMBER: _ClassVar[int]
     CERT_FIELD_NUMBER: _ClassVar[int]
@@ -213,14 +213,14 @@ class RoundContext(_message.Message):
     a: int
     c: int
     m: int
-    members: _containers.RepeatedCompositeFieldContainer[Member]
+    members: _containers.RepeatedCompositeFieldContainer[CohortMember]
     coordinator_cert: bytes
     repeats: _containers.RepeatedCompositeFieldContainer[RepeatOf]
     state_hash: bytes
     config_hash: bytes
     layout_hash: bytes
     prev_result: bytes
-    def __init__(self, version: _Optional[int] = ..., federation: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., n: _Optional[int] = ..., t: _Optional[int] = ..., a: _Optional[int] = ..., c: _Optional[int] = ..., m: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., coordinator_cert: _Optional[bytes] = ..., repeats: _Optional[_Iterable[_Union[RepeatOf, _Mapping]]] = ..., state_hash: _Optional[bytes] = ..., config_hash: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., prev_result: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., federation: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., n: _Optional[int] = ..., t: _Optional[int] = ..., a: _Optional[int] = ..., c: _Optional[int] = ..., m: _Optional[int] = ..., members: _Optional[_Iterable[_Union[CohortMember, _Mapping]]] = ..., coordinator_cert: _Optional[bytes] = ..., repeats: _Optional[_Iterable[_Union[RepeatOf, _Mapping]]] = ..., state_hash: _Optional[bytes] = ..., config_hash: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., prev_result: _Optional[bytes] = ...) -> None: ...
 
 class AbortLine(_message.Message):
     __slots__ = ("site", "code", "signature")
