@@ -44,7 +44,6 @@ CREATE TABLE IF NOT EXISTS traffic (
     round INTEGER PRIMARY KEY, bytes_in INTEGER NOT NULL, bytes_out INTEGER NOT NULL) STRICT;
 """
 
-# ----------------------------------------
 # Errors: which file it was, and what to do.
 
 _DAMAGED: Final = ("SQLITE_CORRUPT", "SQLITE_NOTADB")

@@ -54,7 +54,6 @@ ORDER BY 1 DESC LIMIT ?
 """
 
 
-# ----------------------------------------
 # Answers.
 
 class RoundRow(NamedTuple):
@@ -135,7 +134,6 @@ class Figures:
         return cls(weight=weight, loss=loss, hits=hits)
 
 
-# ----------------------------------------
 # Questions.
 
 class RoundHistory:
@@ -296,7 +294,6 @@ class RoundHistory:
         return dict(self._ask(query, PUBLISHED, VOID))
 
 
-# ----------------------------------------
 # From outside.
 
 class ReadOnlyHistory(RoundHistory):

@@ -262,7 +262,6 @@ def _write_blame(db: sqlite3.Connection, blame: StoreBlame) -> None:
     db.executemany("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", excluded)
 
 
-# ----------------------------------------
 # A row for each attempt, for people. It is written in the transaction of the record that it follows from, so that it is
 # never ahead of it.
 

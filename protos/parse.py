@@ -23,7 +23,6 @@ from security.secagg.fields import FieldKind, Many, Maybe, Name, Nested, Number,
 from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD
 from security.secagg.relay import FRAMES, MAX_PARCEL, SignedHead
 
-# ----------------------------------------
 # The one encoding of a message: protobuf's wire format with every field present, in the order of its numbers.
 #
 # The protobuf library reads; these few lines write. They give pieces instead of one buffer, so that a received frame

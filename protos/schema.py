@@ -135,7 +135,6 @@ def _class(cls: type[Wire], name: str, kind: FieldKind) -> str:
     return f"see {inner.type.__name__}" if found is None and isinstance(inner, Nested) else str(found)
 
 
-# ----------------------------------------
 # The tables of messages in docs/spec/wire.md, between two marks.
 
 _BEGIN, _END = "<!-- written by protos/schema.py: messages -->", "<!-- end of messages -->"

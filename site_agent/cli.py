@@ -101,7 +101,7 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
     from site_agent.status import overview
 
     if web:
-        from site_agent.page.server import show_page
+        from site_agent.page.content import show_page
 
         show_page(SiteConfig.read(config_path), listen)
         return

@@ -16,8 +16,7 @@ from prometheus_client.registry import Collector
 from lazaret import software
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.web.access import Guard, require_loopback
-from lazaret.web.pages import Pages
-from lazaret.web.prometheus import exposition
+from lazaret.web.pages import Pages, exposition
 from lazaret.web.server import WebServer
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files

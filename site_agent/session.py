@@ -55,7 +55,6 @@ from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Tra
 from site_agent.policy import SitePolicy
 from site_agent.ready_slots import ReadySlots
 
-# ----------------------------------------
 # What a site does when the coordinator closes its stream.
 
 _REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = {
@@ -98,7 +97,6 @@ def parting(message: Goodbye) -> Leave:
     return Leave(kind(what, where="coordinator", hint=hint), retry=retry)
 
 
-# ----------------------------------------
 # A manifest that comes in frames, put together again.
 
 class ManifestParts:

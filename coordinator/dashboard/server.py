@@ -18,8 +18,7 @@ from coordinator.dashboard.state_json import Board, LogCheckpoints
 from coordinator.round_history import ReadOnlyHistory
 from lazaret.errors import ConfigError
 from lazaret.web.access import Address, Guard, read_token
-from lazaret.web.pages import Pages, assets
-from lazaret.web.prometheus import exposition
+from lazaret.web.pages import Pages, assets, exposition
 from lazaret.web.server import WebServer
 from security.identity.enrolment import Identity
 from security.identity.membership import audit_roster

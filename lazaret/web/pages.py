@@ -8,6 +8,10 @@ from http import HTTPStatus
 from importlib import resources
 from typing import Final
 
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
 from lazaret.errors import ToolkitError
 from lazaret.web.access import Guard
 from lazaret.web.http import Request, Response
@@ -59,3 +63,12 @@ class Pages:
             # A fault of ours: told to the operator, not to who asked, and the next request is answered again.
             log.exception("%s", self._guard.path(request))
             return Response.refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+# One scrape as an answer.
+
+def exposition(collector: Collector) -> Response:
+    """What a collector tells, from a registry of its own: nothing of other libraries slips in."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return Response(body=generate_latest(registry), kind=CONTENT_TYPE_LATEST)

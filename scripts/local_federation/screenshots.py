@@ -22,7 +22,7 @@ from scripts.local_federation.setup import Grounds, free_port
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
-from site_agent.page.server import open_page
+from site_agent.page.content import open_page
 
 # The Chromium of this machine, by its path: no browser is downloaded.
 

@@ -69,7 +69,6 @@ def rounds_of(histories: Sequence[LogHistory]) -> list[tuple[str | None, int]]:
     return sorted(keys, key=lambda key: (key[0] or "", key[1]))
 
 
-# ----------------------------------------
 # One round, from all logs
 
 Round = tuple[str | None, int]

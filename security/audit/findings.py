@@ -203,7 +203,6 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return 3 if Severity.UNDECIDED in severities else 0
 
 
-# ----------------------------------------
 # The findings of one log
 
 _SHOWN: Final = 20

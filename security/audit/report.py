@@ -108,7 +108,6 @@ def digest(value: str, length: int | None = None) -> Span:
     return Span(shown, "code", title=value if shown != value else None)
 
 
-# ----------------------------------------
 # The six conditions for "prototypes never left", each with what these logs show for it.
 
 HOLDS, BROKEN, OPEN = "pass", "fault", "unsure"
@@ -198,7 +197,6 @@ EVIDENCE: Final = (
 )
 
 
-# ----------------------------------------
 # The sections.
 
 

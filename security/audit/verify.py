@@ -295,7 +295,6 @@ def _check_annexes(folder: LogFolder, scan: Scan, findings: Findings) -> None:
         findings.add("AnnexUnavailable", f"{missing} of {len(scan.commitments)} annexes cannot be opened here")
 
 
-# ----------------------------------------
 # The auditor's keys
 
 

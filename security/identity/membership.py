@@ -235,7 +235,6 @@ def _party(member: Member, role: str) -> Party:
     return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner)
 
 
-# ----------------------------------------
 # One membership, and the one place where a party keeps it.
 
 class Mandate(Protocol):

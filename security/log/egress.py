@@ -202,7 +202,6 @@ def blocked(outgoing: Outgoing | OutgoingVector, refusal: PolicyViolation) -> Eg
     return EgressBlocked(rule=refusal.message, message=outgoing.message, bytes=size, sha256=None)
 
 
-# ----------------------------------------
 # The kernel's count of bytes
 
 READING_SECONDS: Final = 30.0

@@ -125,7 +125,6 @@ def decimal(value: float) -> str:
     return text[:-2] if text.endswith(".0") else text.replace("e+", "e")
 
 
-# ----------------------------------------
 # The envelope of an entry, the base class of events, and the registry
 
 VERSION: Final = 1

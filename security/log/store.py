@@ -108,7 +108,6 @@ def read_leaves(path: Path) -> list[bytes]:
     return [data[at : at + HASH_SIZE] for at in range(0, len(data), HASH_SIZE)]
 
 
-# ----------------------------------------
 # Durable writes
 
 
@@ -218,7 +217,6 @@ class DurableFolder(LogFolder):
         os.close(self._lock)
 
 
-# ----------------------------------------
 # The private annex: details behind a salted commitment, for the site's own auditor, erasable at any time
 
 

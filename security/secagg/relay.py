@@ -333,7 +333,6 @@ class Held(Wire):
         return HeldCheckpoint(note=self.head.note, endorsements=_endorsements(self.epochs, self.head.origin))
 
 
-# ----------------------------------------
 # All messages are registered now. What the rest of the tree asks most often, derived from what they state.
 
 FROM_SITE: Final = REGISTRY.from_site()

@@ -1,4 +1,4 @@
-"""`site-agent check`: which checks there are, and the checks of the data set.
+"""`site-agent check`: what was agreed, the coordinator, this machine, the data set; and the order of the checks.
 
 Nothing that it trains is kept, and no message is sent.
 """
@@ -11,14 +11,196 @@ from typing import Final
 
 import numpy as np
 
+from lazaret import checks
 from lazaret.checks import Line, Unchecked, ok, problem, run, tried, warning
 from lazaret.errors import ToolkitError
 from npr.data.dataset import Samples
 from npr.data.sources import Look, Survey, inspect_images
 from npr.data.store import Fault, FaultKind
-from site_agent.checks import agreement  # noqa: F401  # its checks add themselves to the list
+from security.identity import credentials
+from security.identity.credentials import clock_by_papers
+from security.identity.rules import CLOCK_SKEW_MS
+from site_agent.assembly import config_hash_of
 from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import SiteConfig
+from site_agent.privacy import LEDGER_HINT, planned_cost
+from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
+
+# Checks of what was agreed, of the coordinator, and of this machine.
+#
+# Agreed: certificates, keys, manifest, this hospital's policy, initial model, learning code, privacy. The coordinator:
+# can it be reached, is it the right one, does it accept this site, do the clocks agree. This machine: disk and
+# processor.
+
+@CHECKS.add
+def certificates(context: SiteCheckContext) -> Iterator[Line]:
+    yield from credentials.certificates(context.papers)
+
+
+@CHECKS.add
+def keys(context: SiteCheckContext) -> Iterator[Line]:
+    yield from credentials.key_files(context.papers)
+    yield credentials.audit_root(context.papers, context.config.state / "log")
+
+
+@CHECKS.add
+def manifest(context: SiteCheckContext) -> Iterator[Line]:
+    yield from credentials.manifest(context.papers)
+
+
+@CHECKS.add
+def policy(context: SiteCheckContext) -> Iterator[Line]:
+    """What the policy would refuse at the first order is reported now."""
+    ours, manifest = context.config.policy, context.manifest
+    yield tried("permits this federation", lambda: ours.check_federation(manifest))
+    if manifest.privacy is not None:
+        yield tried("has no rule that would make epsilon invalid", ours.check_private)
+    sites = len(manifest.roster)
+    yield tried(f"permits a cohort of all {sites} sites", lambda: ours.check_cohort(sites))
+    vector = manifest.aggregation.layout.byte_length
+    yield tried(f"permits the {vector} bytes of one vector", lambda: ours.check_bytes(vector))
+    if ours.most_rounds is not None and ours.most_rounds < manifest.training.rounds:
+        yield warning(
+            f"[policy] most_rounds ends training here after {ours.most_rounds} of {manifest.training.rounds} rounds",
+            "raise it, unless this is intended",
+        )
+
+
+@CHECKS.add
+def model(context: SiteCheckContext) -> Iterator[Line]:
+    """The pinned file, and that this package computes what was agreed."""
+    yield tried("one training configuration", lambda: config_hash_of(context.manifest))
+    context.initial  # noqa: B018  # its error is the finding
+    yield ok("the initial model is the one that the manifest pins")
+
+
+@CHECKS.add
+def code(context: SiteCheckContext) -> Iterator[Line]:
+    from npr.wire_layout import check_code
+
+    manifest = context.manifest
+    yield tried("the learning code is the manifest's", lambda: check_code(manifest.model.code_digest))
+    yield tried("the settings are the manifest's", lambda: context.recipe)
+
+
+@CHECKS.add
+def privacy(context: SiteCheckContext) -> Iterator[Line]:
+    """What the run will cost, and whether that is within what this hospital and the manifest allow."""
+    cost = planned_cost(context.config, context.manifest)
+    if cost is None:
+        yield ok("this federation trains without differential privacy")
+        return
+    costs = (
+        f"{cost.rounds} rounds will cost each {cost.unit} epsilon {cost.epsilon_rdp:.2f} at delta {cost.delta:g} "
+        f"(tighter bound {cost.epsilon_pld:.2f}), of {cost.cap:g}"
+    )
+    if cost.spent_rdp:
+        costs += f"; {cost.spent_rdp:.2f} are spent"
+    if cost.fits:
+        yield ok(costs)
+    else:
+        yield problem(f"{costs}: {cost.affordable} of them fit the budget", _more_noise(cost.proposed_sigma))
+    yield ok(f"noise of {cost.sigma:g} over the clip; {cost.validation}")
+    if not cost.has_ledger:
+        yield problem("there is no privacy ledger yet", LEDGER_HINT)
+
+
+def _more_noise(proposed: float | None) -> str:
+    if proposed is None:
+        return "no noise makes it fit: agree with the consortium on fewer rounds or releases, or raise [privacy] cap"
+    return (
+        f"set [privacy] noise = {proposed:g}, with which all rounds fit; or raise the cap, if this hospital agrees"
+    )
+
+
+@CHECKS.add
+def state(context: SiteCheckContext) -> Iterator[Line]:
+    """Of this run, of none, or of one that is over."""
+    folder, run = context.config.state, context.manifest.run
+    if folder.exists() and not folder.is_dir():
+        yield problem(f"{folder}: is not a folder", STATE_HINT)
+        return
+    found = run_of(folder)
+    if found is None:
+        yield ok("the folder is new")
+    elif found == run:
+        yield ok(f"the folder is that of {run}")
+    else:
+        yield ok(f"{run} begins: at the next start the files of {found} are moved to runs/")
+
+
+# The coordinator.
+
+SLIGHT_MS: Final = 120_000
+
+
+@CHECKS.add
+def coordinator(context: SiteCheckContext) -> Iterator[Line]:
+    """First TLS without a certificate, then with this site's own."""
+    yield from context.served
+    context.answer  # noqa: B018  # its error is the finding
+    yield ok("the coordinator accepts this site")
+
+
+@CHECKS.add
+def clock(context: SiteCheckContext) -> Iterator[Line]:
+    """Against the dates of certificates and manifest, and against the coordinator's clock."""
+    yield from clock_by_papers(context.papers)
+    theirs = context.answer.time_ms
+    if theirs is None:
+        raise Unchecked("the coordinator does not send its time")
+    yield compared(context.papers.now_ms, theirs)
+
+
+def compared(ours_ms: int, theirs_ms: int) -> Line:
+    """Signed dates allow for an hour; beyond that certificates and manifests are refused when they are good."""
+    apart = abs(ours_ms - theirs_ms)
+    difference = f"{_span(apart)} {'ahead of' if ours_ms > theirs_ms else 'behind'} the coordinator's"
+    if apart >= CLOCK_SKEW_MS:
+        return problem(f"this machine's clock is {difference}", "set the clock, and keep it correct with NTP")
+    if apart >= SLIGHT_MS:
+        return warning(f"this machine's clock is {difference}", "one of the two is wrong; keep both correct with NTP")
+    return ok("agrees with the coordinator's")
+
+
+def _span(milliseconds: int) -> str:
+    seconds = milliseconds / 1000
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+# This machine: the disk for models, personal states and the log, and the processor for training.
+
+# Weights and two moments of Adam; a new memory is written beside the old one before that goes.
+MEMORY_COPIES: Final = 3
+KEPT_MEMORIES: Final = 3
+LOG_BYTES_PER_ROUND: Final = 200_000
+
+
+@CHECKS.add
+def disk(context: SiteCheckContext) -> Iterator[Line]:
+    """By the sizes in the layout: models, memories and a sealed update are replaced as rounds go by, the log grows."""
+    layout, folder = context.manifest.aggregation.layout, context.config.state
+    whole_model = context.initial.path.stat().st_size
+    kept = KEPT_STATES * 4 * layout.state_words + KEPT_MEMORIES * MEMORY_COPIES * whole_model
+    kept += 2 * layout.byte_length + 2 * whole_model
+    missing = max(0, kept - checks.used_bytes(folder))
+    least = missing + LOG_BYTES_PER_ROUND
+    whole = missing + context.manifest.training.rounds * LOG_BYTES_PER_ROUND
+    yield checks.disk(folder, free=context.free(folder), least=least, whole=whole)
+
+
+@CHECKS.add
+def device(context: SiteCheckContext) -> Iterator[Line]:
+    """What training will run on."""
+    threads, there = context.config.site.threads, checks.processors()
+    if threads is not None and threads > there:
+        yield warning(f"[site] threads = {threads}, and {there} processors", "more threads than processors are slower")
+        return
+    yield ok(f"trains on the processor with {threads or there} of {there} threads; graphics cards are not used")
+
 
 # The data set: what is in it, what cannot be used, what occurs twice, and what the policy does not find. Rows are named
 # by table and number, never by patient or file, so that the lines can be mailed.

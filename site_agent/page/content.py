@@ -1,10 +1,11 @@
 """The hospital's page as one JSON value, made again when a file of the state folder has changed.
 
-In this order: what was trained, what was sent (from the privacy log), and the page.
+In this order: what was trained, what was sent (from the privacy log), the page, and its server (`status --web`).
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import time
@@ -12,16 +13,22 @@ from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from lazaret.errors import ToolkitError
+from lazaret.terminal import say
+from lazaret.web.access import Guard, require_loopback
 from lazaret.web.http import Response
-from security.clock import Clock
+from lazaret.web.pages import Pages, assets
+from lazaret.web.server import WebServer
+from security.clock import Clock, SystemClock
 from security.log.events import Egress, EgressBlocked, RoundDeclined
 from security.log.machine import HEARTBEAT_MS
 from security.log.reader import LogFollower
+from security.rng import Randomness, SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.status import overview
@@ -281,3 +288,37 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
         "sentence": sentence,
         "remarks": [{"level": one, "text": text} for one, text in remarks],
     }
+
+
+# `site-agent status --web`: the hospital's page on this machine's own address, behind a token for one start.
+
+TOKEN_BYTES = 24
+
+
+def open_page(config: SiteConfig, listen: str, *, clock: Clock, rng: Randomness) -> tuple[WebServer, str]:
+    """The page, listening, and the address to open. Who does not have the whole address gets nothing: other people
+    may have accounts on this machine.
+
+    :raises ConfigError: if another machine could reach it.
+    """
+    address = require_loopback(listen, where="--listen")
+    token = base64.urlsafe_b64encode(rng.bytes(TOKEN_BYTES)).decode()
+    routes = {
+        **assets("lazaret.web", "kit.js", "base.css"),
+        **assets("site_agent.page", "index.html", "app.js", "style.css"),
+        "/state.json": Content(config, clock).state,
+    }
+    server = WebServer(Pages(routes, Guard(folder=token)).answer, address)
+    server.start()
+    return server, f"{server.url}{token}/"
+
+
+def show_page(config: SiteConfig, listen: str) -> None:
+    """Show the page until it is interrupted."""
+    server, url = open_page(config, listen, clock=SystemClock(), rng=SystemRandomness())
+    say("this page is confidential: it shows data that never leave this site. Ctrl-C ends it")
+    click.echo(url)
+    try:
+        server.wait()
+    except KeyboardInterrupt:
+        server.stop()

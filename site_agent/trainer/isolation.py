@@ -182,7 +182,6 @@ def close_sockets() -> None:
             continue  # the descriptor of the listing itself
 
 
-# ----------------------------------------
 # Files.
 
 
@@ -208,7 +207,6 @@ def _denied_files(read: Sequence[Path], deny: Sequence[Path]) -> list[Path]:
     return [path for path in found if path.is_file() and path not in meant]
 
 
-# ----------------------------------------
 # Attempts.
 
 _TCP, _UDP, _NAMES = "TCP connection", "UDP datagram", "name server"

@@ -126,7 +126,6 @@ def die_with_parent(signal_number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal_number)
 
 
-# ----------------------------------------
 # An empty network namespace: no interface but a loopback that is down, so that no address has a route.
 
 CLONE_NEWUSER: Final = 0x10000000
@@ -183,7 +182,6 @@ def _effective() -> int:
     return 0
 
 
-# ----------------------------------------
 # A seccomp filter: a program in the kernel that looks at the number and arguments of each system call.
 
 _SECCOMP_SET_MODE_FILTER: Final = 1
@@ -270,7 +268,6 @@ def enter_seccomp() -> None:
     _call(numbers.seccomp, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(told))
 
 
-# ----------------------------------------
 # Landlock: a list of files and folders that may be used; everything else is refused, whoever owns it.
 
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3

@@ -85,7 +85,6 @@ def clock_of(identity: Identity) -> Clock:
     return ManualClock(wall=min(SystemClock().now_ms(), last))
 
 
-# ----------------------------------------
 # What the work reads and writes.
 
 
@@ -165,7 +164,6 @@ def _settle(config: SiteConfig) -> None:
         identity.settle_tls(now_ms=clock_of(identity).now_ms())
 
 
-# ----------------------------------------
 # The child, and waiting for it.
 
 

@@ -12,8 +12,7 @@ from safetensors.numpy import save
 
 from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
-from site_agent.page.content import OWNERS, VECTORS
-from site_agent.page.server import open_page
+from site_agent.page.content import OWNERS, VECTORS, open_page
 from tests.support.browser_pages import until
 from tests.support.site_world import SiteWorld
 

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
 from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
-from lazaret.web.prometheus import exposition
+from lazaret.web.pages import exposition
 from security.identity.membership import audit_roster
 from security.secagg import records
 from security.secagg.effects import Persist

@@ -22,9 +22,9 @@ from cryptography.x509.oid import NameOID
 
 from coordinator.checks import look
 from coordinator.dashboard import state_json
-from coordinator.dashboard.history import COLUMNS
 from coordinator.dashboard.live import AggregationProgress
 from coordinator.dashboard.server import admission, open_dashboard, pages
+from coordinator.dashboard.state_json import COLUMNS
 from coordinator.effects import CloseRound
 from coordinator.phases import RunPhase
 from coordinator.round_history import Figures

@@ -310,7 +310,7 @@ def test_a_server_that_never_started_stops() -> None:
 
 def test_commands_without_a_page_do_not_load_the_server() -> None:
     """Their modules name it, and only `start` imports it."""
-    modules = ("coordinator.cli", "site_agent.cli", "coordinator.dashboard.server", "site_agent.page.server")
+    modules = ("coordinator.cli", "site_agent.cli", "coordinator.dashboard.server", "site_agent.page.content")
     modules += ("site_agent.metrics",)
     code = f"import sys, {', '.join(modules)}; print([n for n in ('uvicorn', 'h11') if n in sys.modules])"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)

@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import save
 
 from lazaret.errors import ConfigError
-from lazaret.web.prometheus import exposition
+from lazaret.web.pages import exposition
 from security.audit.facts import read_history
 from security.dp.accountant import dp_sgd_event, rate_at_least
 from security.dp.ledger import Ledger, Terms, Unit
@@ -26,8 +26,7 @@ from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector, open_metrics
 from site_agent.page import content as learnt
-from site_agent.page.content import SILENT_MS, Content, Outflow, judge
-from site_agent.page.server import open_page
+from site_agent.page.content import SILENT_MS, Content, Outflow, judge, open_page
 from site_agent.privacy import ledger_files
 from tests.support.site_world import SiteWorld
 
