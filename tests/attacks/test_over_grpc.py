@@ -79,7 +79,7 @@ def test_every_sum_is_exact_after_all_lies(federation: NumberFederation) -> None
 
 def test_a_site_that_does_not_recompute_follows_the_coordinators_result_twin(tmp_path: Path) -> None:
     """A9 without the recomputation: the victim takes the false result for the next link of its chain."""
-    federation = with_liar(NumberFederation(tmp_path / "twin", rounds=80), "result_checks.check_next_state")
+    federation = with_liar(NumberFederation(tmp_path / "twin", rounds=80), "site.result_checks.check_next_state")
     victim = federation.sites[VICTIM]
     with federation.running():
         federation.wait_published(1)
