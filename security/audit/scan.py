@@ -116,12 +116,16 @@ class Scan:
         self._check_leaves_end()
 
     def _block(self, block: LineBlock) -> None:
+        lines, leaves, done = block.lines, block.leaves(), 0
         entry = self._torn if block.torn else self._entry
-        for line, leaf in zip(block.lines, block.leaves(), strict=True):
+        while done < len(lines):
             if self.size == self._stop:
                 self._reach_checkpoint()
-            self._pending.append(leaf)
-            entry(line)
+            upto = min(done + self._stop - self.size, len(lines))  # as far as the next checkpoint
+            self._pending += leaves[done:upto]
+            for line in lines[done:upto]:
+                entry(line)
+            done = upto
 
     def _torn(self, _line: bytes) -> None:
         self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)

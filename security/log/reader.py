@@ -29,7 +29,7 @@ from security.log.store import LogFolder
 if TYPE_CHECKING:
     from hashlib import _Hash
 
-BLOCK: Final = 1 << 20
+BLOCK: Final = 1 << 17
 _KEPT: Final = MAX_LINE + 1  # of a longer line: enough to see that it is too long
 
 
