@@ -197,7 +197,6 @@ class WireModel:
 # What decides the numbers of a round; commands, tables and plots do not.
 _CODE = (
     "config.py",
-    "depthwise.py",
     "distributed.py",
     "losses.py",
     "model.py",
@@ -210,13 +209,9 @@ _CODE = (
     "data/augment.py",
     "data/loader.py",
     "dp/clipping.py",
-    "dp/counts.py",
-    "dp/freeze_norm.py",
-    "dp/grad_norms.py",
-    "dp/local_round.py",
-    "dp/losses.py",
+    "dp/model_rules.py",
     "dp/private_site.py",
-    "dp/prototypes.py",
+    "dp/releases.py",
     "dp/sgd.py",
     "methods/*.py",
 )
@@ -225,8 +220,12 @@ _CODE = (
 def code_digest() -> str:
     """SHA-256 over the files of this package that decide what a round computes."""
     folder = Path(__file__).parent
+    found = {pattern: sorted(folder.glob(pattern)) for pattern in _CODE}
+    if missing := [pattern for pattern, paths in found.items() if not paths]:
+        # A name that matches nothing would leave code out of what the consortium signs for, without a word.
+        raise LocalProtocolError(f"no file of the learning code is called {', '.join(missing)}")
     digest = hashlib.sha256()
-    for path in sorted(path for pattern in _CODE for path in folder.glob(pattern)):
+    for path in sorted(path for paths in found.values() for path in paths):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         digest.update(f"{path.relative_to(folder).as_posix()} {content}\n".encode())
     return digest.hexdigest()
