@@ -14,9 +14,10 @@ load torch.
     effects         what the round machine asks the shell to do
     service         gRPC
     send_queue      what is to be sent to each connected site
-    storage         the SQLite file, models and records
+    storage         writes the SQLite file, models and records
+    database        the tables of the SQLite file, and its errors in words
     results         the chain of published results, and how a site catches up
-    round_history   rows for an operator: attempts and figures
+    round_history   the one reader of the database
     ingress_log     the privacy log of the coordinator, and receipts
     witness         witness of the sites' logs, and forwarder between them
     status          `coordinator status`

@@ -15,6 +15,13 @@ from site_agent.policy import SitePolicy
 Positive = Annotated[int, Field(ge=1)]
 Real = Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)]
 Seconds = Real
+# The checks of `site-agent check`, in this order: what others depend on first, what takes long last.
+CHECK_NAMES: Final = (
+    "configuration", "certificates", "keys", "manifest", "policy", "coordinator", "clock", "state", "model", "disk",
+    "device", "privacy", "data", "images", "code", "trial",
+)  # fmt: skip
+
+
 ADDRESS: Final = r"^[^\s:/?#@\[\]]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
 LAST_PORT: Final = 65_535
 

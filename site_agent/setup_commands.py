@@ -26,8 +26,7 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from site_agent.assembly import read_membership
-from site_agent.checks import CHECK_NAMES
-from site_agent.config import LAST_PORT, CoordinatorTable, SiteConfig, placed
+from site_agent.config import CHECK_NAMES, LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import PrivatePlan, budget_status, ledger_files, planned_cost, status_line
 

@@ -5,7 +5,6 @@ keeps the run waiting. It shows nothing about patients, and of the model only wh
 
     server       address, token and files
     state_json   the page as one JSON value
-    history      rounds, attempts and figures from the database
     live         what is under way now
     metrics      `/metrics`
 """

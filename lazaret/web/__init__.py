@@ -6,6 +6,6 @@ changes nothing. Whoever serves a page decides which address it listens on and w
     access       which addresses and host names are allowed, and the token
     http         requests and answers as values
     pages        from a path to its content
-    prometheus   the answer to a scrape of metrics
+    connection   uvicorn and h11 with limits of our own
     server       the socket, in a thread of its own
 """

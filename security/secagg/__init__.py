@@ -7,6 +7,7 @@ is not masked has no message type and cannot leave. Start reading with `transiti
     transitions          both state machines: theory of operation, then the tables
     site                 the machine of a site, and every check it makes
     coordinator          the machine of the coordinator for one attempt, and the planning of a round
+    registry             what each message states of itself: number, sender, data class, size rule
     messages             the messages of the protocol
     relay                the messages around it: opening a stream, manifest, receipts, checkpoints
     fields               how a message type states the bytes of its fields
@@ -21,5 +22,4 @@ is not masked has no message type and cannot leave. Start reading with `transiti
     state                the next model from a sum, with the same bytes at every site (section 10)
     records              what a party writes to disk before it sends (section 9)
     effects              what a machine asks its shell to do
-    loopback             a federation in one process, for the laboratory and the tests
 """

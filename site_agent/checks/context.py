@@ -31,8 +31,7 @@ from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, judge
-from site_agent.checks import CHECK_NAMES
-from site_agent.config import CoordinatorTable, SiteConfig
+from site_agent.config import CHECK_NAMES, CoordinatorTable, SiteConfig
 from site_agent.trainer.data import check_class_count, image_size_of, ours
 
 if TYPE_CHECKING:

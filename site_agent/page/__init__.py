@@ -3,6 +3,5 @@
 Only the command and the screenshots import this package. It reads the state folder and never writes to it; it listens
 on this machine only, with a token for each start. Nothing on the page names a patient.
 
-    content   the page as one JSON value
-    server    address, token and files
+    content   the page as one JSON value, and its server
 """

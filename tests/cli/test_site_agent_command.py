@@ -23,8 +23,8 @@ from security.consortium.authority import Authority
 from security.identity.enrolment import EnrolmentRequest
 from security.identity.pki import Role
 from security.secagg.layout import Block, Layout
-from site_agent.checks import CHECK_NAMES
 from site_agent.cli import main
+from site_agent.config import CHECK_NAMES
 from site_agent.state_writer import WriteAheadLog
 from tests.support.consortium_world import World
 

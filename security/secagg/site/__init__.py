@@ -11,5 +11,6 @@ one sealed answer that AGREE promises.
     checks          the checks of C0 to C4, one function for each rule
     results         how a published result is taken over, audited and acknowledged
     result_checks   the checks of C5, one function for each rule
+    entries         the log entries of the machine
     journal         what the site remembers, rebuilt from its write-ahead log
 """
