@@ -36,11 +36,6 @@ class Checkpoints:
         """The largest checkpoint."""
         return self.signed[-1] if self.signed else None
 
-    @property
-    def heads(self) -> tuple[VerifiedCheckpoint, ...]:
-        """The same under the name by which the report asks for them; goes when the report is a template."""
-        return self.signed
-
 
 def read_checkpoints(
     folder: LogFolder, chain: EpochChain | None, roster: Roster | None, findings: Findings

@@ -84,7 +84,7 @@ def page_facts(result: Crossed, pinned: bool) -> dict[str, Any]:
         "checkpoints": [
             (digest(log.origin), head.checkpoint.size, digest(head.checkpoint.root.hex()))
             for log in result.logs
-            for head in ((log.heads.newest,) if log.heads.newest else ())
+            for head in ((log.checkpoints.newest,) if log.checkpoints.newest else ())
         ],
     }
 
@@ -229,8 +229,8 @@ def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
 
 def _done(result: Crossed) -> list[tuple[str, str]]:
     """What was checked, and how it came out."""
-    entries, heads = sum(log.size for log in result.logs), sum(len(log.heads.heads) for log in result.logs)
-    cosigned = sum(len(head.cosigners) for log in result.logs for head in log.heads.heads)
+    entries, heads = sum(log.size for log in result.logs), sum(len(log.checkpoints.signed) for log in result.logs)
+    cosigned = sum(len(head.cosigners) for log in result.logs for head in log.checkpoints.signed)
     messages = sum(log.ledger.count for log in result.logs)
     done = [
         (f"{entries:,} entries read and hashed again, {heads:,} signed checkpoints", text.RECORD),
@@ -263,7 +263,7 @@ def _not_done(result: Crossed, pinned: bool) -> list[str]:
 def _logs(result: Crossed) -> list[Row]:
     rows: list[Row] = []
     for log, history in zip(result.logs, result.histories, strict=True):
-        newest, witnessed = log.heads.newest, log.heads.witnessed
+        newest, witnessed = log.checkpoints.newest, log.checkpoints.witnessed
         parties = {party.cosigner: party.name for party in log.roster.parties} if log.roster else {}
         names = sorted(parties.get(key, key.name) for key in witnessed.cosigners) if witnessed else []
         rows.append(
@@ -402,7 +402,7 @@ def _witnesses(result: Crossed) -> charts.Drawing | None:
     rows = [
         (
             history.name,
-            sorted({(time, key.name) for head in log.heads.heads for key, time in head.cosigners.items()}),
+            sorted({(time, key.name) for head in log.checkpoints.signed for key, time in head.cosigners.items()}),
         )
         for log, history in zip(result.logs, result.histories, strict=True)
     ]

@@ -60,11 +60,6 @@ class Verified:
     roster: Roster | None = None
 
     @property
-    def heads(self) -> Checkpoints:
-        """The checkpoints under the name by which the report asks for them; goes when the report is a template."""
-        return self.checkpoints
-
-    @property
     def exit_code(self) -> int:
         """0, 1 or 3."""
         return exit_code(self.findings)
