@@ -35,5 +35,5 @@ class FedNPRPer(FedPer):
     """The extractor is averaged, the head stays at the site.
 
     `predict = "auto"` means head and prototypes together for it: on HAM10000 that won on both seeds, and both are at
-    the site. For every other method it means the head; `--predict` sets one for all (docs/lab.md).
+    the site. For every other method it means the head. A comparison of methods should set `predict` for all of them.
     """
