@@ -13,7 +13,7 @@ from dataclasses import replace
 from lazaret.errors import LocalProtocolError, PolicyViolation
 from protos.parse import FROM_SITE, Parcel
 from security.identity.membership import Seat
-from security.log.egress import Outgoing, OutgoingVector, blocked, pass_door, pass_vector
+from security.log.egress import Outgoing, OutgoingVector, blocked, check_outgoing, check_outgoing_vector
 from security.log.writer import AuditLog
 from security.secagg import messages, relay
 from security.secagg.effects import Send, SendUpload
@@ -87,7 +87,7 @@ class Outbox:
         )
         try:
             self._weigh(len(payload), send.round)
-            entry = pass_door(outgoing)
+            entry = check_outgoing(outgoing)
         except PolicyViolation as refusal:
             self._stop(outgoing, refusal, send.round)
             raise
@@ -118,7 +118,7 @@ class Outbox:
         )
         try:
             self._weigh(expected_bytes(messages.UploadFrame, shape), send.round)
-            entry = pass_vector(outgoing)
+            entry = check_outgoing_vector(outgoing)
         except PolicyViolation as refusal:
             self._stop(outgoing, refusal, send.round)
             raise

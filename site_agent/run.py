@@ -1,7 +1,9 @@
 """The site's shell: feeds the conversation, carries out its effects in order, keeps log and state directory.
 
-No decision is made here. `execute` is the one place where an effect becomes an action. The effects come from the
-session and from the machine in it (`site_agent.session` says which comes from whom), and each is carried out as it is:
+Decisions of the protocol are made in the session; here only whether a newer manifest is accepted (`_adopt`), and
+whether a training result still fits the layout. `execute` is the one place where an effect becomes an action. The
+effects come from the session and from the machine in it (`site_agent.session` says which comes from whom), and each is
+carried out as it is:
 
 - `Persist` and `Compact` write the write-ahead log, and wait until it is on disk.
 - `Log` appends to the privacy log, and waits too.
@@ -15,7 +17,7 @@ session and from the machine in it (`site_agent.session` says which comes from w
   for the operator's eyes only.
 
 Effects are carried out one after the other, in the order in which they were given. So the order "write down, log, send"
-that `security.secagg.effects.said` makes is the order in which things happen.
+that `security.secagg.effects.in_order` makes is the order in which things happen.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Who emits what:
 
 The session puts its own effects before or behind those of the machine and changes none. In what is said the order is
 always the same: the record first, then the entry of the privacy log, then the message
-(`security.secagg.effects.said`). `KeepUpdate` comes before the record that binds the site to the update, so that a
+(`security.secagg.effects.in_order`). `KeepUpdate` comes before the record that binds the site to the update, so that a
 restarted site which is bound has it. `SaveState` comes before the record that names the state, for the same reason.
 `site_agent.run` tells what carrying out each effect means. Messages between witnesses do not come here: the shell hands
 them to `site_agent.witness`.
@@ -42,7 +42,7 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.effects import Leave, Send, said
+from security.secagg.effects import Leave, Send, in_order
 from security.secagg.fields import Wire
 from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, SignedHead
 from security.secagg.site import entries
@@ -191,7 +191,7 @@ class Session:
         """The stream stands; say who speaks."""
         self.phase, self.connection = SessionPhase.OPENING, connection
         self._parts.clear()
-        return said(
+        return in_order(
             relay.Open(
                 protocol=PROTOCOL_VERSION,
                 federation=self.manifest.federation,
@@ -236,7 +236,7 @@ class Session:
         if self.phase is not SessionPhase.LIVE:
             raise RemoteProtocolError(f"{type(message).__name__} before the greeting", where="stream")
         if isinstance(message, relay.Ping):
-            return said(relay.Pong(number=message.number))
+            return in_order(relay.Pong(number=message.number))
         if isinstance(message, relay.Receipt):
             return (log_events.receipt(message, head, self.site, self.connection),)
         if isinstance(message, messages.TrainOrder):
@@ -265,7 +265,7 @@ class Session:
     def _go_live(self) -> Effects:
         self.phase = SessionPhase.LIVE
         if self._started:
-            return said(self.machine.hello())
+            return in_order(self.machine.hello())
         self._started = True
         return *self.machine.start(), *self._reload()
 
@@ -417,7 +417,7 @@ class Session:
             self.policy.check_bytes(self.spent(context.round) + attempt_bytes(self.manifest, context.n))
         except PolicyViolation as refusal:
             entry = entries.declined(self.seat.policy.method, str(refusal), context.round, context)
-            return *reloaded, *said(messages.Refusal(site=self.site, ctx=context.ctx()), entry=entry)
+            return *reloaded, *in_order(messages.Refusal(site=self.site, ctx=context.ctx()), entry=entry)
         return *reloaded, *self.machine.receive(plan)
 
     def _halted(self) -> Effects:

@@ -11,7 +11,7 @@ nothing on them can be sent, and `Method.contribution` reads the shared weights 
 One round at a site, in the order of the calls:
 
 1. `begin_round`: `Regulariser.begin_round` makes the prototypes from the model that the round starts from.
-2. every step: `Method.loss` computes L_sup, `Regulariser.add` adds lambda L_npr.
+2. every step: `Method.supervised` computes L_sup, `Regulariser.add` adds lambda L_npr.
 3. `end_round`: with `prototype_source = "epoch"` the features of the last epoch become the next prototypes.
 
 The two methods differ from FedAvg and FedPer in the regulariser alone (`npr=True` below), which any other method can

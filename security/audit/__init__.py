@@ -5,18 +5,20 @@ finding with a code, never an exception: one damaged log must not hide what the 
 
 Who may import it: the command `privacy-audit`, and a party that shows its own log to its own people (the model card).
 What it never does: write to a log folder (a contract in pyproject.toml keeps the writer out; only `bench` makes logs of
-its own, in a temporary folder), connect to a network, or believe an entry because it is well formed.
+its own, in a temporary folder), connect to a network, or accept an entry because it is well formed.
 
-cli             the commands
-verify          one log: every check, and where the auditor's keys come from
-scan            the pass over all entries: form, order, time, tree, and what left
-checkpoints     the checkpoints of one log and who signed them
-egress_ledger   bytes that left, against the kernel's count
-facts           the history that a log tells, and what all logs say about one round
-compare         many logs side by side
-epsilon         the privacy spent, computed again
-proof           one entry with everything needed to check it
-findings        every code, what it means and what to ask next
-text, report, report_text, charts   what was found, for a terminal and as a page
-bench           what logging and verifying cost
+    cli             the commands
+    verify          one log: every check, and where the auditor's keys come from
+    scan            the pass over all entries: form, order, time, tree, and what left
+    checkpoints     the checkpoints of one log and who signed them
+    egress_ledger   bytes that left, against the kernel's count
+    facts           the history in a log, and what all logs say about one round
+    compare         many logs side by side
+    epsilon         the privacy spent, computed again
+    proof           one entry with everything needed to check it
+    findings        every code, what it means and what to ask next
+    text            what was found, for a terminal
+    report          what was found, as a page
+    charts          the charts of the page
+    bench           what logging and verifying cost
 """

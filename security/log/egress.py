@@ -40,7 +40,7 @@ def permitted() -> Mapping[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outgoing:
-    """A message at the door: its exact bytes, and the public numbers that its length must follow from.
+    """A message that is about to leave: its exact bytes, and the public numbers that its length must follow from.
 
     :param head: size of the checkpoint that travels along.
     :param vector: the masked words inside the payload, where there are any.
@@ -100,7 +100,7 @@ def due_bytes(message: str, origin: str, numbers: dict[str, Any]) -> int | None:
     return _due(message, federation, site, tuple(sorted(numbers.items())))
 
 
-def pass_door(outgoing: Outgoing) -> Egress:
+def check_outgoing(outgoing: Outgoing) -> Egress:
     """The entry to log before the message is sent.
 
     :raises PolicyViolation: by the rule it names; log `blocked` then, and send nothing.
@@ -141,7 +141,7 @@ def _evenness(outgoing: Outgoing) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutgoingVector:
-    """A masked vector at the door, from frame `shape.frame` to its last: one entry for all its frames.
+    """A masked vector that is about to leave, from frame `shape.frame` to its last: one entry for all its frames.
 
     :param vector: the whole vector, whichever frames are left to send.
     :param root: its Merkle root, computed while masking and signed in the header: the entry's digest.
@@ -157,10 +157,10 @@ class OutgoingVector:
     message: str = "UploadFrame"
 
 
-def pass_vector(outgoing: OutgoingVector) -> Egress:
+def check_outgoing_vector(outgoing: OutgoingVector) -> Egress:
     """The entry to log before the first frame is sent. The outbox holds each frame to its length as it leaves.
 
-    :raises PolicyViolation: as `pass_door`.
+    :raises PolicyViolation: as `check_outgoing`.
     """
     numbers = recorded_shape(outgoing.shape)
     due = due_bytes(outgoing.message, outgoing.shape.origin, numbers)

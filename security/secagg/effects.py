@@ -1,7 +1,7 @@
 """What a machine asks its shell to do, in order. Each effect carries all that the shell needs to carry it out.
 
 `Persist` must be on disk (fsync) before anything after it is carried out: a `Send` that follows may be the one thing
-that a restarted machine must know it has said. `said` makes the order in which a site speaks: written down, logged,
+that a restarted machine must know it has said. `in_order` makes the order in which a site speaks: written down, logged,
 sent. No layer turns the effects of another into its own.
 """
 
@@ -212,7 +212,7 @@ Effect = (
 Effects = tuple[Effect, ...]
 
 
-def said(
+def in_order(
     message: Wire,
     context: RoundContext | None = None,
     *,
@@ -220,8 +220,8 @@ def said(
     entry: Log | None = None,
     filed: bool = True,
 ) -> Effects:
-    """How a site speaks: what it promises is written down first, what the message stands for is logged second, and the
-    message is sent third. A site that dies in between knows more than it has said, never less.
+    """The order of everything a site sends: the record is written first, the log entry second, the message is sent
+    third. A site that is killed in between has more on disk than it has sent, never less.
 
     :param context: of the attempt that the message belongs to.
     :param filed: whether both logs file the message under the attempt's round; some carry no number of their own.

@@ -167,8 +167,8 @@ class CoordinatorEvent(StrEnum):
     ENOUGH_ABORTS = "enough-aborts"
     HELLO = "hello"
     ROLLBACK = "rollback"  # a site shows an advert that another one must not have forgotten
-    DROP = "drop"  # a step's deadline passed, or too few are left for it
-    GIVE_UP = "give-up"
+    DROP = "drop"  # a deadline before unmasking passed, or too few sites are left
+    GIVE_UP = "give-up"  # the deadline of unmasking passed
 
 
 _S, _SE = SiteState, SiteEvent

@@ -19,7 +19,7 @@ from security.dp.filter import RenyiFilter
 from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.log import events as ev
-from security.log.egress import Outgoing, due_bytes, pass_door, recorded_shape
+from security.log.egress import Outgoing, check_outgoing, due_bytes, recorded_shape
 from security.log.note import KeyType, NoteSigner, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.schema import decimal
@@ -331,7 +331,7 @@ class Federation:
             modulus_bits=32 if vector else None,
             vector=payload[100:] if vector else None,
         )
-        member.log.append(pass_door(outgoing), run=RUN, round=number)
+        member.log.append(check_outgoing(outgoing), run=RUN, round=number)
         member.sent += len(payload)
         self.clock.advance(3)
         arrived = ev.Ingress(

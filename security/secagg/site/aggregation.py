@@ -10,7 +10,7 @@ from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolEr
 from security.crypto import aead
 from security.secagg import context as hashes
 from security.secagg import messages, records, statements
-from security.secagg.effects import Effects, SendUpload, said
+from security.secagg.effects import Effects, SendUpload, in_order
 from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks, entries
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
@@ -49,7 +49,7 @@ class SiteAggregation:
         joined = core.record(records.Joined(context=context, advert=attempt.advert))
         self.attempt, self.ctx = attempt, attempt.ctx
         invited = entries.invited(core.policy.method, context)
-        return *vouched, *said(attempt.advert, context, record=joined, entry=invited)
+        return *vouched, *in_order(attempt.advert, context, record=joined, entry=invited)
 
     def _check_plan(self, plan: messages.Plan) -> None:
         policy, journal, head, context = self.core.policy, self.core.journal, self.core.head, plan.context
@@ -87,7 +87,7 @@ class SiteAggregation:
         attempt.take_adverts(message.adverts)
         shares = attempt.deal(self.core.randomness)
         seen = records.KeysSeen(ctx=attempt.ctx, kx=attempt.kx, adverts=message.adverts)
-        return said(shares, attempt.context, record=self.core.record(seen))
+        return in_order(shares, attempt.context, record=self.core.record(seen))
 
     def deliver(self, message: messages.Deliver) -> Effects:
         attempt = self._open()
@@ -104,7 +104,7 @@ class SiteAggregation:
             state_hash=bound.state_hash,
             update=bound.digest,
         )
-        return *said(header, attempt.context, record=self.core.record(upload)), self._frames(0)
+        return *in_order(header, attempt.context, record=self.core.record(upload)), self._frames(0)
 
     def _frames(self, first: int) -> SendUpload:
         attempt = self._open()
@@ -152,7 +152,7 @@ class SiteAggregation:
         # Keys, seed, the other shares and the masked vector are dropped here: what is left answers one set only.
         self.attempt = None
         entry = entries.agreed(attempt.context, survivors, sites)
-        return said(self.agree(attempt.kx, survivors), attempt.context, record=agreed, entry=entry)
+        return in_order(self.agree(attempt.kx, survivors), attempt.context, record=agreed, entry=entry)
 
     def quorum(self, message: messages.Quorum) -> Effects:
         memory = self.core.journal.by_kx(message.kx)
@@ -172,7 +172,7 @@ class SiteAggregation:
         known = memory.outcome is AttemptOutcome.RELEASED
         released = None if known else self.core.record(ended(memory.context, AttemptOutcome.RELEASED))
         entry = entries.unmasked(memory.context, memory.agreed.sites)
-        return said(unmask, memory.context, record=released, entry=entry)
+        return in_order(unmask, memory.context, record=released, entry=entry)
 
     def agree(self, kx: bytes, survivors: bytes) -> messages.Agree:
         signature = self.core.signer.sign(statements.agree(kx, survivors))
@@ -187,13 +187,13 @@ class SiteAggregation:
         survivors = hashes.survivors_digest(message.kx, memory.upload.deals, roots)
         checks.check_same_set(memory.agreed.survivors, survivors)
         entry = entries.agreed(memory.context, survivors, memory.agreed.sites)
-        return said(self.agree(message.kx, survivors), memory.context, entry=entry)
+        return in_order(self.agree(message.kx, survivors), memory.context, entry=entry)
 
     def accuse(self, dealer: str) -> Effects:
         attempt = self._open()
         signature = self.core.signer.sign(statements.accuse(attempt.kx, dealer))
         accusation = messages.Accusation(site=self.core.site, kx=attempt.kx, dealer=dealer, signature=signature)
-        return said(accusation, attempt.context)
+        return in_order(accusation, attempt.context)
 
 
 def ended(context: hashes.RoundContext, outcome: AttemptOutcome, code: int = 0) -> records.AttemptEnded:

@@ -28,7 +28,7 @@ from security.secagg.effects import (
     Send,
     SendUpload,
     Vector,
-    said,
+    in_order,
 )
 from security.secagg.fields import Wire
 from security.secagg.records import AttemptOutcome
@@ -78,7 +78,7 @@ class SiteMachine:
             if memory.agreed is None:
                 effects += self._abort(memory.context, AbortCode.RESTARTED)
         self._take_up()
-        return *effects, *said(self.hello())
+        return *effects, *in_order(self.hello())
 
     def hello(self) -> messages.Hello:
         head = self.core.head
@@ -206,7 +206,7 @@ class SiteMachine:
         step(SITE, self.state, SiteEvent.FAILURE)
         evidence: Effects = ()
         if isinstance(error, checks.SetBack):
-            evidence = said(messages.Rollback(advert=error.known))
+            evidence = in_order(messages.Rollback(advert=error.known))
         if isinstance(error, BadDealer):
             evidence = self.burst.accuse(error.dealer)
         return (*self._abort(self._open_context(), AbortCode.FAILED_CHECK, error), *evidence)
@@ -215,7 +215,7 @@ class SiteMachine:
         ctx = context.ctx()
         entry = entries.declined(self.core.policy.method, str(error), context.round, context)
         refusal = messages.Refusal(site=self.core.site, ctx=ctx)
-        return *said(refusal, context, entry=entry, filed=False), Ended(ctx, REFUSED, error)
+        return *in_order(refusal, context, entry=entry, filed=False), Ended(ctx, REFUSED, error)
 
     # What ends or begins an attempt.
 
@@ -249,7 +249,7 @@ class SiteMachine:
             self.state, self.deadline = SiteState.IDLE, None
         signature = self.core.signer.sign(statements.abort(ctx, code))
         abort = messages.Abort(site=self.core.site, ctx=ctx, code=code, signature=signature)
-        return *effects, *said(abort, context, filed=False), Ended(ctx, code.name.lower(), error)
+        return *effects, *in_order(abort, context, filed=False), Ended(ctx, code.name.lower(), error)
 
     def _abort_request(self, message: messages.AbortRequest) -> Effects:
         """Also for attempts this site never joined, as long as it can promise never to join them."""

@@ -29,7 +29,7 @@ from security.secagg.effects import (
     LoneChange,
     SaveState,
     Vector,
-    said,
+    in_order,
 )
 from security.secagg.fields import Bounded, Many, Nested, Small, Wire
 from security.secagg.messages import (
@@ -221,7 +221,7 @@ class Intake:
             return ()
         if audit.todo:
             request = ChunkRequest(site=self.core.site, result=audit.header.result_hash, chunk=audit.todo[0])
-            return said(request)
+            return in_order(request)
         head = self.core.head
         result_checks.check_may_ack(self.core.journal, head)
         statement = statements.ack(head.result, head.state_hash, audit.bitmap)
@@ -233,7 +233,7 @@ class Intake:
             signature=self.core.signer.sign(statement),
         )
         acked = self.core.record(records.ResultAcked(round=head.round, result=head.result))
-        return said(ack, record=acked)
+        return in_order(ack, record=acked)
 
     def piece(self, piece: ChunkPiece) -> Effects:
         """Take a piece of a chunk under audit. A piece that comes too late to matter is dropped."""

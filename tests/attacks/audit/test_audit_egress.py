@@ -13,7 +13,7 @@ from lazaret.errors import PolicyViolation
 from security.audit.verify import Keys, verify
 from security.log import egress as door
 from security.log import events as ev
-from security.log.egress import Outgoing, blocked, due_bytes, pass_door, recorded_shape
+from security.log.egress import Outgoing, blocked, check_outgoing, due_bytes, recorded_shape
 from security.rng import CountedRandomness
 from security.secagg.registry import Shape
 from tests.support.audit_attacks import Lonely, weighty, without
@@ -52,20 +52,20 @@ def _updates() -> dict[str, bytes]:
 def test_plain_update_does_not_leave(name: str) -> None:
     outgoing = _outgoing(_updates()[name])
     with pytest.raises(PolicyViolation, match="does not look masked") as refused:
-        pass_door(outgoing)
+        check_outgoing(outgoing)
     entry = blocked(outgoing, refused.value)
     assert entry.sha256 is None, "the digest of a plain update would confirm a guess"
 
 
 def test_plain_update_does_not_leave_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(door, "_evenness", lambda outgoing: 1.0)
-    assert pass_door(_outgoing(_updates()["float32"])).masked, "the flag alone is only the sender's word"
+    assert check_outgoing(_outgoing(_updates()["float32"])).masked, "the flag alone is only the sender's word"
 
 
 def test_masked_vectors_pass() -> None:
     rng = CountedRandomness(b"masks")
     for size in (64, 1000, 5120, 65_536):
-        entry = pass_door(_outgoing(rng.bytes(size)))
+        entry = check_outgoing(_outgoing(rng.bytes(size)))
         assert entry.masked
         assert float(entry.uniformity or 0) > 1e-6
 
@@ -77,18 +77,18 @@ VECTOR = CountedRandomness(b"p").bytes(4096)
 def test_spare_bytes_do_not_leave(extra: bytes) -> None:
     good = _outgoing(VECTOR)
     with pytest.raises(PolicyViolation, match="length"):
-        pass_door(dataclasses.replace(good, payload=good.payload + extra))
+        check_outgoing(dataclasses.replace(good, payload=good.payload + extra))
 
 
 def test_spare_bytes_do_not_leave_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     good = _outgoing(VECTOR)
     monkeypatch.setattr(door, "due_bytes", lambda *told: len(good.payload) + 1)
-    assert pass_door(dataclasses.replace(good, payload=good.payload + b"\x00")).bytes == len(good.payload) + 1
+    assert check_outgoing(dataclasses.replace(good, payload=good.payload + b"\x00")).bytes == len(good.payload) + 1
 
 
 def test_unknown_message_does_not_leave() -> None:
     with pytest.raises(PolicyViolation, match="not permitted"):
-        pass_door(_outgoing(VECTOR, message="Prototypes"))
+        check_outgoing(_outgoing(VECTOR, message="Prototypes"))
 
 
 def test_vector_in_a_control_message_does_not_leave() -> None:
@@ -96,16 +96,16 @@ def test_vector_in_a_control_message_does_not_leave() -> None:
     due = due_bytes("Agree", shape.origin, recorded_shape(shape))
     assert due is not None
     with pytest.raises(PolicyViolation, match="carries none"):
-        pass_door(_outgoing(VECTOR, message="Agree", payload=bytes(due)))
+        check_outgoing(_outgoing(VECTOR, message="Agree", payload=bytes(due)))
 
 
 @pytest.mark.parametrize("vector", [None, b"something else"])
 def test_vector_must_be_shown_to_the_door(vector: bytes | None) -> None:
     with pytest.raises(PolicyViolation, match="not checked"):
-        pass_door(_outgoing(VECTOR, vector=vector))
+        check_outgoing(_outgoing(VECTOR, vector=vector))
 
 
-GOOD = pass_door(_outgoing(VECTOR)).body()
+GOOD = check_outgoing(_outgoing(VECTOR)).body()
 SIZE = GOOD["bytes"]
 
 

@@ -113,7 +113,7 @@ def test_twin_without_the_size_equation_92_hidden_bytes_leave(tmp_path: Path, mo
             head=outgoing.head,
         )
 
-    monkeypatch.setattr(outboxes, "pass_door", lax)
+    monkeypatch.setattr(outboxes, "check_outgoing", lax)
     (payload,) = agent.outbox.post(Send(shares(4), round=1, cohort=SITES))
     assert isinstance(FROM_SITE.decode(payload).message, messages.Shares)
 
@@ -201,8 +201,8 @@ def test_only_the_outbox_encodes_and_only_the_client_writes() -> None:
     assert with_words(r"FROM_SITE\.encode") == {"outbox.py"}
     assert with_words(r"call\.write|\.sendall?\(") == {"client.py"}
     # The workers' sockets join processes of the same hospital; they carry no message of the protocol. `check` opens a
-    # connection to the coordinator and closes it again.
-    networks = {"client.py", "checks/context.py", "trainer/workers.py"}
+    # connection to the coordinator and closes it again. The isolation tries from inside that no socket can be opened.
+    networks = {"client.py", "checks/context.py", "trainer/workers.py", "trainer/isolation.py", "trainer/kernel.py"}
     assert with_words(r"import (grpc|socket|ssl|http)") == networks
 
 
