@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lazaret import terminal
+from lazaret.terminal import run_command
 from npr.config import TrainConfig
 from npr.model import ModelSpec
 from npr.wire_layout import Recipe, export
@@ -23,7 +24,7 @@ from security.consortium.authority import Authority
 from security.identity.enrolment import EnrolmentRequest
 from security.identity.pki import Role
 from security.secagg.layout import Block, Layout
-from site_agent.cli import main
+from site_agent.cli import cli
 from site_agent.config import CHECK_NAMES
 from site_agent.state_writer import WriteAheadLog
 from tests.support.consortium_world import World
@@ -64,7 +65,8 @@ def run(*words: str | Path) -> Done:
     sys.argv = ["site-agent", *map(str, words)]
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
-            main()
+            # Not `main`, whose commands isolate themselves in a child process (tests/cli/test_isolated_commands.py).
+            run_command(cli, "site-agent")
     finally:
         sys.argv = before
     return Done(int(ended.value.code or 0), out.getvalue(), err.getvalue())

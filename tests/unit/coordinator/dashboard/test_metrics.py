@@ -22,7 +22,7 @@ from security.secagg.effects import Persist
 from security.secagg.relay import FROM_COORDINATOR, FROM_SITE
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector
-from site_agent.session import RunPhase as AgentPhase
+from site_agent.session import SessionPhase as AgentPhase
 from tests.support.hub_world import Hub, Sample
 from tests.support.site_world import SiteWorld
 

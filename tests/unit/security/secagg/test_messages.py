@@ -187,7 +187,7 @@ def test_the_length_prefixed_form_is_read_from_disks_only() -> None:
             if "security.secagg" in text and (names := {match[1] for match in read.finditer(text)}):
                 found[path.relative_to(root).as_posix()] = names
     assert found == {
-        "coordinator/storage.py": {"Result", "CheckCertificate"},
+        "coordinator/round_history.py": {"Result", "CheckCertificate"},
         "security/secagg/records.py": {"cls"},
         "security/secagg/site/results.py": {"cls"},
     }

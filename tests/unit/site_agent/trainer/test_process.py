@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
-from npr.data.store import Storage, user_cache_dir
+from npr.data.store import ImageStorage, user_cache_dir
 from site_agent.trainer import process
 from site_agent.trainer.process import Folders, cache_folder, data_path, image_folders
 
@@ -59,7 +59,7 @@ def test_the_cache_is_where_images_are_stored(chosen: dict[str, str], monkeypatc
         monkeypatch.delenv(name, raising=False)
     for name, value in chosen.items():
         monkeypatch.setenv(name, value)
-    assert cache_folder() == (Storage.from_environment().cache_dir or user_cache_dir())
+    assert cache_folder() == (ImageStorage.from_environment().cache_dir or user_cache_dir())
 
 
 def test_a_finished_file_is_moved_and_replaces_nothing(tmp_path: Path) -> None:
