@@ -10,6 +10,7 @@ import pwd
 from pathlib import Path
 from typing import Final
 
+SHIPPED: Final = ("assets", "templates")
 PACKAGES: Final = ("coordinator", "lazaret", "npr", "protos", "security", "site_agent")
 
 
@@ -29,13 +30,18 @@ def account() -> str:
         return f"account {os.getuid()}"
 
 
+def _ours(path: Path) -> bool:
+    """A module, or a file of the pages and of the report: what the distribution lists as package data."""
+    return path.suffix == ".py" or (path.is_file() and path.parent.name in SHIPPED)
+
+
 def package_digest() -> str:
-    """SHA-256 over the names and contents of all our modules, in order."""
+    """SHA-256 over the names and contents of all our modules and of what ships with them, in order."""
     digest = hashlib.sha256()
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
         for folder in spec.submodule_search_locations or () if spec else ():
-            for path in sorted(Path(folder).rglob("*.py")):
+            for path in sorted(found for found in Path(folder).rglob("*") if _ours(found)):
                 lines = (
                     f"{name}/{path.relative_to(folder).as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
                 )

@@ -20,7 +20,7 @@ from uvicorn import Config, Server
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from lazaret.web.http import MAX_HEAD, BadRequest, Request, Response
+from lazaret.web.http import MAX_HEAD, BadRequest, Request, Response, check_head
 
 MOST_REQUESTS: Final = 1000  # on one connection
 STOP_SECONDS: Final = 1  # what a server that ends gives to connections that do not close
@@ -87,6 +87,7 @@ class BoundedConnection(H11Protocol):
         # clients that came in time. Here the newest connection is turned away and the others go on.
         self._most, self.limit_concurrency = self.limit_concurrency, None
         self._answered = 0
+        self._head = b""  # what has come since the last whole head
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -102,10 +103,24 @@ class BoundedConnection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes alone win no time: only a whole request does, so a client that sends one byte a second is cut off."""
+        try:
+            self._check_heads(data)
+        except BadRequest as error:
+            self._refuse(error.status)
+            return
         before = self.cycle
         super().data_received(data)
         if self.cycle is not before:
             self._set_deadline()
+
+    def _check_heads(self, data: bytes) -> None:
+        """Hold the bytes of each head to what h11 forgives: its length, bare line feeds, folded lines, controls.
+
+        :raises BadRequest: before the parser sees a byte of this piece.
+        """
+        *heads, self._head = (self._head + data).split(b"\r\n\r\n")
+        for head in (*heads, self._head):
+            check_head(head)
 
     def on_response_complete(self) -> None:
         self._answered += 1

@@ -6,6 +6,7 @@ The bytes of a request are read by h11, under uvicorn (`lazaret/web/connection.p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -42,6 +43,22 @@ class BadRequest(Exception):
         self.status = status
 
 
+_LINE: Final = re.compile(rb"[\x21-\x7e][\x20-\x7e\t]*")
+
+
+def check_head(head: bytes) -> None:
+    """Check the bytes of a request's head, or of the part that has come, without the empty line at its end.
+
+    :raises BadRequest: if it is too long, or a line begins with a space, ends in a bare line feed or holds a control.
+    """
+    if len(head) > MAX_HEAD:
+        raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+    # The last line may be cut anywhere, also before its line feed.
+    lines = head.removesuffix(b"\r").split(b"\r\n")
+    if not all(_LINE.fullmatch(line) for line in lines if line):
+        raise BadRequest(HTTPStatus.BAD_REQUEST)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """The head of a request. Names of fields are in lower case; bodies are refused."""
@@ -59,9 +76,6 @@ class Request:
         :raises BadRequest: if it is anything but a plain GET or HEAD.
         """
         target, headers = scope["raw_path"], scope["headers"]
-        # The server bounds a head that is still incomplete; one that comes in a single piece is measured here.
-        if sum(len(name) + len(value) + 4 for name, value in headers) + len(target) > MAX_HEAD:
-            raise BadRequest(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
         if scope["http_version"] != "1.1" or len(headers) > MAX_FIELDS:
             raise BadRequest(HTTPStatus.BAD_REQUEST)
         if not target.startswith(b"/") or len(target) + len(scope["query_string"]) > MAX_TARGET:

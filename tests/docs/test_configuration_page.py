@@ -83,7 +83,7 @@ def test_keys_and_defaults_are_those_of_the_code(file: str, table: str) -> None:
 
 
 def test_every_variable_that_is_read_is_on_the_page() -> None:
-    packages = ("security", "npr", "site_agent", "coordinator")
+    packages = ("lazaret", "security", "protos", "npr", "site_agent", "coordinator")
     sources = [path for name in packages for path in (ROOT / name).rglob("*.py")]
     read = {name for path in sources for name in re.findall(r'"(LAZARET_[A-Z_]+)"', path.read_text(encoding="utf-8"))}
     assert read

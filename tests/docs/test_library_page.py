@@ -117,6 +117,6 @@ def test_a_plugin_is_loaded_once_and_its_mistakes_are_its_own(tmp_path: Path) ->
 
 def test_a_federation_on_the_wire_loads_no_plugin() -> None:
     """Only the laboratory reads the variable: code that the manifest does not pin has no way in."""
-    for package in ("site_agent", "coordinator", "security", "npr/methods", "npr/data"):
+    for package in ("site_agent", "coordinator", "lazaret", "security", "protos", "npr/methods", "npr/data"):
         for path in (ROOT / package).rglob("*.py"):
             assert "plugins" not in path.read_text(encoding="utf-8"), path

@@ -15,7 +15,8 @@ FORBIDDEN = {"random", "pickle", "cPickle", "shelve", "marshal", "dill", "joblib
 
 
 def sources() -> list[Path]:
-    found = sorted(path for room in ("lazaret", "security") for path in (PROJECT / room).rglob("*.py"))
+    rooms = ("lazaret", "security", "protos")
+    found = sorted(path for room in rooms for path in (PROJECT / room).rglob("*.py") if "_pb2" not in path.name)
     assert len(found) > 10
     return found
 
@@ -46,7 +47,7 @@ def test_the_operating_system_is_asked_for_randomness_in_one_place() -> None:
 
 
 def test_counted_randomness_stays_in_tests() -> None:
-    for package in ("lazaret", "security", "npr", "site_agent", "coordinator"):
+    for package in ("lazaret", "security", "protos", "npr", "site_agent", "coordinator"):
         for path in (PROJECT / package).rglob("*.py"):
             assert path.name == "rng.py" or "CountedRandomness" not in path.read_text(), path
 

@@ -153,3 +153,24 @@ def test_scripts_are_executable_and_never_need_more_than_pip(name):
     script = ROOT / "scripts" / name
     assert script.stat().st_mode & 0o111
     assert not re.search(r"\b(apt|apt-get|sudo|conda)\b", script.read_text())
+
+
+def test_the_digest_of_the_software_covers_what_ships_with_it(tmp_path, monkeypatch):
+    """A changed template or page script is another software, as a changed module is."""
+    from lazaret import software
+
+    data = {path.split("/")[0] for path in PROJECT["tool"]["setuptools"]["package-data"]["*"]}
+    assert data == set(software.SHIPPED)
+    for name in ("made_up/__init__.py", "made_up/templates/report.html", "made_up/assets/app.js", "made_up/notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("a")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(software, "PACKAGES", ("made_up",))
+    before = software.package_digest()
+    (tmp_path / "made_up/notes.txt").write_text("b")
+    assert software.package_digest() == before
+    for name in ("made_up/templates/report.html", "made_up/assets/app.js"):
+        (tmp_path / name).write_text("b")
+        assert software.package_digest() != before
+        (tmp_path / name).write_text("a")

@@ -47,6 +47,8 @@ def server() -> Iterator[WebServer]:
     yield running
     running.stop()
 
+TOO_LARGE = HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+
 
 def head(line: str = "GET / HTTP/1.1", *fields: str, host: str = "Host: here") -> bytes:
     return "\r\n".join([line, host, *fields, "", ""]).encode("latin-1")
@@ -89,6 +91,11 @@ def test_a_plain_request_is_read(server: WebServer) -> None:
         (head("GET / HTTP/1.1", "Host: b"), HTTPStatus.BAD_REQUEST),
         (head("GET / HTTP/1.1", "Bad Name: x"), HTTPStatus.BAD_REQUEST),
         (head("GET / HTTP/1.1", host=" folded: x"), HTTPStatus.BAD_REQUEST),
+        (head("GET / HTTP/1.1", " folded: x"), HTTPStatus.BAD_REQUEST),
+        (head("GET / HTTP/1.1", "X: a\x01b"), HTTPStatus.BAD_REQUEST),
+        (b"GET / HTTP/1.1\nHost: here\n\n", HTTPStatus.BAD_REQUEST),
+        (head("GET / HTTP/1.1", "X:" + " " * MAX_HEAD + "y"), TOO_LARGE),
+        (head(f"GET /?{'q' * 1500} HTTP/1.1", "X: " + "y" * (MAX_HEAD - 1500)), TOO_LARGE),
         (head("GET / HTTP/1.1", *(f"X{n}: 1" for n in range(64))), HTTPStatus.BAD_REQUEST),
         (head("GET / HTTP/1.1", "X: " + "y" * MAX_HEAD), HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
         (head("GET / HTTP/1.1", host="X: no host"), HTTPStatus.BAD_REQUEST),
