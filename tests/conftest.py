@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 
@@ -18,3 +19,11 @@ def own_environment() -> Iterator[None]:
     if os.environ != before:
         os.environ.clear()
         os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """A command that ran in this process keeps its log to itself; the next test may want to see the lines."""
+    yield
+    for program in ("site-agent", "coordinator", "consortium", "npr-lab", "privacy-audit"):
+        logging.getLogger(program).propagate = True
