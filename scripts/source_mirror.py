@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from lazaret.software import PACKAGES
+
 ROOT: Final = Path(__file__).parents[1]
-PACKAGES: Final = ("lazaret", "security", "protos", "npr", "site_agent", "coordinator")
 GENERATED: Final = ("_pb2.py", "_pb2_grpc.py")
 # Names that two rooms share because the word is the field's own in both; each with its reason.
 SHARED_NAMES: Final[dict[str, str]] = {}

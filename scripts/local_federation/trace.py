@@ -15,11 +15,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from lazaret.software import PACKAGES
 from protos.parse import FROM_COORDINATOR, Parcel
 from security.secagg import messages
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-PACKAGES: Final = ("lazaret", "security", "protos", "npr", "site_agent", "coordinator")
 
 
 @contextmanager
