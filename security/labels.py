@@ -32,6 +32,9 @@ KDF_MASK: Final = _label("mask/aes256ctr")
 KDF_SHARE: Final = _label("share")
 KDF_SELF: Final = _label("self/aes256ctr")
 
+# Which chunks of a sum a site looks at in a sampled audit.
+SPOT_CHECK: Final = _label("spot-check")
+
 # Signatures: one tag for each kind of statement. The result's hash has the plain name, so its signature has another.
 SIGN_PLAN: Final = _label("plan")
 SIGN_ADVERT: Final = _label("advert")

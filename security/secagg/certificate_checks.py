@@ -193,6 +193,13 @@ def covers(policy: AggregationPolicy, seen: Sequence[tuple[str, set[int]]], *, q
     return min(counts) > policy.c
 
 
+def check_distinct_acks(check: CheckCertificate) -> None:
+    """A site counts once, however often it signs: otherwise one colluder alone could certify a forged sum."""
+    sites = [ack.site for ack in check.acks]
+    if len(set(sites)) != len(sites):
+        raise VerificationFailed("a site acknowledges twice", where="check certificate")
+
+
 def check_certificate(
     policy: AggregationPolicy, check: CheckCertificate | None, *, result: bytes, state_hash: bytes, quorum: int
 ) -> None:
@@ -200,9 +207,7 @@ def check_certificate(
     (section 10)."""
     if check is None:
         raise VerificationFailed("the newest result comes without its check certificate", where="plan")
-    sites = [ack.site for ack in check.acks]
-    if len(set(sites)) != len(sites):
-        raise VerificationFailed("a site acknowledges twice", where="check certificate")
+    check_distinct_acks(check)
     # The roster may have changed since: signatures of sites that were removed no longer count.
     standing = [ack for ack in check.acks if policy.lists(ack.site)]
     seen = [(ack.site, check_ack(policy, ack, result=result, state_hash=state_hash)) for ack in standing]

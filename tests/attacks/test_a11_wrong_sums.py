@@ -6,6 +6,7 @@ that every chunk was added up again by more than c sites.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -19,14 +20,16 @@ from security.crypto.prg import Words
 from security.crypto.ring import DEFAULT_BITS, Ring
 from security.identity.membership import AuditMode
 from security.rng import CountedRandomness
-from security.secagg import messages
+from security.secagg import certificate_checks, messages, statements
 from security.secagg import state as states
+from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.publication import Publication, build_result
 from security.secagg.site import checks, result_checks
 from security.secagg.site.result_checks import CheckedHeader, assigned_chunks
-from security.secagg.site.results import WrongSumEvidence
+from security.secagg.site.results import Intake, WrongSumEvidence
 from security.secagg.transitions import SiteState
+from security.secrets import Secret
 from tests.support.evil import VICTIM, EvilCoordinator, assert_refused, evil
 
 CHUNK = 2
@@ -122,22 +125,31 @@ def test_an_unchecked_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     assert misled and all(run.machine(name).intake.model.tobytes() == run.model.tobytes() for name in misled)
 
 
-def fork(run: EvilCoordinator) -> None:
-    """The victim gets a sum that differs in a chunk it will not look at; everybody else gets the right one."""
+def shown_wrong_sum(run: EvilCoordinator, *, looked_at: bool) -> tuple[CoordinatorAttempt, Publication, int]:
+    """The victim gets a sum that differs in one chunk, which it will look at or will not."""
     run.open_round()
     attempt = run.secretly()
     right = attempt.publication
     assert right is not None
-    model = attempt.model
-    for chunk in range(run.policy.chunks):
+    for change, chunk in itertools.product(range(1_000, 1_020), range(run.policy.chunks)):
         total = right.total.copy()
-        total[chunk * Ring(DEFAULT_BITS).frame_words + 1] += 1_000
+        total[chunk * Ring(DEFAULT_BITS).frame_words + 1] += change
         other = forged(run, attempt, total)
         header = CheckedHeader(other.result, attempt.dealing.kx, other.result_hash)
-        if chunk not in assigned_chunks(run.policy, header, VICTIM, run.randomness):
+        chosen = assigned_chunks(run.policy, header, VICTIM, run.machine().core.storage_key)
+        if (chunk in chosen) is looked_at:
             break
-    attempt.publication, attempt.model = other, attempt.model
+    attempt.publication = other
     publish(run, other, [VICTIM])
+    return attempt, right, chunk
+
+
+def fork(run: EvilCoordinator) -> None:
+    """The victim gets a sum that differs in a chunk it will not look at; everybody else gets the right one."""
+    attempt, right, _ = shown_wrong_sum(run, looked_at=False)
+    other = attempt.publication
+    assert other is not None
+    model = states.next_state(run.policy.layout, run.model, right.total, survivors=len(run.sites)).state
     attempt.publication, attempt.model = right, model
     publish(run, right, [name for name in run.sites if name != VICTIM])
     order = messages.AuditOrder(result=right.result_hash, absent=(VICTIM,))
@@ -186,7 +198,8 @@ def test_sampled_audit_detects_as_often_as_it_says() -> None:
     header = CheckedHeader(attempt.publication.result, attempt.dealing.kx, attempt.publication.result_hash)
     randomness, trials = CountedRandomness(b"draws"), 2000
     seen = sum(
-        any(CHUNK in assigned_chunks(run.policy, header, name, randomness) for name in run.sites) for _ in range(trials)
+        any(CHUNK in assigned_chunks(run.policy, header, name, Secret(randomness.bytes(32))) for name in run.sites)
+        for _ in range(trials)
     )
     theory = 1 - (4 / 5) ** 4
     assert seen / trials > theory - 4 * (theory * (1 - theory) / trials) ** 0.5
@@ -219,3 +232,155 @@ def test_the_proof_of_a_wrong_sum_holds_for_anybody_and_not_in_odd_pieces() -> N
         pieces = (replace(first, data=data), *proof.pieces[1:])
         with pytest.raises(VerificationFailed):
             replace(proof, pieces=pieces).verify(run.policy)
+
+
+# The same result again, with the chunk that would tell held back.
+
+
+def shown_again(run: EvilCoordinator, times: int = 20) -> list[int]:
+    """A wrong sum in sampled mode: pieces of the bad chunk never arrive, and the result comes again and again."""
+    sent: list[int] = []
+
+    def hold_back(piece: messages.ChunkPiece, _: str) -> messages.ChunkPiece | None:
+        return None if piece.chunk == sent[-1] else piece
+
+    run.change(messages.ChunkPiece, lambda piece, site: None)
+    attempt, _, bad = shown_wrong_sum(run, looked_at=True)
+    sent.append(bad)
+    run.rules.clear()
+    run.change(messages.ChunkPiece, hold_back)
+    assert attempt.publication is not None
+    for _ in range(times):
+        publish(run, attempt.publication, [VICTIM])
+    return [request.chunk for request in run.said(messages.ChunkRequest, by=VICTIM)]
+
+
+def test_a_result_that_is_shown_again_draws_no_other_chunk() -> None:
+    run = evil(audit=AuditMode.SAMPLED)
+    asked = shown_again(run)
+    assert len(asked) == 21 and len(set(asked)) == 1
+    assert not run.said(Ack, by=VICTIM), "a sum that it has not checked is not acknowledged"
+    run.restart_site(VICTIM)
+    assert run.machine().core.head.round == 1, "the result was accepted, and is not certified"
+
+
+def test_a_restart_draws_no_other_chunk_either() -> None:
+    run = evil(audit=AuditMode.SAMPLED)
+    run.lose(messages.ChunkPiece)
+    run.open_round()
+    attempt = run.launch(run.plan())
+    for _ in range(10):
+        run.restart_site(VICTIM)
+        run.pump()
+        assert attempt.publication is not None
+        publish(run, attempt.publication, [VICTIM])
+    asked = [request.chunk for request in run.said(messages.ChunkRequest, by=VICTIM)]
+    assert len(asked) >= 11 and len(set(asked)) == 1
+
+
+def test_a_result_that_is_shown_again_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn afresh each time: sooner or later it is another chunk, and the wrong sum is acknowledged."""
+    draws = CountedRandomness(b"afresh")
+    monkeypatch.setattr(Intake, "_known_header", lambda self, result: self.audit.header)
+    original = result_checks.drawn_chunks
+    run = evil(audit=AuditMode.SAMPLED)
+    begin = Intake._begin_audit
+
+    def afresh(self: Intake, download: Any) -> Any:
+        if self.audit is not None:
+            monkeypatch.setattr(
+                result_checks, "drawn_chunks", lambda key, *rest: original(Secret(draws.bytes(32)), *rest)
+            )
+            self.audit = None
+        return begin(self, download)
+
+    monkeypatch.setattr(Intake, "_begin_audit", afresh)
+    shown_again(run)
+    assert run.said(Ack, by=VICTIM)
+
+
+def spoiled(result: messages.Result) -> messages.Result:
+    """The same R: it does not cover the signatures."""
+    lines = tuple(replace(line, signature=bytes(64)) for line in result.agreements)
+    return replace(result, agreements=lines, signature=bytes(64))
+
+
+def evidence_after_a_spoiled_header(run: EvilCoordinator) -> WrongSumEvidence:
+    """The coordinator knows that it is found, and shows the header once more with bad signatures."""
+    run.lose(messages.ChunkPiece)
+    attempt, _, _ = shown_wrong_sum(run, looked_at=True)
+    run.rules.clear()
+    assert attempt.publication is not None
+    result = attempt.publication.result
+    attempt.publication.result = spoiled(result)
+    publish(run, attempt.publication, [VICTIM])
+    assert run.machine().state is SiteState.HALTED
+    audit = run.machine().intake.audit
+    assert audit is not None
+    return WrongSumEvidence.parse(WrongSumEvidence.of(audit).file())
+
+
+def test_the_header_that_was_checked_first_is_the_evidence() -> None:
+    run = evil()
+    evidence_after_a_spoiled_header(run).verify(run.policy)
+
+
+def test_the_header_that_was_checked_first_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    def last_shown(self: Intake, result: messages.Result) -> CheckedHeader:
+        kx, _, digest = result_checks.result_digests(result)
+        self.audit = None
+        return CheckedHeader(result, kx, digest)
+
+    monkeypatch.setattr(Intake, "_known_header", last_shown)
+    run = evil()
+    with pytest.raises(VerificationFailed):
+        evidence_after_a_spoiled_header(run).verify(run.policy)
+
+
+def test_after_a_restart_a_header_with_bad_signatures_is_refused() -> None:
+    run = evil()
+    run.lose(messages.ChunkPiece)
+    attempt, _, _ = shown_wrong_sum(run, looked_at=True)
+    run.deaf = True
+    run.restart_site(VICTIM)
+    run.pump()
+    assert attempt.publication is not None
+    with pytest.raises(VerificationFailed):
+        run.machine().receive(spoiled(attempt.publication.result))
+
+
+# One colluder, many acknowledgements.
+
+
+def certified_by_one(run: EvilCoordinator) -> messages.Vouched:
+    """A forged sum with c + 1 acknowledgements of it, all of them by the one colluder."""
+    attempt, _, _ = shown_wrong_sum(run, looked_at=False)
+    publication = attempt.publication
+    assert publication is not None
+    everything = certificate_checks.bitmap_of(range(run.policy.chunks), run.policy.chunks)
+    colluder = run.colluders[0]
+    state_hash = publication.result.state_hash
+    statement = statements.ack(publication.result_hash, state_hash, everything)
+    ack = Ack(
+        site=colluder,
+        result=publication.result_hash,
+        state_hash=state_hash,
+        bitmap=everything,
+        signature=run.signer(colluder).sign(statement),
+    )
+    return messages.Vouched(result=publication.result_hash, check=CheckCertificate(acks=(ack,) * (run.policy.c + 1)))
+
+
+def test_acknowledgements_of_one_site_count_once() -> None:
+    run = evil()
+    forged_certificate = certified_by_one(run)
+    with pytest.raises(VerificationFailed, match="acknowledges twice"):
+        run.machine().receive(forged_certificate)
+    assert not run.machine().core.head.vouched
+
+
+def test_acknowledgements_of_one_site_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate_checks, "check_distinct_acks", lambda *_: None)
+    run = evil()
+    run.machine().receive(certified_by_one(run))
+    assert run.machine().core.head.vouched, "a sum that nobody has checked is certified"

@@ -13,7 +13,7 @@ import pytest
 
 from scripts.local_federation.processes import Party, wait_until
 from tests.support.federation import WAIT, NumberFederation
-from tests.support.lying_coordinator import LIES, VICTIM
+from tests.support.lying_coordinator import AGAIN, LIES, TIMES, VICTIM
 
 pytestmark = pytest.mark.timeout(240)
 ENTRY = "tests.support.lying_coordinator"
@@ -24,6 +24,7 @@ REFUSALS = {
     "A8": "plan is for another model than this site trained on",
     "A9": "the announced model does not follow from the sum",
     "A11": "sum does not have the announced root",
+    "A11-twice": "a site acknowledges twice",
     "A25": "round or attempt number is out of the window",
 }
 
@@ -91,3 +92,21 @@ def test_a_site_that_does_not_recompute_follows_the_coordinators_result_twin(tmp
         wait_until(lambda: any(sign in victim.text()[before:] for sign in signs), own_chain, seconds=WAIT)
         assert "sum of 4 sites accepted" in victim.text()[before:]
     assert REFUSALS["A9"] not in victim.text()
+
+
+def test_a_result_that_is_shown_again_draws_no_other_chunk(tmp_path: Path) -> None:
+    """A11 with a sampled audit: however often its pieces are held back, the victim asks for the chunk it drew."""
+    federation = with_liar(NumberFederation(tmp_path / "again", rounds=40, audit="sampled"))
+    with federation.running():
+        federation.wait_published(1)
+        # Of three sites none can be spared: without the victim's acknowledgement there is no next round.
+        federation.sites["site3"].stop()
+        federation.wait_published(federation.published + 2)
+        order = federation.grounds.coordinator / "lie"
+        order.write_text(AGAIN)
+        wait_until(lambda: not order.exists(), "the lie", seconds=WAIT, output=federation.coordinator.output)
+        federation.wait_published(federation.published + 2)
+    asked = (order.parent / "asked").read_text().splitlines()
+    assert len(asked) == TIMES * 3
+    assert len({tuple(line.split()[:2]) for line in asked}) == 1, "one result, one chunk"
+    federation.check_sums()

@@ -25,13 +25,20 @@ class NumberFederation:
     """`sites` hospitals that do not learn, and a coordinator; each a process of its own."""
 
     def __init__(
-        self, folder: Path, *, sites: int = 4, rounds: int = 3, words: int = WORDS, ready_slot: float = 0.1
+        self,
+        folder: Path,
+        *,
+        sites: int = 4,
+        rounds: int = 3,
+        words: int = WORDS,
+        ready_slot: float = 0.1,
+        audit: str = "auto",
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=number_plan(rounds, train=30, message=3, upload=4),
+            plan=number_plan(rounds, train=30, message=3, upload=4) + f'[audit]\nmode = "{audit}"\n',
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
             coordinator_settings={"grace": 1.0, "ping": 2.0, "audit": 1.0},

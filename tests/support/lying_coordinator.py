@@ -65,6 +65,13 @@ def flipped_sum(_: Signer, message: messages.SumFrame) -> Wire:
     return replace(message, data=bytes([message.data[0] ^ 1]) + message.data[1:])
 
 
+def one_acknowledgement_twice(_: Signer, message: messages.Vouched) -> Wire:
+    """A11: one site's acknowledgement in the place of those of c + 1 sites."""
+    assert message.check is not None
+    first = message.check.acks[0]
+    return replace(message, check=replace(message.check, acks=(first,) * len(message.check.acks)))
+
+
 def burnt_number(signer: Signer, message: messages.Plan) -> Wire:
     """A25: a round number so high that no later one would be left."""
     return plan_of(signer, message, round=2**60)
@@ -76,8 +83,11 @@ LIES: Final[dict[str, tuple[type[Wire], Callable[[Signer, Any], Wire]]]] = {
     "A8": (messages.Plan, other_model),
     "A9": (messages.Result, chosen_model),
     "A11": (messages.SumFrame, flipped_sum),
+    "A11-twice": (messages.Vouched, one_acknowledgement_twice),
     "A25": (messages.Plan, burnt_number),
 }
+AGAIN: Final = "A11-again"  # the pieces of a chunk are held back, and the result is shown again, this many times:
+TIMES: Final = 12
 
 
 INSTEAD: Final = ("A9", "A11")
@@ -88,10 +98,33 @@ class LyingService(Service):
 
     _false_result: bytes | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._shown: list[Wire] = []
+
+    async def _show_again(self, stream: Stream, piece: messages.ChunkPiece, context: Any, order: Path) -> None:
+        """Once for each chunk that is asked for: its first piece is followed by the others, which are held back too."""
+        with (order.parent / "asked").open("a") as asked:
+            asked.write(f"{piece.result.hex()} {piece.chunk} {piece.site}\n")
+        lines = (order.parent / "asked").read_text().splitlines()
+        survivors = len(self._shown[0].uploads)  # type: ignore[attr-defined]
+        if len(lines) % survivors:
+            return
+        if len(lines) == TIMES * survivors:
+            order.unlink()
+        for message in list(self._shown):
+            await super().deliver(stream, message, context)
+
     async def deliver(self, stream: Stream, message: Wire, context: Any) -> None:
         order = self.shell.storage.folder.parent / "lie"
         name = order.read_text() if stream.site == VICTIM and order.exists() else ""
-        if name and isinstance(message, LIES[name][0]):
+        if stream.site == VICTIM and isinstance(message, messages.Result | messages.SumFrame):
+            self._shown = [message] if isinstance(message, messages.Result) else [*self._shown, message]
+        if name == AGAIN:
+            if isinstance(message, messages.ChunkPiece):
+                await self._show_again(stream, message, context, order)
+                return
+        elif name and isinstance(message, LIES[name][0]):
             lie = LIES[name][1](self.shell.engine.core.signer, message)
             self._false_result = result_checks.result_digests(lie)[2] if name == "A9" else None
             order.unlink()

@@ -237,7 +237,8 @@ class SiteCore:
     """A site's mandate and journal.
 
     :param mandate: the policy and the signing key in force, always read through: a newer manifest changes both.
-    :param storage_key: seals the answer that must survive a restart between AGREE and RELEASE.
+    :param storage_key: seals the answer that must survive a restart between AGREE and RELEASE, and decides which chunks
+        a sampled audit looks at.
     :param heads: gives the newest checkpoint of the privacy log and the ledger's commitment, for each advert.
     :param patience_ms: how long to wait for each of the coordinator's steps before AGREE.
     """

@@ -8,18 +8,20 @@ are cited from the same page.
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
+from security import labels
 from security.crypto import key_agreement, masking, merkle
+from security.crypto.encoding import u64
 from security.crypto.key_agreement import KeyPair
 from security.crypto.masking import OpenedMasks
 from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy, AuditMode
-from security.rng import Randomness
 from security.secagg import certificate_checks, statements
 from security.secagg import context as hashes
 from security.secagg.certificates import Advert, Opened
@@ -211,6 +213,18 @@ def check_header(
     return checked
 
 
+def check_header_again(policy: AggregationPolicy, result: Result) -> CheckedHeader:
+    """A header whose R this site has accepted before, for the audit that starts again after a restart.
+
+    R does not cover the signatures in it. With bad ones, the evidence of a wrong sum would convince nobody (section
+    10).
+    """
+    kx, survivors, result_hash = result_digests(result)
+    check_result_signature(policy, result_hash, result.signature)
+    check_result_agreements(policy, kx, survivors, result)
+    return CheckedHeader(result, kx, result_hash)
+
+
 def opened_masks(
     kx: bytes, adverts: Sequence[Advert], survivors: Collection[str], seeds: Sequence[bytes], keys: Sequence[bytes]
 ) -> OpenedMasks:
@@ -284,10 +298,14 @@ class ChunkAudit:
     pieces: dict[str, ChunkPiece] = field(default_factory=dict, repr=False)
     _partial: Words | None = field(default=None, repr=False)
 
-    def assign(self, randomness: Randomness, absent: Collection[str] = ()) -> None:
+    def assign(self, key: Secret, absent: Collection[str] = ()) -> None:
         """Decide which chunks to look at; with `absent` sites, take over what would have been theirs."""
-        wanted = assigned_chunks(self.policy, self.header, self.site, randomness, absent)
+        wanted = assigned_chunks(self.policy, self.header, self.site, key, absent)
         self.todo += [chunk for chunk in wanted if chunk not in self.good and chunk not in self.todo]
+
+    def restart_chunk(self) -> None:
+        """Forget the pieces of the chunk under audit: its coordinator sends all of them again."""
+        self._partial, self.pieces = None, {}
 
     def take(self, piece: ChunkPiece) -> bool:
         """Add a piece; returns whether the current chunk is now complete and correct."""
@@ -328,20 +346,17 @@ def assigned_chunks(
     policy: AggregationPolicy,
     header: CheckedHeader,
     site: str,
-    randomness: Randomness,
+    key: Secret,
     absent: Collection[str] = (),
 ) -> list[int]:
     """Covered: the chunks for which this site is among the first c + 1 by hash, so that each chunk has an honest
-    checker. Sampled: a few at random. They are drawn after the coordinator signed the result, so that it cannot know
-    them.
+    checker. Sampled: a few that only this site can predict.
 
+    :param key: a secret of this site that outlives restarts.
     :param absent: members that do not answer; their chunks go to the next ones in the order.
     """
     if policy.audit is AuditMode.SAMPLED:
-        wanted: set[int] = set()
-        while len(wanted) < min(policy.spot_check_chunks, policy.chunks):
-            wanted.add(int.from_bytes(randomness.bytes(8), "big") % policy.chunks)
-        return sorted(wanted)
+        return drawn_chunks(key, header.result_hash, policy)
     present = [name for name in header.result.context.sites if name not in absent]
     if site not in present:
         return []
@@ -352,3 +367,18 @@ def assigned_chunks(
         if before <= policy.c:
             chosen.append(chunk)
     return chosen
+
+
+def drawn_chunks(key: Secret, result_hash: bytes, policy: AggregationPolicy) -> list[int]:
+    """The chunks of a sampled audit: the same ones however often the result is shown, also after a restart.
+
+    They follow from R and a key on this site's disk. The coordinator cannot know them when it signs R, and cannot have
+    others drawn by withholding a chunk and sending the result again (section 10).
+    """
+    wanted: set[int] = set()
+    draws = 0
+    while len(wanted) < min(policy.spot_check_chunks, policy.chunks):
+        digest = hmac.digest(key.reveal(), labels.SPOT_CHECK + result_hash + u64(draws), "sha256")
+        wanted.add(int.from_bytes(digest[:8], "big") % policy.chunks)
+        draws += 1
+    return sorted(wanted)

@@ -134,15 +134,21 @@ class Intake:
     def header(self, result: Result) -> Effects:
         """Check a header; the frames of its sum follow."""
         self._successor = None
-        kx, _, result_hash = result_checks.result_digests(result)
+        _, _, result_hash = result_checks.result_digests(result)
         if result_hash == self.core.head.result and not self.core.head.vouched:
-            # Accepted before a restart: R covers the whole header, and the audit starts again.
-            self._download = Download(CheckedHeader(result, kx, result_hash), self.core.policy.layout)
+            self._download = Download(self._known_header(result), self.core.policy.layout)
             return ()
         memory = self.core.journal.attempts.get(result.context.ctx())
         checked = check_header(self.core.policy, self.core.head, memory, self.core.site, result)
         self._download = Download(checked, self.core.policy.layout)
         return ()
+
+    def _known_header(self, result: Result) -> CheckedHeader:
+        """The accepted result is shown again. The header that was checked first stays: R does not cover signatures,
+        and the evidence of a wrong sum needs good ones. After a restart there is none, and it is checked again."""
+        if self.audit is not None and self.audit.header.result_hash == self.core.head.result:
+            return self.audit.header
+        return result_checks.check_header_again(self.core.policy, result)
 
     def frame(self, frame: SumFrame) -> tuple[Effects, bool]:
         """Take a frame of the sum; returns whether it was the last one and the model has moved."""
@@ -202,11 +208,14 @@ class Intake:
         return (*effects, *self._begin_audit(download))
 
     def _begin_audit(self, download: Download) -> Effects:
+        if self.audit is not None and self.audit.header.result_hash == download.header.result_hash:
+            self.audit.restart_chunk()
+            return self._next_chunk()
         self.audit = None
         # A site that has joined a later round has left this one, and does not acknowledge its result.
         if self.core.head.round >= self.core.journal.high_water[0]:
             self.audit = ChunkAudit(self.core.policy, self.core.site, download.header, download.total)
-            self.audit.assign(self.core.randomness)
+            self.audit.assign(self.core.storage_key)
         return self._next_chunk()
 
     def _forget(self) -> Compact:
@@ -246,7 +255,7 @@ class Intake:
         if self.audit is None or order.result != self.audit.header.result_hash:
             raise RemoteProtocolError("order is for a result that is not under audit", where="audit")
         waiting = bool(self.audit.todo)
-        self.audit.assign(self.core.randomness, order.absent)
+        self.audit.assign(self.core.storage_key, order.absent)
         return () if waiting else self._next_chunk()
 
     def end_audit(self) -> None:

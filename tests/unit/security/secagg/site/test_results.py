@@ -26,9 +26,11 @@ from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secagg.site.result_checks import assigned_chunks
 from security.secagg.transitions import CoordinatorState, SiteState
+from security.secrets import Secret
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, small_layout
 
 CHUNKS = 5
+KEY = Secret(bytes(32))
 
 
 @cache
@@ -124,10 +126,10 @@ def test_chunks_are_shared_out_evenly() -> None:
     header = run.sites["site-00"].machine.intake.audit
     assert header is not None
     shares = [
-        assigned_chunks(run.policy, header.header, name, run.randomness) for name in header.header.result.context.sites
+        assigned_chunks(run.policy, header.header, name, KEY) for name in header.header.result.context.sites
     ]
     assert sum(len(share) for share in shares) == run.policy.chunks * (run.policy.c + 1)
-    assert assigned_chunks(run.policy, header.header, "stranger", run.randomness) == []
+    assert assigned_chunks(run.policy, header.header, "stranger", KEY) == []
 
 
 def good_round(**options: Any) -> RecordedFederation:
