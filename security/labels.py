@@ -60,6 +60,10 @@ DP_LEDGER: Final = _label("dp-ledger")
 DP_LEDGER_COMMITMENT: Final = _label("dp-ledger-head")
 DP_LEDGER_SALT: Final = _label("dp-ledger-salt")
 
+# Sides of patients: the keyed hash that gives them, and the digest that names its key in the ledger.
+SIDES: Final = _label("sides")
+SIDES_KEY: Final = _label("sides-key")
+
 # Names of messages in the privacy logs.
 MESSAGE_ID: Final = _label("msgid")
 

@@ -5,6 +5,7 @@ row or a column.
 
     sources     `open_dataset`: from a name to one fold of a data set
     catalogue   every image with label, unit, site and splits, before a fold is chosen
+    sides       which patients train, test and validate: by key under differential privacy, else even and kept
     dataset     the images of one site, its sides, and all sites together
     manifest    a CSV manifest, or one folder for each class
     npz         a data set in one npz file

@@ -1,13 +1,12 @@
 """A catalogue: every image of a data set with label, unit, site and named splits, before a fold is chosen.
 
 Each source makes one catalogue; `assemble` turns it into a FederatedDataset. So folds, partitions and validation
-sides work the same for every format. Splits by patient and the partition of a pooled data set into sites are here too.
+sides work the same for every format (npr/data/sides.py). The partition of a pooled data set into sites is here too.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,83 +14,7 @@ from numpy.typing import NDArray
 
 from lazaret.errors import ConfigError, DataError
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD, FederatedDataset, ImageRows, Samples, SiteData
-
-# Splits that keep a patient (or lesion) on one side, balanced by stratum. The order of the units comes from SHA-256 and
-# not from a library's generator: a published fold must be the same on every machine and with every version of numpy.
-
-
-def _rank(seed: int, unit: str) -> bytes:
-    return hashlib.sha256(f"{seed}\x00{unit}".encode()).digest()
-
-
-def grouped_folds(units: Sequence[str], strata: Sequence[Hashable], *, folds: int, seed: int = 0) -> NDArray[np.int64]:
-    """The fold (0 .. folds-1) of every row; all rows of a unit get the same one.
-
-    Stratum by stratum (site x class), larger units first, each unit goes to the fold that has the fewest rows of its
-    stratum so far, and among those to the fold with the fewest rows in all: small strata spread over the folds
-    instead of piling up in the first.
-    """
-    if folds < 2:
-        raise DataError(f"{folds} folds cannot hold a train and a test side", hint="use 2 or more")
-    rows_of: dict[str, list[int]] = {}
-    for row, unit in enumerate(units):
-        rows_of.setdefault(unit, []).append(row)
-    if len(rows_of) < folds:
-        raise DataError(f"{len(rows_of)} units cannot be divided into {folds} folds", hint="use fewer folds")
-    members: dict[str, list[str]] = {}
-    for unit, rows in rows_of.items():
-        # A unit seen at two sites is counted in the stratum that most of its rows are in; ties go by name.
-        names = sorted(str(strata[row]) for row in rows)
-        members.setdefault(max(names, key=names.count), []).append(unit)
-    fold_of = np.empty(len(units), dtype=np.int64)
-    totals = np.zeros(folds, dtype=np.int64)
-    for stratum in sorted(members):
-        held = np.zeros(folds, dtype=np.int64)
-        for unit in sorted(members[stratum], key=lambda u: (-len(rows_of[u]), _rank(seed, u))):
-            fold = int(np.lexsort((totals, held))[0])
-            rows = rows_of[unit]
-            held[fold] += len(rows)
-            totals[fold] += len(rows)
-            fold_of[rows] = fold
-    return fold_of
-
-
-def grouped_holdout(
-    units: Sequence[str], strata: Sequence[Hashable], *, fraction: float, seed: int = 0
-) -> NDArray[np.bool_]:
-    """True for the rows held out: about `fraction` of every stratum, whole units."""
-    if not 0.0 < fraction < 1.0:
-        raise DataError(f"a holdout of {fraction} leaves one side empty", hint="use a fraction between 0 and 1")
-    parts = max(2, round(1.0 / min(fraction, 1.0 - fraction)))
-    folds = grouped_folds(units, strata, folds=parts, seed=seed)
-    return np.asarray((folds == 0) if fraction <= 0.5 else (folds != 0))
-
-
-def check_grouped(units: Sequence[str], sides: Sequence[str], *, unit_kind: str, names: Sequence[str]) -> None:
-    """Raise if a unit has rows on two sides; the error names the two rows and keeps the patient's id out."""
-    for _, error in on_two_sides(units, sides, unit_kind=unit_kind, names=names):
-        raise error
-
-
-def on_two_sides(
-    units: Sequence[str], sides: Sequence[str], *, unit_kind: str, names: Sequence[str]
-) -> Iterator[tuple[int, DataError]]:
-    """Every row whose unit began on another side, with what to say about it."""
-    first: dict[str, int] = {}
-    for row, (unit, side) in enumerate(zip(units, sides, strict=True)):
-        seen = first.setdefault(unit, row)
-        if sides[seen] != side:
-            yield (
-                row,
-                DataError(
-                    f"one {unit_kind} is in {side!r} here and in {sides[seen]!r} in {names[seen]}",
-                    where=names[row],
-                    hint=f"put all images of a {unit_kind} on one side, or omit the split; it is then made for you",
-                ),
-            )
-
-
-SIDES = ("train", "test", "validation")
+from npr.data.sides import SideRule, check_grouped, fold_of, stratified_places
 
 
 def check_class_list(names: Sequence[str], *, where: str) -> None:
@@ -142,7 +65,7 @@ class Catalogue:
             raise DataError("columns of different length", where=self.where or self.name)
         for split in self.splits.values():
             if split.grouped:
-                names = self.row_names or tuple(f"{self.where or self.name} row {row}" for row in range(len(self)))
+                names = [self.row_name(row) for row in range(len(self))]
                 check_grouped(self.units, split.sides, unit_kind=self.unit_kind, names=names)
 
     def __len__(self) -> int:
@@ -150,6 +73,10 @@ class Catalogue:
 
     def __repr__(self) -> str:
         return f"<Catalogue {self.name}: {len(self)} images, {len(set(self.sites))} sites>"
+
+    def row_name(self, row: int) -> str:
+        """What an error calls a row."""
+        return self.row_names[row] if self.row_names else f"{self.where or self.name} row {row}"
 
     @property
     def strata(self) -> tuple[tuple[str, int], ...]:
@@ -160,30 +87,40 @@ class Catalogue:
         return replace(self, sites=sites)
 
 
-def sides_of(catalogue: Catalogue, fold: int | str, *, folds: int = 5, seed: int = 0) -> tuple[str, ...]:
-    """The side of every row: a named split, or fold `fold` of `folds` deterministic unit-grouped folds."""
-    if isinstance(fold, str) and fold in catalogue.splits:
-        return catalogue.splits[fold].sides
-    number = int(fold) if isinstance(fold, str) and fold.isdecimal() else fold
-    if not isinstance(number, int) or not 0 <= number < folds:
-        known = ", ".join([*catalogue.splits, f"0 to {folds - 1}"])
-        raise DataError(f"no fold {fold!r}", where=catalogue.name, hint=f"one of {known}")
-    held = grouped_folds(catalogue.units, catalogue.strata, folds=folds, seed=seed) == number
-    return tuple("test" if out else "train" for out in held)
+def sides_of(
+    catalogue: Catalogue, fold: int | str, *, folds: int = 5, seed: int = 0, validation: float = 0.0
+) -> tuple[str, ...]:
+    """The side of every row: a named split, or fold `fold` of `folds` deterministic unit-grouped folds; `validation` is
+    taken from the training side."""
+    found = fold_of(catalogue, fold, folds)
+    return stratified_places(
+        catalogue.units,
+        catalogue.strata,
+        fold=found if isinstance(found, int) else 0,
+        folds=folds,
+        seed=seed,
+        validation=validation,
+        given=catalogue.splits[found].sides if isinstance(found, str) else None,
+    )[0]
 
 
 def assemble(
-    catalogue: Catalogue, *, fold: int | str, folds: int = 5, seed: int = 0, validation: float = 0.0
+    catalogue: Catalogue,
+    *,
+    fold: int | str,
+    folds: int = 5,
+    seed: int = 0,
+    validation: float = 0.0,
+    rule: SideRule | None = None,
 ) -> FederatedDataset:
-    """One fold as sites with a train and a test side, and a validation side cut from train where asked for."""
-    sides = np.array(sides_of(catalogue, fold, folds=folds, seed=seed), dtype="U10")
-    if validation > 0.0:
-        rows = np.flatnonzero(sides == "train")
-        strata = catalogue.strata
-        held = grouped_holdout(
-            [catalogue.units[r] for r in rows], [strata[r] for r in rows], fraction=validation, seed=seed + 1
-        )
-        sides[rows[held]] = "validation"
+    """One fold as sites with a train and a test side, and a validation side cut from train where asked for.
+
+    :param rule: gives the sides instead; what `fold` is called stays for the record.
+    """
+    made = (
+        rule(catalogue) if rule else sides_of(catalogue, fold, folds=folds, seed=seed, validation=validation)
+    )
+    sides = np.array(made, dtype="U10")
     where = np.array(catalogue.sites)
 
     def pick(site: str, side: str) -> Samples:

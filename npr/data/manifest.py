@@ -19,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import DataError
-from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list, on_two_sides
+from npr.data.catalogue import Catalogue, NamedSplit, check_class_list
 from npr.data.columns import ColumnEntry, read_table
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
+from npr.data.sides import SIDES, on_two_sides
 from npr.data.store import Fault, FaultKind, ImageStorage, digest_of, open_image, pool, squash
 
 # From rows of image files to a catalogue. Everything that can be wrong in the table is checked before the first image

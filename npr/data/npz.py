@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import DataError
-from npr.data.catalogue import SIDES, Catalogue, NamedSplit, check_class_list
+from npr.data.catalogue import Catalogue, NamedSplit, check_class_list
 from npr.data.columns import Arrays
+from npr.data.sides import SIDES
 from npr.data.store import ImageStorage, digest_of, open_image, pool, squash
 
 REQUIRED = ("jpeg", "offsets", "image_id", "label", "site", "class_names")

@@ -26,6 +26,7 @@ from npr.data.fed_isic import load_fed_isic
 from npr.data.generated import GeneratedSpec, generate
 from npr.data.manifest import load_csv, load_folders
 from npr.data.npz import load_npz
+from npr.data.sides import SideRule
 from npr.data.store import Decode, Fault, FaultKind, ImageStorage
 
 DATA_VARIABLE = "LAZARET_DATA"
@@ -173,6 +174,7 @@ def open_dataset(
     validation: float = 0.0,
     class_names: Sequence[str] | None = None,
     storage: ImageStorage | None = None,
+    rule: SideRule | None = None,
 ) -> FederatedDataset:
     """One fold of `source`.
 
@@ -180,9 +182,10 @@ def open_dataset(
     :param seed: of the folds made here and of generated images; not of training.
     :param validation: share of the training patients to hold out as a validation side.
     :param class_names: the federation's classes in its order, for sources that would take them from the labels.
+    :param rule: gives the sides, by key or as they were before (npr/data/sides.py); `seed` then makes images only.
     """
     catalogue = open_catalogue(source, image_size=image_size, seed=seed, class_names=class_names, storage=storage)
-    return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation)
+    return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation, rule=rule)
 
 
 # Survey of a data set before training: every fault in it, not only the first, and images that occur twice. The same
@@ -217,8 +220,7 @@ class Survey:
 
     def name(self, row: int) -> str:
         """What an error would call a row."""
-        named = self.catalogue.row_names
-        return named[row] if named else f"{self.catalogue.where or self.catalogue.name} row {row}"
+        return self.catalogue.row_name(row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
