@@ -265,7 +265,7 @@ class TestKept:
         site = Kept(validation=0.1)
         site.sides(first)
         site.settings = {"validation": 0.2}
-        with pytest.raises(DataError, match="were made by 'fold 0 of 5, validation 0.1'"):
+        with pytest.raises(DataError, match=r"were made by 'fold 0 of 5, validation 0\.1'"):
             site.sides(first)
 
     def test_a_column_holds_for_good_too(self):
