@@ -84,7 +84,9 @@ class Shell:
             elif operation == CLOSE:
                 effects = self.attempt.close_step()
             else:
-                effects = self.attempt.receive(site, self.streams[site].decode(data))
+                with self.watch.time("decode"):
+                    message = self.streams[site].decode(data)
+                effects = self.attempt.receive(site, message)
         # Before the first frame is added, and before the next state is made.
         if self.attempt.state is not self._warmed and self.attempt.state in (State.UPLOADING, State.UNMASKING):
             self._warmed = self.attempt.state
@@ -124,6 +126,7 @@ class Shell:
             "merkle_ms": 1e3 * watch.total("leaf_hash", "state_hash"),
             "spool_ms": 1e3 * watch.total("write", "seal"),
             "next_state_ms": 1e3 * watch.median("next_state"),
+            "decode_ms": 1e3 * watch.total("decode"),
             "whole_ms": 1e3 * watch.total("whole"),
             "keystream_ms": 1e3 * floor.keystream,
             "one_add_ms": 1e3 * floor.add,
