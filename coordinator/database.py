@@ -30,6 +30,10 @@ CREATE TABLE IF NOT EXISTS results (
     sum_root BLOB NOT NULL, result BLOB NOT NULL, certificate BLOB) STRICT;
 CREATE TABLE IF NOT EXISTS blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL, cert BLOB) STRICT;
 CREATE TABLE IF NOT EXISTS strikes (site TEXT PRIMARY KEY, strikes INTEGER NOT NULL, pause INTEGER NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS disputes (
+    accuser TEXT NOT NULL, dealer TEXT NOT NULL, accuser_cert BLOB NOT NULL, dealer_cert BLOB NOT NULL,
+    PRIMARY KEY (accuser, dealer)) STRICT;
+CREATE TABLE IF NOT EXISTS silence (site TEXT PRIMARY KEY, count INTEGER NOT NULL, cert BLOB NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS sessions (site TEXT PRIMARY KEY, session INTEGER NOT NULL, seen_ms INTEGER NOT NULL) STRICT;
 
 -- For people only. The engine reads none of what follows: it could be deleted without harm to a run.

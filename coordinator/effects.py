@@ -44,17 +44,23 @@ class StoreBlame:
     :ivar pause: how many cohorts it still sits out for that.
     :ivar excluded: who is left out until the consortium has cleared it: why, and under which signing certificate. A new
         certificate is the consortium's word that the site may take part again.
+    :ivar disputes: accuser and dealer of each dispute about a share box, with their signing certificates.
+    :ivar silence: how many accusations in a row a dealer has not answered, and its signing certificate.
     """
 
     strikes: Mapping[str, int]
     pause: Mapping[str, int]
     excluded: Mapping[str, tuple[str, bytes]]
+    disputes: Mapping[tuple[str, str], tuple[bytes, bytes]]
+    silence: Mapping[str, tuple[int, bytes]]
 
     @classmethod
     def of(cls, book: BlameBook, policy: AggregationPolicy) -> StoreBlame:
         certs = {entry.site: entry.cert for entry in policy.roster}
         excluded = {site: (reason, certs[site]) for site, reason in book.excluded.items() if site in certs}
-        return cls(dict(book.strikes), dict(book.pause), excluded)
+        disputes = {pair: (certs[pair[0]], certs[pair[1]]) for pair in book.accusations if certs.keys() >= set(pair)}
+        silence = {site: (count, certs[site]) for site, count in book.silence.items() if site in certs}
+        return cls(dict(book.strikes), dict(book.pause), excluded, disputes, silence)
 
 
 Effect = ProtocolEffect | OpenRound | CloseRound | StoreBlame

@@ -245,10 +245,14 @@ class RoundHistory:
     def blame_book(self, certs: Mapping[str, bytes]) -> BlameBook:
         """What was held against sites when the last process ended."""
         rows = self._ask("SELECT site, strikes, pause FROM strikes")
+        disputes = self._ask("SELECT accuser, dealer, accuser_cert, dealer_cert FROM disputes")
+        silence = self._ask("SELECT site, count, cert FROM silence")
         return BlameBook(
             strikes={site: strikes for site, strikes, _ in rows if strikes},
             pause={site: pause for site, _, pause in rows if pause},
             excluded=self.excluded(certs),
+            accusations={(a, d) for a, d, *signed in disputes if [certs.get(a), certs.get(d)] == signed},
+            silence={site: count for site, count, cert in silence if certs.get(site) == cert},
         )
 
     # Attempts and figures, for the page and its metrics.

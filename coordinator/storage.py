@@ -258,6 +258,12 @@ def _write_blame(db: sqlite3.Connection, blame: StoreBlame) -> None:
     rows = [(site, strikes.get(site, 0), pause.get(site, 0)) for site in sorted({*strikes, *pause})]
     db.execute("DELETE FROM strikes")
     db.executemany("INSERT INTO strikes VALUES (?, ?, ?)", rows)
+    db.execute("DELETE FROM disputes")
+    disputes = [(*pair, *certs) for pair, certs in sorted(blame.disputes.items())]
+    db.executemany("INSERT INTO disputes VALUES (?, ?, ?, ?)", disputes)
+    db.execute("DELETE FROM silence")
+    silence = [(site, count, cert) for site, (count, cert) in sorted(blame.silence.items())]
+    db.executemany("INSERT INTO silence VALUES (?, ?, ?)", silence)
     excluded = [(site, reason, cert) for site, (reason, cert) in sorted(blame.excluded.items())]
     db.executemany("INSERT OR REPLACE INTO blame VALUES (?, ?, ?)", excluded)
 

@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromSite(_message.Message):
-    __slots__ = ("sequence", "log_head", "hello", "ready", "refusal", "advert", "shares", "accusation", "upload_header", "upload_frame", "agree", "unmask", "abort", "rollback", "chunk_request", "ack", "open", "pong", "decline", "head", "cosignature", "held")
+    __slots__ = ("sequence", "log_head", "hello", "ready", "refusal", "advert", "shares", "accusation", "upload_header", "upload_frame", "agree", "unmask", "disclosure", "abort", "rollback", "chunk_request", "ack", "open", "pong", "decline", "head", "cosignature", "held")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -20,6 +20,7 @@ class FromSite(_message.Message):
     UPLOAD_FRAME_FIELD_NUMBER: _ClassVar[int]
     AGREE_FIELD_NUMBER: _ClassVar[int]
     UNMASK_FIELD_NUMBER: _ClassVar[int]
+    DISCLOSURE_FIELD_NUMBER: _ClassVar[int]
     ABORT_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     CHUNK_REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +43,7 @@ class FromSite(_message.Message):
     upload_frame: UploadFrame
     agree: Agree
     unmask: Unmask
+    disclosure: Disclosure
     abort: Abort
     rollback: Rollback
     chunk_request: ChunkRequest
@@ -52,21 +54,23 @@ class FromSite(_message.Message):
     head: Head
     cosignature: Cosignature
     held: Held
-    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., advert: _Optional[_Union[Advert, _Mapping]] = ..., shares: _Optional[_Union[Shares, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_header: _Optional[_Union[UploadHeader, _Mapping]] = ..., upload_frame: _Optional[_Union[UploadFrame, _Mapping]] = ..., agree: _Optional[_Union[Agree, _Mapping]] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., chunk_request: _Optional[_Union[ChunkRequest, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., advert: _Optional[_Union[Advert, _Mapping]] = ..., shares: _Optional[_Union[Shares, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_header: _Optional[_Union[UploadHeader, _Mapping]] = ..., upload_frame: _Optional[_Union[UploadFrame, _Mapping]] = ..., agree: _Optional[_Union[Agree, _Mapping]] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., chunk_request: _Optional[_Union[ChunkRequest, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("sequence", "log_head", "train_order", "plan", "adverts", "deliver", "upload_resume", "survivors", "quorum", "result", "sum_frame", "abort_request", "rollback", "audit_order", "chunk_piece", "vouched", "jump", "state_frame", "welcome", "manifest_frame", "ping", "receipt", "goodbye", "witness_call", "head", "cosignature", "held")
+    __slots__ = ("sequence", "log_head", "train_order", "plan", "adverts", "deliver", "accusation", "upload_resume", "survivors", "quorum", "result", "sum_frame", "disclosure", "abort_request", "rollback", "audit_order", "chunk_piece", "vouched", "jump", "state_frame", "welcome", "manifest_frame", "ping", "receipt", "goodbye", "witness_call", "head", "cosignature", "held")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     TRAIN_ORDER_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     ADVERTS_FIELD_NUMBER: _ClassVar[int]
     DELIVER_FIELD_NUMBER: _ClassVar[int]
+    ACCUSATION_FIELD_NUMBER: _ClassVar[int]
     UPLOAD_RESUME_FIELD_NUMBER: _ClassVar[int]
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
     QUORUM_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     SUM_FRAME_FIELD_NUMBER: _ClassVar[int]
+    DISCLOSURE_FIELD_NUMBER: _ClassVar[int]
     ABORT_REQUEST_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     AUDIT_ORDER_FIELD_NUMBER: _ClassVar[int]
@@ -89,11 +93,13 @@ class FromCoordinator(_message.Message):
     plan: Plan
     adverts: Adverts
     deliver: Deliver
+    accusation: Accusation
     upload_resume: UploadResume
     survivors: Survivors
     quorum: Quorum
     result: Result
     sum_frame: SumFrame
+    disclosure: Disclosure
     abort_request: AbortRequest
     rollback: Rollback
     audit_order: AuditOrder
@@ -110,7 +116,7 @@ class FromCoordinator(_message.Message):
     head: Head
     cosignature: Cosignature
     held: Held
-    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., adverts: _Optional[_Union[Adverts, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., upload_resume: _Optional[_Union[UploadResume, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., sum_frame: _Optional[_Union[SumFrame, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., audit_order: _Optional[_Union[AuditOrder, _Mapping]] = ..., chunk_piece: _Optional[_Union[ChunkPiece, _Mapping]] = ..., vouched: _Optional[_Union[Vouched, _Mapping]] = ..., jump: _Optional[_Union[Jump, _Mapping]] = ..., state_frame: _Optional[_Union[StateFrame, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., manifest_frame: _Optional[_Union[ManifestFrame, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., witness_call: _Optional[_Union[WitnessCall, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., adverts: _Optional[_Union[Adverts, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_resume: _Optional[_Union[UploadResume, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., sum_frame: _Optional[_Union[SumFrame, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., audit_order: _Optional[_Union[AuditOrder, _Mapping]] = ..., chunk_piece: _Optional[_Union[ChunkPiece, _Mapping]] = ..., vouched: _Optional[_Union[Vouched, _Mapping]] = ..., jump: _Optional[_Union[Jump, _Mapping]] = ..., state_frame: _Optional[_Union[StateFrame, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., manifest_frame: _Optional[_Union[ManifestFrame, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., witness_call: _Optional[_Union[WitnessCall, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("site", "open_ctx", "round", "result")
@@ -535,6 +541,22 @@ class SumFrame(_message.Message):
     index: int
     data: bytes
     def __init__(self, result: _Optional[bytes] = ..., index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class Disclosure(_message.Message):
+    __slots__ = ("site", "kx", "holder", "b_share", "s_share", "signature")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    KX_FIELD_NUMBER: _ClassVar[int]
+    HOLDER_FIELD_NUMBER: _ClassVar[int]
+    B_SHARE_FIELD_NUMBER: _ClassVar[int]
+    S_SHARE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    kx: bytes
+    holder: str
+    b_share: bytes
+    s_share: bytes
+    signature: bytes
+    def __init__(self, site: _Optional[str] = ..., kx: _Optional[bytes] = ..., holder: _Optional[str] = ..., b_share: _Optional[bytes] = ..., s_share: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("context", "signature")

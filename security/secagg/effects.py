@@ -167,9 +167,14 @@ class Ended:
     error: ToolkitError | None = None
 
 
+MISSING: Final = "missing"  # it missed a step: a strike
+SILENT: Final = "silent"  # it gave no answer to an accusation: a strike, and the third in a row excludes it
+ANSWERED: Final = "answered"  # it has answered one: nothing is held against it
+
+
 @dataclass(frozen=True, slots=True)
 class Blamed:
-    """The coordinator holds something against a site; see `blame`."""
+    """The coordinator takes note of what a site did; any reason but the three above is a lie that it signed."""
 
     site: str
     reason: str

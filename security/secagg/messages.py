@@ -173,7 +173,7 @@ class Deliver(Wire):
 
 @message(
     16,
-    Sender.SITE,
+    Sender.BOTH,
     DataClass.CONTROL,
     filing=Filing.ATTEMPT,
     size=lambda shape: {"dealer": len(shape.named)},
@@ -181,11 +181,37 @@ class Deliver(Wire):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accusation(Wire):
-    """A dealer's line is as it signed it, yet the box does not hold those shares. Dealer or accuser lies."""
+    """A dealer's line is as it signed it, yet the box does not hold those shares. Dealer or accuser lies.
+
+    The coordinator passes it on to the dealer, which answers with a Disclosure.
+    """
 
     site: SiteId
     kx: Digest
     dealer: SiteId
+    signature: Signature
+
+
+@message(
+    26,
+    Sender.BOTH,
+    DataClass.MASK_SHARE,
+    filing=Filing.ATTEMPT,
+    size=lambda shape: {"holder": len(shape.named)},
+    mentions=lambda message: {"named": message.holder},
+)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disclosure(Wire):
+    """A dealer's answer to an accusation: the accuser's two shares, as anybody can check with the hashes it signed.
+
+    The coordinator passes it on to the accuser, which goes on with these shares.
+    """
+
+    site: SiteId
+    kx: Digest
+    holder: SiteId
+    b_share: Annotated[bytes, Fixed(SHARE_BYTES), DataClass.MASK_SHARE]
+    s_share: Annotated[bytes, Fixed(SHARE_BYTES), DataClass.MASK_SHARE]
     signature: Signature
 
 

@@ -68,6 +68,14 @@ class KeysSeen(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShareDisclosed(Wire):
+    """This site has published the shares that it dealt to a holder. Written before they are sent."""
+
+    ctx: Digest
+    holder: SiteId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UploadBound(Wire):
     """The upload's root. Written before the first frame: from here on a byte of it may be out."""
 
@@ -146,6 +154,13 @@ class Stopped(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed(Wire):
+    """The operator permits as many further updates on a model that did not move as were permitted before."""
+
+    state_hash: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered(Wire):
     """What compaction keeps: numbers that must survive the attempts they came from."""
 
@@ -156,6 +171,7 @@ class Remembered(Wire):
     peers: Annotated[tuple[Advert, ...], Many(Nested(Advert))]
     state_hash: Digest
     updates: Annotated[tuple[bytes, ...], Many(DIGEST, limit=4096)]
+    resumed: Count
     acked_round: Count
 
 
@@ -181,6 +197,13 @@ class DealsShown(Wire):
     """All of S2: C2 is made from it, and blame at S5 needs it."""
 
     shares: Annotated[tuple[messages.Shares, ...], Many(Nested(messages.Shares))]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisclosureSeen(Wire):
+    """A dealer's valid answer to an accusation: these shares are public."""
+
+    disclosure: Annotated[messages.Disclosure, Nested(messages.Disclosure)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,6 +271,8 @@ KINDS: Final[dict[int, type[Wire]]] = {
     11: Stopped,
     12: Remembered,
     13: ReplyErased,
+    14: ShareDisclosed,
+    15: Resumed,
     50: Planned,
     51: AdvertsShown,
     52: DealsShown,
@@ -258,6 +283,7 @@ KINDS: Final[dict[int, type[Wire]]] = {
     57: AbortSeen,
     58: AckSeen,
     59: AttemptClosed,
+    60: DisclosureSeen,
 }
 _NUMBERS: Final = {cls: number for number, cls in KINDS.items()}
 

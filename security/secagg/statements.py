@@ -59,6 +59,10 @@ def accuse(kx: bytes, dealer: str) -> Statement:
     return Statement(labels.SIGN_ACCUSE, (kx, dealer.encode()))
 
 
+def disclose(kx: bytes, holder: str, b_share: bytes, s_share: bytes) -> Statement:
+    return Statement(labels.SIGN_DISCLOSE, (kx, holder.encode(), b_share, s_share))
+
+
 def upload(kx: bytes, deals: bytes, length: int, root: bytes) -> Statement:
     return Statement(labels.SIGN_UPLOAD, (kx, deals, encoding.u64(length), root))
 

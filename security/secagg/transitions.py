@@ -9,8 +9,8 @@ Messages
 
 C0 to C5 go from the coordinator to the sites, S1 to S5 from a site to the coordinator (sections 1 and 3). Site and
 coordinator take turns: a site speaks only in answer to a message of the coordinator, except that it may announce itself
-(Hello) and abort, with evidence if it has any (Accusation, Rollback). Each answer binds what the site has seen so far,
-because every hash covers the one before it: CTX, KX, D, U, R (section 4).
+(Hello), accuse a dealer, and abort, with evidence if it has any (Rollback). Each answer binds what the site has seen so
+far, because every hash covers the one before it: CTX, KX, D, U, R (section 4).
 
     C0 Plan       -> S1 Advert          fresh public keys and a commitment to a seed
     C1 Adverts    -> S2 Shares          seed and mask key, shared t of n, one box for each member
@@ -18,6 +18,9 @@ because every hash covers the one before it: CTX, KX, D, U, R (section 4).
     C3 Survivors  -> S4 Agree           "this set, and no other in this attempt"
     C4 Quorum     -> S5 Unmask          one share for each member: a survivor's seed, or the mask key of a dropout
     C5 Result, SumFrame -> Ack          the site computes the next model itself and checks chunks of the sum
+
+Between C2 and S3 a holder whose box is wrong accuses its dealer (Accusation). The dealer answers with the shares in
+dispute (Disclosure), which anybody can check; the holder goes on with them, and nobody is left out (section 11).
 
 If exactly the same message comes again, the site sends exactly the same answer again. A check fails in one of three
 ways (section 3). A Plan that fails is refused without a signature, because nothing has left. A later failure before
@@ -36,10 +39,13 @@ advertised   S1 is sent. Promised: this round and attempt number are used up. On
              advert. A crash loses the keys: the site signs ABORT at its next start.
 dealt        S2 is sent. On disk: `KeysSeen`, with KX and every peer's newest advert, so that a peer whose state was
              restored from an old copy is noticed. A crash: ABORT.
+disputing    A box did not hold what its dealer signed for, and the dealer is accused. Waits for its Disclosure; then S3
+             is sent. A dealer that does not answer ends the attempt, and is named for it. A crash: ABORT.
 uploaded     S3 is sent, perhaps only in part. On disk: `UploadBound`, with the upload's root and the update's digest,
              before the first frame: from here on the reuse rule applies to this update (section 8). Sends frames
-             again on request (UploadResume). A crash: ABORT; if the upload was complete, it may still be in the sum
-             when a quorum of other sites releases.
+             again on request (UploadResume). Until AGREE an accused dealer answers with a Disclosure; `ShareDisclosed`
+             is on disk before it is sent, because a share that is public protects nothing any more. A crash: ABORT;
+             if the upload was complete, it may still be in the sum when a quorum of other sites releases.
 agreed       S4 is sent. Promised: shares are released for this set U only, and no other set is agreed to in this
              attempt. On disk: `Agreed`, with the one answer that U needs, sealed. Keys, seed and all other shares are
              dropped from memory. A crash changes nothing: the site waits, releases on the certificate, or aborts on
@@ -72,8 +78,9 @@ advertising  C0 is sent; waits for S1 of every member. One refusal, abort or tim
 dealing      C1 is sent; waits for S2 of every member. One abort or timeout ends the attempt. On disk: `AdvertsShown`.
              A crash: the attempt is over, because share lists were in memory only.
 uploading    C2 is sent; masked vectors arrive. On disk: `DealsShown`, frames in the spool, `UploadCounted` for each
-             complete upload. From here on an attempt needs a certificate before its updates can be used again. A
-             crash: complete uploads count from the spool, missing answers are asked for again.
+             complete upload. Accusations are passed on to the dealer and its answer to the accuser; a dealer without a
+             valid answer ends the attempt. From here on an attempt needs a certificate before its updates can be used
+             again. A crash: complete uploads count from the spool, missing answers are asked for again.
 agreeing     C3 is sent: at least `t` uploads are complete, and the set is fixed. On disk: `SurvivorsShown`.
 unmasking    C4 is sent to the sites that agreed: `t` agreements make the set final. On disk: `QuorumShown`. Too few
              releases: aborts are asked for. Shares that do not open a dealer's commitment: fraud, no sum.
@@ -101,6 +108,7 @@ class SiteState(StrEnum):
     IDLE = "idle"
     ADVERTISED = "advertised"
     DEALT = "dealt"
+    DISPUTING = "disputing"
     UPLOADED = "uploaded"
     AGREED = "agreed"
     RELEASED = "released"
@@ -113,6 +121,10 @@ class SiteEvent(StrEnum):
     PLAN = "plan"
     ADVERTS = "adverts"
     DELIVER = "deliver"
+    BAD_BOX = "bad-box"  # a delivered box does not hold what its dealer signed for
+    DISCLOSURE = "disclosure"  # an accused dealer's answer
+    SETTLED = "settled"  # every dispute of this site has its answer
+    ACCUSATION = "accusation"  # a holder accuses this site
     RESUME = "resume"
     SURVIVORS = "survivors"
     QUORUM = "quorum"
@@ -151,6 +163,7 @@ class CoordinatorEvent(StrEnum):
     SHARES = "shares"
     ALL_SHARES = "all-shares"
     ACCUSATION = "accusation"
+    DISCLOSURE = "disclosure"
     HEADER = "header"
     FRAME = "frame"
     ENOUGH_UPLOADS = "enough-uploads"
@@ -191,8 +204,18 @@ SITE: Mapping[SiteState, Mapping[SiteEvent, SiteState]] = {
     | {_SE.PLAN: _S.ADVERTISED, _SE.BAD_SUM: _S.HALTED},
     # A result ends whatever is open: a site that was away during its own round learns of the sum like this.
     _S.ADVERTISED: _stay(_S.ADVERTISED, *_RESULT) | _GIVE_UP | _OVER | {_SE.ADVERTS: _S.DEALT},
-    _S.DEALT: _stay(_S.DEALT, *_RESULT) | _GIVE_UP | _OVER | {_SE.DELIVER: _S.UPLOADED},
-    _S.UPLOADED: _stay(_S.UPLOADED, _SE.RESUME, *_RESULT) | _GIVE_UP | _OVER | {_SE.SURVIVORS: _S.AGREED},
+    _S.DEALT: _stay(_S.DEALT, *_RESULT, _SE.ACCUSATION)
+    | _GIVE_UP
+    | _OVER
+    | {_SE.DELIVER: _S.UPLOADED, _SE.BAD_BOX: _S.DISPUTING},
+    _S.DISPUTING: _stay(_S.DISPUTING, *_RESULT, _SE.ACCUSATION, _SE.DISCLOSURE)
+    | _GIVE_UP
+    | _OVER
+    | {_SE.SETTLED: _S.UPLOADED},
+    _S.UPLOADED: _stay(_S.UPLOADED, _SE.RESUME, *_RESULT, _SE.ACCUSATION)
+    | _GIVE_UP
+    | _OVER
+    | {_SE.SURVIVORS: _S.AGREED},
     # After AGREE a failed check changes nothing: the message is refused and the first answer stands.
     _S.AGREED: _stay(_S.AGREED, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE)
     | _OVER
@@ -209,7 +232,7 @@ def _keep(state: CoordinatorState, *events: CoordinatorEvent) -> dict[Coordinato
 
 
 # Answers may come after their step is over; they are dropped, and are no reason to fail.
-_LATE = (_CE.ADVERT, _CE.REFUSAL, _CE.SHARES, _CE.HEADER, _CE.FRAME)
+_LATE = (_CE.ADVERT, _CE.REFUSAL, _CE.SHARES, _CE.HEADER, _CE.FRAME, _CE.ACCUSATION, _CE.DISCLOSURE)
 
 COORDINATOR: Mapping[CoordinatorState, Mapping[CoordinatorEvent, CoordinatorState]] = {
     # Before C2 nothing masked exists, so that an attempt simply ends where it stands.
@@ -219,20 +242,20 @@ COORDINATOR: Mapping[CoordinatorState, Mapping[CoordinatorEvent, CoordinatorStat
     _C.DEALING: _keep(_C.DEALING, *_LATE[:3])
     | {_CE.ALL_SHARES: _C.UPLOADING}
     | dict.fromkeys((_CE.ABORT, _CE.DROP, _CE.GIVE_UP), _C.DEAD),
-    _C.UPLOADING: _keep(_C.UPLOADING, *_LATE, _CE.ABORT, _CE.ACCUSATION)
+    _C.UPLOADING: _keep(_C.UPLOADING, *_LATE, _CE.ABORT)
     | {_CE.ENOUGH_UPLOADS: _C.AGREEING, _CE.DROP: _C.ABORTING, _CE.GIVE_UP: _C.ABORTING, _CE.ENOUGH_ABORTS: _C.DEAD},
-    _C.AGREEING: _keep(_C.AGREEING, *_LATE, _CE.AGREE, _CE.ABORT, _CE.ACCUSATION)
+    _C.AGREEING: _keep(_C.AGREEING, *_LATE, _CE.AGREE, _CE.ABORT)
     | {_CE.ENOUGH_AGREE: _C.UNMASKING, _CE.DROP: _C.ABORTING, _CE.GIVE_UP: _C.ABORTING, _CE.ENOUGH_ABORTS: _C.DEAD},
     _C.UNMASKING: _keep(_C.UNMASKING, *_LATE, _CE.UNMASK, _CE.AGREE, _CE.ABORT)
     | {_CE.SUM_DONE: _C.PUBLISHED, _CE.FRAUD: _C.LOST, _CE.GIVE_UP: _C.ABORTING, _CE.ENOUGH_ABORTS: _C.DEAD},
     _C.PUBLISHED: _keep(_C.PUBLISHED, *_LATE, _CE.ACK, _CE.CHUNK_REQUEST, _CE.UNMASK, _CE.AGREE, _CE.ABORT)
     | {_CE.COVERED: _C.CERTIFIED},
     _C.CERTIFIED: _keep(_C.CERTIFIED, *_LATE, _CE.ACK, _CE.UNMASK, _CE.AGREE, _CE.ABORT),
-    _C.ABORTING: _keep(_C.ABORTING, *_LATE, _CE.ABORT, _CE.UNMASK, _CE.AGREE, _CE.ACCUSATION)
+    _C.ABORTING: _keep(_C.ABORTING, *_LATE, _CE.ABORT, _CE.UNMASK, _CE.AGREE)
     | {_CE.ENOUGH_ABORTS: _C.DEAD, _CE.SUM_DONE: _C.PUBLISHED, _CE.FRAUD: _C.LOST}
     | {_CE.DROP: _C.LOST, _CE.GIVE_UP: _C.LOST},
-    _C.DEAD: _keep(_C.DEAD, *_LATE, _CE.ABORT, _CE.AGREE, _CE.UNMASK, _CE.ACCUSATION),
-    _C.LOST: _keep(_C.LOST, *_LATE, _CE.ABORT, _CE.AGREE, _CE.UNMASK, _CE.ACCUSATION),
+    _C.DEAD: _keep(_C.DEAD, *_LATE, _CE.ABORT, _CE.AGREE, _CE.UNMASK),
+    _C.LOST: _keep(_C.LOST, *_LATE, _CE.ABORT, _CE.AGREE, _CE.UNMASK),
 }
 
 S = TypeVar("S", SiteState, CoordinatorState)

@@ -1,4 +1,4 @@
-"""A27: colluders stall, send what all others must refuse, or accuse honest dealers, so that no round ends."""
+"""A27: colluders stall, or send what all others must refuse, so that no round ends."""
 
 from __future__ import annotations
 
@@ -95,45 +95,3 @@ def test_keys_of_small_order_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     useless_advert(run, USELESS["a key of small order"])
     (outcome,) = rounds(run, 1)
     assert outcome.total is None and run.colluders[0] not in run.book.strikes
-
-
-def accuse_in_turn(run: EvilCoordinator) -> None:
-    """The liar drops out of every attempt with an accusation against another honest dealer."""
-
-    def accuse(message: messages.UploadHeader, site: str) -> messages.Accusation:
-        dealer = run.honest[len(run.planned.attempts) - 1]
-        signature = run.signer(site).sign(statements.accuse(message.kx, dealer))
-        return messages.Accusation(site=site, kx=message.kx, dealer=dealer, signature=signature)
-
-    for name in run.colluders:
-        run.change(messages.UploadHeader, accuse, by=name)
-        run.lose(messages.UploadFrame, by=name)
-
-
-def test_false_accusations_leave_out_few_and_never_exclude_the_honest() -> None:
-    run = slow_world()
-    accuse_in_turn(run)
-    for outcome in rounds(run):
-        assert outcome.verdict is SumVerdict.GOOD
-        assert len(set(run.honest) - set(outcome.survivors)) <= run.policy.c
-    assert not set(run.book.excluded) & set(run.honest)
-
-
-def test_more_than_c_accusations_convict_their_maker() -> None:
-    book = BlameBook()
-    for dealer in ("site-00", "site-01", "site-02"):
-        book.accuse("site-06", dealer, c=2)
-    assert book.excluded == {"site-06": "accusations"}
-
-
-def test_an_accusation_taken_at_its_word_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Were the accused simply thrown out, one liar would empty the federation."""
-
-    def believe(self: BlameBook, accuser: str, dealer: str, *, c: int) -> None:
-        self.exclude(dealer, "accused")
-
-    monkeypatch.setattr(BlameBook, "accuse", believe)
-    run = slow_world()
-    accuse_in_turn(run)
-    rounds(run, 1)
-    assert set(run.book.excluded) & set(run.honest)

@@ -51,6 +51,9 @@ class Spoils:
         elif isinstance(message, messages.Unmask):
             for share in message.shares:
                 self._sort_in(message.kx, sender, Secret(share))
+        elif isinstance(message, messages.Disclosure):
+            for share in (message.b_share, message.s_share):
+                self._sort_in(message.kx, message.holder, Secret(share))
 
     def _sort_in(self, kx: bytes, holder: str, share: Secret) -> None:
         """The dealers' lists say whose share it is, and of which kind."""

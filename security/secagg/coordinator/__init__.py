@@ -6,6 +6,7 @@ and never shows a second version (docs/spec/secure-aggregation.md, sections 1 an
 
     attempt       the machine of one attempt
     uploads       adverts, share lists and uploads as they arrive; timeouts
+    disputes      accusations about share boxes, and their answers
     unmasking     released shares: checked, combined, and proofs against dishonest dealers
     publication   the result, its acknowledgements, and chunks for the sites that check it
     rounds        the attempts of one round: cohorts, certificates, exclusions

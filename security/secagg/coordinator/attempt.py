@@ -16,18 +16,18 @@ from security.secagg import context as hashes
 from security.secagg import messages, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import AbortCertificate, AbortLine, Ack, Advert, NamedRoot, RepeatCertificate, Signed
+from security.secagg.coordinator.disputes import Disputes, WrongAnswer
 from security.secagg.coordinator.publication import Publication, build_result, spool_sum
 from security.secagg.coordinator.unmasking import Opening
 from security.secagg.coordinator.uploads import CoordinatorCore, Dealing, Equivocation, Uploads, owed
 from security.secagg.effects import (
-    Advanced,
+    MISSING,
+    SILENT,
     Blamed,
     Certified,
-    Effect,
     Effects,
     Ended,
     Persist,
-    SaveState,
     Send,
     Vector,
 )
@@ -62,7 +62,7 @@ class CoordinatorAttempt:
         self.opening: Opening | None = None
         self.publication: Publication | None = None
         self.aborts: dict[str, messages.Abort] = {}
-        self.accusations: set[tuple[str, str]] = set()
+        self.disputes = Disputes(core, self.dealing)
         self.missing: tuple[str, ...] = ()
         self.state = _S.ADVERTISING
         self.deadline: int | None = None
@@ -95,9 +95,10 @@ class CoordinatorAttempt:
 
     def tick(self) -> Effects:
         """Look at the clock: a step whose time is over continues without the sites that are missing."""
-        if self.deadline is None or self.core.clock.mono_ms() < self.deadline:
-            return ()
-        return self.close_step()
+        now, due = self.core.clock.mono_ms(), [self.deadline]
+        if self.state is _S.UPLOADING:
+            due.append(self.disputes.deadline)
+        return self.close_step() if any(when is not None and now >= when for when in due) else ()
 
     def close_step(self) -> Effects:
         """End the current step now, with whoever is there."""
@@ -115,6 +116,8 @@ class CoordinatorAttempt:
         """Ask for ABORTs; when already asking, call the attempt lost."""
         if self.state in (_S.ADVERTISING, _S.DEALING):
             return self._die("given up", self.context.sites)
+        if self.state is _S.ABORTING and len(self.aborts) >= self.context.a:
+            return self._over(_E.ENOUGH_ABORTS, "aborted")
         if self.state is _S.ABORTING:
             return self._over(_E.GIVE_UP, "too few aborts and too few releases")
         return self._ask_aborts(_E.GIVE_UP)
@@ -134,6 +137,10 @@ class CoordinatorAttempt:
             ctx=self.ctx,
             lines=tuple(AbortLine(site=line.site, code=line.code, signature=line.signature) for line in lines),
         )
+
+    def frees(self, site: str) -> bool:
+        """Whether the aborts so far let this site use its update again."""
+        return self.disputes.frees(site, self.aborts, self.context.a)
 
     def repeat_certificate(self) -> RepeatCertificate | None:
         """What an exact repeat needs: the certified set, and the proofs that made the repeat necessary."""
@@ -156,6 +163,7 @@ class CoordinatorAttempt:
             messages.Refusal: (_E.REFUSAL, self._refusal),
             messages.Shares: (_E.SHARES, self._shares),
             messages.Accusation: (_E.ACCUSATION, self._accusation),
+            messages.Disclosure: (_E.DISCLOSURE, self._disclosure),
             messages.UploadHeader: (_E.HEADER, self._header),
             messages.UploadFrame: (_E.FRAME, partial(self._frame, site)),
             messages.Agree: (_E.AGREE, self._agree),
@@ -212,20 +220,31 @@ class CoordinatorAttempt:
         return self._persist(records.DealsShown(shares=ordered)), *delivered
 
     def _accusation(self, message: messages.Accusation) -> Effects:
-        self._verify(message.site, statements.accuse(message.kx, message.dealer), message.signature)
-        if message.kx != self.dealing.kx or message.dealer not in self.context.sites:
-            raise VerificationFailed("accusation is of another attempt", where=f"site {message.site}")
-        self.accusations.add((message.site, message.dealer))
-        return ()
+        """A holder disputes a box: its dealer is asked, and answers with the shares (section 11)."""
+        over = self.state is not _S.UPLOADING or message.site in self.uploads.complete or message.site in self.aborts
+        return self.disputes.accusation(message, over=over)
+
+    def _disclosure(self, message: messages.Disclosure) -> Effects:
+        try:
+            return self.disputes.disclosure(message, over=self.state is not _S.UPLOADING)
+        except WrongAnswer:
+            self.missing = (message.site,)
+            return Blamed(message.site, "wrong share"), *self._ask_aborts(_E.DROP)
 
     def _rollback(self, message: messages.Rollback) -> Effects:
-        """A peer has a later advert of a site than this attempt's: the site must see it and halt (section 9)."""
+        """A peer has a later advert of a site than this attempt's: the site must see it and halt (section 9).
+
+        The attempt ends here, before the peer's ABORT, so that the strike falls on the site that was set back.
+        """
         shown = message.advert
         self._verify(shown.site, statements.advert(self.context, shown), shown.signature)
         mine = self.dealing.adverts.get(shown.site)
         if mine is None or mine == shown or mine.sequence > shown.sequence:
             raise VerificationFailed("advert is no evidence against its signer", where=f"site {shown.site}")
-        return Blamed(shown.site, "restored from an old copy"), Send(message, to=shown.site)
+        named = Blamed(shown.site, "restored from an old copy"), Send(message, to=shown.site)
+        if self.state is not _S.DEALING:
+            return named
+        return *named, *self._die("a site was restored from an old copy", set(self.context.sites) - {shown.site})
 
     # S3.
 
@@ -251,6 +270,7 @@ class CoordinatorAttempt:
             return (Blamed(site, "upload without its root"),)
         if header is None:
             return ()
+        self.disputes.withdraw(site)
         counted = self._persist(records.UploadCounted(header=header))
         return counted, *self._uploads_done()
 
@@ -260,6 +280,12 @@ class CoordinatorAttempt:
         return () if waiting else self._close_uploads()
 
     def _close_uploads(self) -> Effects:
+        if self.disputes.open:
+            # Without the accuser a liar among the dealers would decide who is summed: it is named, and the next
+            # attempt is held without it (section 11).
+            self.missing = self.disputes.silent
+            named = tuple(Blamed(site, SILENT) for site in self.missing)
+            return (*named, *self._ask_aborts(_E.DROP))
         self.missing = tuple(site for site in self.context.sites if site not in self.uploads.complete)
         for site in self.missing:
             self.uploads.drop(site)
@@ -267,15 +293,7 @@ class CoordinatorAttempt:
         # An exact repeat may give no other set than the one it repeats.
         if alive < self.context.t or (self.context.repeats and alive < self.context.n):
             return self._ask_aborts(_E.DROP)
-        headers = [self.uploads.complete[site] for site in self.context.sites if site in self.uploads.complete]
-        shown = messages.Survivors(
-            kx=self.dealing.kx,
-            uploads=tuple(
-                messages.SignedRoot(site=header.site, root=header.root, signature=header.signature)
-                for header in headers
-            ),
-        )
-        self.survivors = shown
+        shown = self.survivors = self.uploads.survivors(self.dealing.kx, self.context.sites)
         self._go(_E.ENOUGH_UPLOADS)
         return self._persist(records.SurvivorsShown(survivors=shown)), *self._to_all(shown)
 
@@ -336,24 +354,7 @@ class CoordinatorAttempt:
         self.publication = Publication(self.core.policy, result, self.uploads, total.total)
         self.model = outcome.state
         self._go(_E.SUM_DONE)
-        return self._publish(self.publication, outcome)
-
-    def _publish(self, published: Publication, outcome: states.SumOutcome) -> Effects:
-        result, place = published.result, self.context.round
-        moved = Advanced(
-            place,
-            published.result_hash,
-            result.state_hash,
-            outcome.verdict,
-            published.survivors,
-            published.total,
-            outcome.state,
-        )
-        effects: list[Effect] = [SaveState(result.state_hash, outcome.state)]
-        effects += [self._persist(records.ResultShown(result=result)), moved]
-        for site in self.context.sites:
-            effects += [Send(result, to=site), published.sum_to(site)]
-        return tuple(effects)
+        return self.publication.shown_to(self.context.sites, outcome)
 
     # After the result.
 
@@ -385,9 +386,10 @@ class CoordinatorAttempt:
             return seen, *self._ended("a site aborted", [s for s in self.context.sites if s != message.site])
         if self.state in (_S.DEAD, _S.LOST, _S.PUBLISHED, _S.CERTIFIED):
             return (seen,)
-        if len(self.aborts) >= self.context.a:
+        if all(self.frees(site) for site in self.context.sites):
             return seen, *self._over(_E.ENOUGH_ABORTS, "aborted")
         if self.state is _S.UPLOADING:
+            self.disputes.withdraw(message.site)
             self.uploads.drop(message.site)
             return seen, *self._uploads_done()
         left = self.context.n - len(self.aborts)
@@ -417,7 +419,7 @@ class CoordinatorAttempt:
         there = set(present)
         self.missing = self.missing or tuple(site for site in self.context.sites if site not in there)
         closed = records.AttemptClosed(ctx=self.ctx, state=str(self.state), reason=reason.encode()[:64])
-        strikes = tuple(Blamed(site, "missing") for site in self.missing)
+        strikes = tuple(Blamed(site, MISSING) for site in self.missing)
         return (
             self._persist(closed),
             *strikes,

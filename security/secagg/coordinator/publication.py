@@ -5,7 +5,7 @@ docs/spec/secure-aggregation.md, section 10.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -15,12 +15,12 @@ from lazaret.errors import RemoteProtocolError
 from security.crypto.prg import Words
 from security.crypto.ring import Ring
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, statements
+from security.secagg import certificate_checks, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
 from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import Dealing, Uploads
-from security.secagg.effects import SendFrames
+from security.secagg.effects import Advanced, Effects, Persist, SaveState, Send, SendFrames
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkRequest, Quorum, Result, SumFrame, Survivors
 from security.secagg.site import result_checks
@@ -72,6 +72,16 @@ class Publication:
 
     def sum_to(self, site: str) -> SendFrames:
         return SendFrames(site, partial(sum_frames, self.result_hash, self.total, self._policy.layout))
+
+    def shown_to(self, sites: Sequence[str], outcome: states.SumOutcome) -> Effects:
+        """C5: the state is kept, the result recorded, and both shown to the cohort."""
+        result, number = self.result, self.result.context.round
+        moved = Advanced(
+            number, self.result_hash, result.state_hash, outcome.verdict, self.survivors, self.total, outcome.state
+        )
+        shown = Persist(records.ResultShown(result=result), number)
+        sent = (effect for site in sites for effect in (Send(result, to=site), self.sum_to(site)))
+        return SaveState(result.state_hash, outcome.state), shown, moved, *sent
 
     def take_ack(self, ack: Ack) -> CheckCertificate | None:
         """Take an acknowledgement; returns the certificate if the result is now covered."""

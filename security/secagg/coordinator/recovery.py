@@ -87,6 +87,8 @@ def _apply(attempt: CoordinatorAttempt, record: Wire) -> None:
         case records.DealsShown():
             attempt.dealing.fix_shares(record.shares)
             attempt.state = _S.UPLOADING
+        case records.DisclosureSeen():
+            attempt.disputes.settle(record.disclosure)
         case records.SurvivorsShown():
             attempt.survivors = record.survivors
             attempt.state = _S.AGREEING

@@ -17,7 +17,7 @@ from security.secagg.certificates import AbortCertificate, CheckCertificate, Rep
 from security.secagg.context import PROTOCOL_VERSION, CohortMember, RepeatOf, RoundContext
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Blamed, Effects, Vector
+from security.secagg.effects import ANSWERED, MISSING, SILENT, Blamed, Effects, Vector
 from security.secagg.fields import Wire
 from security.secagg.transitions import CoordinatorState
 
@@ -26,14 +26,17 @@ from security.secagg.transitions import CoordinatorState
 # c + 1 attempts.
 
 MAX_PAUSE = 32
+MAX_SILENCE = 3  # accusations in a row that a dealer may leave without an answer: it may be away once, hardly always
 
 
 @dataclass
 class BlameBook:
-    """Strikes for absence, accusations within a round, and sites that are excluded.
+    """Strikes for absence, disputes of the whole run, and sites that are excluded.
 
     :ivar pause: how many more cohorts a site is left out of.
     :ivar excluded: reasons by site; until the manifest names another signing certificate for it.
+    :ivar accusations: (accuser, dealer) of every dispute about a share box. One of the two lied, it is not known which.
+    :ivar silence: how many accusations in a row a dealer has not answered.
     :ivar absent: sites that missed a step in this round.
     """
 
@@ -41,15 +44,28 @@ class BlameBook:
     pause: dict[str, int] = field(default_factory=dict)
     excluded: dict[str, str] = field(default_factory=dict)
     accusations: set[tuple[str, str]] = field(default_factory=set)
+    silence: dict[str, int] = field(default_factory=dict)
     absent: set[str] = field(default_factory=set)
 
     def to_dict(self) -> dict[str, Any]:
         """What must survive a restart, as JSON values."""
-        return {"strikes": self.strikes, "pause": self.pause, "excluded": self.excluded}
+        return {
+            "strikes": dict(self.strikes),
+            "pause": dict(self.pause),
+            "excluded": dict(self.excluded),
+            "accusations": sorted(map(list, self.accusations)),
+            "silence": dict(self.silence),
+        }
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> BlameBook:
-        return cls(strikes=dict(saved["strikes"]), pause=dict(saved["pause"]), excluded=dict(saved["excluded"]))
+        return cls(
+            strikes=dict(saved["strikes"]),
+            pause=dict(saved["pause"]),
+            excluded=dict(saved["excluded"]),
+            accusations={(accuser, dealer) for accuser, dealer in saved["accusations"]},
+            silence=dict(saved["silence"]),
+        )
 
     def missed(self, site: str) -> None:
         """Absence proves nothing: the site is left out of this round and the next 1, 2, 4, ... 32 cohorts.
@@ -73,33 +89,41 @@ class BlameBook:
     def clear(self, site: str) -> None:
         """The consortium has resolved the case."""
         self.excluded.pop(site, None)
+        self.silence.pop(site, None)
+        self.accusations = {pair for pair in self.accusations if site not in pair}
         self.took_part(site)
 
     def accuse(self, accuser: str, dealer: str, *, c: int) -> None:
-        """Either the dealer or the accuser is dishonest. Only c sites may be, so a site with more than c disputes
-        is."""
+        """Either the dealer or the accuser lied. Only c sites lie, so one with disputes with more than c others does.
+
+        A dispute alone leaves nobody out: a liar could then choose who is left out with it, round by round.
+        """
         self.accusations.add((accuser, dealer))
         for site in (accuser, dealer):
-            accused_by = {a for a, d in self.accusations if d == site}
-            accuses = {d for a, d in self.accusations if a == site}
-            if len(accused_by) > c or len(accuses) > c:
-                self.exclude(site, "accusations")
+            others = {other for pair in self.accusations if site in pair for other in pair} - {site}
+            if len(others) > max(c, 1):
+                self.exclude(site, "disputes")
+
+    def unanswered(self, dealer: str) -> None:
+        """A dealer has not answered an accusation. Each time costs it a strike; after the third it is named a liar."""
+        self.silence[dealer] = self.silence.get(dealer, 0) + 1
+        if self.silence[dealer] >= MAX_SILENCE:
+            self.exclude(dealer, "no answer to accusations")
 
     def new_round(self) -> None:
-        """Disputes, and steps that were missed, count for one round only."""
-        self.accusations.clear()
+        """Steps that were missed count for one round only; disputes count for the whole run."""
         self.absent.clear()
 
     def eligible(self, sites: Iterable[str]) -> list[str]:
         """Sites that may be in the next cohort."""
-        disputes = {
-            site
-            for accuser, dealer in self.accusations
-            if accuser not in self.excluded and dealer not in self.excluded
-            for site in (accuser, dealer)
-        }
-        barred = disputes | self.absent | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
+        barred = self.absent | set(self.excluded) | {site for site, left in self.pause.items() if left > 0}
         return sorted(site for site in sites if site not in barred)
+
+    def named(self, sites: Iterable[str]) -> str:
+        """For people: which of these sites failed in this round or are left out for longer, and why."""
+        reasons = dict.fromkeys(self.absent, "missed a step") | self.excluded
+        found = [f"{site} ({reasons[site]})" for site in sorted(sites) if site in reasons]
+        return f"; at fault: {', '.join(found)}" if found else ""
 
     def cohort_formed(self) -> None:
         """One more cohort was planned: pauses run down."""
@@ -146,7 +170,9 @@ class CoordinatorRound:
         :raises RoundLost: if there can be none.
         """
         if len(self.attempts) >= self.most_attempts:
-            raise RoundLost(f"{len(self.attempts)} attempts failed", where=f"round {self.start.round}")
+            raise RoundLost(
+                f"{len(self.attempts)} attempts failed{self.book.named(ready)}", where=f"round {self.start.round}"
+            )
         aborts, repeats = self._certificates()
         cohort = self._repeated_set(repeats, ready) if repeats else self._cohort(ready)
         plan = self._plan(cohort, aborts, repeats)
@@ -179,13 +205,15 @@ class CoordinatorRound:
     def _cohort(self, ready: Collection[str]) -> list[str]:
         """All eligible sites; those that only missed a step come back before a round is lost."""
         policy = self.core.policy
-        listed = [site for site in ready if policy.lists(site)]
+        used = [attempt for attempt in self.attempts if attempt.holds_uploads]
+        # A site whose share is public may need more aborts than the others before its update is free again.
+        listed = [site for site in ready if policy.lists(site) and all(attempt.frees(site) for attempt in used)]
         chosen = self.book.eligible(listed)
         if not self._legal(len(chosen)):
             chosen = sorted(site for site in listed if site not in self.book.excluded)
         if not self._legal(len(chosen)):
             raise RoundLost(
-                f"{len(chosen)} sites are too few for a cohort",
+                f"{len(chosen)} sites are too few for a cohort{self.book.named(listed)}",
                 where=f"round {self.start.round}",
                 hint=f"the manifest demands at least {policy.least_cohort} sites",
             )
@@ -249,12 +277,17 @@ class CoordinatorRound:
     def note(self, effects: Iterable[object]) -> None:
         """Take over what an attempt found out about sites."""
         for effect in effects:
-            if isinstance(effect, Blamed) and effect.reason == "missing":
-                self.book.missed(effect.site)
-            elif isinstance(effect, Blamed):
-                self.book.exclude(effect.site, effect.reason)
+            match effect:
+                case Blamed(site, reason) if reason == MISSING:
+                    self.book.missed(site)
+                case Blamed(site, reason) if reason == SILENT:
+                    self.book.unanswered(site)
+                case Blamed(site, reason) if reason == ANSWERED:
+                    self.book.silence.pop(site, None)
+                case Blamed(site, reason):
+                    self.book.exclude(site, reason)
         for attempt in self.attempts:
-            for accuser, dealer in attempt.accusations:
+            for accuser, dealer in attempt.disputes.accused:
                 self.book.accuse(accuser, dealer, c=self.core.policy.c)
             if attempt.state is CoordinatorState.PUBLISHED and attempt.survivors is not None:
                 # Not the sites that answered first at S5: a quorum is enough there, and the slowest would never count.

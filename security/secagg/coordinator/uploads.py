@@ -33,6 +33,7 @@ from security.secagg.messages import (
     DeliveredShare,
     Shares,
     SignedRoot,
+    Survivors,
     UploadFrame,
     UploadHeader,
 )
@@ -201,7 +202,8 @@ def owed(attempt: CoordinatorAttempt, site: str, open_ctx: bytes) -> Effects:
     if site not in attempt.context.sites:
         return ()
     message = _message(attempt, site, open_ctx)
-    return () if message is None else (Send(message, to=site),)
+    asked = attempt.disputes.of_dealer(site) if attempt.state is _S.UPLOADING else []
+    return tuple(Send(owing, to=site) for owing in (message, *asked) if owing is not None)
 
 
 def _message(attempt: CoordinatorAttempt, site: str, open_ctx: bytes) -> Wire | None:
@@ -312,6 +314,12 @@ class Uploads:
             raise VerificationFailed("spooled upload is not what its site signed", where=f"site {header.site}")
         self.complete[header.site] = header
         self._trees[header.site] = merkle.Tree(leaves)
+
+    def survivors(self, kx: bytes, members: Sequence[str]) -> Survivors:
+        """C3: whose upload is complete, in the order of the members."""
+        headers = [self.complete[site] for site in members if site in self.complete]
+        roots = (SignedRoot(site=up.site, root=up.root, signature=up.signature) for up in headers)
+        return Survivors(kx=kx, uploads=tuple(roots))
 
     def header(self, site: str) -> UploadHeader | None:
         """What a site has announced, arriving or complete."""

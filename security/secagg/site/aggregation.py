@@ -12,7 +12,7 @@ from security.secagg import context as hashes
 from security.secagg import messages, records, statements
 from security.secagg.effects import Effects, SendUpload, in_order
 from security.secagg.records import AttemptOutcome
-from security.secagg.site import checks, entries
+from security.secagg.site import checks, dispute_checks, entries
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
 
 
@@ -93,7 +93,12 @@ class SiteAggregation:
         attempt = self._open()
         self._check_kx(message.kx)
         attempt.take_deals(self.core.policy, message)
-        bound = self.core.journal.update
+        if attempt.disputed:
+            return tuple(effect for dealer in attempt.disputed for effect in self._accuse(dealer))
+        return self._upload()
+
+    def _upload(self) -> Effects:
+        attempt, bound = self._open(), self.core.journal.update
         if self.update is None or bound is None:
             raise LocalProtocolError("the update is no longer in memory", where="upload")
         header = attempt.mask(self.update.words, self.core.policy.layout.ring, workers=self.core.workers)
@@ -189,11 +194,36 @@ class SiteAggregation:
         entry = entries.agreed(memory.context, survivors, memory.agreed.sites)
         return in_order(self.agree(message.kx, survivors), memory.context, entry=entry)
 
-    def accuse(self, dealer: str) -> Effects:
+    # Disputes about the boxes of C2 (section 11).
+
+    @property
+    def disputing(self) -> bool:
+        return self.attempt is not None and bool(self.attempt.disputed)
+
+    def _accuse(self, dealer: str) -> Effects:
         attempt = self._open()
         signature = self.core.signer.sign(statements.accuse(attempt.kx, dealer))
         accusation = messages.Accusation(site=self.core.site, kx=attempt.kx, dealer=dealer, signature=signature)
         return in_order(accusation, attempt.context)
+
+    def disclosure(self, message: messages.Disclosure) -> Effects:
+        """An accused dealer has answered; after the last answer the upload follows."""
+        self._check_kx(message.kx)
+        self._open().take_disclosure(message)
+        return () if self.disputing else self._upload()
+
+    def accusation(self, message: messages.Accusation) -> Effects:
+        """A holder says that its box is wrong: publish its shares, which no longer count as secret from here on."""
+        attempt, core, holder = self._open(), self.core, message.site
+        dispute_checks.check_accusation(core.policy, attempt.context, attempt.kx, message)
+        if message.dealer != core.site:
+            raise RemoteProtocolError("another dealer is accused", where="accusation")
+        known = core.journal.attempts[attempt.ctx].disclosed
+        dispute_checks.check_disclosures(attempt.context, {*known, holder})
+        disclosed = None
+        if holder not in known:
+            disclosed = core.record(records.ShareDisclosed(ctx=attempt.ctx, holder=holder))
+        return in_order(attempt.disclose(holder), attempt.context, record=disclosed)
 
 
 def ended(context: hashes.RoundContext, outcome: AttemptOutcome, code: int = 0) -> records.AttemptEnded:

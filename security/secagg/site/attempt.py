@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from lazaret.errors import ToolkitError, VerificationFailed
+from lazaret.errors import RemoteProtocolError, ToolkitError, VerificationFailed
 from security.clock import Clock
 from security.crypto import aead, key_agreement, masking, merkle, shamir
 from security.crypto.key_agreement import KeyPair
@@ -28,24 +28,17 @@ from security.secagg.messages import (
     DealtShare,
     Deliver,
     DeliveredShare,
+    Disclosure,
     Shares,
     Unmask,
     UploadHeader,
 )
-from security.secagg.site import checks
+from security.secagg.site import checks, dispute_checks
 from security.secagg.site.journal import Journal, NewestResult
 from security.secagg.statements import Signer
 from security.secrets import Secret
 
 SHARE_BYTES = 32
-
-
-class BadDealer(VerificationFailed):
-    """A box does not hold the shares whose hashes its dealer signed: the holder accuses the dealer (section 11)."""
-
-    def __init__(self, dealer: str) -> None:
-        super().__init__("a dealer's box does not hold the shares it signed for", where=f"dealer {dealer}")
-        self.dealer = dealer
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +52,12 @@ class AdvertisedLog:
 
 @dataclass(slots=True)
 class OpenAttempt:
-    """The secrets of one attempt, and what follows from them step by step."""
+    """The secrets of one attempt, and what follows from them step by step.
+
+    :ivar dealt: the shares of this site's two secrets, by holder: it may have to disclose some of them.
+    :ivar held: shares of the secrets of others, by dealer.
+    :ivar disputed: lines whose box does not hold what the dealer signed for, by dealer.
+    """
 
     signer: Signer
     context: RoundContext
@@ -72,7 +70,9 @@ class OpenAttempt:
     adverts: tuple[Advert, ...] = ()
     own_root: bytes = b""
     deals: bytes = b""
+    dealt: dict[str, tuple[Secret, Secret]] = field(default_factory=dict)
     held: dict[str, tuple[Secret, Secret]] = field(default_factory=dict)
+    disputed: dict[str, DeliveredShare] = field(default_factory=dict)
     header: UploadHeader | None = None
     vector: Packed | None = field(default=None, repr=False)
 
@@ -131,6 +131,7 @@ class OpenAttempt:
     def _deal_one(self, peer: Advert, b_share: Secret, s_share: Secret, randomness: Randomness) -> DealtShare:
         b_hash = shamir.share_hash(b_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="b")
         s_hash = shamir.share_hash(s_share, kx=self.kx, dealer=self.site, holder=peer.site, kind="s")
+        self.dealt[peer.site] = (b_share, s_share)
         if peer.site == self.site:
             self.held[self.site] = (b_share, s_share)
             return DealtShare(b_hash=b_hash, s_hash=s_hash, box=b"")
@@ -142,7 +143,7 @@ class OpenAttempt:
         return DealtShare(b_hash=b_hash, s_hash=s_hash, box=box)
 
     def take_deals(self, policy: AggregationPolicy, deliver: Deliver) -> None:
-        """Check and open the boxes of C2; fixes D."""
+        """Check and open the boxes of C2; fixes D. Boxes that do not open are disputed."""
         checks.check_deal_roots(policy, self.context, self.kx, deliver.roots)
         checks.check_own_deal(self.own_root, self.site, deliver.roots)
         others = [site for site in self.context.sites if site != self.site]
@@ -152,22 +153,40 @@ class OpenAttempt:
         for delivered in deliver.shares:
             checks.check_delivered_path(self.context, self.kx, self.site, delivered, roots)
         for delivered in deliver.shares:
-            self._open(delivered)
+            try:
+                self.held[delivered.dealer] = self._open(delivered)
+            except ToolkitError:
+                self.disputed[delivered.dealer] = delivered
         self.deals = hashes.deals_digest(self.kx, [(line.site, line.root) for line in deliver.roots])
 
-    def _open(self, delivered: DeliveredShare) -> None:
+    def _open(self, delivered: DeliveredShare) -> tuple[Secret, Secret]:
         dealer = delivered.dealer
         advert = self.adverts[self.context.position(dealer) - 1]
-        try:
-            key = key_agreement.share_key(
-                self.share_pair, advert.share_key, kx=self.kx, source=dealer, destination=self.site
-            )
-            both = aead.open_box(key, delivered.share.box, kx=self.kx, source=dealer, destination=self.site).reveal()
-            b_share, s_share = Secret(both[:SHARE_BYTES]), Secret(both[SHARE_BYTES:])
-            checks.check_delivered_shares(b_share, s_share, kx=self.kx, holder=self.site, delivered=delivered)
-        except ToolkitError as error:
-            raise BadDealer(dealer) from error
-        self.held[dealer] = (b_share, s_share)
+        key = key_agreement.share_key(
+            self.share_pair, advert.share_key, kx=self.kx, source=dealer, destination=self.site
+        )
+        both = aead.open_box(key, delivered.share.box, kx=self.kx, source=dealer, destination=self.site).reveal()
+        shares = Secret(both[:SHARE_BYTES]), Secret(both[SHARE_BYTES:])
+        dispute_checks.check_dealt_shares(shares, delivered.share, kx=self.kx, dealer=dealer, holder=self.site)
+        return shares
+
+    def take_disclosure(self, answer: Disclosure) -> None:
+        """Go on with the shares that an accused dealer has published, if they are those it signed for (section 11)."""
+        delivered = self.disputed.get(answer.site)
+        if delivered is None or answer.holder != self.site:
+            raise RemoteProtocolError("no such share is in dispute", where=f"dealer {answer.site}")
+        shares = Secret(answer.b_share), Secret(answer.s_share)
+        dispute_checks.check_dealt_shares(shares, delivered.share, kx=self.kx, dealer=answer.site, holder=self.site)
+        self.held[answer.site] = shares
+        del self.disputed[answer.site]
+
+    def disclose(self, holder: str) -> Disclosure:
+        """The answer to an accusation: the shares dealt to this holder, and nothing else (section 11)."""
+        b_share, s_share = (share.reveal() for share in self.dealt[holder])
+        signature = self.signer.sign(statements.disclose(self.kx, holder, b_share, s_share))
+        return Disclosure(
+            site=self.site, kx=self.kx, holder=holder, b_share=b_share, s_share=s_share, signature=signature
+        )
 
     def mask(self, update: Words, ring: Ring, *, workers: int) -> UploadHeader:
         """Mask a copy of the update with this attempt's keys, once, and sign its root (S3; section 6)."""

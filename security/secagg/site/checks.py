@@ -15,12 +15,12 @@ from security.crypto import merkle
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, statements
 from security.secagg import context as hashes
-from security.secagg.certificates import Advert, Opened, RepeatCertificate
+from security.secagg.certificates import Advert, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, RoundContext
 from security.secagg.messages import Adverts, DeliveredShare, Plan, Quorum, SignedRoot
 from security.secagg.records import AttemptOutcome, ManifestSeen, UpdateBound
+from security.secagg.site import dispute_checks
 from security.secagg.site.journal import AttemptMemory, Journal, NewestResult
-from security.secrets import Secret
 
 # C1: the adverts of the cohort. From them follows KX, and from KX every mask key (section 4).
 
@@ -108,19 +108,6 @@ def check_delivered_path(
         path=delivered.path,
         root=roots[delivered.dealer],
     )
-
-
-def check_delivered_shares(
-    b_share: Secret, s_share: Secret, *, kx: bytes, holder: str, delivered: DeliveredShare
-) -> None:
-    """The box holds the shares whose hashes the dealer signed. If not, the dealer is accused (section 11)."""
-    for share, kind, expected in (
-        (b_share, Opened.SEED, delivered.share.b_hash),
-        (s_share, Opened.MASK_KEY, delivered.share.s_hash),
-    ):
-        certificate_checks.check_share_hash(
-            share, kx=kx, dealer=delivered.dealer, holder=holder, kind=kind, expected=expected
-        )
 
 
 # C3: the survivors. AGREE on their set U is final for this attempt (section 8).
@@ -369,11 +356,11 @@ def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, upd
     """Many sums of new updates on one unchanged model would average out the randomness of training (section 8)."""
     if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
         return
-    if len(journal.uploaded) >= MAX_UPDATES_ON_ONE_STATE:
+    if len(journal.uploaded) >= MAX_UPDATES_ON_ONE_STATE * (1 + journal.resumed):
         raise PolicyViolation(
-            f"{len(journal.uploaded)} different updates were already sent on this model",
+            f"{len(journal.uploaded)} different updates were already sent on this model, which did not change",
             where="plan",
-            hint="find out why rounds fail, or train with differential privacy; then the operator decides",
+            hint="find out with the consortium why rounds fail; then permit more with `site-agent resume`",
         )
 
 
@@ -417,7 +404,8 @@ def _check_dead(policy: AggregationPolicy, memory: AttemptMemory, plan: Plan) ->
             "an earlier attempt that contains this update has neither an abort certificate nor an exact repeat",
             where="plan",
         )
-    certificate_checks.check_abort_certificate(policy, memory.context.sites, memory.context.thresholds, certificate)
+    counted = dispute_checks.still_secret(memory, certificate)
+    certificate_checks.check_abort_certificate(policy, memory.context.sites, memory.context.thresholds, counted)
 
 
 def _certified_repeat(

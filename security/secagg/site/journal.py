@@ -19,11 +19,15 @@ from security.secagg.records import AttemptOutcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMemory:
-    """What is recorded of one attempt that the site joined."""
+    """What is recorded of one attempt that the site joined.
+
+    :ivar disclosed: the holders whose shares of this site's secrets are public.
+    """
 
     context: RoundContext
     advert: Advert
     kx: bytes | None = None
+    disclosed: tuple[str, ...] = ()
     upload: records.UploadBound | None = None
     agreed: records.Agreed | None = None
     outcome: AttemptOutcome | None = None
@@ -51,6 +55,7 @@ class Journal:
     :ivar aborted: attempts with the code of the signed ABORT: they can never be released.
     :ivar peers: newest advert of each other site, to notice a peer whose state is an old copy.
     :ivar uploaded: digests of the updates that were sent on the state `uploaded_on` (section 8).
+    :ivar resumed: how often the operator has permitted further updates on that state.
     :ivar last: newest link of the chain of results.
     """
 
@@ -64,6 +69,7 @@ class Journal:
     update: records.UpdateBound | None = None
     uploaded_on: bytes = b""
     uploaded: set[bytes] = field(default_factory=set)
+    resumed: int = 0
     last: NewestResult | None = None
     acked_round: int = 0
     acked: bytes = b""
@@ -93,6 +99,9 @@ class Journal:
             case records.KeysSeen():
                 self._change(record.ctx, kx=record.kx)
                 self.peers |= {advert.site: advert for advert in record.adverts}
+            case records.ShareDisclosed():
+                known = self.attempts[record.ctx].disclosed if record.ctx in self.attempts else ()
+                self._change(record.ctx, disclosed=(*known, record.holder))
             case records.UploadBound():
                 self._change(record.ctx, upload=record)
                 self._count_upload(record.state_hash, record.update)
@@ -122,6 +131,8 @@ class Journal:
             case records.ResultVouched():
                 if self.last is not None and self.last.result == record.result:
                     self.last = replace(self.last, vouched=True)
+            case records.Resumed():
+                self.resumed += record.state_hash == self.uploaded_on
             case records.ResultAcked():
                 self.acked_round, self.acked = record.round, record.result
             case _:
@@ -138,7 +149,7 @@ class Journal:
 
     def _count_upload(self, state_hash: bytes, digest: bytes) -> None:
         if state_hash != self.uploaded_on:
-            self.uploaded_on, self.uploaded = state_hash, set()
+            self.uploaded_on, self.uploaded, self.resumed = state_hash, set(), 0
         self.uploaded.add(digest)
 
     def _end(self, record: records.AttemptEnded) -> None:
@@ -158,6 +169,7 @@ class Journal:
         self.released = set(record.released)
         self.peers = {advert.site: advert for advert in record.peers}
         self.uploaded_on, self.uploaded = record.state_hash, set(record.updates)
+        self.resumed = record.resumed
         self.acked_round = record.acked_round
 
     def open_attempts(self) -> list[AttemptMemory]:
@@ -187,6 +199,7 @@ class Journal:
                 peers=tuple(self.peers[site] for site in sorted(self.peers)),
                 state_hash=self.uploaded_on or bytes(32),
                 updates=tuple(sorted(self.uploaded)),
+                resumed=self.resumed,
                 acked_round=self.acked_round,
             )
         )
@@ -218,6 +231,7 @@ class Journal:
         found: list[Wire | None] = [
             records.Joined(context=memory.context, advert=memory.advert),
             records.KeysSeen(ctx=ctx, kx=memory.kx, adverts=()) if memory.kx else None,
+            *(records.ShareDisclosed(ctx=ctx, holder=holder) for holder in memory.disclosed),
             memory.upload,
             memory.agreed,
         ]

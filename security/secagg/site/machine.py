@@ -34,12 +34,12 @@ from security.secagg.fields import Wire
 from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks, entries
 from security.secagg.site.aggregation import SiteAggregation, ended
-from security.secagg.site.attempt import BadDealer, PendingUpdate, SiteCore
+from security.secagg.site.attempt import PendingUpdate, SiteCore
 from security.secagg.site.result_checks import WrongSum
 from security.secagg.site.results import Intake, WrongSumEvidence
 from security.secagg.transitions import SITE, SiteEvent, SiteState, step
 
-_BEFORE_AGREE = (SiteState.ADVERTISED, SiteState.DEALT, SiteState.UPLOADED)
+_BEFORE_AGREE = (SiteState.ADVERTISED, SiteState.DEALT, SiteState.DISPUTING, SiteState.UPLOADED)
 # Events whose handlers move the state themselves, because it depends on what they find.
 _OWN_STATE = (
     SiteEvent.SUM_FRAME,
@@ -48,10 +48,11 @@ _OWN_STATE = (
     SiteEvent.ABORT_REQUEST,
     SiteEvent.OLD_ABORT_REQUEST,
     SiteEvent.OLD_QUORUM,
+    SiteEvent.ACCUSATION,
 )
 _STEPS = (SiteEvent.ADVERTS, SiteEvent.DELIVER, SiteEvent.SURVIVORS)
 # If exactly the same message arrives again, exactly the same answer is sent again (section 3).
-_ANSWERED = (SiteEvent.PLAN, *_STEPS)
+_ANSWERED = (SiteEvent.PLAN, *_STEPS, SiteEvent.DISCLOSURE)
 
 
 class SiteMachine:
@@ -140,11 +141,19 @@ class SiteMachine:
         except ToolkitError as error:
             return self._failed(message, event, error)
         if event not in _OWN_STATE:
-            self.state = target
+            self.state = self._after_boxes(event, target)
             self._wait()
         if event in _ANSWERED:
             self._answers[asked] = tuple(e for e in effects if isinstance(e, Log | Send | SendUpload))
         return effects
+
+    def _after_boxes(self, event: SiteEvent, target: SiteState) -> SiteState:
+        """Whether the upload could follow depends on what the boxes hold, or on the answers of their dealers."""
+        if event is SiteEvent.DELIVER and self.burst.disputing:
+            return step(SITE, self.state, SiteEvent.BAD_BOX)
+        if event is SiteEvent.DISCLOSURE and not self.burst.disputing:
+            return step(SITE, self.state, SiteEvent.SETTLED)
+        return target
 
     @staticmethod
     def _question(message: Wire) -> bytes:
@@ -181,6 +190,8 @@ class SiteMachine:
             messages.Plan: (SiteEvent.PLAN, self._plan),
             messages.Adverts: (SiteEvent.ADVERTS, self.burst.adverts),
             messages.Deliver: (SiteEvent.DELIVER, self.burst.deliver),
+            messages.Accusation: (SiteEvent.ACCUSATION, self.burst.accusation),
+            messages.Disclosure: (SiteEvent.DISCLOSURE, self.burst.disclosure),
             messages.UploadResume: (SiteEvent.RESUME, self.burst.resume),
             messages.Survivors: (SiteEvent.SURVIVORS, self.burst.survivors),
             messages.Result: (SiteEvent.RESULT, self.intake.header),
@@ -207,9 +218,7 @@ class SiteMachine:
         evidence: Effects = ()
         if isinstance(error, checks.SetBack):
             evidence = in_order(messages.Rollback(advert=error.known))
-        if isinstance(error, BadDealer):
-            evidence = self.burst.accuse(error.dealer)
-        return (*self._abort(self._open_context(), AbortCode.FAILED_CHECK, error), *evidence)
+        return (*evidence, *self._abort(self._open_context(), AbortCode.FAILED_CHECK, error))
 
     def _refuse(self, context: RoundContext, error: ToolkitError) -> Effects:
         ctx = context.ctx()

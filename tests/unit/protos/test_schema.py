@@ -161,6 +161,7 @@ def test_what_a_site_may_send_is_frozen() -> None:
         "Advert": "public-key",
         "Shares": "sealed-share",
         "Unmask": "mask-share",
+        "Disclosure": "mask-share",
         "UploadFrame": "masked-vector",
         "Head": "checkpoint",
         "Cosignature": "checkpoint",

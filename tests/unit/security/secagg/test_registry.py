@@ -181,7 +181,8 @@ def test_the_directions_of_the_network_are_the_registry() -> None:
     assert FROM_COORDINATOR.allowed == relay.FROM_COORDINATOR == REGISTRY.from_coordinator()
     both = {entry.cls for entry in REGISTRY if entry.sender is Sender.BOTH}
     assert both == relay.FROM_SITE & relay.FROM_COORDINATOR
-    assert both == {messages.Rollback, relay.Head, relay.Cosignature, relay.Held}
+    disputes = {messages.Accusation, messages.Disclosure}
+    assert both == disputes | {messages.Rollback, relay.Head, relay.Cosignature, relay.Held}
 
 
 def test_frames_are_what_holds_a_piece_of_something_announced() -> None:
@@ -193,7 +194,7 @@ def test_both_logs_file_the_steps_of_an_attempt_under_its_round() -> None:
     """By hand, once: an auditor compares two logs entry by entry, so this list is part of the format."""
     filed = {entry.cls for entry in REGISTRY if entry.from_site and entry.filing is Filing.ATTEMPT}
     steps = {messages.Shares, messages.UploadHeader, messages.UploadFrame, messages.Agree, messages.Unmask}
-    assert filed == steps | {Advert, messages.Accusation}
+    assert filed == steps | {Advert, messages.Accusation, messages.Disclosure}
     assert {entry.cls for entry in REGISTRY if entry.from_site and entry.filing is Filing.ROUND} == {
         messages.Ready,
         relay.Decline,

@@ -86,6 +86,9 @@ MAKERS: dict[type[Wire], Callable[[Shape], Wire]] = {
     certificates.Advert: lambda s: advert(s.site),
     messages.Shares: shares,
     messages.Accusation: lambda s: messages.Accusation(site=s.site, kx=D, dealer=s.named, signature=S),
+    messages.Disclosure: lambda s: messages.Disclosure(
+        site=s.site, kx=D, holder=s.named, b_share=D, s_share=D, signature=S
+    ),
     messages.UploadHeader: lambda s: messages.UploadHeader(
         site=s.site, kx=D, deals=D, length=s.vector_bytes, root=D, signature=S
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import security
 from lazaret.errors import RemoteProtocolError
 from protos.loopback import COORDINATOR as COORDINATOR_NAME
 from protos.loopback import sent_message
-from security.secagg import messages
+from security.secagg import messages, statements
 from security.secagg.fields import Wire
+from security.secagg.site.attempt import deal_root
 from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import (
     COORDINATOR,
@@ -78,6 +80,15 @@ EVENTS: dict[type[Wire], SiteEvent] = {
 }
 
 
+def with_bad_box(full: RecordedFederation, message: messages.Shares) -> messages.Shares:
+    """The list of a dealer whose box for the first member does not open."""
+    machine = full.sites[message.site].machine
+    assert machine.burst.attempt is not None
+    lines = (replace(message.shares[0], box=bytes(len(message.shares[0].box))), *message.shares[1:])
+    root = machine.burst.attempt.own_root = deal_root(message.kx, message.site, list(full.sites), lines)
+    return replace(message, shares=lines, signature=machine.core.signer.sign(statements.deal(message.kx, root)))
+
+
 def pause_at(state: SiteState) -> tuple[RecordedFederation, SiteMachine, dict[type[Wire], Wire]]:
     """A federation in which site-00 has come to a state, with the messages it has seen or would have seen."""
     full = federation(4)
@@ -86,6 +97,7 @@ def pause_at(state: SiteState) -> tuple[RecordedFederation, SiteMachine, dict[ty
         SiteState.IDLE: messages.Plan,
         SiteState.ADVERTISED: messages.Adverts,
         SiteState.DEALT: messages.Deliver,
+        SiteState.DISPUTING: messages.Disclosure,
         SiteState.UPLOADED: messages.Survivors,
         SiteState.AGREED: messages.Quorum,
         SiteState.RELEASED: messages.Result,
@@ -99,6 +111,8 @@ def pause_at(state: SiteState) -> tuple[RecordedFederation, SiteMachine, dict[ty
             seen.setdefault(type(message), message)
             stopped = stopped or isinstance(message, stop)
             return [] if stopped else [message]
+        if state is SiteState.DISPUTING and sender == "site-01" and isinstance(message, messages.Shares):
+            return [with_bad_box(full, message)]
         return [message]
 
     full.hook = hook

@@ -295,7 +295,7 @@ def test_a_tampered_delivery_ends_the_attempt_and_accuses_nobody(
     run = tampered_delivery(change)
     ends = [record for record in run.written["site-00"] if isinstance(record, records.AttemptEnded)]
     assert [(record.ctx, record.outcome) for record in ends] == [(run.planned.attempts[0].ctx, AttemptOutcome.ABORTED)]
-    assert not run.planned.attempts[0].accusations
+    assert not run.planned.attempts[0].disputes.accused
     assert not any(isinstance(record, records.UploadBound) for record in run.written["site-00"])
 
 

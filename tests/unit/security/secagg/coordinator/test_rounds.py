@@ -14,7 +14,6 @@ from security.secagg.certificates import Advert
 from security.secagg.coordinator.rounds import BlameBook
 from security.secagg.fields import Wire
 from security.secagg.site import checks
-from security.secagg.site.attempt import deal_root
 from security.secagg.transitions import CoordinatorState, SiteState
 from security.secrets import Secret
 from tests.support.secagg_world import RecordedFederation, federation, random_updates, reference_sum
@@ -199,52 +198,6 @@ def test_a_repeat_that_is_not_exact_is_refused(change: str) -> None:
         checks.check_plan_reuse(run.policy, site.core.journal.of_round(1), plan)
 
 
-def test_a_false_accusation_costs_two_sites_one_attempt() -> None:
-    run = federation(7, c=2)
-    updates = random_updates(run.policy.layout, run.sites, 1)
-
-    def hook(sender: str, receiver: str, message: Wire) -> list[Wire]:
-        if sender == "site-05" and isinstance(message, messages.UploadHeader) and run.round == 1 and not accused:
-            accused.append(True)
-            signer = run.sites["site-05"].machine.core.signer
-            lie = statements.accuse(message.kx, "site-00")
-            return [
-                messages.Accusation(site="site-05", kx=message.kx, dealer="site-00", signature=signer.sign(lie)),
-            ]
-        return [] if sender == "site-05" and isinstance(message, messages.UploadFrame) else [message]
-
-    accused: list[bool] = []
-    run.hook = hook
-    outcome = run.run_round(updates)
-    assert outcome.total is not None and outcome.attempts == 1, "six others are a quorum"
-    assert run.book.eligible(run.sites) == ["site-01", "site-02", "site-03", "site-04", "site-06"]
-    run.book.new_round()
-    assert "site-00" in run.book.eligible(run.sites)
-
-
-def test_a_bad_box_is_answered_with_an_accusation() -> None:
-    run = federation(5)
-    updates = random_updates(run.policy.layout, run.sites, 1)
-
-    def hook(sender: str, receiver: str, message: Wire) -> list[Wire]:
-        if sender == "site-01" and isinstance(message, messages.Shares):
-            lines = list(message.shares)
-            lines[0] = replace(lines[0], box=bytes(len(lines[0].box)))
-            root = deal_root(message.kx, sender, list(run.sites), lines)
-            signature = run.sites[sender].machine.core.signer.sign(statements.deal(message.kx, root))
-            # The dealer's own machine must know the root it signed.
-            attempt = run.sites[sender].machine.burst.attempt
-            assert attempt is not None
-            attempt.own_root = root
-            return [replace(message, shares=tuple(lines), signature=signature)]
-        return [message]
-
-    run.hook = hook
-    run.run_round(updates)
-    assert ("site-00", "site-01") in run.planned.attempts[0].accusations
-    run.check_promises()
-
-
 def test_strikes_double_up_to_thirty_two_and_are_forgiven() -> None:
     book = BlameBook()
     lengths = []
@@ -263,15 +216,31 @@ def test_strikes_double_up_to_thirty_two_and_are_forgiven() -> None:
     assert book.eligible(["a"]) == ["a"] and not book.strikes
 
 
-def test_more_than_c_accusations_name_the_liar() -> None:
+def test_disputes_with_more_than_c_others_name_the_liar_over_rounds() -> None:
     book = BlameBook()
-    for dealer in ("x", "y"):
-        book.accuse("liar", dealer, c=1)
-    assert set(book.excluded) == {"liar"}
-    assert BlameBook.from_dict(book.to_dict()).excluded == book.excluded
+    book.accuse("liar", "x", c=1)
+    book.new_round()
+    assert not book.excluded and book.eligible(["liar", "x", "y"]) == ["liar", "x", "y"], "nobody is left out for one"
+    book.accuse("y", "liar", c=1)
+    assert book.excluded == {"liar": "disputes"}
+    again = BlameBook.from_dict(book.to_dict())
+    assert again == book
     assert book.eligible(["liar", "x", "y"]) == ["x", "y"]
     book.clear("liar")
+    assert not book.excluded and not book.accusations
+
+
+def test_a_dealer_that_never_answers_is_excluded_and_one_that_answers_is_not() -> None:
+    book = BlameBook()
+    for _ in range(2):
+        book.unanswered("x")
+    book.silence.pop("x")
+    book.unanswered("x")
     assert not book.excluded
+    for _ in range(2):
+        book.unanswered("x")
+    assert book.excluded == {"x": "no answer to accusations"}
+    assert book.named(["w", "x"]) == "; at fault: x (no answer to accusations)"
 
 
 def test_a_site_that_was_struck_is_taken_back_before_a_round_is_lost() -> None:

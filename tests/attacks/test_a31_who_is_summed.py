@@ -1,0 +1,180 @@
+"""A31: a listed site decides who is summed. It deals its victim a box that does not open, and the victim cannot go on.
+
+The coordinator is honest. Toggled over rounds, sums with and without the victim would give its update. With disputes
+the liar publishes the share, or is named: the victim stays in every sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from security.crypto.prg import Words
+from security.secagg import fixed_point, messages, statements
+from security.secagg.coordinator.disputes import Disputes
+from security.secagg.coordinator.rounds import BlameBook
+from security.secagg.site import dispute_checks
+from tests.support import cheats
+from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_safe, evil
+from tests.support.secagg_world import reference_sum, small_layout
+from tests.support.spoils import correlation
+
+LIAR = "site-03"
+ROUNDS, SPREAD, NOISE = 16, 0.14, 0.03
+
+
+def one_round(*ways: cheats.Cheat) -> tuple[EvilCoordinator, tuple[str, ...], int]:
+    run = evil(wide=False)
+    cheats.both(cheats.bad_box, *ways)(run, run.colluders[0])
+    updates = run.updates(1)
+    outcome = run.run_round(updates)
+    assert outcome.total is not None
+    assert outcome.total.tolist() == reference_sum(run.policy.layout, updates, outcome.survivors)
+    run.check_promises()
+    return run, outcome.survivors, outcome.attempts
+
+
+def test_a_valid_answer_is_used_and_nobody_is_left_out() -> None:
+    run, survivors, attempts = one_round()
+    assert (survivors, attempts) == (tuple(run.sites), 1)
+    assert run.book.accusations == {(VICTIM, LIAR)}
+    assert not run.book.strikes and not run.book.excluded
+    shown = run.said(messages.Disclosure)
+    assert [(said.site, said.holder) for said in shown] == [(LIAR, VICTIM)], "one share, of one pair"
+
+
+def test_no_answer_names_the_dealer_and_the_victim_is_summed() -> None:
+    run, survivors, attempts = one_round(cheats.keeps(messages.Disclosure))
+    assert (survivors, attempts) == (tuple(run.honest), 2)
+    assert run.book.strikes == {LIAR: 1} and run.book.silence == {LIAR: 1}
+
+
+def test_a_wrong_answer_convicts_the_dealer() -> None:
+    run, survivors, attempts = one_round(cheats.wrong_answer)
+    assert (survivors, attempts) == (tuple(run.honest), 2)
+    assert run.book.excluded == {LIAR: "wrong share"}
+
+
+def test_an_answer_to_nobody_changes_nothing() -> None:
+    """The victim goes on with shares that the dealer has signed for, whoever sends them; with no others."""
+
+    def other(message: messages.Disclosure, site: str) -> list[messages.Disclosure]:
+        forged = messages.Disclosure(
+            site=message.site,
+            kx=message.kx,
+            holder=message.holder,
+            b_share=bytes(32),
+            s_share=message.s_share,
+            signature=message.signature,
+        )
+        return [forged, message]
+
+    run, survivors, _ = one_round(lambda run, _: run.change(messages.Disclosure, other, to=VICTIM))
+    assert survivors == tuple(run.sites)
+    assert any("share is not the one that was dealt" in str(error) for error in run.sites[VICTIM].errors)
+
+
+def toggled() -> tuple[EvilCoordinator, float, list[int]]:
+    """The liar spoils the victim's box in every second round, and gives no answer. Returns how well the difference of
+    the two means fits what the victim learned, and the weights of both kinds of sums."""
+    layout = small_layout(5, words=2000)
+    run = evil(5, c=1, layout=layout)
+    generator = np.random.default_rng(3)
+    learned = {name: generator.normal(0, SPREAD, layout.state_words).clip(-0.5, 0.5) for name in run.sites}
+    weights = dict(zip(run.sites, (40, 17, 9, 33, 21), strict=True))
+    sums: dict[bool, list[Words]] = {True: [], False: []}
+    for number in range(ROUNDS):
+        run.rules.clear()
+        if number % 2:
+            cheats.both(cheats.bad_box, cheats.keeps(messages.Disclosure))(run, run.colluders[0])
+        updates = {}
+        for name in run.sites:
+            trained = learned[name] + generator.normal(0, NOISE, layout.state_words)
+            updates[name] = fixed_point.encode(layout, trained.astype(np.float32), weight=weights[name]).words
+        outcome = run.run_round(updates)
+        assert outcome.total is not None
+        liars = updates[run.colluders[0]] if run.colluders[0] in outcome.survivors else 0 * updates[VICTIM]
+        sums[number % 2 == 0].append((outcome.total - liars).view(layout.signed_dtype).astype(float))
+    with_victim, without = (np.mean(sums[kind], axis=0) for kind in (True, False))
+    truth = fixed_point.encode(layout, learned[VICTIM].astype(np.float32), weight=weights[VICTIM]).words
+    slot = layout.slot("weight")
+    counts = [round(found[slot].item()) for found in (with_victim, without)]
+    return run, correlation(layout, with_victim - without, truth), counts
+
+
+def test_sixteen_rounds_of_bad_boxes_never_isolate_the_victim() -> None:
+    run, fit, counts = toggled()
+    assert abs(fit) < 0.2 and counts[0] == counts[1], "the victim is in all of them"
+    assert not run.book.excluded.keys() & set(run.honest) and not run.book.strikes.keys() & set(run.honest)
+
+
+def test_sixteen_rounds_of_bad_boxes_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody asks the dealer, the sum is made without the accuser: its update and sample count come out."""
+    monkeypatch.setattr(Disputes, "accusation", lambda *_args, **_named: ())
+    _, fit, counts = toggled()
+    assert fit > 0.9 and counts[0] - counts[1] == 40
+
+
+# Accusations against honest dealers.
+
+
+def test_false_accusations_leave_nobody_out_and_convict_their_maker() -> None:
+    run = evil(7, colluders=1, c=2, wide=False)
+    cheats.accuse_in_turn(run, run.colluders[0])
+    for number in (1, 2, 3):
+        outcome = run.run_round(run.updates(number))
+        assert outcome.attempts == 1 and set(run.honest) <= set(outcome.survivors)
+    assert run.book.excluded == {run.colluders[0]: "disputes"}
+    run.check_promises()
+
+
+def test_an_accusation_taken_at_its_word_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were the accused simply thrown out, one liar would empty the federation."""
+
+    def believe(self: BlameBook, accuser: str, dealer: str, *, c: int) -> None:
+        self.exclude(dealer, "accused")
+
+    monkeypatch.setattr(BlameBook, "accuse", believe)
+    run = evil(7, colluders=1, c=2, wide=False)
+    cheats.accuse_in_turn(run, run.colluders[0])
+    run.run_round(run.updates(1))
+    assert set(run.book.excluded) & set(run.honest)
+
+
+# The coordinator uses disputes to get at shares.
+
+
+def asked_for_everything() -> EvilCoordinator:
+    """The coordinator accuses the victim in the name of every other site, with whatever signature it has."""
+    run = evil()
+    run.open_round()
+    run.lose(messages.Survivors)
+    run.launch(run.plan())
+    kx = run.planned.attempts[-1].dealing.kx
+    for name in run.sites:
+        if name == VICTIM:
+            continue
+        key = run.signer(name) if name in run.colluders else run.core.signer
+        signature = key.sign(statements.accuse(kx, VICTIM))
+        run.tell(VICTIM, messages.Accusation(site=name, kx=kx, dealer=VICTIM, signature=signature))
+    return run
+
+
+def test_only_the_holder_itself_can_ask_for_its_share() -> None:
+    run = asked_for_everything()
+    assert [said.holder for said in run.said(messages.Disclosure)] == list(run.colluders)
+    assert_safe(run)
+
+
+@pytest.mark.parametrize("off", [("check_accusation",), ("check_accusation", "check_disclosures")])
+def test_only_the_holder_itself_can_ask_for_its_share_twin(
+    off: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the holder's signature every share would do, and the limit is all that is left of the threshold."""
+    silence: Callable[..., None] = lambda *_args, **_named: None  # noqa: E731 - a rule that is not there
+    for rule in off:
+        monkeypatch.setattr(dispute_checks, rule, silence)
+    run = asked_for_everything()
+    (assert_recovered if "check_disclosures" in off else assert_safe)(run)
