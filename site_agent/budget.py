@@ -18,7 +18,7 @@ from lazaret.errors import LedgerError
 from security import labels
 from security.clock import Clock
 from security.crypto import encoding
-from security.dp.accountant import ACCOUNTANT, MechanismEvent
+from security.dp.accountant import ACCOUNTANT, MechanismEvent, added, merged
 from security.dp.ledger import Booking, Ledger, LedgerState, Reservation, commitment
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
@@ -56,6 +56,7 @@ class Budget:
         :raises BudgetExhausted: if this run or these patients have no room left; nothing was booked.
         """
         self._limits.admit(self.state, tuple(events))
+        self._ledger.begin_run(self._limits.run)
         reservation = self._ledger.reserve(run=run, round_number=round_number, events=events, noise=noise)
         self.note_reserved(self.state.bookings[-1])
         return reservation
@@ -90,9 +91,8 @@ class Budget:
     def _told(self, booking: Booking) -> dict[str, Any]:
         state = self.state
         terms, rule = state.terms, state.terms.filter()
-        earlier = [event for other in state.bookings if other.seq < booking.seq for event in other.events]
-        before = rule.divergence(earlier)
-        after = rule.epsilon(before + rule.divergence(booking.events))
+        before = merged(event for other in state.bookings if other.seq < booking.seq for event in other.events)
+        after = rule.epsilon(added(before, booking.events))
         return {
             "reservation": ident(state, booking),
             "mechanisms": tuple(event.to_json() for event in booking.events),
@@ -101,6 +101,7 @@ class Budget:
             "relation": RELATION,
             "accountant": ACCOUNTANT,
             "order": decimal(terms.order),
+            "plan": None if terms.planned is None else terms.planned.to_json(),
             "epsilon_round": f"{after - rule.epsilon(before):.6f}",
             "epsilon_total": f"{after:.6f}",
             "cap": decimal(terms.cap),
@@ -134,7 +135,7 @@ def open_budget(
     except BaseException:
         store.close()
         raise
-    budget = Budget(plan, Limits.of(config, plan, ledger.state.terms), ledger, store, log, key)
+    budget = Budget(plan, Limits.of(config, plan, ledger.state), ledger, store, log, key)
     for booking in ledger.state.bookings:
         if ident(ledger.state, booking) not in logged:
             budget.note_reserved(booking)

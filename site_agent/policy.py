@@ -43,6 +43,7 @@ class SitePolicy(BaseModel):
     hours: Annotated[str, AfterValidator(_check_hours)] | None = None
     require_privacy: bool = False
     most_epsilon: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
+    most_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     require_covered_audit: bool = False
     required_classes: tuple[str, ...] = ()
     share_metrics: bool = True
@@ -66,6 +67,10 @@ class SitePolicy(BaseModel):
     def _check_privacy(self, manifest: Manifest) -> None:
         if self.require_privacy and manifest.privacy is None:
             raise _refused("require_privacy", "this federation trains without differential privacy")
+        if self.most_delta is not None and manifest.privacy is not None:
+            delta = float(manifest.privacy.delta)
+            if delta > self.most_delta:
+                raise _refused("most_delta", f"the manifest's delta of {delta:g} is above {self.most_delta:g}")
         if self.most_epsilon is not None and manifest.privacy is not None:
             asked = float(manifest.privacy.epsilon)
             if asked > self.most_epsilon:

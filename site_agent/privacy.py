@@ -6,15 +6,16 @@ away. Costs come from the ledger's own planner (security/dp), so that what is an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
-from security.dp.accountant import MechanismEvent, rdp_epsilon, spent
+from security.dp.accountant import MechanismEvent, added, merged, spent
+from security.dp.filter import RunTerms
 from security.dp.ledger import LedgerState, Terms, Unit
 from security.dp.ledger_store import FileStore
-from security.dp.planner import PrivateSettings, Schedule, least_multiplier, order_for
+from security.dp.planner import PrivateSettings, Schedule, least_multiplier, propose_multiplier, terms_for
 from security.identity.manifest import Manifest, Privacy, real
 from site_agent.config import SiteConfig
 
@@ -71,8 +72,15 @@ class PrivatePlan:
     def terms(self, config: SiteConfig) -> Terms:
         """For a new ledger: the order is the one at which this run fits best."""
         cap = float(config.privacy.cap or self.epsilon)
-        order = order_for(self.schedule, cap=cap, delta=self.delta)
-        return Terms(population=config.privacy.population, unit=self.unit, delta=self.delta, cap=cap, order=order)
+        population = config.privacy.population
+        return terms_for(self.schedule, population=population, unit=self.unit, cap=cap, delta=self.delta)
+
+    def run_terms(self, delta: float) -> RunTerms:
+        """For the ledger's line before the first booking of this run.
+
+        :param delta: the ledger's, which may be smaller than the manifest's.
+        """
+        return RunTerms.of(self.run, self.schedule.events(), epsilon=self.epsilon, delta=delta)
 
 
 def _noise(config: SiteConfig, terms: Privacy) -> float:
@@ -111,24 +119,28 @@ def check_terms(plan: PrivatePlan, terms: Terms) -> None:
 class Limits:
     """What a further reservation has to stay under: this run by the manifest, all runs by the hospital."""
 
-    run: str
-    epsilon: float
+    run: RunTerms
     cap: float
 
     @classmethod
-    def of(cls, config: SiteConfig, plan: PrivatePlan, terms: Terms) -> Limits:
+    def of(cls, config: SiteConfig, plan: PrivatePlan, state: LedgerState) -> Limits:
+        """A run that has begun keeps the terms with which it began."""
+        terms = state.terms
         cap = terms.cap if config.privacy.cap is None else min(terms.cap, float(config.privacy.cap))
-        return cls(run=plan.run, epsilon=plan.epsilon, cap=cap)
+        return cls(run=(state.run_terms(plan.run) or plan.run_terms(terms.delta)), cap=cap)
 
     def admit(self, state: LedgerState, events: tuple[MechanismEvent, ...]) -> None:
         """:raises BudgetExhausted: with both numbers, before anything is booked."""
-        rule = state.terms.filter()
-        before = [event for booking in state.bookings if booking.run == self.run for event in booking.events]
-        for cap, already, whose in (
-            (self.epsilon, rule.divergence(before), "of this run, by the manifest"),
-            (self.cap, state.divergence, "of all runs on these patients, by this hospital"),
+        for rule, cap, already, whose in (
+            (
+                self.run.filter(state.terms.delta),
+                self.run.epsilon,
+                state.of_run(self.run.run),
+                "of this run, by the manifest",
+            ),
+            (state.terms.filter(), self.cap, state.total, "of all runs on these patients, by this hospital"),
         ):
-            after = rule.epsilon(already + rule.divergence(events))
+            after = rule.epsilon(added(already, events))
             if not after <= cap:
                 raise BudgetExhausted(
                     f"the privacy budget {whose}, is spent: epsilon {rule.epsilon(already):.3f} of {cap:g}, and "
@@ -181,7 +193,7 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
     terms = plan.terms(config) if found is None else found.terms
     check_terms(plan, terms)
     state = found or LedgerState(terms=terms, version="planned")
-    limits = Limits.of(config, plan, terms)
+    limits = Limits.of(config, plan, state)
     done = len({booking.round for booking in state.bookings if booking.run == plan.run})
     before = spent(state.history, terms.delta)
     after = spent((*state.history, *plan.schedule.events(first=done + 1)), terms.delta)
@@ -195,8 +207,8 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
         spent_pld=before.pld,
         epsilon_rdp=after.rdp,
         epsilon_pld=after.pld,
-        cap=min(limits.cap, limits.epsilon),
-        proposed_sigma=_proposal(plan, limits if epsilon is None else replace(limits, epsilon=epsilon), found),
+        cap=min(limits.cap, limits.run.epsilon),
+        proposed_sigma=_proposal(plan, state, limits.run.epsilon if epsilon is None else epsilon, limits.cap),
         has_ledger=found is not None,
         validation=validation_line(plan.schedule),
     )
@@ -219,22 +231,17 @@ def _affordable(plan: PrivatePlan, limits: Limits, state: LedgerState, first: in
     return max(0, plan.schedule.rounds - first + 1)
 
 
-def _proposal(plan: PrivatePlan, limits: Limits, state: LedgerState | None) -> float | None:
+def _proposal(plan: PrivatePlan, state: LedgerState, epsilon: float, cap: float) -> float | None:
     """For the whole run from its first round, on top of what the ledger holds of other runs."""
-
-    def within(events: Sequence[MechanismEvent]) -> bool:
-        if state is None:
-            return rdp_epsilon(events, plan.delta)[0] <= min(limits.epsilon, limits.cap)
-        others = tuple(booking for booking in state.bookings if booking.run != plan.run)
-        divergence = state.terms.filter().divergence([event for booking in others for event in booking.events])
-        try:
-            limits.admit(replace(state, bookings=others, divergence=divergence), tuple(events))
-        except BudgetExhausted:
-            return False
-        return True
-
+    delta = state.terms.delta
+    others = [event for booking in state.bookings if booking.run != plan.run for event in booking.events]
     try:
-        return least_multiplier(plan.schedule, within)
+        if not others:
+            return propose_multiplier(plan.schedule, epsilon=min(epsilon, cap), delta=delta)
+        alone = propose_multiplier(plan.schedule, epsilon=epsilon, delta=delta)
+        rule = state.terms.filter()
+        beside = least_multiplier(plan.schedule, lambda events: rule.epsilon(merged((*others, *events))) <= cap)
+        return max(alone, beside)
     except ConfigError:
         return None
 
@@ -251,7 +258,7 @@ def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | No
         check_terms(plan, state.terms)
     except ToolkitError as error:
         return {"problem": str(error)}
-    limits = Limits.of(config, plan, state.terms)
+    limits = Limits.of(config, plan, state)
     done = len({booking.round for booking in state.bookings if booking.run == plan.run})
     stopped = None
     try:

@@ -37,10 +37,11 @@ _NEW = "before any data"
 
 @click.command()
 @click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
+@click.option("--resume", is_flag=True, help="Book again after rounds that were paid for and not trained.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
 @with_config
 @json_option
-def ledger(config_path: Path, create: bool, epsilon: float | None, as_json: bool) -> None:
+def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None, as_json: bool) -> None:
     """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
     config = SiteConfig.read(config_path)
     _, manifest = read_membership(Identity(folder=config.identity), SystemClock())
@@ -53,6 +54,10 @@ def ledger(config_path: Path, create: bool, epsilon: float | None, as_json: bool
             Ledger.create(files, terms, version=_NEW)
         say(f"ledger {config.ledger} begun: epsilon {terms.cap:g} at delta {terms.delta:g} for each {terms.unit}")
         say(f"its anchor is kept in {config.ledger_anchor}: back up both, on two disks if possible")
+    if resume:
+        with ledger_files(config) as files:
+            Ledger.open(files, population=config.privacy.population).resume(plan.run)
+        say(f"run {plan.run} may be booked again; what was booked before stays booked")
     if epsilon is not None:
         _propose(config, manifest, epsilon, as_json=as_json)
         return
@@ -176,6 +181,7 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # hours = "20:00-06:00"               # local time of day at which training may begin
 # require_privacy = false             # refuse federations without differential privacy
 # most_epsilon = 8.0
+# most_delta = 1e-5                   # refuse federations with a larger delta
 # require_covered_audit = false       # refuse federations whose sums are only sampled
 # required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
 # share_metrics = true                # add training loss and hit counts to the masked sum; false sends zeros

@@ -23,10 +23,10 @@ from lazaret.errors import ConfigError
 from npr.dp.private_site import balanced_softmax_per_record
 from npr.dp.sgd import DpSgd, Indices
 from security.dp.accountant import RATE_ONE, Spent
-from security.dp.ledger import Ledger, Terms, Unit
+from security.dp.ledger import Ledger, Unit
 from security.dp.ledger_store import MemoryStore
 from security.dp.noise import NoiseSource
-from security.dp.planner import Schedule, order_for, propose_multiplier
+from security.dp.planner import Schedule, propose_multiplier, terms_for
 from security.dp.sampling import Units
 
 UNIFORM = np.array([0.5, 0.5])
@@ -200,13 +200,7 @@ def _train(
         prototypes_sigma=None,
     )
     schedule = replace(schedule, multiplier=propose_multiplier(schedule, epsilon=epsilon, delta=delta))
-    terms = Terms(
-        population="audit",
-        unit=Unit.IMAGE,
-        delta=delta,
-        cap=epsilon,
-        order=order_for(schedule, cap=epsilon, delta=delta),
-    )
+    terms = terms_for(schedule, population="audit", unit=Unit.IMAGE, delta=delta, cap=epsilon)
     ledger = Ledger.create(MemoryStore(), terms, version="1")
     events = schedule.round_events(1)
     reservation = ledger.reserve(run="audit", round_number=1, events=events, noise=noise or NoiseSource())

@@ -25,7 +25,7 @@ from security.dp.accountant import Spent
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
-from security.dp.planner import Schedule, order_for, propose_multiplier
+from security.dp.planner import Schedule, propose_multiplier, terms_for
 
 _KEPT = "dp/"
 _LEDGER = "dp/ledger"
@@ -76,13 +76,8 @@ class PrivateFederation(Federation):
 
     def _terms(self, site: Site) -> Terms:
         plan = self._plan
-        return Terms(
-            population=f"lab/{site.name}",
-            unit=Unit(site.train.unit_kind),
-            delta=plan.delta,
-            cap=plan.cap,
-            order=order_for(plan.schedule, cap=plan.cap, delta=plan.delta),
-        )
+        unit = Unit(site.train.unit_kind)
+        return terms_for(plan.schedule, population=f"lab/{site.name}", unit=unit, cap=plan.cap, delta=plan.delta)
 
     def _training(self, site: Site) -> PrivateTraining:
         mean, std = normalisation(self.spec)

@@ -19,6 +19,7 @@ from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
 from npr.lab.plan import Cell, DataSettings, Frozen, Grid, LabPlan, ModelSettings, Settings, Value, make_cells
 from npr.methods import registry
+from security.dp.filter import MOST_DELTA
 from security.dp.planner import PREFIX, PrivateSettings
 
 # Names that a user types.
@@ -122,7 +123,7 @@ class PrivateOptions(Frozen):
     """What `dp.KEY` may be. The noise of the gradients follows from epsilon and the rest."""
 
     epsilon: float | None = Field(default=None, gt=0)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
+    delta: float = Field(default=1e-5, gt=0, le=MOST_DELTA)
     steps: int = Field(default=10, ge=1)
     rate: float = Field(default=0.25, gt=0, le=1)
     clip: float = Field(default=1.0, gt=0)

@@ -8,17 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 from security.log.reader import Record
 
 if TYPE_CHECKING:
-    from security.dp.accountant import MechanismEvent
+    from security.dp.accountant import MechanismEvent, Parts
+    from security.dp.filter import BudgetFilter
 
 TOLERANCE: Final = 1e-3
-_TERMS: Final = ("delta", "unit", "relation", "order", "cap")
+_TERMS: Final = ("delta", "unit", "relation", "order", "plan", "cap")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +89,23 @@ def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = Fa
 def _recompute(
     reserved: Sequence[Record], committed: Sequence[Record], terms: dict[str, Any], findings: Findings
 ) -> tuple[list[Spending], list[MechanismEvent]]:
-    from security.dp.accountant import MechanismEvent
-    from security.dp.filter import RenyiFilter
+    from security.dp.accountant import MechanismEvent, added
+    from security.dp.filter import BudgetFilter, Planned
 
-    rule = RenyiFilter(order=float(terms["order"]), delta=float(terms["delta"]), cap=float(terms["cap"]))
+    rule = BudgetFilter(
+        order=float(terms["order"]),
+        delta=float(terms["delta"]),
+        cap=float(terms["cap"]),
+        planned=None if terms["plan"] is None else Planned.from_json(terms["plan"]),
+    )
+    _check_plan(rule, reserved[0], findings)
     used = {record.body["reservation"]: record for record in committed}
-    series, events, divergence = [], list[MechanismEvent](), 0.0
+    series, events, parts = [], list[MechanismEvent](), cast("Parts", ())
     for record in reserved:
         new = [MechanismEvent.from_json(item) for item in record.body["mechanisms"]]
         events += new
-        before, divergence = rule.epsilon(divergence), divergence + rule.divergence(new)
-        epsilon = rule.epsilon(divergence)
+        before, parts = rule.epsilon(parts), added(parts, new)
+        epsilon = rule.epsilon(parts)
         for entry in filter(None, (record, used.get(record.body["reservation"]))):
             if not _close(entry.body["epsilon_total"], epsilon) or not _close(
                 entry.body["epsilon_round"], epsilon - before
@@ -121,6 +128,18 @@ def _recompute(
             )
         )
     return series, events
+
+
+def _check_plan(rule: BudgetFilter, record: Record, findings: Findings) -> None:
+    """The cost of the plan is written once by the site and enforced by its ledger: compute it again."""
+    from security.dp.filter import planned_epsilon
+
+    if rule.planned is None:
+        return
+    epsilon = planned_epsilon(rule.planned.events, rule.delta)
+    if not math.isclose(rule.planned.epsilon, epsilon, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+        detail = f"entry {record.seq} says that the plan costs {rule.planned.epsilon:g}, its events give {epsilon:.4f}"
+        findings.add("EpsilonMismatch", detail, record.seq)
 
 
 def _close(written: str, computed: float) -> bool:

@@ -18,7 +18,7 @@ from pydantic import Field
 from lazaret.errors import ConfigError, PolicyViolation
 from lazaret.settings import read_settings
 from security.crypto.ring import DEFAULT_BITS
-from security.dp.accountant import rdp_epsilon
+from security.dp.filter import check_delta, planned_epsilon
 from security.dp.planner import PrivateSettings, propose_multiplier
 from security.identity.initial_model import InitialModel, blocks_of, initial_state_hash
 from security.identity.manifest import (
@@ -100,6 +100,7 @@ class PrivacyPlan(Document):
     clip: Real
     noise_floor: Real
     unit: Literal["patient", "lesion", "study", "image"]
+    least_patients: Positive | None = None
 
 
 class FederationPlan(Document):
@@ -312,7 +313,8 @@ def _privacy(plan: FederationPlan) -> Privacy | None:
     if asked is None:
         return None
     texts = {name: decimal_text(getattr(asked, name)) for name in ("epsilon", "delta", "clip", "noise_floor")}
-    return Privacy(**texts, unit=asked.unit)
+    check_delta(float(asked.delta), least_patients=asked.least_patients, where="federation.toml [privacy] delta")
+    return Privacy(**texts, unit=asked.unit, least_patients=asked.least_patients)
 
 
 def warnings(manifest: Manifest) -> list[str]:
@@ -345,7 +347,7 @@ def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
         return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
     floor, epsilon, delta = float(privacy.noise_floor), float(privacy.epsilon), float(privacy.delta)
     schedule = settings.schedule(rounds=manifest.training.rounds, multiplier=floor, clip=float(privacy.clip))
-    cost = rdp_epsilon(schedule.events(), delta)[0]
+    cost = planned_epsilon(schedule.events(), delta)
     if cost <= epsilon:
         return []
     try:
@@ -408,8 +410,9 @@ learning_rate = 0.001                 # (required)
 
 # [privacy]                           # differential privacy at every site; a site may be stricter, never less strict
 # epsilon = 8
-# delta = 0.00001
+# delta = 0.00001                     # at most 0.001, and at most one in least_patients
 # clip = 1
 # noise_floor = 0.8
 # unit = "patient"
+# least_patients = 1000               # optional; a public number that no site is below
 """

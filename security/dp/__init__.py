@@ -5,7 +5,7 @@ package. It reads no image and no label, and it never releases anything itself. 
 docs/spec/differential-privacy.md.
 
     accountant     what is booked (events), and epsilon from a list of events (sections 2 and 6)
-    filter         the rule that stops a site before its cap (section 6)
+    filter         the rule that stops a site before its cap, and a run before its limit (section 6)
     ledger         lines, chain, reservations (section 5)
     ledger_store   the ledger and its anchor on disk (section 5)
     noise          the secret generator and the two kinds of Gaussian noise (section 4)
@@ -30,11 +30,11 @@ Why nothing is refunded. After a crash, an abort or a lost round nobody can show
 vectors may have left, and a sum may exist that this site never received. A refund would also let a coordinator spend a
 budget several times by letting rounds fail. So a reservation counts from the moment it is written (section 5).
 
-How the order of the filter is fixed. Epsilon at delta follows from the Renyi divergence at one order. The best order
-depends on what is going to be spent, so `choose_order` picks it for the planned schedule when the ledger is created,
-and the first line records it for good. With a fixed order the cap holds even if later parameters depend on earlier
-noisy results (arXiv 2008.11193). The best order in hindsight and PLD are smaller numbers; they are printed, and never
-enforced (section 6).
+How a limit is judged. A filter has several tests, each with its share of delta: the PLD of a plan that was fixed before
+anything was read, Renyi divergence at the order that was chosen for the plan, and at a list of public orders. One passed
+test is enough (section 6). The ledger's first line fixes plan and order for its cap, and a line before the first booking
+of each run fixes them for the limit of that run. Nothing else may be enforced: there is no proof for the best order in
+hindsight, or for PLD of parameters that depend on results.
 
 What a restart may do. It reads the chain from the first line, and it checks that the chain contains the anchor and
 every reservation that the privacy log names. It may remove an incomplete last line after the anchor: the write never

@@ -29,6 +29,7 @@ from lazaret.errors import ConfigError
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
+    from dp_accounting.pld import PLDAccountant
 
 # Events (section 2). An event states its mechanism completely, so that epsilon follows from the list of events alone,
 # and a release function can take its parameters from the event that paid for it. Adjacency: add or remove one unit of
@@ -193,12 +194,39 @@ class Spent:
     pld: float
 
 
-def merged(history: Iterable[MechanismEvent]) -> tuple[tuple[float, int, int], ...]:
-    """(multiplier, rate, steps) with equal mechanisms added: the cost depends on nothing else, nor on their order."""
-    steps: Counter[tuple[float, int]] = Counter()
-    for event in history:
+Parts = tuple[tuple[float, int, int], ...]
+"""A history as (multiplier, rate, steps), equal mechanisms added: its cost depends on nothing else."""
+
+
+def merged(history: Iterable[MechanismEvent]) -> Parts:
+    return added((), history)
+
+
+def added(parts: Parts, events: Iterable[MechanismEvent]) -> Parts:
+    """The history with more events."""
+    steps: Counter[tuple[float, int]] = Counter({(multiplier, rate): count for multiplier, rate, count in parts})
+    for event in events:
         steps[event.multiplier, event.rate] += event.steps
     return tuple((multiplier, rate, count) for (multiplier, rate), count in sorted(steps.items()))
+
+
+def covered(parts: Parts, plan: Parts) -> bool:
+    """Is every mechanism of a history in the plan, as often as the plan has it, with the same or less noise there?
+
+    More noise than planned is a function of the planned output, so it reveals nothing more.
+    """
+    left = list(plan)
+    for multiplier, rate, steps in sorted(parts):
+        # From little noise to much: what covers this one covers all that follow as well, so any choice is a good one.
+        for index in reversed(range(len(left))):
+            planned_multiplier, planned_rate, available = left[index]
+            if planned_rate == rate and planned_multiplier <= multiplier:
+                used = min(steps, available)
+                steps -= used
+                left[index] = (planned_multiplier, planned_rate, available - used)
+        if steps:
+            return False
+    return True
 
 
 @lru_cache(maxsize=4096)
@@ -213,8 +241,12 @@ def _rdp_of_one_step(multiplier: float, rate: int, orders: tuple[float, ...]) ->
 
 def rdp_curve(history: Iterable[MechanismEvent], orders: Sequence[float] = ORDERS) -> NDArray[np.float64]:
     """Sum of the Renyi divergences of all events, one value for each order: RDP composes by addition."""
+    return curve_of(merged(history), orders)
+
+
+def curve_of(parts: Parts, orders: Sequence[float]) -> NDArray[np.float64]:
     total = np.zeros(len(orders), dtype=np.float64)
-    for multiplier, rate, steps in merged(history):
+    for multiplier, rate, steps in parts:
         total += steps * np.array(_rdp_of_one_step(multiplier, rate, tuple(orders)))
     return total
 
@@ -238,18 +270,18 @@ def rdp_epsilon(history: Iterable[MechanismEvent], delta: float) -> tuple[float,
 def pld_epsilon(history: Iterable[MechanismEvent], delta: float) -> float:
     """Numerical composition of privacy loss distributions, rounded towards a larger epsilon."""
     parts = merged(history)
-    return _pld_epsilon(parts, delta) if parts else 0.0
+    return float(_composed(parts).get_epsilon(delta)) if parts else 0.0
 
 
-@lru_cache(maxsize=64)
-def _pld_epsilon(parts: tuple[tuple[float, int, int], ...], delta: float) -> float:
+@lru_cache(maxsize=8)
+def _composed(parts: Parts) -> PLDAccountant:
     """Cached, because it takes seconds and the sites of an experiment all have the same history."""
     from dp_accounting import pld
 
     accountant = pld.PLDAccountant(_adjacency())
     for multiplier, rate, steps in parts:
         accountant.compose(_dp_event(multiplier, rate), steps)
-    return float(accountant.get_epsilon(delta))
+    return accountant
 
 
 def spent(history: Sequence[MechanismEvent], delta: float) -> Spent:

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import rfc8785
 
@@ -22,17 +22,25 @@ from lazaret.errors import BudgetExhausted, LedgerError, LocalProtocolError, Pol
 from security import labels
 from security.clock import Clock, SystemClock
 from security.crypto import encoding
-from security.dp.accountant import Mechanism, MechanismEvent, Spent, spent
-from security.dp.filter import RenyiFilter
+from security.dp.accountant import Mechanism, MechanismEvent, Parts, Spent, merged, spent
+from security.dp.filter import BudgetFilter, Planned, RunTerms
 from security.dp.noise import NoiseSource
+
+if TYPE_CHECKING:
+    from security.dp.ledger_store import LedgerStore
 
 # Lines. One canonical JSON object (RFC 8785) per line. Each line has its number and the hash of the line before, so
 # that no line can be changed, removed or moved without breaking the chain. The cost is always recomputed from the
 # events; the epsilon written beside them is for people, and must agree.
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+MOST_UNCOMMITTED: Final = 3
+"""Bookings of a run in a row that were paid for and not trained. More of them need an operator's `resume`."""
+
 _FIELDS: Final = {
-    "open": {"at", "cap", "delta", "format", "kind", "order", "population", "unit", "version"},
+    "open": {"at", "cap", "delta", "format", "kind", "order", "plan", "population", "unit", "version"},
+    "run": {"at", "epsilon", "kind", "order", "plan", "run"},
+    "resume": {"at", "kind", "run"},
     "version": {"at", "kind", "version"},
     "reserve": {"at", "after", "before", "events", "kind", "round", "run"},
     "commit": {"at", "kind", "reserve"},
@@ -62,6 +70,7 @@ class Terms:
 
     :param cap: largest epsilon over all bookings.
     :param order: Renyi order of the filter (section 6).
+    :param planned: the schedule for which the ledger was begun; None if none was known.
     """
 
     population: str
@@ -69,9 +78,10 @@ class Terms:
     delta: float
     cap: float
     order: float
+    planned: Planned | None = None
 
-    def filter(self) -> RenyiFilter:
-        return RenyiFilter(order=self.order, delta=self.delta, cap=self.cap)
+    def filter(self) -> BudgetFilter:
+        return BudgetFilter(order=self.order, delta=self.delta, cap=self.cap, planned=self.planned)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +101,10 @@ class LedgerState:
 
     terms: Terms
     version: str
-    divergence: float = 0.0
+    total: Parts = ()
     bookings: tuple[Booking, ...] = ()
+    runs: tuple[RunTerms, ...] = ()
+    resumed: tuple[tuple[str, int], ...] = ()
     digests: tuple[str, ...] = ()
 
     @property
@@ -105,7 +117,21 @@ class LedgerState:
 
     @property
     def epsilon(self) -> float:
-        return self.terms.filter().epsilon(self.divergence)
+        return self.terms.filter().epsilon(self.total)
+
+    def of_run(self, run: str) -> Parts:
+        """What was booked for one run."""
+        return merged(event for booking in self.bookings if booking.run == run for event in booking.events)
+
+    def run_terms(self, run: str) -> RunTerms | None:
+        return next((terms for terms in self.runs if terms.run == run), None)
+
+    def uncommitted(self, run: str) -> int:
+        """Bookings of this run since its last commit, or since an operator resumed it."""
+        resumed = max((seq for name, seq in self.resumed if name == run), default=0)
+        mine = [booking for booking in self.bookings if booking.run == run and booking.seq > resumed]
+        last = max((number for number, booking in enumerate(mine) if booking.committed), default=-1)
+        return len(mine) - 1 - last
 
     def contains(self, head: LedgerAnchor) -> bool:
         return 0 <= head.seq < len(self.digests) and self.digests[head.seq] == head.digest
@@ -121,17 +147,20 @@ def open_entry(terms: Terms, version: str, at: int) -> dict[str, Any]:
         "delta": repr(float(terms.delta)),
         "cap": repr(float(terms.cap)),
         "order": repr(float(terms.order)),
+        "plan": None if terms.planned is None else terms.planned.to_json(),
         "version": version,
         "at": at,
     }
 
 
+
 def reserve_entry(
     state: LedgerState, run: str, round_number: int, events: tuple[MechanismEvent, ...], at: int
 ) -> dict[str, Any]:
-    """Raises BudgetExhausted instead of returning an entry that would exceed the cap."""
+    """Raises BudgetExhausted instead of returning an entry that would exceed a limit."""
+    _check_uncommitted(state, run)
     rule = state.terms.filter()
-    after = rule.admit(state.divergence, events)
+    after = _admitted(state, run, events)
     return {
         "kind": "reserve",
         "run": run,
@@ -201,6 +230,10 @@ def _apply(state: LedgerState | None, entry: dict[str, Any], digest: str) -> Led
     match kind:
         case "version":
             return replace(state, version=_text(entry["version"]), digests=digests)
+        case "run":
+            return replace(_begun(state, entry), digests=digests)
+        case "resume":
+            return replace(state, resumed=(*state.resumed, (_text(entry["run"]), len(state.digests))), digests=digests)
         case "reserve":
             return replace(_reserved(state, entry), digests=digests)
         case _:
@@ -216,23 +249,53 @@ def _opened(entry: dict[str, Any], digest: str) -> LedgerState:
         delta=_real(entry["delta"]),
         cap=_real(entry["cap"]),
         order=_real(entry["order"]),
+        planned=None if entry["plan"] is None else Planned.from_json(entry["plan"]),
     )
     terms.filter()
     return LedgerState(terms=terms, version=_text(entry["version"]), digests=(digest,))
+
+
+def _begun(state: LedgerState, entry: dict[str, Any]) -> LedgerState:
+    terms = RunTerms.from_json({name: entry[name] for name in ("run", "epsilon", "order", "plan")})
+    terms.filter(state.terms.delta)
+    # A plan that is fixed when something has been booked already was not fixed in advance (section 6).
+    if state.run_terms(terms.run) is not None or state.of_run(terms.run):
+        raise ValueError("a run is begun once, before its first booking")
+    return replace(state, runs=(*state.runs, terms))
+
+
+def _admitted(state: LedgerState, run: str, events: tuple[MechanismEvent, ...]) -> Parts:
+    """The total after these events, if both limits hold: of the run, and of all runs."""
+    if (terms := state.run_terms(run)) is not None:
+        try:
+            terms.filter(state.terms.delta).admit(state.of_run(run), events)
+        except BudgetExhausted as error:
+            raise BudgetExhausted(f"run {run}: {error.message}", hint=error.hint) from error
+    return state.terms.filter().admit(state.total, events)
+
+
+def _check_uncommitted(state: LedgerState, run: str) -> None:
+    """A site whose training ends without a result would otherwise spend its whole budget on nothing."""
+    if state.uncommitted(run) >= MOST_UNCOMMITTED:
+        raise BudgetExhausted(
+            f"the last {MOST_UNCOMMITTED} bookings of run {run} were paid for and not trained to their end",
+            where=state.terms.population,
+            hint="find out why training stops, then `site-agent ledger --resume`; what was booked stays booked",
+        )
 
 
 def _reserved(state: LedgerState, entry: dict[str, Any]) -> LedgerState:
     events = tuple(MechanismEvent.from_json(event) for event in entry["events"])
     if not events or type(entry["round"]) is not int:
         raise ValueError("a reservation names a round and at least one event")
-    rule = state.terms.filter()
-    after = rule.admit(state.divergence, events)
+    run, rule = _text(entry["run"]), state.terms.filter()
+    after = _admitted(state, run, events)
     for name, epsilon in (("before", state.epsilon), ("after", rule.epsilon(after))):
         # Two machines may differ in the last bits of a logarithm, but not in the fourth digit (section 5).
         if not math.isclose(float(entry[name]), epsilon, rel_tol=1e-4, abs_tol=1e-4):
             raise ValueError(f"epsilon {name} is written as {entry[name]} but its events give {epsilon:.6f}")
-    booking = Booking(seq=len(state.digests), run=_text(entry["run"]), round=entry["round"], events=events)
-    return replace(state, divergence=after, bookings=(*state.bookings, booking))
+    booking = Booking(seq=len(state.digests), run=run, round=entry["round"], events=events)
+    return replace(state, total=after, bookings=(*state.bookings, booking))
 
 
 def _committed(bookings: tuple[Booking, ...], seq: object) -> tuple[Booking, ...]:
@@ -258,22 +321,6 @@ def _shown(epsilon: float) -> str:
 
 
 # Writing.
-
-
-class LedgerStore(Protocol):
-    """Where the lines are kept."""
-
-    def create(self, line: bytes, head: LedgerAnchor) -> None:
-        """Begin a ledger. Raises LedgerError if there is or ever was one."""
-        ...
-
-    def load(self) -> tuple[list[bytes], LedgerAnchor]:
-        """All lines, and the anchor, which is kept apart from them. Raises LedgerError if either is missing."""
-        ...
-
-    def append(self, line: bytes, head: LedgerAnchor) -> None:
-        """Durable when it returns."""
-        ...
 
 
 class Reservation:
@@ -373,6 +420,16 @@ class Ledger:
         entry = reserve_entry(self._state, run, round_number, tuple(events), self._clock.now_ms())
         self._append(entry)
         return Reservation(seq=self._state.head.seq, events=events, noise=noise)
+
+    def begin_run(self, terms: RunTerms) -> None:
+        """Fix what a run may cost and what it plans, before its first booking. Does nothing if it was begun before: a
+        plan that changes later was not fixed in advance."""
+        if self._state.run_terms(terms.run) is None:
+            self._append({"kind": "run", **terms.to_json(), "at": self._clock.now_ms()})
+
+    def resume(self, run: str) -> None:
+        """A command of the operator, after bookings that were not trained: book again. Nothing is refunded."""
+        self._append({"kind": "resume", "run": run, "at": self._clock.now_ms()})
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the round was trained. Changes no cost: an uncommitted reservation counts the same."""

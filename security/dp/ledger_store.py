@@ -12,12 +12,28 @@ import fcntl
 import json
 import os
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 from lazaret.errors import LedgerError
 from security.dp.ledger import LedgerAnchor, LedgerState, read
 
 _RESTORE: Final = "restore it from the newest copy; without it this population's budget counts as spent"
+
+
+class LedgerStore(Protocol):
+    """Where the lines are kept."""
+
+    def create(self, line: bytes, head: LedgerAnchor) -> None:
+        """Begin a ledger. Raises LedgerError if there is or ever was one."""
+        ...
+
+    def load(self) -> tuple[list[bytes], LedgerAnchor]:
+        """All lines, and the anchor, which is kept apart from them. Raises LedgerError if either is missing."""
+        ...
+
+    def append(self, line: bytes, head: LedgerAnchor) -> None:
+        """Durable when it returns."""
+        ...
 
 
 class MemoryStore:

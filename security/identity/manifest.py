@@ -153,13 +153,17 @@ class Timing(Document):
 
 
 class Privacy(Document):
-    """Record-level differential privacy at every site; a site may be stricter, never laxer."""
+    """Record-level differential privacy at every site; a site may be stricter, never laxer.
+
+    :param least_patients: a public number that no site is below; delta is at most one in so many.
+    """
 
     epsilon: DecimalText
     delta: DecimalText
     clip: DecimalText
     noise_floor: DecimalText
     unit: Literal["patient", "lesion", "study", "image"]
+    least_patients: Positive | None = None
 
 
 class Revocation(Document):

@@ -20,9 +20,10 @@ from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
 from lazaret.errors import CertificateNameMismatch, ManifestRejected, PolicyViolation
 from security import labels
 from security.crypto.signing import statement
+from security.dp.filter import check_delta
 from security.dp.planner import PREFIX
 from security.identity import pki
-from security.identity.manifest import Manifest, Member, unseal
+from security.identity.manifest import Manifest, Member, real, unseal
 from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
 from security.secagg import thresholds
@@ -159,6 +160,13 @@ def check_audit(manifest: Manifest) -> None:
         raise ManifestRejected("chunks_per_site belongs to audit mode sampled, and only to it", where=_where(manifest))
 
 
+def check_privacy(manifest: Manifest) -> None:
+    """Delta is the chance of no protection at all (docs/spec/differential-privacy.md, section 1)."""
+    if manifest.privacy is not None:
+        least = manifest.privacy.least_patients
+        check_delta(real(manifest.privacy.delta), least_patients=least, where=f"{_where(manifest)} [privacy] delta")
+
+
 def check_version_one(manifest: Manifest) -> None:
     if (manifest.version == 1) != (manifest.previous is None):
         raise ManifestRejected("version 1, and only it, has no predecessor", where=_where(manifest))
@@ -176,6 +184,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_two_sites,
     check_thresholds,
     check_audit,
+    check_privacy,
     check_version_one,
     check_configs,
 )

@@ -62,6 +62,9 @@ _SHAPE: Final = record(
 Numbers = Annotated[dict[str, Any], _SHAPE]
 Artefacts = Annotated[tuple[dict[str, Any], ...], list_of(_ARTEFACT, limit=64)]
 Mechanisms = Annotated[tuple[dict[str, Any], ...], list_of(_MECHANISM, limit=64)]
+Plan = Annotated[
+    dict[str, Any] | None, optional(record("a plan", epsilon=DECIMAL, events=list_of(_MECHANISM, limit=64)))
+]
 Unit = Annotated[str, choice("patient", "lesion", "study", "image")]
 Relation = Annotated[str, choice("add-or-remove-one", "replace-one")]
 
@@ -209,6 +212,7 @@ class DpReserved(Event):
     relation: Relation
     accountant: Text
     order: Decimal
+    plan: Plan
     epsilon_round: Decimal
     epsilon_total: Decimal
     cap: Decimal
@@ -225,6 +229,7 @@ class DpCommitted(Event):
     relation: Relation
     accountant: Text
     order: Decimal
+    plan: Plan
     epsilon_round: Decimal
     epsilon_total: Decimal
     cap: Decimal

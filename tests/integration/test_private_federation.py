@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from lazaret.errors import LedgerError
 from security.audit.cli import main as privacy_audit
-from security.dp.accountant import Mechanism, rdp_epsilon
+from security.dp.accountant import Mechanism, merged, rdp_epsilon
 from security.dp.ledger import Ledger
 from security.dp.noise import NoiseSource
 from security.identity.initial_model import pinned_model
@@ -108,7 +108,7 @@ def spend_all_but(world: PrivateWorld, site: str, rounds: int) -> None:
     assert plan is not None
     rule = plan.terms(world.config(site)).filter()
     events = [event for number in range(1, rounds + 1) for event in plan.schedule.round_events(number)]
-    world.set_privacy(site, f"cap = {rule.epsilon(rule.divergence(events)) + 0.01:.3f}")
+    world.set_privacy(site, f"cap = {rule.epsilon(merged(events)) + 0.01:.3f}")
 
 
 def test_a_site_stops_before_its_cap_and_the_others_go_on(four: PrivateWorld) -> None:

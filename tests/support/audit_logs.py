@@ -14,8 +14,8 @@ from pathlib import Path
 from security.audit.verify import Keys
 from security.clock import ManualClock
 from security.crypto.ring import FRAME_BYTES
-from security.dp.accountant import ACCOUNTANT, dp_sgd_event, rate_at_least
-from security.dp.filter import RenyiFilter
+from security.dp.accountant import ACCOUNTANT, Parts, added, dp_sgd_event, rate_at_least
+from security.dp.filter import BudgetFilter
 from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.log import events as ev
@@ -36,7 +36,7 @@ RUN = "run-1"
 NOW = 1_800_000_000_000
 VECTOR = 270_000
 MODEL_0 = sha256(b"the initial model").hexdigest()
-DP = RenyiFilter(order=5.0, delta=1e-5, cap=8.0)
+DP = BudgetFilter(order=5.0, delta=1e-5, cap=8.0)
 DP_ROUND = (dp_sgd_event(multiplier=1.1, clip=1.0, rate=rate_at_least(0.02), steps=40),)
 
 
@@ -72,7 +72,8 @@ class Member:
     folder: Path
     log: AuditLog = field(init=False)
     witness: Witness = field(init=False)
-    spent: float = 0.0
+    spent: Parts = ()
+    spent_before: Parts = ()
     sent: int = 0
 
     @property
@@ -277,9 +278,8 @@ class Federation:
         log.checkpoint()
 
     def _pay(self, member: Member, number: int, kind: type[ev.DpReserved] | type[ev.DpCommitted]) -> None:
-        cost = DP.divergence(DP_ROUND)
         if kind is ev.DpReserved:
-            member.spent += cost
+            member.spent_before, member.spent = member.spent, added(member.spent, DP_ROUND)
         member.log.append(
             kind(
                 reservation=digest("reservation", number)[:32],
@@ -289,7 +289,8 @@ class Federation:
                 relation="add-or-remove-one",
                 accountant=ACCOUNTANT,
                 order=decimal(DP.order),
-                epsilon_round=f"{DP.epsilon(member.spent) - DP.epsilon(member.spent - cost):.6f}",
+                plan=None,
+                epsilon_round=f"{DP.epsilon(member.spent) - DP.epsilon(member.spent_before):.6f}",
                 epsilon_total=f"{DP.epsilon(member.spent):.6f}",
                 cap=decimal(DP.cap),
             ),

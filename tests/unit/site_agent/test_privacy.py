@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,9 @@ def begun(told: SiteConfig, manifest: Any, *, rounds: int = 0, run: str | None =
         ledger = Ledger.create(files, plan.terms(told), version="v")
         for number in range(1, rounds + 1):
             events = plan.schedule.round_events(number)
-            ledger.reserve(run=run or plan.run, round_number=number, events=events, noise=NoiseSource())
+            ledger.commit(
+                ledger.reserve(run=run or plan.run, round_number=number, events=events, noise=NoiseSource())
+            )
         return ledger.state
 
 
@@ -90,7 +92,7 @@ def test_a_run_that_does_not_fit_is_told_with_noise_that_does(tmp_path: Path) ->
     enough = config(tmp_path, noise=cost.proposed_sigma)
     state = begun(enough, manifest)
     plan = plan_of(enough, manifest)
-    limits = Limits.of(enough, plan, state.terms)
+    limits = Limits.of(enough, plan, state)
     limits.admit(state, plan.schedule.events())
     less = plan_of(config(tmp_path, noise=cost.proposed_sigma - 0.02), manifest)
     with pytest.raises(BudgetExhausted):
@@ -103,15 +105,15 @@ def test_the_run_is_bounded_by_the_manifest_and_all_runs_by_the_hospital(tmp_pat
     state = begun(told, manifest, rounds=8, run="lesions/run-0")
     plan = plan_of(told, manifest)
     one = plan.schedule.round_events(2)
-    Limits.of(told, plan, state.terms).admit(state, one)
+    Limits.of(told, plan, state).admit(state, one)
     with pytest.raises(BudgetExhausted, match="by the manifest"):
-        Limits(run=plan.run, epsilon=0.5, cap=6.0).admit(state, one)
+        Limits(run=replace(plan.run_terms(1e-5), epsilon=0.5), cap=6.0).admit(state, one)
     with pytest.raises(BudgetExhausted, match="by this hospital"):
-        Limits(run=plan.run, epsilon=4.0, cap=state.epsilon).admit(state, one)
+        Limits(run=plan.run_terms(1e-5), cap=state.epsilon).admit(state, plan.schedule.events())
     lowered = config(tmp_path, cap=1.0, noise=2.0)
-    assert Limits.of(lowered, plan, state.terms).cap == 1.0, "a cap may be lowered later"
+    assert Limits.of(lowered, plan, state).cap == 1.0, "a cap may be lowered later"
     raised = config(tmp_path, cap=60.0, noise=2.0)
-    assert Limits.of(raised, plan, state.terms).cap == 6.0, "and never raised"
+    assert Limits.of(raised, plan, state).cap == 6.0, "and never raised"
 
 
 def test_a_ledger_of_other_terms_is_refused(tmp_path: Path) -> None:

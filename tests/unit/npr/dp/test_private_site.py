@@ -15,9 +15,9 @@ from npr.methods import registry
 from npr.methods.site import Site
 from npr.model import SplitModel
 from security.dp.accountant import rate_at_least
-from security.dp.ledger import Ledger, Terms, Unit
+from security.dp.ledger import Ledger, Unit
 from security.dp.ledger_store import MemoryStore
-from security.dp.planner import Schedule, order_for
+from security.dp.planner import Schedule, terms_for
 
 PLAN = Schedule(
     rounds=3, steps=4, rate=rate_at_least(0.3), multiplier=1.0, clip=1.0, prototypes_sigma=5.0, prototypes_every=2
@@ -53,7 +53,7 @@ def training(
     site = Site(
         name="a", train=samples(), model=small_model(), config=settings, seed=1, mean=(0.5,) * 3, std=(0.5,) * 3
     )
-    terms = Terms(population="p", unit=unit, delta=1e-5, cap=cap, order=order_for(plan, cap=cap, delta=1e-5))
+    terms = terms_for(plan, population="p", unit=unit, cap=cap, delta=1e-5)
     return PrivateTraining(
         registry.build(settings),
         site,

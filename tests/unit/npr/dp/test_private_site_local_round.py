@@ -12,10 +12,10 @@ from npr.config import TrainConfig
 from npr.dp.model_rules import SUPPORTED_METHODS, check_upstream, violations
 from npr.dp.private_site import PrivateData, PrivateRounds, Regularisation
 from security.dp.accountant import rate_at_least
-from security.dp.ledger import Ledger, Terms, Unit
+from security.dp.ledger import Ledger, Unit
 from security.dp.ledger_store import MemoryStore
 from security.dp.noise import NoiseSource
-from security.dp.planner import Schedule, order_for
+from security.dp.planner import Schedule, terms_for
 from security.dp.sampling import Units
 
 PLAN = Schedule(
@@ -63,7 +63,7 @@ def rounds_on(images: Tensor, labels: np.ndarray, units: Units, plan: Schedule =
 
 
 def ledger_for(plan: Schedule, cap: float) -> Ledger:
-    terms = Terms(population="p", unit=Unit.PATIENT, delta=1e-5, cap=cap, order=order_for(plan, cap=cap, delta=1e-5))
+    terms = terms_for(plan, population="p", unit=Unit.PATIENT, cap=cap, delta=1e-5)
     return Ledger.create(MemoryStore(), terms, version="v1")
 
 

@@ -16,7 +16,8 @@ from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, LocalProto
 from security.clock import ManualClock
 from security.dp import ledger as ledger_entries
 from security.dp.accountant import Mechanism, counts_event, dp_sgd_event, prototypes_event, rate_at_least
-from security.dp.ledger import Ledger, LedgerAnchor, Terms, Unit, commitment
+from security.dp.filter import RunTerms
+from security.dp.ledger import MOST_UNCOMMITTED, Ledger, LedgerAnchor, Terms, Unit, commitment
 from security.dp.ledger_store import FileStore, MemoryStore
 from security.dp.noise import NoiseSource
 from security.rng import CountedRandomness
@@ -191,7 +192,7 @@ def rewritten(lines: list[bytes], index: int, change: Callable[[dict[str, object
         (1, {"events": []}),
         (1, {"round": "1"}),
         (1, {"note": "x"}),
-        (0, {"format": 2}),
+        (0, {"format": 1}),
         (0, {"delta": "0.00001"}),
         (0, {"population": ""}),
         (0, {"kind": "version"}),
@@ -308,8 +309,51 @@ def test_the_commitment_hides_the_head_and_binds_to_it() -> None:
 def test_terms_that_cannot_be_kept_are_refused() -> None:
     with pytest.raises(ConfigError):
         Ledger.create(
-            MemoryStore(), Terms(population="p", unit=Unit.IMAGE, delta=1e-5, cap=0.1, order=2.0), version="v1"
+            MemoryStore(), Terms(population="p", unit=Unit.IMAGE, delta=1e-5, cap=0.01, order=2.0), version="v1"
         )
+
+
+def begun(epsilon: float = 2.0, rounds: int = 6) -> RunTerms:
+    return RunTerms.of("run", ROUND * rounds, epsilon=epsilon, delta=TERMS.delta)
+
+
+def test_a_run_is_begun_once_and_keeps_its_terms() -> None:
+    store = MemoryStore()
+    ledger = Ledger.create(store, TERMS, version="v1")
+    ledger.begin_run(begun())
+    ledger.begin_run(begun(epsilon=2.9, rounds=60))
+    assert ledger.state.run_terms("run") == begun() == ledger_entries.read(store.lines).run_terms("run")
+    with pytest.raises(BudgetExhausted, match="run run"):
+        book(ledger, 10_000)
+    inside = begun().filter(TERMS.delta).epsilon(ledger.state.of_run("run"))
+    assert 0 < inside <= 2.0 and ledger.state.epsilon < TERMS.cap
+    # Another run has its own limit, and the ledger's cap is for all of them.
+    for number in range(2):
+        ledger.commit(ledger.reserve(run="other", round_number=number, events=ROUND, noise=NoiseSource()))
+
+
+def test_a_plan_that_is_fixed_after_the_first_booking_is_none() -> None:
+    store = MemoryStore()
+    ledger = Ledger.create(store, TERMS, version="v1")
+    book(ledger, 1)
+    with pytest.raises(ValueError, match="begun once"):
+        ledger.begin_run(begun())
+
+
+def test_a_site_that_never_finishes_a_round_stops_until_an_operator_resumes_it() -> None:
+    store = MemoryStore()
+    ledger = Ledger.create(store, TERMS, version="v1")
+    book(ledger, 2)
+    for number in range(MOST_UNCOMMITTED):
+        ledger.reserve(run="run", round_number=3 + number, events=ROUND, noise=NoiseSource())
+    lines, spent = len(store.lines), ledger.state.epsilon
+    with pytest.raises(BudgetExhausted, match="not trained to their end"):
+        ledger.reserve(run="run", round_number=9, events=ROUND, noise=NoiseSource())
+    assert len(store.lines) == lines and ledger_entries.read(store.lines).uncommitted("run") == MOST_UNCOMMITTED
+    ledger.resume("run")
+    assert ledger.state.epsilon == spent, "nothing is refunded"
+    book(ledger, 1)
+    assert ledger_entries.read(store.lines).uncommitted("run") == 0
 
 
 def test_small_things(tmp_path: Path) -> None:

@@ -7,20 +7,26 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import BudgetExhausted, ConfigError
-from security.dp.accountant import Mechanism, rate_at_least, rdp_epsilon
-from security.dp.ledger import Ledger, Terms, Unit
+from security.dp.accountant import Mechanism, rate_at_least
+from security.dp.filter import planned_epsilon
+from security.dp.ledger import Ledger, Unit
 from security.dp.ledger_store import MemoryStore
 from security.dp.noise import NoiseSource
-from security.dp.planner import Schedule, cost, order_for, propose_multiplier, rounds_affordable
+from security.dp.planner import Schedule, cost, propose_multiplier, rounds_affordable, terms_for
 
 DELTA = 1e-5
 PLAN = Schedule(rounds=20, steps=42, rate=rate_at_least(64 / 2700), multiplier=1.0, clip=1.0)
 
 
 def ledger_for(plan: Schedule, cap: float) -> Ledger:
-    order = order_for(plan, cap=cap, delta=DELTA)
-    terms = Terms(population="p", unit=Unit.PATIENT, delta=DELTA, cap=cap, order=order)
+    terms = terms_for(plan, population="p", unit=Unit.PATIENT, delta=DELTA, cap=cap)
     return Ledger.create(MemoryStore(), terms, version="v1")
+
+
+def book(ledger: Ledger, plan: Schedule, rounds: int) -> None:
+    for number in range(1, rounds + 1):
+        events = plan.round_events(number)
+        ledger.commit(ledger.reserve(run="r", round_number=number, events=events, noise=NoiseSource()))
 
 
 def test_events_of_a_round() -> None:
@@ -36,12 +42,11 @@ def test_events_of_a_round() -> None:
 def test_the_proposed_noise_just_fits(epsilon: float) -> None:
     multiplier = propose_multiplier(PLAN, epsilon=epsilon, delta=DELTA)
     plan = replace(PLAN, multiplier=multiplier)
-    assert rdp_epsilon(plan.events(), DELTA)[0] <= epsilon
+    assert planned_epsilon(plan.events(), DELTA) <= epsilon
     less = replace(PLAN, multiplier=multiplier - 0.01)
-    assert rdp_epsilon(less.events(), DELTA)[0] > epsilon
+    assert planned_epsilon(less.events(), DELTA) > epsilon
     ledger = ledger_for(plan, epsilon)
-    for number in range(1, plan.rounds + 1):
-        ledger.reserve(run="r", round_number=number, events=plan.round_events(number), noise=NoiseSource())
+    book(ledger, plan, plan.rounds)
     assert ledger.state.epsilon <= epsilon
 
 
@@ -57,8 +62,7 @@ def test_rounds_affordable_is_where_the_ledger_stops() -> None:
     ledger = ledger_for(plan, 4.0)
     expected = rounds_affordable(ledger.state, plan)
     assert 0 < expected < plan.rounds
-    for number in range(1, expected + 1):
-        ledger.reserve(run="r", round_number=number, events=plan.round_events(number), noise=NoiseSource())
+    book(ledger, plan, expected)
     with pytest.raises(BudgetExhausted):
         ledger.reserve(run="r", round_number=0, events=plan.round_events(expected + 1), noise=NoiseSource())
     assert rounds_affordable(ledger.state, plan, first=expected + 1) == 0
