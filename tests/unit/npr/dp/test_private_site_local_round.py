@@ -86,7 +86,7 @@ def test_three_rounds_learn_and_everything_booked_is_used() -> None:
     assert rounds.counts is not None
     assert rounds.counts.size() == pytest.approx(300, abs=60)
     assert rounds.prototypes is not None
-    assert ledger.spent().rdp <= ledger.state.epsilon <= 30.0
+    assert ledger.spent().pld <= ledger.state.epsilon <= 30.0
 
 
 def test_a_round_without_its_reservation_reads_nothing() -> None:
