@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
 from lazaret.errors import BudgetExhausted, ConfigError
@@ -148,6 +149,7 @@ def least_multiplier(schedule: Schedule, within: Callable[[Sequence[MechanismEve
     return high / 100
 
 
+@lru_cache(maxsize=64)
 def _least_planned(schedule: Schedule, epsilon: float, delta: float) -> float:
     """By PLD, which takes a second each time. Renyi never shows less, so its answer is where the search begins."""
     enough = least_multiplier(schedule, lambda events: rdp_epsilon(events, PLAN_SHARE * delta)[0] <= epsilon)
