@@ -90,13 +90,13 @@ def _recompute(
     reserved: Sequence[Record], committed: Sequence[Record], terms: dict[str, Any], findings: Findings
 ) -> tuple[list[Spending], list[MechanismEvent]]:
     from security.dp.accountant import MechanismEvent, added
-    from security.dp.filter import BudgetFilter, Planned
+    from security.dp.filter import BudgetFilter, PinnedSchedule
 
     rule = BudgetFilter(
         order=float(terms["order"]),
         delta=float(terms["delta"]),
         cap=float(terms["cap"]),
-        planned=None if terms["plan"] is None else Planned.from_json(terms["plan"]),
+        planned=None if terms["plan"] is None else PinnedSchedule.from_json(terms["plan"]),
     )
     _check_plan(rule, reserved[0], findings)
     used = {record.body["reservation"]: record for record in committed}

@@ -72,7 +72,7 @@ def check_delta(delta: float, *, least_patients: int | None = None, where: str |
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Planned:
+class PinnedSchedule:
     """A schedule that was fixed before anything was read, and what all of it costs.
 
     :param events: equal events are one event with more steps.
@@ -129,7 +129,7 @@ class BudgetFilter:
     order: float
     delta: float
     cap: float
-    planned: Planned | None = None
+    planned: PinnedSchedule | None = None
 
     def __post_init__(self) -> None:
         check_delta(self.delta)
@@ -186,12 +186,12 @@ class RunTerms:
     run: str
     epsilon: float
     order: float
-    planned: Planned
+    planned: PinnedSchedule
 
     @classmethod
     def of(cls, run: str, events: Sequence[MechanismEvent], *, epsilon: float, delta: float) -> Self:
         order = choose_order(events, cap=epsilon, delta=delta)
-        return cls(run=run, epsilon=epsilon, order=order, planned=Planned.of(events, delta=delta))
+        return cls(run=run, epsilon=epsilon, order=order, planned=PinnedSchedule.of(events, delta=delta))
 
     def filter(self, delta: float) -> BudgetFilter:
         return BudgetFilter(order=self.order, delta=delta, cap=self.epsilon, planned=self.planned)
@@ -204,7 +204,7 @@ class RunTerms:
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Strict, else ValueError."""
         run, epsilon, order = value["run"], float(value["epsilon"]), float(value["order"])
-        terms = cls(run=run, epsilon=epsilon, order=order, planned=Planned.from_json(value["plan"]))
+        terms = cls(run=run, epsilon=epsilon, order=order, planned=PinnedSchedule.from_json(value["plan"]))
         if not isinstance(run, str) or not 0 < len(run) <= 200 or terms.to_json() != value:
             raise ValueError("the terms of a run are not in canonical form")
         return terms

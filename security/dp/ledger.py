@@ -23,7 +23,7 @@ from security import labels
 from security.clock import Clock, SystemClock
 from security.crypto import encoding
 from security.dp.accountant import Mechanism, MechanismEvent, Parts, Spent, merged, spent
-from security.dp.filter import BudgetFilter, Planned, RunTerms
+from security.dp.filter import BudgetFilter, PinnedSchedule, RunTerms
 from security.dp.noise import NoiseSource
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Terms:
     delta: float
     cap: float
     order: float
-    planned: Planned | None = None
+    planned: PinnedSchedule | None = None
 
     def filter(self) -> BudgetFilter:
         return BudgetFilter(order=self.order, delta=self.delta, cap=self.cap, planned=self.planned)
@@ -249,7 +249,7 @@ def _opened(entry: dict[str, Any], digest: str) -> LedgerState:
         delta=_real(entry["delta"]),
         cap=_real(entry["cap"]),
         order=_real(entry["order"]),
-        planned=None if entry["plan"] is None else Planned.from_json(entry["plan"]),
+        planned=None if entry["plan"] is None else PinnedSchedule.from_json(entry["plan"]),
     )
     terms.filter()
     return LedgerState(terms=terms, version=_text(entry["version"]), digests=(digest,))

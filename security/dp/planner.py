@@ -26,7 +26,7 @@ from security.dp.accountant import (
     rdp_epsilon,
     spent,
 )
-from security.dp.filter import PLAN_SHARE, Planned, choose_order, planned_epsilon
+from security.dp.filter import PLAN_SHARE, PinnedSchedule, choose_order, planned_epsilon
 from security.dp.ledger import LedgerState, Terms, Unit
 
 _LARGEST_MULTIPLIER = 1000.0
@@ -97,7 +97,7 @@ def terms_for(schedule: Schedule, *, population: str, unit: Unit, cap: float, de
         delta=delta,
         cap=cap,
         order=choose_order(events, cap=cap, delta=delta),
-        planned=Planned.of(events, delta=delta),
+        planned=PinnedSchedule.of(events, delta=delta),
     )
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cli import cli
 from security.consortium.plan import FederationPlan, warnings
-from security.dp.accountant import rdp_epsilon
+from security.dp.filter import planned_epsilon
 from security.dp.planner import PrivateSettings
 from security.identity.initial_model import InitialModel
 from tests.support.consortium_world import World
@@ -97,7 +97,7 @@ def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Pat
     wanted = re.search(r"noise_floor = ([0-9.]+) all rounds fit", note)
     assert wanted is not None
     schedule = settings.schedule(rounds=4, multiplier=float(wanted[1]), clip=1.0)
-    assert rdp_epsilon(schedule.events(), 1e-5)[0] <= 8
+    assert planned_epsilon(schedule.events(), 1e-5) <= 8
 
 
 def test_what_would_void_epsilon_is_not_exported(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from security.dp.filter import (
     PUBLIC_ORDERS,
     PUBLIC_SHARE,
     BudgetFilter,
-    Planned,
+    PinnedSchedule,
     RunTerms,
     check_delta,
     choose_order,
@@ -67,14 +67,14 @@ def test_every_test_is_valid_at_its_share_and_the_least_of_them_counts() -> None
     shown = [rdp_curve(planned, (8.0,))[0] + conversion(8.0, ORDER_SHARE * DELTA)]
     shown += [rdp_curve(planned, (order,))[0] + conversion(order, PUBLIC_SHARE * DELTA) for order in PUBLIC_ORDERS]
     assert rule.epsilon(merged(planned)) == pytest.approx(min(shown))
-    with_plan = replace(rule, planned=Planned.of(planned, delta=DELTA))
+    with_plan = replace(rule, planned=PinnedSchedule.of(planned, delta=DELTA))
     assert with_plan.epsilon(merged(planned)) == pytest.approx(pld_epsilon(planned, PLAN_SHARE * DELTA), abs=1e-5)
     assert pld_epsilon(planned, DELTA) < with_plan.epsilon(merged(planned)) < rdp_epsilon(planned, DELTA)[0]
 
 
 def test_what_is_not_in_the_plan_is_judged_without_it() -> None:
     planned = ROUND * 40
-    rule = BudgetFilter(order=8.0, delta=DELTA, cap=20.0, planned=Planned.of(planned, delta=DELTA))
+    rule = BudgetFilter(order=8.0, delta=DELTA, cap=20.0, planned=PinnedSchedule.of(planned, delta=DELTA))
     without = replace(rule, planned=None)
     once_more = merged(ROUND * 41)
     assert rule.epsilon(merged(planned)) < without.epsilon(merged(planned))
@@ -82,7 +82,7 @@ def test_what_is_not_in_the_plan_is_judged_without_it() -> None:
 
 
 def test_epsilon_never_falls_when_something_is_booked() -> None:
-    rule = BudgetFilter(order=3.0, delta=DELTA, cap=50.0, planned=Planned.of(ROUND * 20, delta=DELTA))
+    rule = BudgetFilter(order=3.0, delta=DELTA, cap=50.0, planned=PinnedSchedule.of(ROUND * 20, delta=DELTA))
     total: Parts = ()
     seen = [0.0]
     for number in range(30):
