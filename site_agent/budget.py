@@ -28,7 +28,15 @@ from security.log.reader import LogReader
 from security.log.schema import decimal
 from security.log.writer import AuditLog
 from site_agent.config import SiteConfig
-from site_agent.privacy import LEDGER_HINT, Limits, PrivatePlan, check_terms, ledger_files, validation_line
+from site_agent.privacy import (
+    LEDGER_HINT,
+    Limits,
+    PrivatePlan,
+    check_sides_key,
+    check_terms,
+    ledger_files,
+    validation_line,
+)
 
 say = logging.getLogger("site-agent")
 RELATION: Final = "add-or-remove-one"
@@ -130,6 +138,7 @@ def open_budget(
     try:
         ledger = Ledger.open(store, population=config.privacy.population, clock=clock)
         check_terms(plan, ledger.state.terms)
+        check_sides_key(config, ledger.state)
         logged = logged_reservations(folder)
         check_logged(ledger.state, logged, str(config.ledger))
     except BaseException:

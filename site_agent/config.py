@@ -160,6 +160,11 @@ class SiteConfig(ConfigTable):
         return self._under(self.site.state)
 
     @property
+    def sides(self) -> Path:
+        """Which patients train and which are held out: the key under differential privacy, else the list."""
+        return self.state / "sides"
+
+    @property
     def initial_model(self) -> Path:
         return self._under(self.site.initial_model)
 

@@ -8,18 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
+from lazaret import files
 from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
+from npr.data.sides import KEY_BYTES, key_digest
+from security.clock import Clock
 from security.dp.accountant import MechanismEvent, added, merged, spent
 from security.dp.filter import RunTerms
-from security.dp.ledger import LedgerState, Terms, Unit
+from security.dp.ledger import Ledger, LedgerState, Terms, Unit
 from security.dp.ledger_store import FileStore
 from security.dp.planner import PrivateSettings, Schedule, least_multiplier, propose_multiplier, terms_for
 from security.identity.manifest import Manifest, Privacy, real
+from security.rng import Randomness
 from site_agent.config import SiteConfig
 
 LEDGER_HINT = "`site-agent ledger --create` creates one, once for each patient population"
+_NEW: Final = "before any data"
+_SIDES_HINT: Final = (
+    "restore it from a backup, or copy it from the state folder that this ledger was created with; a new key would "
+    "change which patients are trained on"
+)
 VALIDATION_OFF = "local validation and the choice of a best model are off: each would be one more release"
 
 
@@ -97,6 +107,46 @@ def _noise(config: SiteConfig, terms: Privacy) -> float:
 
 def ledger_files(config: SiteConfig) -> FileStore:
     return FileStore(config.ledger, config.ledger_anchor)
+
+
+# Sides of patients: under differential privacy by a key that is made once, with the ledger (npr/data/sides.py).
+
+
+def create_ledger(config: SiteConfig, plan: PrivatePlan, *, rng: Randomness, clock: Clock | None = None) -> Terms:
+    """Begin the ledger of this population, and the key that gives its patients their sides.
+
+    The key is written first: a crash in between leaves a key that the next attempt finds and uses.
+    """
+    terms = plan.terms(config)
+    with ledger_files(config) as store:
+        if not sides_key_file(config).exists():
+            config.sides.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.write_atomically(sides_key_file(config), rng.bytes(KEY_BYTES), mode=0o600, replace=False)
+        Ledger.create(store, terms, version=_NEW, sides=key_digest(read_sides_key(config)), clock=clock)
+    return terms
+
+
+def sides_key_file(config: SiteConfig) -> Path:
+    return config.sides / "key"
+
+
+def read_sides_key(config: SiteConfig) -> bytes:
+    """:raises LedgerError: if it is lost. It is never drawn again: patients would change sides, and the budget of those
+    who come into training would have been spent on others."""
+    path = sides_key_file(config)
+    if not path.exists():
+        raise LedgerError("the key that gives patients their sides is missing", where=str(path), hint=_SIDES_HINT)
+    key = files.read_private(path)
+    if len(key) != KEY_BYTES:
+        raise LedgerError("the key that gives patients their sides is damaged", where=str(path), hint=_SIDES_HINT)
+    return key
+
+
+def check_sides_key(config: SiteConfig, state: LedgerState) -> None:
+    """:raises LedgerError: if the key is not the one that the ledger's first line names."""
+    if key_digest(read_sides_key(config)) != state.sides:
+        where = str(sides_key_file(config))
+        raise LedgerError("the key that gives patients their sides is not the ledger's", where=where, hint=_SIDES_HINT)
 
 
 def check_terms(plan: PrivatePlan, terms: Terms) -> None:

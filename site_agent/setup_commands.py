@@ -28,11 +28,17 @@ from security.rng import SystemRandomness
 from site_agent.assembly import read_membership
 from site_agent.config import CHECK_NAMES, LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
-from site_agent.privacy import PrivatePlan, budget_status, ledger_files, planned_cost, status_line
+from site_agent.privacy import (
+    PrivatePlan,
+    budget_status,
+    create_ledger,
+    ledger_files,
+    planned_cost,
+    sides_key_file,
+    status_line,
+)
 
 # `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
-
-_NEW = "before any data"
 
 
 @click.command()
@@ -49,11 +55,10 @@ def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None,
     if plan is None:
         raise ConfigError("this federation trains without differential privacy", where="manifest [privacy]")
     if create:
-        terms = plan.terms(config)
-        with ledger_files(config) as files:
-            Ledger.create(files, terms, version=_NEW)
+        terms = create_ledger(config, plan, rng=SystemRandomness())
         say(f"ledger {config.ledger} begun: epsilon {terms.cap:g} at delta {terms.delta:g} for each {terms.unit}")
         say(f"its anchor is kept in {config.ledger_anchor}: back up both, on two disks if possible")
+        say(f"the key that gives patients their sides is {sides_key_file(config)}: back it up too, there is no other")
     if resume:
         with ledger_files(config) as files:
             Ledger.open(files, population=config.privacy.population).resume(plan.run)

@@ -143,6 +143,7 @@ def assemble(
         std=catalogue.std,
         fold=str(fold),
         fingerprint=catalogue.fingerprint,
+        sides=tuple(made),
     )
 
 

@@ -135,6 +135,7 @@ class FederatedDataset:
     :param mean: per channel, on the 0..1 scale; what the source suggests, a pretrained model may want its own.
     :param fold: what the fold was called, for the record.
     :param fingerprint: digest of what the source read, so that results name their data.
+    :param sides: the side of each row of the source, in its order, for processes that must divide it in the same way.
     """
 
     name: str
@@ -144,6 +145,7 @@ class FederatedDataset:
     std: tuple[float, ...] = IMAGENET_STD
     fold: str = ""
     fingerprint: str = ""
+    sides: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.class_names:

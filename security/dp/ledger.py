@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 # events; the epsilon written beside them is for people, and must agree.
 
 FORMAT: Final = 2
+NO_SIDES: Final = "none"
 MOST_UNCOMMITTED: Final = 3
 """Bookings of a run in a row that were paid for and not trained. More of them need an operator's `resume`."""
 
 _FIELDS: Final = {
-    "open": {"at", "cap", "delta", "format", "kind", "order", "plan", "population", "unit", "version"},
+    "open": {"at", "cap", "delta", "format", "kind", "order", "plan", "population", "sides", "unit", "version"},
     "run": {"at", "epsilon", "kind", "order", "plan", "run"},
     "resume": {"at", "kind", "run"},
     "version": {"at", "kind", "version"},
@@ -97,10 +98,14 @@ class Booking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerState:
-    """Everything a ledger's lines add up to."""
+    """Everything a ledger's lines add up to.
+
+    :param sides: digest of the key that gives patients their sides (npr/data/sides.py): made once, never drawn again.
+    """
 
     terms: Terms
     version: str
+    sides: str = NO_SIDES
     total: Parts = ()
     bookings: tuple[Booking, ...] = ()
     runs: tuple[RunTerms, ...] = ()
@@ -137,7 +142,7 @@ class LedgerState:
         return 0 <= head.seq < len(self.digests) and self.digests[head.seq] == head.digest
 
 
-def open_entry(terms: Terms, version: str, at: int) -> dict[str, Any]:
+def open_entry(terms: Terms, version: str, at: int, *, sides: str = NO_SIDES) -> dict[str, Any]:
     terms.filter()
     return {
         "kind": "open",
@@ -148,6 +153,7 @@ def open_entry(terms: Terms, version: str, at: int) -> dict[str, Any]:
         "cap": repr(float(terms.cap)),
         "order": repr(float(terms.order)),
         "plan": None if terms.planned is None else terms.planned.to_json(),
+        "sides": sides,
         "version": version,
         "at": at,
     }
@@ -252,7 +258,7 @@ def _opened(entry: dict[str, Any], digest: str) -> LedgerState:
         planned=None if entry["plan"] is None else PinnedSchedule.from_json(entry["plan"]),
     )
     terms.filter()
-    return LedgerState(terms=terms, version=_text(entry["version"]), digests=(digest,))
+    return LedgerState(terms=terms, version=_text(entry["version"]), sides=_text(entry["sides"]), digests=(digest,))
 
 
 def _begun(state: LedgerState, entry: dict[str, Any]) -> LedgerState:
@@ -366,13 +372,16 @@ class Ledger:
         self._failed = False
 
     @classmethod
-    def create(cls, store: LedgerStore, terms: Terms, *, version: str, clock: Clock | None = None) -> Ledger:
+    def create(
+        cls, store: LedgerStore, terms: Terms, *, version: str, sides: str = NO_SIDES, clock: Clock | None = None
+    ) -> Ledger:
         """A command of the operator, once per population; never done by the agent: a new ledger would be a new budget.
 
         :param version: name of the data set as it is now.
+        :param sides: digest of the key that gives patients their sides.
         """
         clock = clock or SystemClock()
-        state, line = extended(None, open_entry(terms, version, clock.now_ms()))
+        state, line = extended(None, open_entry(terms, version, clock.now_ms(), sides=sides))
         store.create(line, state.head)
         return cls(store, state, clock)
 

@@ -32,7 +32,8 @@ from security.identity.manifest import Manifest
 from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, judge
 from site_agent.config import CHECK_NAMES, CoordinatorTable, SiteConfig
-from site_agent.trainer.data import check_class_count, image_size_of, ours
+from site_agent.privacy import ledger_files
+from site_agent.trainer.data import check_class_count, image_size_of, ours, side_rule
 
 if TYPE_CHECKING:
     from npr.wire_layout import Recipe
@@ -152,12 +153,12 @@ class SiteCheckContext:
     def dataset(self) -> FederatedDataset:
         """The fold in force, without pixels."""
         table = self.config.data
+        if self.manifest.privacy is not None and ledger_files(self.config).peek() is None:
+            raise Unchecked("patients get their sides by a key that is made with the ledger")
         found = assemble(
             self.survey.catalogue,
             fold=table.fold,
-            folds=table.folds,
-            seed=table.seed,
-            validation=float(table.validation),
+            rule=side_rule(self.config, self.manifest, self.papers.identity.data_key(), keep=False),
         )
         check_class_count(found, table, self.manifest.model.classes)
         return found

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from pathlib import Path
+from typing import TypedDict
 
+from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from npr.data.dataset import FederatedDataset, SiteData
+from npr.data.sides import KeyedSides, SideBook, SideRule, StratifiedSides
 from npr.data.sources import open_dataset
 from security.identity.manifest import Manifest
-from site_agent.config import DataTable
+from site_agent.config import DataTable, SiteConfig
+from site_agent.privacy import read_sides_key
 
 DEFAULT_IMAGE_SIZE = 224
 
 
-def open_data(table: DataTable, *, site: str, image_size: int, classes: int) -> tuple[FederatedDataset, SiteData]:
-    """The data set and our part of it."""
+class SideShares(TypedDict):
+    fold: int | str
+    folds: int
+    validation: float
+
+
+def open_data(
+    table: DataTable, *, site: str, image_size: int, classes: int, rule: SideRule | None = None
+) -> tuple[FederatedDataset, SiteData]:
+    """The data set and our part of it.
+
+    :param rule: who is on which side (`side_rule`).
+    """
     dataset = open_dataset(
         table.source,
         fold=table.fold,
@@ -24,9 +40,45 @@ def open_data(table: DataTable, *, site: str, image_size: int, classes: int) -> 
         image_size=image_size,
         validation=float(table.validation),
         class_names=table.class_names,
+        rule=rule,
     )
     check_class_count(dataset, table, classes)
     return dataset, ours(dataset, table, site)
+
+
+def side_rule(config: SiteConfig, manifest: Manifest, data_key: bytes, *, keep: bool = True) -> SideRule:
+    """Who is on which side: by a key of this site under differential privacy, else evenly and for good.
+
+    :param keep: write down the sides of new patients. Commands that only look do not.
+    :raises LedgerError: if the key is lost.
+    :raises DataError: if the list is lost or damaged, or was made with other settings.
+    """
+    table = config.data
+    shares: SideShares = {"fold": table.fold, "folds": table.folds, "validation": float(table.validation)}
+    if manifest.privacy is not None:
+        if config.privacy.metrics_noise is None:
+            shares["validation"] = 0.0  # nobody is held out for a validation that is off
+        return KeyedSides(key=read_sides_key(config), **shares)
+    path = config.sides / "list.json"
+
+    def write(book: SideBook) -> None:
+        if keep:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            files.write_atomically(path, book.to_bytes(), mode=0o600)
+
+    return StratifiedSides(key=data_key, book=_side_book(path), keep=write, seed=table.seed, **shares)
+
+
+def _side_book(path: Path) -> SideBook:
+    if path.exists():
+        return SideBook.of_bytes(files.read_private(path), where=str(path))
+    if any((path.parents[1] / "memory").glob("*.safetensors")):
+        raise DataError(
+            "the list of which patients train is missing, and rounds were trained with it",
+            where=str(path),
+            hint="restore it from a backup; without it a model would be tested on patients it was trained on",
+        )
+    return SideBook()
 
 
 def image_size_of(manifest: Manifest) -> int:

@@ -41,7 +41,7 @@ from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
 from site_agent.state_dir import Vault
 from site_agent.state_writer import read_records
-from site_agent.trainer.data import fingerprint, open_data
+from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.process import clock_of
 from site_agent.trainer.training import Trainer, recipe_of
 
@@ -114,8 +114,11 @@ class ModelPlace:
     @cached_property
     def _opened(self) -> tuple[Trainer, tuple[str, ...], str]:
         model, table = self.manifest.model, self.config.data
-        dataset, data = open_data(table, site=self.site, image_size=self.recipe.image_size, classes=model.classes)
         key = self.identity.data_key()
+        rule = side_rule(self.config, self.manifest, key, keep=False)
+        dataset, data = open_data(
+            table, site=self.site, image_size=self.recipe.image_size, classes=model.classes, rule=rule
+        )
         trainer = Trainer(
             self.manifest, self.initial, data, self.vault, data_key=key, threads=self.config.site.threads
         )

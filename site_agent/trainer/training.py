@@ -48,7 +48,7 @@ from site_agent.budget import Budget
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.state_dir import Vault
-from site_agent.trainer.data import balance, fingerprint, open_data
+from site_agent.trainer.data import balance, fingerprint, open_data, side_rule
 from site_agent.trainer.workers import Crew
 
 # Of these the log names none: they are many, and local only where a site's statistics are.
@@ -229,9 +229,12 @@ def make_trainer(
     :param budget: under differential privacy; without it such a trainer can evaluate, not train.
     """
     recipe = recipe_of(manifest)
-    dataset, data = open_data(config.data, site=site, image_size=recipe.image_size, classes=manifest.model.classes)
-    crew = Crew.of(config, manifest, dataset, data)
     key = identity.data_key()
+    rule = side_rule(config, manifest, key)
+    dataset, data = open_data(
+        config.data, site=site, image_size=recipe.image_size, classes=manifest.model.classes, rule=rule
+    )
+    crew = Crew.of(config, manifest, dataset, data)
     version = fingerprint(dataset, data, key)
     threads = config.site.threads
     vault.note_data(balance(dataset, data))

@@ -28,6 +28,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing 
 
 from lazaret.errors import ConfigError, DataError, ToolkitError, WorkerLost
 from npr.data.dataset import FederatedDataset, SiteData
+from npr.data.sides import SpeltSides, spelt_sides
 from npr.distributed import ALONE, Group, gathered
 from npr.methods import registry
 from npr.methods.base import Method
@@ -117,6 +118,8 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
         "site": data.name,
         "code": code_digest(),
         "data": _digest(dataset, data),
+        # One letter each; the agent alone has the list or the key by which patients have their sides.
+        "sides": spelt_sides(dataset.sides),
     }
 
 
@@ -172,7 +175,13 @@ class Worker:
 def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
     check_code(order["code"])
     recipe = Recipe.of(order["method"], order["settings"])
-    dataset, data = open_data(table, site=order["site"], image_size=recipe.image_size, classes=order["classes"])
+    dataset, data = open_data(
+        table,
+        site=order["site"],
+        image_size=recipe.image_size,
+        classes=order["classes"],
+        rule=SpeltSides(order["sides"]),
+    )
     if _digest(dataset, data) != order["data"]:
         raise DataError(
             "these are not the agent's images", where=table.source, hint="every machine needs the same [data]"

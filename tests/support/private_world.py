@@ -10,14 +10,15 @@ from npr.config import TrainConfig
 from npr.data.generated import ISIC_SITES
 from npr.model import ModelSpec
 from npr.wire_layout import Recipe, export
-from security.dp.ledger import Ledger, LedgerState
+from security.dp.ledger import LedgerState
 from security.dp.planner import PrivateSettings
 from security.identity.enrolment import Identity
+from security.rng import SystemRandomness
 from security.secagg import messages
 from site_agent.assembly import LearnerFactory
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
-from site_agent.privacy import PrivatePlan, ledger_files
+from site_agent.privacy import PrivatePlan, create_ledger, ledger_files
 from site_agent.trainer.training import PrivateTrainer, make_trainer
 from tests.support.site_world import Dies, SiteWorld
 
@@ -99,8 +100,8 @@ class PrivateWorld(SiteWorld):
             config = self.config(site)
             plan = PrivatePlan.of(config, self.manifest)
             assert plan is not None
-            with ledger_files(config) as files:
-                Ledger.create(files, plan.terms(config), version="new", clock=self.clock)
+            create_ledger(config, plan, rng=SystemRandomness(), clock=self.clock)
+
 
     def book(self, site: str) -> LedgerState:
         """What the ledger on disk says."""

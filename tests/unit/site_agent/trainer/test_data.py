@@ -1,0 +1,160 @@
+"""A site's sides: kept in its state folder, or by the key that was made with the ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lazaret.errors import DataError, LedgerError
+from npr.data.dataset import SiteData
+from security.dp.ledger import Terms, Unit
+from security.rng import SystemRandomness
+from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable
+from site_agent.privacy import check_sides_key, create_ledger, ledger_files, sides_key_file
+from site_agent.trainer.data import open_data, side_rule
+from site_agent.trainer.workers import SpeltSides, spelt_sides
+
+CLASSES = ("nevus", "melanoma", "keratosis")
+KEY = bytes(32)
+PLAIN, PRIVATE = SimpleNamespace(privacy=None), SimpleNamespace(privacy=object())
+PLAN = SimpleNamespace(
+    terms=lambda config: Terms(
+        population=config.privacy.population, unit=Unit.PATIENT, delta=1e-5, cap=3.0, order=8.0
+    )
+)
+
+
+def configured(folder: Path, **privacy: object) -> SiteConfig:
+    return SiteConfig(
+        site=SiteTable(initial_model="initial.safetensors"),
+        coordinator=CoordinatorTable(address="hub.example:7443"),
+        data=DataTable(source=f"csv:{folder}/table.csv", class_names=CLASSES),
+        privacy=PrivacyTable(**privacy),  # type: ignore[arg-type]
+        path=folder / "site.toml",
+    )
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> SiteConfig:
+    Image.fromarray(np.full((8, 8, 3), 90, dtype=np.uint8)).save(tmp_path / "one.png")
+    rows(tmp_path, 150)
+    return configured(tmp_path)
+
+
+def rows(folder: Path, count: int) -> None:
+    """Up to four images of a patient each; every image is a link to the same file."""
+    lines = ["image,label,patient"]
+    for row in range(count):
+        image = folder / f"{row}.png"
+        if not image.exists():
+            image.symlink_to("one.png")
+        patient = row // 3 if row < 150 else 1000 + row // 2
+        lines.append(f"{row}.png,{CLASSES[patient % 3]},P-{patient}")
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+
+
+def opened(config: SiteConfig, manifest: SimpleNamespace, *, keep: bool = True) -> SiteData:
+    rule = side_rule(config, manifest, KEY, keep=keep)  # type: ignore[arg-type]
+    return open_data(config.data, site="graz", image_size=8, classes=3, rule=rule)[1]
+
+
+def images(data: SiteData) -> dict[str, set[str]]:
+    sides = {"train": data.train, "test": data.test, "validation": data.validation}
+    return {side: set(samples.ids) for side, samples in sides.items() if samples is not None}
+
+
+def forget(config: SiteConfig) -> None:
+    (config.sides / "list.json").unlink()
+
+
+class TestKept:
+    def test_after_twenty_new_rows_nobody_has_moved(self, hospital: SiteConfig) -> None:
+        before = images(opened(hospital, PLAIN))
+        rows(hospital.path.parent, 170)
+        after = images(opened(hospital, PLAIN))
+        assert all(before[side] <= after[side] for side in before)
+        assert sum(len(part) for part in after.values()) == 170
+        assert (hospital.sides / "list.json").stat().st_mode & 0o777 == 0o600
+
+    def test_the_twin_without_the_list_tests_on_what_it_has_trained_on(self, hospital: SiteConfig) -> None:
+        before = images(opened(hospital, PLAIN))
+        rows(hospital.path.parent, 170)
+        forget(hospital)
+        after = images(opened(hospital, PLAIN))
+        leaked = after["test"] & (before["train"] | before["validation"])
+        assert len(leaked) >= 10
+
+    def test_commands_that_look_write_nothing(self, hospital: SiteConfig) -> None:
+        opened(hospital, PLAIN, keep=False)
+        assert not hospital.sides.exists()
+
+    def test_a_lost_list_is_refused_once_rounds_were_trained(self, hospital: SiteConfig) -> None:
+        opened(hospital, PLAIN)
+        memory = hospital.state / "memory"
+        memory.mkdir()
+        (memory / "1.safetensors").write_bytes(b"")
+        opened(hospital, PLAIN)
+        forget(hospital)
+        with pytest.raises(DataError, match="rounds were trained with it"):
+            opened(hospital, PLAIN)
+
+    def test_a_worker_divides_as_it_is_told(self, hospital: SiteConfig) -> None:
+        opened(hospital, PLAIN)
+        rows(hospital.path.parent, 170)
+        rule = side_rule(hospital, PLAIN, KEY)  # type: ignore[arg-type]
+        dataset, ours = open_data(hospital.data, site="graz", image_size=8, classes=3, rule=rule)
+        told = SpeltSides(spelt_sides(dataset.sides))
+        theirs = open_data(hospital.data, site="graz", image_size=8, classes=3, rule=told)[1]
+        assert images(ours) == images(theirs)
+        rows(hospital.path.parent, 171)
+        with pytest.raises(DataError, match="not the rows that were divided"):
+            open_data(hospital.data, site="graz", image_size=8, classes=3, rule=told)
+
+
+class TestKeyed:
+    @pytest.fixture
+    def begun(self, hospital: SiteConfig) -> SiteConfig:
+        create_ledger(hospital, PLAN, rng=SystemRandomness())  # type: ignore[arg-type]
+        return hospital
+
+    def test_the_key_is_made_with_the_ledger_which_names_it(self, begun: SiteConfig) -> None:
+        state = ledger_files(begun).peek()
+        assert state is not None and len(state.sides) == 64
+        check_sides_key(begun, state)
+        assert sides_key_file(begun).stat().st_mode & 0o777 == 0o600
+
+    def test_a_patient_more_moves_nobody(self, begun: SiteConfig) -> None:
+        before = images(opened(begun, PRIVATE))
+        rows(begun.path.parent, 152)
+        after = images(opened(begun, PRIVATE))
+        assert all(before[side] <= after[side] for side in before)
+
+    def test_nobody_is_held_out_for_a_validation_that_is_off(self, begun: SiteConfig) -> None:
+        assert "validation" not in images(opened(begun, PRIVATE))
+        paid = configured(begun.path.parent, metrics_noise=20.0)
+        assert images(opened(paid, PRIVATE))["validation"]
+
+    def test_a_lost_key_is_an_error_and_no_new_key(self, begun: SiteConfig) -> None:
+        state = ledger_files(begun).peek()
+        assert state is not None
+        kept = sides_key_file(begun).read_bytes()
+        sides_key_file(begun).unlink()
+        for attempt in (lambda: opened(begun, PRIVATE), lambda: check_sides_key(begun, state)):
+            with pytest.raises(LedgerError, match="is missing"):
+                attempt()
+        assert not sides_key_file(begun).exists()
+        for wrong, what in ((bytes(32), "not the ledger's"), (kept[:31], "damaged")):
+            sides_key_file(begun).write_bytes(wrong)
+            sides_key_file(begun).chmod(0o600)
+            with pytest.raises(LedgerError, match=what):
+                check_sides_key(begun, state)
+
+    def test_a_second_ledger_of_this_site_uses_the_same_key(self, begun: SiteConfig) -> None:
+        other = configured(begun.path.parent, population="children")
+        create_ledger(other, PLAN, rng=SystemRandomness())  # type: ignore[arg-type]
+        first, second = ledger_files(begun).peek(), ledger_files(other).peek()
+        assert first is not None and second is not None and first.sides == second.sides
