@@ -12,7 +12,7 @@ states/draft         the model that follows from a sum that is still coming in
 models/best.safetensors      the best personal model by local validation
 models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
 metrics.jsonl        local evaluation after each round
-sides/               which patients train: the key of the sides under differential privacy, else the list; not of one run
+sides/               which patients train: the key of their sides, or the list of them; of all runs
 data.json            how many images of each class are here; for the hospital's own page, never leaves
 evidence/            proof of lies of the coordinator, for the consortium
 log/                 the privacy log
