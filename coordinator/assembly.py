@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,6 +23,7 @@ from coordinator.run import Shell
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
 from lazaret import software
+from lazaret.control import PauseFile
 from lazaret.errors import ConfigError, ToolkitError
 from protos.schema import schema_digest
 from security.clock import Clock
@@ -29,7 +31,7 @@ from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
-from security.identity.membership import Membership, Seat
+from security.identity.membership import AggregationPolicy, Membership, Seat
 from security.identity.pki import Purpose, Role, Subject
 from security.log.events import AgentStart
 from security.log.roster import Roster
@@ -201,6 +203,9 @@ def _engine(
         model,
         completed=history.completed(),
         renew=seat.renew,
+        policy_at=_foresight(seat),
+        lost=history.lost_lately(),
+        paused=PauseFile(storage.folder).reason(),
     )
     rebuilt, start = _take_up(core, book, storage, chain, clock)
     if start is not None:
@@ -208,6 +213,20 @@ def _engine(
     if engine.completed >= engine.plan.rounds:
         return engine, engine.restore_done(rebuilt)
     return engine, engine.start(history.last_round(), rebuilt)
+
+
+def _foresight(seat: Seat) -> Callable[[int], AggregationPolicy]:
+    """The policy at a later instant. It is asked for several times a second, and changes only when a certificate begins
+    or ends: the last answer is kept."""
+    last = seat.membership
+
+    def policy_at(then_ms: int) -> AggregationPolicy:
+        nonlocal last
+        known = last if last.manifest is seat.manifest else seat.membership
+        last = known.at(then_ms)
+        return last.policy
+
+    return policy_at
 
 
 def _take_up(

@@ -15,6 +15,7 @@ import click
 
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from lazaret.checks import report, skip_option
+from lazaret.control import pause_commands
 from lazaret.errors import ConfigError
 from lazaret.terminal import ask, config_option, emit, log_option, log_to_stderr, run_command, say
 from security.clock import SystemClock
@@ -48,6 +49,14 @@ def open_for_people(config_path: Path) -> AuditLog:
 
 
 log_commands = keeper_commands(open_for_people, with_config)
+
+
+def state_folder(config_path: Path) -> Path:
+    config, base = CoordinatorConfig.read(config_path)
+    return base / config.state
+
+
+pausing = pause_commands(state_folder, with_config, "the run")
 
 
 # `renew`: new keys. The old ones stay in force until the answer of the consortium is installed.
@@ -198,7 +207,7 @@ def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_j
         say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} drawn images")
 
 
-for command in (init, renew, check, *log_commands):
+for command in (init, renew, check, *pausing, *log_commands):
     cli.add_command(command)
 
 

@@ -18,6 +18,7 @@ from security.secagg.effects import Certified, Persist, SaveState
 from security.secagg.effects import Effect as ProtocolEffect
 
 PUBLISHED: Final = "published"  # a sum that gave a model
+MANIFEST_CHANGED: Final = "the manifest changed"  # the round was open, and belonged to the manifest before
 VOID: Final = "void"  # a sum that nobody can use; the model stays as it was
 
 
@@ -63,6 +64,13 @@ class StoreBlame:
         return cls(dict(book.strikes), dict(book.pause), excluded, disputes, silence)
 
 
-Effect = ProtocolEffect | OpenRound | CloseRound | StoreBlame
+@dataclass(frozen=True, slots=True)
+class PauseRun:
+    """The engine has paused the run: it begins nothing new until the operator resumes it, also after a restart."""
+
+    reason: str
+
+
+Effect = ProtocolEffect | OpenRound | CloseRound | StoreBlame | PauseRun
 Effects = tuple[Effect, ...]
 Stored = Persist | SaveState | Certified | OpenRound | CloseRound | StoreBlame

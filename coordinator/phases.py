@@ -2,19 +2,24 @@
 
 A run is a sequence of rounds, a round a sequence of phases:
 
-    training -> pinging -> burst -> training of the next round -> ... -> done
+    waiting -> training -> pinging -> burst -> waiting for the next round -> ... -> done
 
 `burst` is the program's name for the aggregation. Training takes hours, a burst takes seconds: it is held with the
 sites that are ready and have just answered, so that a slow or absent site costs the others nothing but the deadline.
 
+waiting
+    The round is on disk (`OpenRound`), so that its number is never used for two things; nobody is ordered to train. A
+    round in which no cohort can come about would cost every site its work and, under differential privacy, a part of
+    its budget. So orders are sent only when enough sites are there that have not declined, whose certificates are valid
+    now and at the deadline, and when nobody has paused the run. What sites say and hold of the round stays.
 training
-    The coordinator has ordered a round: its number, the state to train from, the configuration, the result before it.
-    Sites say `Ready` or `Decline`; one that connects now is sent the order. The round is on disk (`OpenRound`) before
-    the first order is sent, so that a number is never used for two things. Meanwhile the sites check the sum of the
-    round before; no burst begins before its certificate is on disk (`Certified`).
+    The coordinator has ordered the round: its number, the state to train from, the configuration, the result before it.
+    Sites say `Ready` or `Decline`; one that connects now is sent the order. A decline ends when the site said that it
+    would, and the site is sent the order then. Meanwhile the sites check the sum of the round before; no burst begins
+    before its certificate is on disk (`Certified`). If so many sites leave that no cohort is left, the round waits.
 pinging
     Everybody who is ready is asked whether it is there. Only `Pong` counts, and only with the number of this ping.
-    Nothing new is promised, and nothing is written. Too few answers: back to training, and the round goes on.
+    Nothing new is promised, and nothing is written. Too few answers: the round waits, and goes on as soon as it can.
 burst
     One attempt of secure aggregation, with those who answered. Its plan is on disk before a site sees it, and so is
     each thing that is shown to sites afterwards; who may say what in it is in `security/secagg/transitions.py`. An
@@ -24,8 +29,8 @@ done
     The last model is published, its round closed on disk. Sites still check the last sum; no order is sent any more.
 
 A published sum closes its round and opens the next one in the same transaction: at any moment at most one round is open
-on disk. `Ready` and `Pong` are kept in memory only. After a restart a run is in `training`, where sites are sent the
-order again and say `Ready` again, or in `burst` if the open round has an attempt on disk, or it is `done`.
+on disk. `Ready`, `Decline` and `Pong` are kept in memory only. After a restart a run is in `waiting`, and sites are
+sent the order again and say `Ready` again, or in `burst` if the open round has an attempt on disk, or it is `done`.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from lazaret.errors import LocalProtocolError
 
 
 class RunPhase(StrEnum):
+    WAITING = "waiting"
     TRAINING = "training"
     PINGING = "pinging"
     BURST = "burst"
@@ -46,6 +52,8 @@ class RunPhase(StrEnum):
 
 
 class PhaseChange(StrEnum):
+    POSSIBLE = "possible"  # a cohort is there, and nobody has paused the run
+    IMPOSSIBLE = "impossible"
     ENOUGH_READY = "enough-ready"  # all that are there are ready, or the deadline has passed with enough of them
     ANSWERED = "answered"  # the ping is over and enough have answered
     TOO_FEW = "too-few"
@@ -56,16 +64,17 @@ class PhaseChange(StrEnum):
 
 
 TURNS: Final[Mapping[RunPhase, Mapping[PhaseChange, RunPhase]]] = {
-    RunPhase.TRAINING: {PhaseChange.ENOUGH_READY: RunPhase.PINGING},
+    RunPhase.WAITING: {PhaseChange.POSSIBLE: RunPhase.TRAINING},
+    RunPhase.TRAINING: {PhaseChange.ENOUGH_READY: RunPhase.PINGING, PhaseChange.IMPOSSIBLE: RunPhase.WAITING},
     RunPhase.PINGING: {
         PhaseChange.ANSWERED: RunPhase.BURST,
-        PhaseChange.TOO_FEW: RunPhase.TRAINING,
-        PhaseChange.ROUND_LOST: RunPhase.TRAINING,
+        PhaseChange.TOO_FEW: RunPhase.WAITING,
+        PhaseChange.IMPOSSIBLE: RunPhase.WAITING,
+        PhaseChange.ROUND_LOST: RunPhase.WAITING,
     },
     RunPhase.BURST: {
         PhaseChange.ATTEMPT_ENDED: RunPhase.PINGING,
-        PhaseChange.ROUND_LOST: RunPhase.TRAINING,
-        PhaseChange.PUBLISHED: RunPhase.TRAINING,
+        PhaseChange.PUBLISHED: RunPhase.WAITING,
         PhaseChange.LAST_PUBLISHED: RunPhase.DONE,
     },
     RunPhase.DONE: {},
@@ -101,32 +110,54 @@ class RunPlan:
     audit_ms: int = 15_000
 
 
+ASK_AGAIN_MS: Final = 600_000  # a site that declined without saying until when
+
+
 class Attendance:
     """Who is connected, and what each site has answered in this round.
 
-    :ivar declined: who has said that it does not train in this round.
+    :ivar declined: who has said that it does not train now, and when it is asked again.
     :ivar answered: who has answered the newest ping, whose number is `ping`.
     """
 
     def __init__(self) -> None:
         self.online: set[str] = set()
         self.ready: set[str] = set()
-        self.declined: set[str] = set()
+        self.declined: dict[str, int] = {}
         self.answered: set[str] = set()
         self.ping = 0
+        self._lasting: set[str] = set()
         self._pinged: set[str] = set()
         self._others_ready_since: int | None = None
 
     def new_round(self) -> None:
-        """Who is connected stays so; all else is asked anew."""
-        self.ready, self.declined, self.answered = set(), set(), set()
+        """Who is connected stays so, and who has said until when it declines; all else is asked anew."""
+        self.declined = {site: until for site, until in self.declined.items() if site in self._lasting}
+        self.ready, self.answered = set(), set()
         self._others_ready_since = None
+
+    def decline(self, site: str, seconds: int, now_ms: int) -> None:
+        """A site does not train.
+
+        :param seconds: when it may be asked again; 0 if that depends on the round.
+        """
+        self.ready.discard(site)
+        self.declined[site] = now_ms + (1000 * seconds or ASK_AGAIN_MS)
+        (self._lasting.add if seconds else self._lasting.discard)(site)
+
+    def ask_again(self, now_ms: int) -> list[str]:
+        """Whose time is over; they have not declined any more."""
+        over = sorted(site for site, until in self.declined.items() if now_ms >= until)
+        for site in over:
+            del self.declined[site]
+        return [site for site in over if site in self.online]
 
     def gone(self, site: str) -> None:
         """A stream has ended. What the site said in this round it will say again when it is back."""
         self.online.discard(site)
         self.ready.discard(site)
         self.answered.discard(site)
+        self.declined.pop(site, None)
 
     def next_ping(self) -> list[str]:
         """Whom to ask now; older answers count no more."""
@@ -143,17 +174,19 @@ class Attendance:
         """Who can be in an attempt that begins now."""
         return self.ready & self.answered
 
-    def keep_connected(self) -> list[str]:
-        """Too few have answered. Who did not may only be slow, and stays ready as long as it is connected.
+    @property
+    def silent(self) -> set[str]:
+        """Who is connected and has not answered the order; sites that came back during a burst have not got it."""
+        return self.online - self.ready - self.declined.keys()
 
-        :returns: who is to be sent the order: sites that came back during a burst have not been asked at all.
-        """
-        self.ready &= self.online
-        return sorted(self.online - self.ready - self.declined)
+    @property
+    def willing(self) -> set[str]:
+        """Who is connected and has not declined."""
+        return self.online - self.declined.keys()
 
     def complete(self, able: Iterable[str], now_ms: int, *, grace_ms: int) -> bool:
         """Whether nobody of those who are able to take part is left to wait for."""
-        awaited = set(able) - self.ready - self.declined
+        awaited = set(able) - self.ready - self.declined.keys()
         if not awaited:
             return True
         if awaited & self.online:

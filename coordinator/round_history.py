@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from coordinator import database
-from coordinator.effects import PUBLISHED, VOID
+from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, VOID
 from coordinator.results import Link
 from lazaret.errors import ConfigError, DataError
 from security.crypto.prg import Words
@@ -176,6 +176,11 @@ class RoundHistory:
     def completed(self) -> int:
         """How many rounds ended with a model."""
         return int(self._row("SELECT COUNT(*) FROM rounds WHERE outcome = ?", PUBLISHED)[0])
+
+    def lost_lately(self) -> int:
+        """How many of the newest rounds ended without a sum, one after the other."""
+        ended = [row.outcome for row in self.rounds() if row.outcome not in (None, MANIFEST_CHANGED)]
+        return next((n for n, outcome in enumerate(reversed(ended)) if outcome in (PUBLISHED, VOID)), len(ended))
 
     def links(self) -> list[Link]:
         """The chain of results, oldest first."""

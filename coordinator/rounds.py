@@ -3,7 +3,8 @@
 `phases` says where a run can be and what each phase has promised. This module says what becomes of an event in it.
 
 Events are: a site connects (`hello`), its stream ends (`gone`), it says something (`receive`), time passes (`tick`),
-the operator stops the coordinator (`stop`). A message belongs to one of three things, and goes there and nowhere else:
+the operator pauses the run (`pause`) or stops the coordinator (`stop`). A message belongs to one of three things, and
+goes there and nowhere else:
 
 1. to the round that is open: `Ready`, `Decline` and `Pong` of an older round or ping are late, and dropped; what names
    an attempt of the round goes to that attempt (`security/secagg/coordinator/attempt.py`), which checks signatures,
@@ -26,11 +27,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Final
 
-from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, OpenRound, StoreBlame
+from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, OpenRound, PauseRun, StoreBlame
 from coordinator.phases import Attendance, PhaseChange, RunPhase, RunPlan, follow
 from coordinator.results import QUESTIONS, Chain, Link, Standings, SumCheck, publication_of
 from lazaret.errors import PolicyViolation, RemoteProtocolError
+from security.identity.membership import AggregationPolicy
 from security.secagg import messages, records
 from security.secagg.certificates import Ack
 from security.secagg.context import SumVerdict
@@ -47,12 +50,16 @@ _S = CoordinatorState
 _OVER = (_S.DEAD, _S.LOST)
 _DONE = (_S.PUBLISHED, _S.CERTIFIED)
 _ENDING = (*_OVER, *_DONE, _S.UNMASKING, _S.ABORTING)
+LOST_IN_A_ROW: Final = 3  # rounds without a sum, after which the run pauses: each has cost the sites work and budget
 
 
 class RoundEngine:
     """One run of one federation.
 
     :param renew: brings the core's mandate up to an instant: certificates begin and end in mid-run.
+    :param policy_at: the policy at a later instant, if nothing but certificates changes until then.
+    :param lost: how many rounds before this start were lost, one after the other.
+    :ivar paused: why nothing new begins; None if the run goes on.
     """
 
     def __init__(
@@ -65,6 +72,9 @@ class RoundEngine:
         *,
         completed: int = 0,
         renew: Callable[[int], None] = lambda _: None,
+        policy_at: Callable[[int], AggregationPolicy] | None = None,
+        lost: int = 0,
+        paused: str | None = None,
     ) -> None:
         self.core = core
         self.book = book
@@ -72,7 +82,8 @@ class RoundEngine:
         self.chain = chain
         self.model = model
         self.completed = completed
-        self.phase = RunPhase.TRAINING
+        self.phase = RunPhase.WAITING
+        self.paused = paused
         self.sites = Attendance()
         self.round: CoordinatorRound | None = None
         self.check = SumCheck(core, plan.audit_ms)
@@ -80,6 +91,8 @@ class RoundEngine:
         self.deadline = 0
         self._stopping = False
         self._renew = renew
+        self._policy_at = policy_at or (lambda _: core.policy)
+        self._lost = lost
         self._stored_blame = StoreBlame.of(book, core.policy)
 
     @property
@@ -116,7 +129,7 @@ class RoundEngine:
         else:
             self.round = CoordinatorRound(self.core, self.book, start, self.model)
             tidied = self._watch_if_uncovered(rebuilt)
-        self._begin_training()
+        self.sites.new_round()
         if self.round.current is None:
             return tidied
         self.phase = RunPhase.BURST
@@ -138,15 +151,12 @@ class RoundEngine:
         )
         self.book.new_round()
         self.round = CoordinatorRound(self.core, self.book, start, self.model)
-        self._begin_training()
-        return OpenRound(start), *self._orders(sorted(self.sites.online))
-
-    def _begin_training(self) -> None:
         self.sites.new_round()
-        self.deadline = self._now() + self.plan.train_ms
+        return OpenRound(start), *self._look()
 
     def _orders(self, sites: Iterable[str]) -> Effects:
-        start = self._round.start
+        """The order for those who can be in a cohort. Another one would train, and pay, for nothing."""
+        start, able = self._round.start, self.able_until(self.plan.train_ms)
         order = messages.TrainOrder(
             round=start.round,
             state_hash=start.state_hash,
@@ -154,7 +164,25 @@ class RoundEngine:
             prev_result=start.prev_result,
             check=self.chain.head_check(),
         )
-        return tuple(Send(order, to=site) for site in sites)
+        return tuple(Send(order, to=site) for site in sorted(able & set(sites)))
+
+    # Who can take part.
+
+    def able_until(self, later_ms: int = 0) -> set[str]:
+        """Sites that may be in a cohort: listed, not excluded, with a certificate that is valid now and then."""
+        then = self._policy_at(self.core.clock.now_ms() + later_ms) if later_ms else self.core.policy
+        listed = (entry.site for entry in self.core.policy.roster)
+        return {site for site in listed if self.core.policy.lists(site) and then.lists(site)} - set(self.book.excluded)
+
+    def _possible(self, later_ms: int = 0) -> bool:
+        """Whether a cohort can come of those who are there."""
+        return len(self.able_until(later_ms) & self.sites.willing) >= self.least
+
+    @property
+    def least(self) -> int:
+        """The smallest cohort, by the manifest and the operator."""
+        two = self.core.policy.allow_two_site and len(self.core.policy.roster) == 2
+        return 2 if two else max(self.plan.least, self.core.policy.least_cohort)
 
     @property
     def _ordering(self) -> bool:
@@ -177,6 +205,7 @@ class RoundEngine:
         if hello.site != site:
             raise RemoteProtocolError("message names another sender", where=f"site {site}")
         self.sites.online.add(site)
+        self.sites.declined.pop(site, None)
         effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
         effects += self.standings.greet(site, hello.round, hello.result)
         attempt = self.round.current if self.round else None
@@ -184,7 +213,7 @@ class RoundEngine:
             effects += self._settle(attempt.receive(site, hello))
         if self._ordering:
             effects += self._orders([site])
-        return tuple(effects)
+        return *effects, *self._look()
 
     def _close_there(self, site: str, open_ctx: bytes) -> Effects:
         """An attempt that is over here may still be open at a site that was away when it ended."""
@@ -236,7 +265,7 @@ class RoundEngine:
             self.sites.ready.add(site)
             self.standings.accepted_head(site)
             return self._look()
-        self.sites.declined.add(site)
+        self.sites.decline(site, message.seconds, self._now())
         return *self._fetch(site), *self._look()
 
     def _pong(self, site: str, pong: Pong) -> Effects:
@@ -257,7 +286,7 @@ class RoundEngine:
         self.chain.cover(covered.result, covered.check)
         vouched = messages.Vouched(result=covered.result, check=covered.check)
         online = self.sites.online
-        behind = (effect for site in sorted(online & self.sites.declined) for effect in self._fetch(site))
+        behind = (effect for site in sorted(online & self.sites.declined.keys()) for effect in self._fetch(site))
         return *(Send(vouched, to=site) for site in online), *behind
 
     def _fetch(self, site: str) -> Effects:
@@ -265,7 +294,7 @@ class RoundEngine:
         brought = self.standings.fetch(site)
         if brought is None:
             return ()
-        self.sites.declined.discard(site)
+        self.sites.declined.pop(site, None)
         return *brought, *(self._orders([site]) if self._ordering else ())
 
     # Time.
@@ -277,6 +306,8 @@ class RoundEngine:
             effects += self._settle(self._round.current.tick())
         else:
             self._renew(self.core.clock.now_ms())
+            again = self.sites.ask_again(self._now())
+            effects += self._orders(again) if self._ordering else ()
         return *effects, *self._look(), *self.check.press(self.sites.online)
 
     def stop(self) -> Effects:
@@ -289,14 +320,26 @@ class RoundEngine:
             return ()
         return self._settle(attempt.give_up())
 
+    def pause(self, reason: str | None) -> Effects:
+        """Begin nothing new until told otherwise (None); an attempt that is under way ends, and its sum counts."""
+        self.paused, self._lost = reason, 0
+        return self._look()
+
     @property
     def in_burst(self) -> bool:
         return self.phase is RunPhase.BURST
 
     def _look(self) -> Effects:
         """Whether it is time for the next phase."""
-        if self._stopping:
+        if self._stopping or self.round is None:
             return ()
+        held = self.paused is not None
+        if self.phase in (RunPhase.TRAINING, RunPhase.PINGING) and (held or not self._possible()):
+            self.phase = follow(self.phase, PhaseChange.IMPOSSIBLE)
+        if self.phase is RunPhase.WAITING and not held and self._possible(self.plan.train_ms):
+            self.phase = follow(self.phase, PhaseChange.POSSIBLE)
+            self.deadline = self._now() + self.plan.train_ms
+            return self._orders(self.sites.silent)
         if self.phase is RunPhase.TRAINING and self._enough_ready():
             self.phase = follow(self.phase, PhaseChange.ENOUGH_READY)
             return self._send_pings()
@@ -311,25 +354,19 @@ class RoundEngine:
 
     def _enough_ready(self) -> bool:
         """Enough for a cohort, the sum before checked, and nobody left to wait for."""
-        if len(self.sites.ready) < self._least or (self.chain.head is not None and self.chain.head_check() is None):
+        able, now = self.able_until(), self._now()
+        unchecked = self.chain.head is not None and self.chain.head_check() is None
+        if unchecked or len(self.sites.ready & able) < self.least:
             return False
-        policy, now = self.core.policy, self._now()
-        able = {entry.site for entry in policy.roster if policy.lists(entry.site)} - set(self.book.excluded)
         return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
-
-    @property
-    def _least(self) -> int:
-        two = self.core.policy.allow_two_site and len(self.core.policy.roster) == 2
-        return 2 if two else max(self.plan.least, self.core.policy.least_cohort)
 
     # The burst.
 
     def _plan(self) -> Effects:
-        present = self.sites.present
-        if len(present) < self._least:
+        present = self.sites.present & self.able_until()
+        if len(present) < self.least:
             self.phase = follow(self.phase, PhaseChange.TOO_FEW)
-            self.deadline = self._now() + self.plan.train_ms
-            return self._orders(self.sites.keep_connected())
+            return self._look()
         self._round.start = replace(self._round.start, check=self.chain.head_check())
         try:
             attempt = self._round.next_attempt(sorted(present))
@@ -384,6 +421,7 @@ class RoundEngine:
         good = publication_of(attempt).result.verdict == SumVerdict.GOOD
         self.model = attempt.model
         self.completed += good
+        self._lost = 0
         self.check.watch(self._round)
         closed = CloseRound(self._round.start.round, PUBLISHED if good else VOID)
         if self.completed >= self.plan.rounds:
@@ -400,4 +438,9 @@ class RoundEngine:
     def _lose(self, lost: PolicyViolation) -> Effects:
         self.phase = follow(self.phase, PhaseChange.ROUND_LOST)
         closed = CloseRound(self._round.start.round, lost.message)
-        return closed, *self._open_round(self._round.start.round + 1)
+        self._lost += 1
+        if self._lost < LOST_IN_A_ROW:
+            return closed, *self._open_round(self._round.start.round + 1)
+        # Whatever it is, the next round would not mend it, and every round costs the sites work and budget.
+        self.paused = f"{self._lost} rounds were lost in a row, the last because {lost.message}"
+        return closed, *self._open_round(self._round.start.round + 1), PauseRun(self.paused)

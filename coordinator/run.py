@@ -26,15 +26,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
+from typing import Final
 
 from coordinator import malloc
-from coordinator.effects import CloseRound, Effect, Effects, OpenRound, Stored
+from coordinator.effects import CloseRound, Effect, Effects, OpenRound, PauseRun, Stored
 from coordinator.ingress_log import Arrived, IngressLog, Traffic
+from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from coordinator.rounds import RoundEngine
 from coordinator.send_queue import Stream
 from coordinator.storage import Storage
 from coordinator.witness import Letter, WitnessDesk
+from lazaret.control import PauseFile
 from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.clock import Clock
 from security.secagg import records
@@ -46,6 +49,7 @@ from security.secagg.relay import CloseReason, Cosignature, Goodbye, Head, Held
 
 log = logging.getLogger("coordinator")
 _HEADS = (Head, Cosignature, Held)
+SAY_AGAIN_MS: Final = 3_600_000  # what hinders the run is said again while it lasts
 
 
 class Shell:
@@ -62,6 +66,8 @@ class Shell:
         self.streams: dict[str, Stream] = {}
         self.traffic = Traffic()
         self.results = 0
+        self.pause = PauseFile(storage.folder)
+        self._hindered: tuple[str, int, int] | None = None  # by what, since when, when to say it again
 
     # Events.
 
@@ -106,8 +112,26 @@ class Shell:
 
     def tick(self) -> None:
         """To be called often: deadlines of the run, heartbeat of the log."""
+        told = self.pause.reason()
+        if told != self.engine.paused:
+            self.execute(self.engine.pause(told))
+            log.info("%s", "the run goes on" if told is None else f"paused: {told}")
         self.execute(self.engine.tick())
         self.books.log.tick()
+        self._say_hindrance()
+
+    def _say_hindrance(self) -> None:
+        """A wait is said when it begins, while it lasts, and when it has ended."""
+        reason, now = hindrance(self.engine), self.clock.mono_ms()
+        known, since, again = self._hindered or ("", now, now)
+        if reason is None:
+            if self._hindered is not None and now - since >= SAY_AGAIN_MS:
+                log.info("the run goes on, after %d min", (now - since) // 60_000)
+            self._hindered = None
+        elif reason != known or now >= again:
+            minutes = (now - since) // 60_000
+            log.warning("%s%s", reason, f" (for {minutes} min)" if minutes else "")
+            self._hindered = (reason, since, now + SAY_AGAIN_MS)
 
     def settle_receipts(self) -> None:
         """Give the receipts that are owed, each to its own stream."""
@@ -169,6 +193,9 @@ class Shell:
                 if reason == "missing":
                     self.storage.note_missing(site)
                 log.warning("site %s: %s", site, reason)
+            case PauseRun(reason):
+                self.pause.set(reason, now_ms=self.clock.now_ms())
+                log.error("paused: %s; `coordinator resume` goes on", reason)
             case Ended(_, reason):
                 log.warning("attempt ended: %s", reason)
             case Advanced():
@@ -216,3 +243,38 @@ class Shell:
                 if ctx is None or attempt.ctx == ctx:
                     return attempt
         raise ToolkitError("no attempt is open", where="coordinator")
+
+
+def hindrance(engine: RoundEngine) -> str | None:
+    """What keeps the run from going on, in words for the operator; None if nothing does."""
+    if engine.phase in (RunPhase.DONE, RunPhase.BURST) or engine.round is None:
+        return None
+    if engine.paused is not None:
+        return f"paused: {engine.paused}"
+    number, sites = engine.round.start.round, engine.sites
+    able = engine.able_until(engine.plan.train_ms)
+    if engine.phase is RunPhase.WAITING:
+        there = len(able & sites.willing)
+        told = f"round {number} waits: {there} sites can take part, {engine.least} are needed"
+        return "; ".join((told, *_left_out(engine, able)))
+    if engine.core.clock.mono_ms() < engine.deadline or engine.phase is not RunPhase.TRAINING:
+        return None
+    if engine.chain.head is not None and engine.chain.head_check() is None:
+        return f"round {number} waits: the sum before it is not checked yet"
+    slow = ", ".join(sorted(able & sites.silent)) or "nobody"
+    return f"round {number} is past its deadline with {len(sites.ready)} sites ready; still training: {slow}"
+
+
+def _left_out(engine: RoundEngine, able: set[str]) -> Iterator[str]:
+    """Who cannot take part now, by reason."""
+    sites, roster = engine.sites, {entry.site for entry in engine.core.policy.roster}
+    excluded = roster & set(engine.book.excluded)
+    reasons = {
+        "not connected": able - sites.online,
+        "declined": able & sites.online & sites.declined.keys(),
+        "certificate not valid until the deadline": roster - able - excluded,
+        "excluded": excluded,
+    }
+    for reason, names in reasons.items():
+        if names:
+            yield f"{reason}: {', '.join(sorted(names))}"

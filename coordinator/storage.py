@@ -21,7 +21,7 @@ from safetensors.numpy import save as save_tensors
 
 from coordinator import database
 from coordinator.config import KEPT_MODELS
-from coordinator.effects import PUBLISHED, VOID, CloseRound, OpenRound, StoreBlame, Stored
+from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, VOID, CloseRound, OpenRound, StoreBlame, Stored
 from coordinator.round_history import Figures, RoundHistory, Rows
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
@@ -224,8 +224,8 @@ class Storage:
         """A round belongs to one manifest: updates are encoded for its layout, attempts signed under its hash."""
         with self._transaction() as db:
             if self.history.about("manifest") not in (None, manifest):
-                ended = "UPDATE rounds SET closed_ms = ?, outcome = 'the manifest changed' WHERE closed_ms IS NULL"
-                db.execute(ended, (now_ms,))
+                ended = "UPDATE rounds SET closed_ms = ?, outcome = ? WHERE closed_ms IS NULL"
+                db.execute(ended, (now_ms, MANIFEST_CHANGED))
             db.execute("INSERT OR REPLACE INTO about VALUES ('manifest', ?)", (manifest,))
 
     # States, which are files of their own.

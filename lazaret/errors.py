@@ -57,6 +57,16 @@ class PolicyViolation(ToolkitError):
     code = "policy"
 
 
+class NotNow(PolicyViolation):
+    """Not allowed at this time; it may be in so many seconds."""
+
+    code = "not-now"
+
+    def __init__(self, message: str, *, seconds: int, where: str | None = None, hint: str | None = None) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.seconds = seconds
+
+
 class ProtocolError(ToolkitError):
     """Base of the two below; never raised itself."""
 

@@ -693,12 +693,14 @@ class Pong(_message.Message):
     def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class Decline(_message.Message):
-    __slots__ = ("site", "round")
+    __slots__ = ("site", "round", "seconds")
     SITE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
     site: str
     round: int
-    def __init__(self, site: _Optional[str] = ..., round: _Optional[int] = ...) -> None: ...
+    seconds: int
+    def __init__(self, site: _Optional[str] = ..., round: _Optional[int] = ..., seconds: _Optional[int] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("sequence", "entry", "path")

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lazaret import software
+from lazaret.control import PauseFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
 from security.clock import Clock
@@ -87,7 +88,7 @@ def assemble(
         rounds_done=vault.rounds_done,
     )
     outbox = Outbox(log, config.policy, seat, spent=logged_bytes(vault.log, manifest.run))
-    session.spent = outbox.spent
+    session.spent, session.paused = outbox.spent, PauseFile(vault.folder).reason
     witness = Witness(vault.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
     return agent_type(
         identity=identity,

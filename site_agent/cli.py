@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from lazaret.control import pause_commands
 from lazaret.terminal import emit, log_option, log_to_stderr, run_command, say, show_progress
 from security.clock import SystemClock
 from security.identity import enrolment
@@ -122,7 +123,8 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
         click.echo(f"  round {row['round']:>4}  balanced accuracy {figures.get('bacc')}")
 
 
-for command in (init, renew, check, ledger, evaluate, predict, export, worker, *log_commands):
+pausing = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")
+for command in (init, renew, check, *pausing, ledger, evaluate, predict, export, worker, *log_commands):
     cli.add_command(command)
 
 

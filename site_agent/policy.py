@@ -5,12 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from lazaret.errors import PolicyViolation
+from lazaret.errors import NotNow, PolicyViolation
 from security.identity.manifest import Manifest
+from security.identity.membership import Membership
+
+ASK_AGAIN_SECONDS: Final = 3600
+_OWN_RULE: Final = "a rule of this hospital, in site.toml"
 
 
 def _check_hours(text: str) -> str:
@@ -95,7 +99,13 @@ class SitePolicy(BaseModel):
         if self.most_rounds is not None and done >= self.most_rounds:
             raise _refused("most_rounds", f"this site has trained {done} rounds already")
         if self.hours is not None and not _within(self.hours, now.time()):
-            raise _refused("hours", f"{now:%H:%M} is outside of {self.hours}")
+            begin = _next_start(self.hours, now)
+            raise NotNow(
+                f"{now:%H:%M} is outside of {self.hours}, next at {begin:%Y-%m-%d %H:%M}",
+                seconds=max(1, round(begin.timestamp() - now.timestamp())),
+                where="[policy] hours",
+                hint=_OWN_RULE,
+            )
         vector = manifest.aggregation.layout.byte_length
         if self.most_bytes_per_round is not None and vector > self.most_bytes_per_round:
             raise _refused("most_bytes_per_round", f"the vector alone has {vector} bytes")
@@ -148,5 +158,39 @@ def _within(hours: str, now: dt.time) -> bool:
     return start <= now < end if start <= end else now >= start or now < end
 
 
+def _next_start(hours: str, now: dt.datetime) -> dt.datetime:
+    """When the hours begin again, in the local time of that day: clocks may be changed in between."""
+    start = dt.time.fromisoformat(hours.partition("-")[0])
+    today = dt.datetime.combine(now.date(), start)
+    return today if today > now.replace(tzinfo=None) else today + dt.timedelta(days=1)
+
+
 def _refused(rule: str, why: str) -> PolicyViolation:
-    return PolicyViolation(why, where=f"[policy] {rule}", hint="a rule of this hospital, in site.toml")
+    return PolicyViolation(why, where=f"[policy] {rule}", hint=_OWN_RULE)
+
+
+def check_standing(membership: Membership, *, now_ms: int) -> None:
+    """Whether a cohort can come about until the end of a round that is ordered now, with certificates as they are. A
+    round that cannot end well would cost work, and a part of the privacy budget (docs/threat-model.md).
+
+    :raises NotNow: if it cannot; the consortium has to renew certificates.
+    """
+    then = membership.at(now_ms + 1000 * membership.manifest.timing.train).policy
+    today, site = membership.policy, membership.signer.site
+    able = [entry.site for entry in today.roster if today.lists(entry.site) and then.lists(entry.site)]
+    least = 2 if today.allow_two_site and len(today.roster) == 2 else today.least_cohort
+    if site in able and len(able) >= least:
+        return
+    whose = f"{len(able)} sites have one, {least} are needed" if site in able else "this site has none"
+    raise NotNow(
+        f"certificates must be valid until the end of the round: {whose}",
+        seconds=ASK_AGAIN_SECONDS,
+        where="manifest [roster]",
+        hint="renew: `site-agent renew`, `consortium renew`, and a new manifest",
+    )
+
+
+def attempt_bytes(manifest: Manifest, members: int) -> int:
+    """What one attempt costs at most: the vector, and beside it some hundred bytes for each member and chunk."""
+    vector = manifest.aggregation.layout.byte_length
+    return vector + vector // 256 + 4096 + 512 * members

@@ -30,6 +30,7 @@ from typing import Final
 from lazaret.errors import (
     CodecError,
     LocalProtocolError,
+    NotNow,
     PolicyViolation,
     RemoteProtocolError,
     RollbackDetected,
@@ -44,7 +45,7 @@ from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.effects import Leave, Send, in_order
 from security.secagg.fields import Wire
-from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, SignedHead
+from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestFrame, SignedHead
 from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.machine import SiteMachine
@@ -52,8 +53,10 @@ from security.secagg.transitions import SiteState
 from site_agent import log_events
 from site_agent.contribution import LocalResult
 from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Train
-from site_agent.policy import SitePolicy
+from site_agent.policy import SitePolicy, attempt_bytes, check_standing
 from site_agent.ready_slots import ReadySlots
+
+FAILED_SECONDS: Final = 600  # until training is tried again after it has failed; doubled each time
 
 # What a site does when the coordinator closes its stream.
 
@@ -170,6 +173,10 @@ class Session:
         self.connection = 0
         self.rounds_done = rounds_done
         self.spent: Callable[[int], int] = lambda _: 0
+        self.paused: Callable[[], str | None] = lambda: None
+        self.declined: tuple[int, str, int | None] | None = None  # round, why, until when (wall clock)
+        self._paused = False  # an order was declined because of a pause
+        self._failures = 0
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
@@ -331,8 +338,8 @@ class Session:
         try:
             self._check_order(order)
         except PolicyViolation as refusal:
-            return (*effects, *self._decline(order.round, str(refusal)))
-        self.training, self._answer = order.round, None
+            return (*effects, *self._decline(order.round, refusal))
+        self.training, self._answer, self.declined, self._paused = order.round, None, None, False
         head = self.machine.core.head
         effects.append(log_events.model_received(self.manifest, order.round, head.state_hash, self.seat.destination))
         state = self.machine.intake.model
@@ -352,17 +359,25 @@ class Session:
             raise PolicyViolation("order names another training configuration than the manifest's", where="order")
         if self.machine.core.policy.strict and not head.vouched:
             raise PolicyViolation("the newest model has no check certificate yet", where="order")
+        if (reason := self.paused()) is not None:
+            raise NotNow(f"paused: {reason}", seconds=MAX_DECLINE, where="site-agent pause")
         now = dt.datetime.fromtimestamp(self.clock.now_ms() / 1000).astimezone()
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
+        check_standing(self.seat.membership, now_ms=self.clock.now_ms())
 
-    def _decline(self, number: int, rule: str) -> Effects:
-        entry = entries.declined(self.seat.policy.method, rule, number)
-        return entry, self._say(relay.Decline(site=self.site, round=number))
+    def _decline(self, number: int, refusal: PolicyViolation) -> Effects:
+        """A refusal that ends by itself says when to ask again; a pause is ended from here (`tick`)."""
+        seconds = refusal.seconds if isinstance(refusal, NotNow) else 0
+        self._paused = self.paused() is not None
+        self.declined = (number, str(refusal), self.clock.now_ms() + 1000 * seconds if seconds else None)
+        entry = entries.declined(self.seat.policy.method, str(refusal), number)
+        return entry, Complain(refusal), self._say(relay.Decline(site=self.site, round=number, seconds=seconds))
 
     def trained(self, update: PendingUpdate, result: LocalResult) -> Effects:
         """The local work of a round is done and encoded."""
         self._rest(update.round)
         self.rounds_done += 1
+        self._failures = 0
         done = log_events.train_done(self.manifest, update.round, result)
         try:
             bound = self.machine.load_update(update)
@@ -376,7 +391,11 @@ class Session:
     def failed(self, round_number: int, error: ToolkitError) -> Effects:
         """The local work of a round came to nothing. The reason stays here, and when it was known too."""
         self._rest(round_number)
-        self._answer = (relay.Decline(site=self.site, round=round_number), self._next_slot(round_number))
+        self._failures += 1
+        wait = min(FAILED_SECONDS * 2 ** (self._failures - 1), MAX_DECLINE)
+        decline = relay.Decline(site=self.site, round=round_number, seconds=wait)
+        self._answer = (decline, self._next_slot(round_number))
+        self.declined = (round_number, str(error), self.clock.now_ms() + 1000 * wait)
         reason = f"{error.code}: no update for this round"
         return entries.declined(self.seat.policy.method, reason, round_number), Complain(error)
 
@@ -405,6 +424,9 @@ class Session:
             effects += self._take(newest)
         if self._answer is not None and self.phase is SessionPhase.LIVE and self.clock.mono_ms() >= self._answer[1]:
             effects.append(self._say(self._answer[0]))
+        if self._paused and self.phase is SessionPhase.LIVE and self.paused() is None:
+            self._paused = False
+            effects += in_order(self.machine.hello())  # asks for the order that was declined
         return tuple(effects)
 
     # The burst.
@@ -425,9 +447,3 @@ class Session:
             return ()
         reason = self.machine.core.journal.stopped or "halted"
         return (Leave(PolicyViolation(f"this site has stopped: {reason}", where="state"), retry=False),)
-
-
-def attempt_bytes(manifest: Manifest, members: int) -> int:
-    """What one attempt costs at most: the vector, and beside it some hundred bytes for each member and chunk."""
-    vector = manifest.aggregation.layout.byte_length
-    return vector + vector // 256 + 4096 + 512 * members

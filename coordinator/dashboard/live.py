@@ -78,7 +78,7 @@ class Live:
             round=engine.round.start.round if engine.round else 0,
             completed=engine.completed,
             planned=engine.plan.rounds,
-            least=max(engine.plan.least, engine.core.policy.least_cohort),
+            least=engine.least,
             deadline=(clock.now_ms() - clock.mono_ms() + engine.deadline) // 1000 if waits else None,
             burst=burst,
             checking=previous.start.round if previous else None,

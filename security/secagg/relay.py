@@ -49,6 +49,7 @@ MAX_SIGNATURES: Final = 64
 MAX_PATH: Final = 63
 COSIGNATURE_BYTES: Final = 72
 MANIFEST_BYTES: Final = 4 * 1024 * 1024
+MAX_DECLINE: Final = 7 * 86_400
 MAX_PARCEL: Final = 1024 * 1024
 LOG_SIGNATURE_BYTES: Final = 64
 _LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
@@ -222,10 +223,12 @@ class Pong(Wire):
 @message(65, Sender.SITE, DataClass.CONTROL, filing=Filing.ROUND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decline(Wire):
-    """The site does not train this round. It does not say why: policy, hours and budget are its own affair."""
+    """The site does not train this round. It does not say why: policy, hours and budget are its own affair. It may say
+    in how many seconds to ask it again; 0 says nothing."""
 
     site: SiteId
     round: Count
+    seconds: Annotated[int, Number(limit=MAX_DECLINE)] = 0
 
 
 @message(66, Sender.COORDINATOR, DataClass.CONTROL)

@@ -26,7 +26,9 @@ from security.secagg import messages
 from security.secagg.certificates import Advert
 from security.secagg.relay import Decline
 from site_agent import budget as budgets
+from site_agent import session as sessions
 from site_agent.privacy import Limits, PrivatePlan, budget_status, ledger_files, planned_cost, status_line
+from tests.support.consortium_world import DAY
 from tests.support.private_world import HOSPITALS, PLAN, ROUNDS, STEPS, PrivateWorld
 
 pytestmark = pytest.mark.timeout(300)
@@ -125,6 +127,32 @@ def test_a_site_stops_before_its_cap_and_the_others_go_on(four: PrivateWorld) ->
     assert [message.round for message in world.hub.sent_by(GRAZ, Decline)] == [2]
     assert "budget" in world.entries(GRAZ, "round.declined")[0]["rule"]
     assert "no longer contributes" in said(world, GRAZ) and "more rounds fit" in said(world, "linz")
+
+
+def order_after_the_end_of_all_certificates(world: PrivateWorld) -> int:
+    """How many rounds a site books for a round that no cohort can end."""
+    world.start_all()
+    world.run_round()
+    booked = len(world.book(GRAZ).bookings)
+    world.clock.advance(400 * DAY)
+    for _ in range(2):
+        world.hub.order(THREE)
+        for site in THREE:
+            world.work(site)
+    return len(world.book(GRAZ).bookings) - booked
+
+
+def test_a_round_that_no_cohort_can_end_is_not_booked(world: PrivateWorld) -> None:
+    assert order_after_the_end_of_all_certificates(world) == 0
+    assert "certificates must be valid" in world.entries(GRAZ, "round.declined")[-1]["rule"]
+
+
+def test_a_round_that_no_cohort_can_end_is_not_booked_twin(
+    world: PrivateWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was: the order is enough, and the budget is spent on updates that nobody can add up."""
+    monkeypatch.setattr(sessions, "check_standing", lambda *_, **__: None)
+    assert order_after_the_end_of_all_certificates(world) == 2
 
 
 def test_a_site_stops_before_its_cap_twin(world: PrivateWorld, monkeypatch: pytest.MonkeyPatch) -> None:

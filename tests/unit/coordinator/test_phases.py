@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 from coordinator.effects import CloseRound, Effects, OpenRound, StoreBlame
-from coordinator.phases import Attendance
+from coordinator.phases import ASK_AGAIN_MS, Attendance
 from security.secagg import messages, records
 from security.secagg.effects import Blamed, Certified, Persist, Send
 from security.secagg.relay import Ping
@@ -17,7 +17,7 @@ GRACE = 1000
 
 def attendance(*, online: str, ready: str = "", declined: str = "") -> Attendance:
     made = Attendance()
-    made.online, made.ready, made.declined = set(online), set(ready), set(declined)
+    made.online, made.ready, made.declined = set(online), set(ready), dict.fromkeys(declined, 10**9)
     return made
 
 
@@ -48,16 +48,26 @@ def test_only_answers_to_the_newest_ping_count() -> None:
     assert not sites.all_answered and sites.present == set()
 
 
-def test_who_came_back_during_a_burst_is_sent_the_order() -> None:
-    sites = attendance(online="abd", ready="abc", declined="d")
-    sites.ready.discard("b")
-    assert sites.keep_connected() == ["b"] and sites.ready == {"a"}
+def test_who_came_back_during_a_burst_has_not_answered() -> None:
+    sites = attendance(online="abd", ready="a", declined="d")
+    assert sites.silent == {"b"} and sites.willing == {"a", "b"}
 
 
-def test_a_new_round_asks_everybody_anew() -> None:
-    sites = attendance(online="ab", ready="a", declined="b")
+def test_a_new_round_asks_everybody_anew_but_those_who_said_until_when_they_decline() -> None:
+    sites = attendance(online="abc", ready="a")
+    sites.decline("b", 0, 0)
+    sites.decline("c", 3600, 0)
     sites.new_round()
-    assert (sites.online, sites.ready, sites.declined, sites.answered) == ({"a", "b"}, set(), set(), set())
+    assert (sites.online, sites.ready, sites.declined) == ({"a", "b", "c"}, set(), {"c": 3_600_000})
+
+
+def test_a_decline_ends_when_the_site_said_it_would() -> None:
+    sites = attendance(online="ab")
+    sites.decline("a", 0, 0)
+    sites.decline("b", 3600, 0)
+    assert sites.ask_again(ASK_AGAIN_MS - 1) == []
+    assert sites.ask_again(ASK_AGAIN_MS) == ["a"] and "a" not in sites.declined
+    assert sites.ask_again(3_600_000) == ["b"] and not sites.declined
 
 
 # The order of effects.

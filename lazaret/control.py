@@ -1,0 +1,140 @@
+"""Two small files in a state folder: what people tell a running process, and what it says of itself.
+
+`pause.json` is written by `pause` and removed by `resume`. A process looks at it several times a second, so that a
+pause begins and ends without a restart, and survives one. `now.json` is written every few seconds by the process; one
+that is older than that was written by a process which is dead or hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from lazaret import files
+from lazaret.terminal import say
+
+BEAT_MS: Final = 5_000
+STALE_MS: Final = 4 * BEAT_MS
+MOST_REASON: Final = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    reason: str
+    since_ms: int
+
+
+class PauseFile:
+    """Whether somebody has paused this party, and why."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "pause.json"
+        self._seen: tuple[tuple[int, int, int] | None, Pause | None] = (None, None)
+
+    def set(self, reason: str, *, now_ms: int) -> None:
+        told = {"reason": reason[:MOST_REASON], "since_ms": now_ms}
+        files.write_atomically(self.path, json.dumps(told).encode() + b"\n", mode=0o600)
+
+    def clear(self) -> bool:
+        """End the pause; returns whether there was one."""
+        try:
+            self.path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def read(self) -> Pause | None:
+        """The pause in force. The file is read again only when it has changed."""
+        try:
+            found = self.path.stat()
+        except FileNotFoundError:
+            return None
+        stamp = (found.st_ino, found.st_mtime_ns, found.st_size)
+        if self._seen[0] != stamp:
+            self._seen = (stamp, self._parse(found.st_mtime_ns // 1_000_000))
+        return self._seen[1]
+
+    def reason(self) -> str | None:
+        found = self.read()
+        return found.reason if found is not None else None
+
+    def _parse(self, since_ms: int) -> Pause:
+        """A file that cannot be read pauses too: somebody wanted one."""
+        try:
+            told = json.loads(self.path.read_bytes())
+            return Pause(reason=str(told["reason"])[:MOST_REASON], since_ms=int(told["since_ms"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return Pause(reason=f"{self.path} exists and cannot be read", since_ms=since_ms)
+
+
+def pause_commands(
+    folder_of: Callable[[Path], Path], with_config: Callable[[Any], Any], what: str
+) -> tuple[click.Command, click.Command]:
+    """`pause` and `resume` of a party.
+
+    :param folder_of: its state folder, from the path of its configuration.
+    :param what: what is paused, in a few words.
+    """
+
+    @click.command(help=f"Pause {what}: nothing new begins until `resume`; also while it runs, and over restarts.")
+    @click.option("--reason", default="by hand", show_default=True, help="Shown in status, log and page.")
+    @with_config
+    def pause(config_path: Path, reason: str) -> None:
+        PauseFile(folder_of(config_path)).set(reason, now_ms=time.time_ns() // 1_000_000)
+        say(f"paused: {reason}")
+
+    @click.command(help=f"End the pause of {what}.")
+    @with_config
+    def resume(config_path: Path) -> None:
+        ended = PauseFile(folder_of(config_path)).clear()
+        say("the pause has ended" if ended else "there was no pause")
+
+    return pause, resume
+
+
+class Heartbeat:
+    """What a process says of itself, in one JSON object."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "now.json"
+        self._next_ms = 0
+        self._last: dict[str, Any] | None = None
+
+    def beat(self, told: dict[str, Any], *, now_ms: int, mono_ms: int) -> None:
+        """Write it down, if it is time or has changed. A disk that refuses it is no reason to stop: what matters is
+        written elsewhere, and fails there."""
+        if mono_ms < self._next_ms and told == self._last:
+            return
+        self._next_ms, self._last = mono_ms + BEAT_MS, told
+        with contextlib.suppress(OSError):
+            self._write(told | {"at_ms": now_ms, "pid": os.getpid(), "stopped": None})
+
+    def stop(self, reason: str, *, now_ms: int) -> None:
+        """The last word of a process: why it ended."""
+        with contextlib.suppress(OSError):
+            self._write((self._last or {}) | {"at_ms": now_ms, "pid": os.getpid(), "stopped": reason})
+
+    def _write(self, told: dict[str, Any]) -> None:
+        """Without fsync: after a power cut the process is dead, whatever the file says."""
+        beside = self.path.with_name(f".{self.path.name}.new")
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(json.dumps(told, sort_keys=True).encode() + b"\n")
+        os.replace(beside, self.path)
+
+    def read(self, *, now_ms: int) -> dict[str, Any]:
+        """What was last said, with `running`: whether a process says it still. Nothing else if nobody ever did."""
+        try:
+            told = json.loads(self.path.read_bytes())
+            age = now_ms - int(told["at_ms"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return {"running": False}
+        return dict(told) | {"running": told.get("stopped") is None and age < STALE_MS}
