@@ -67,6 +67,7 @@ class Shell:
         self.traffic = Traffic()
         self.results = 0
         self.pause = PauseFile(storage.folder)
+        self._ordered = False  # whether it was said that this round trains
         self._hindered: tuple[str, int, int] | None = None  # by what, since when, when to say it again
 
     # Events.
@@ -161,6 +162,9 @@ class Shell:
             self._store(pending)
             self.perform(effect)
         self._store(pending)
+        if self.engine.phase is RunPhase.TRAINING and not self._ordered and self.engine.round is not None:
+            self._ordered = True
+            log.info("round %d: training", self.engine.round.start.round)
 
     def _store(self, pending: list[Stored]) -> None:
         if not pending:
@@ -177,8 +181,8 @@ class Shell:
                 self._report(record)
             case Certified():
                 log.info("the sum of round %d is checked", self._previous_number())
-            case OpenRound(start):
-                log.info("round %d: training", start.round)
+            case OpenRound():
+                self._ordered = False
             case CloseRound(number, outcome):
                 self.storage.note_traffic(number, *self.traffic.since_last())
                 log.info("round %d: %s", number, outcome)

@@ -4,7 +4,7 @@ Every other package may import this one; it imports none of them. It knows neith
 knows nothing of rounds, models or patients.
 
     errors     one tree of errors with stable codes; each has a message, a place and a hint
-    control    pause and heartbeat: two small files between people and a running process
+    control    pause and present state: two small files between people and a running process
     files      reading and writing so that a refusal of the disk names the file
     settings   TOML files of people, read strictly into pydantic models
     terminal   output, logs, progress, questions and exit codes of all commands

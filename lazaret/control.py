@@ -100,7 +100,7 @@ def pause_commands(
     return pause, resume
 
 
-class Heartbeat:
+class NowFile:
     """What a process says of itself, in one JSON object."""
 
     def __init__(self, folder: Path) -> None:

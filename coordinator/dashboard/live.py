@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.phases import RunPhase
-from coordinator.run import Shell
+from coordinator.run import Shell, hindrance
 from security.log.note import Note
 
 AWAY: Final = "away"
@@ -48,6 +48,7 @@ class AggregationProgress:
 class Live:
     """Everything the page shows that is not on disk.
 
+    :param hindrance: what keeps the run from going on; None if nothing does.
     :param witnessed: how much of which log a witness holds: (witness, origin of the log) -> size.
     """
 
@@ -57,6 +58,8 @@ class Live:
     planned: int
     least: int
     deadline: int | None
+    hindrance: str | None
+    paused: bool
     burst: AggregationProgress | None
     checking: int | None
     sites: tuple[SiteNow, ...]
@@ -80,6 +83,8 @@ class Live:
             planned=engine.plan.rounds,
             least=engine.least,
             deadline=(clock.now_ms() - clock.mono_ms() + engine.deadline) // 1000 if waits else None,
+            hindrance=hindrance(engine),
+            paused=engine.paused is not None,
             burst=burst,
             checking=previous.start.round if previous else None,
             sites=tuple(_site(shell, entry.site) for entry in engine.core.policy.roster),
@@ -128,4 +133,6 @@ def _state(shell: Shell, name: str) -> str:
         return "in the sum" if attempt is not None and name in attempt.context.sites else "waiting"
     if name in engine.sites.declined:
         return "declined"
+    if engine.phase is RunPhase.WAITING and name not in engine.sites.ready:
+        return "waiting"
     return "ready" if name in engine.sites.ready else "training"

@@ -142,6 +142,10 @@ def _sentence(live: Live) -> str:
             return f"All {live.planned} rounds are published"
         case RunPhase.BURST if live.burst is not None:
             return f"Round {live.round}: summing over {live.burst.members} sites, {live.burst.step}"
+        case RunPhase.WAITING if live.paused:
+            return f"Round {live.round}: paused"
+        case RunPhase.WAITING:
+            return f"Round {live.round}: waiting for enough sites"
         case RunPhase.PINGING:
             return f"Round {live.round}: asking {ready} sites whether they are there"
         case _:
@@ -166,7 +170,9 @@ def _of_sites(live: Live, told: PageHistory) -> list[tuple[str, str]]:
 
 
 def _of_rounds(live: Live, told: PageHistory) -> list[tuple[str, str]]:
-    remarks = []
+    there = sum(site.state not in (AWAY, EXCLUDED) for site in live.sites)
+    # Too few are connected: that is said of the sites already.
+    remarks = [(LOOK, live.hindrance)] if live.hindrance and (live.paused or there >= live.least) else []
     ended = [row for row in told.rounds if row[3] is not None]
     if ended and ended[-1][3] != PUBLISHED:
         two = len(ended) > 1 and ended[-2][3] != PUBLISHED

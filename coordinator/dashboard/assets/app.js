@@ -6,7 +6,7 @@ const ROWS = 12;
 const LEVEL = {
   "away": "look", "excluded": "bad", "declined": "look", "ready": "good", "in the sum": "good",
 };
-const PHASES = [["training", "training"], ["pinging", "checking which sites respond"], ["burst", "aggregation"], ["done", "done"]];
+const PHASES = [["waiting", "waiting"], ["training", "training"], ["pinging", "checking which sites respond"], ["burst", "aggregation"], ["done", "done"]];
 let all = false;
 
 const named = (told) => (row) => Object.fromEntries(told.columns.map((name, place) => [name, row[place]]));

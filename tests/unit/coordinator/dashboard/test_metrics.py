@@ -100,7 +100,7 @@ def test_a_run_tells_its_figures_and_no_others(hub: Hub, tmp_path: Path) -> None
     assert found["lazaret_round_seconds_sum"] == 60
     assert found["lazaret_bytes_total,in,UploadFrame"] == 1000
     assert found["lazaret_bytes_total,out,SumFrame"] == 77
-    assert found["lazaret_phase_seconds_total,training"] == 2.5
+    assert found["lazaret_phase_seconds_total,waiting"] == 2.5
     assert found["lazaret_site_seen_timestamp_seconds,graz"] == 7
     assert found["lazaret_log_entries"] == shell.books.log.size
     # Even what comes out of the sum is for the page, not for a monitoring system that keeps it for years.

@@ -62,7 +62,7 @@ def test_a_run_that_has_just_begun(hub: Hub) -> None:
     told = content(hub)
     assert told["about"]["federation"] == "lesions"
     assert told["now"] | {"deadline": 0} == {
-        "phase": "training", "round": 1, "completed": 0, "planned": 5, "least": 3, "deadline": 0, "checking": None,
+        "phase": "waiting", "round": 1, "completed": 0, "planned": 5, "least": 3, "deadline": 0, "checking": None,
         "attempt": None,
     }  # fmt: skip
     assert [(site["name"], site["state"], site["seen"]) for site in told["sites"]] == [(s, "away", None) for s in SITES]
@@ -123,7 +123,12 @@ def test_an_attempt_that_failed_says_why_and_who_was_missing(hub: Hub, sample: S
 def test_sentences_for_every_phase(hub: Hub) -> None:
     live, told = hub.board.live, hub.board.told()
     there = tuple(replace(site, state="ready", heard=1) for site in live.sites)
-    calm = replace(live, sites=there)
+    waits = replace(live, sites=there, hindrance="round 1 waits: declined: graz")
+    assert state_json.judge(waits, told).sentence == "Round 1: waiting for enough sites"
+    assert state_json.judge(waits, told).remarks == (("look", "round 1 waits: declined: graz"),)
+    paused = state_json.judge(replace(live, paused=True, hindrance="paused: by hand"), told)
+    assert paused.sentence == "Round 1: paused" and ("look", "paused: by hand") in paused.remarks
+    calm = replace(live, sites=there, hindrance=None, phase=RunPhase.TRAINING)
     assert state_json.judge(calm, told).level == "good"
     assert state_json.judge(calm, told).sentence == "Round 1: training, 4 of 4 connected sites are ready"
     under_way = AggregationProgress(attempt=2, step="uploading", members=4, threshold=3)
