@@ -10,7 +10,8 @@ row or a column.
     manifest    a CSV manifest, or one folder for each class
     npz         a data set in one npz file
     columns     the arrays of an npz file as columns
-    dicom       CT slices from DICOM, and the layout of RSNA-ICH
+    dicom       DICOM files in tables or folders, rows by identifier, and the layout of RSNA-ICH
+    dicom_pixels  from one DICOM file to pixels: frame, rescale, window, colour
     fed_isic    Fed-ISIC2019
     generated   generated lesions, for tests and the demo
     store       decoded images in memory or memory-mapped

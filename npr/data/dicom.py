@@ -1,90 +1,29 @@
-"""CT slices from DICOM: Hounsfield units, a window, one channel of bytes; and the layout of RSNA-ICH."""
+"""DICOM data sets: files in a table or in folders, rows by their identifiers, and the layout of RSNA-ICH."""
 
 from __future__ import annotations
 
-import math
+import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import pydicom
-from numpy.typing import NDArray
-from PIL import Image
-from pydicom.pixels import apply_rescale
+from typing import Final
 
 from lazaret.errors import ConfigError, DataError
 from npr.data.catalogue import Catalogue
-from npr.data.columns import Arrays
+from npr.data.columns import Arrays, read_table
+from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
 from npr.data.generated import ICH_CLASSES
-from npr.data.manifest import Decoding, Row, catalogue_of, load_csv, load_folders
-from npr.data.store import ImageStorage, squash
+from npr.data.manifest import UNITS, Row, catalogue_of, load_csv, load_folders
+from npr.data.store import ImageStorage
 
+log = logging.getLogger("npr.data")
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """The Hounsfield units that are spread over black to white. The default is the usual brain window."""
-
-    level: float = 40.0
-    width: float = 80.0
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.level) and 0.0 < self.width < math.inf):
-            raise ConfigError(f"window {self.level}/{self.width} shows nothing", hint="a width above 0, e.g. 40/80")
-
-    def apply(self, hounsfield: NDArray[np.floating[Any]]) -> NDArray[np.uint8]:
-        low = self.level - self.width / 2
-        return np.asarray(np.rint(np.clip((hounsfield - low) / self.width, 0, 1) * 255), dtype=np.uint8)
-
-
-def hounsfield(path: Path, where: str) -> NDArray[np.float64]:
-    """The slice in Hounsfield units; padding outside the scanned circle becomes air."""
-    header = _read(path, where)
-    with _as_data_error("header cannot be read", where, "export the slice again"):
-        if header.get("Modality") != "CT" or "RescaleSlope" not in header or "RescaleIntercept" not in header:
-            raise DataError(
-                "not a CT slice with rescale slope and intercept", where=where, hint="export original CT slices"
-            )
-        if header.get("SamplesPerPixel", 1) != 1 or int(header.get("NumberOfFrames", 1) or 1) != 1:
-            raise DataError("not a single grey slice", where=where, hint="export one file per slice")
-    with _as_data_error("pixels cannot be read", where, "export uncompressed, e.g. gdcmconv --raw"):
-        stored = header.pixel_array
-        values = np.asarray(apply_rescale(stored, header), dtype=np.float64)
-        if "PixelPaddingValue" in header:
-            values[stored == header.PixelPaddingValue] = -1000.0
-    return values
-
-
-@contextmanager
-def _as_data_error(what: str, where: str, hint: str) -> Iterator[None]:
-    """pydicom and its decoders raise many types for damaged files, some only when a value is looked at."""
-    try:
-        yield
-    except DataError:
-        raise
-    except FileNotFoundError:
-        raise DataError("image file is missing", where=where) from None
-    except Exception as error:
-        raise DataError(f"{what} ({type(error).__name__})", where=where, hint=hint) from None
-
-
-def _read(path: Path, where: str, *, pixels: bool = True) -> pydicom.Dataset:
-    with _as_data_error("not a DICOM file", where, "export the slice again"):
-        return pydicom.dcmread(path, stop_before_pixels=not pixels)
-
-
-def ct_decoding(image_size: int, window: Window | None = None) -> Decoding:
-    """Window first, then resize: bone beside the brain is clipped before it can bleed into it."""
-    chosen = window or Window()
-    return Decoding(
-        read=lambda path, where: squash(Image.fromarray(chosen.apply(hounsfield(path, where))), image_size),
-        channels=1,
-        image_size=image_size,
-        settings=f"ct window {chosen.level} {chosen.width} squash",
-    )
+# Columns of a table that may stand in place of `image`, from the narrowest to the widest: each row then names a file,
+# a series, a study or an order, and labels all files of it.
+IDENTIFIERS: Final = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber")
 
 
 def load_dicom(
@@ -94,9 +33,15 @@ def load_dicom(
     storage: ImageStorage,
     class_names: Sequence[str] | None = None,
     window: Window | None = None,
+    frame: int | str = "middle",
+    channels: int = 1,
 ) -> Catalogue:
-    """CT slices listed by a CSV manifest, sorted into folders per class, or in the layout of RSNA-ICH."""
-    decoding = ct_decoding(image_size, window)
+    """DICOM files listed by a CSV table, sorted into folders per class, or in the layout of RSNA-ICH.
+
+    :param frame: first, middle, a number from 1 on, or all: every frame of a file is then an image of its own.
+    """
+    every = frame == "all"
+    view = DicomView(window=window, frame="middle" if every else frame, channels=channels)  # type: ignore[arg-type]
     if path.is_dir() and any(path.glob("*.npz")):
         if class_names is not None and tuple(class_names) != ICH_CLASSES:
             raise ConfigError(
@@ -104,18 +49,100 @@ def load_dicom(
                 where=str(path),
                 hint=f"leave the class list out, or give {', '.join(ICH_CLASSES)}",
             )
-        return load_rsna(path, image_size=image_size, storage=storage, window=window)
-    load = load_folders if path.is_dir() else load_csv
-    catalogue = load(path, image_size=image_size, storage=storage, class_names=class_names, decoding=decoding)
+        return load_rsna(path, image_size=image_size, storage=storage, view=view)
+    load = load_folders if path.is_dir() else partial(load_csv, listed=_by_identifier)
+    catalogue = load(
+        path,
+        image_size=image_size,
+        storage=storage,
+        class_names=class_names,
+        decoding=view.decoding(image_size),
+        expand=partial(_frames, view=view, image_size=image_size) if every else None,
+    )
     if catalogue.unit_kind != "image":
         return catalogue
     root = path if path.is_dir() else path.parent
-    units, kind = header_units([root / name for name in catalogue.ids], catalogue.row_names)
+    units, kind = header_units([root / _file_of(name) for name in catalogue.ids], catalogue.row_names)
     return replace(catalogue, units=units, unit_kind=kind) if kind != "image" else catalogue
 
 
+def _file_of(identity: str) -> str:
+    """The file of an image; a frame has the id `FILE#FRAME`."""
+    name, mark, frame = identity.rpartition("#")
+    return name if mark and frame.isdigit() else identity
+
+
+def _frames(rows: Sequence[Row], *, view: DicomView, image_size: int) -> Iterator[Row]:
+    """Every frame as a row of its own, with the label and the unit of its file."""
+    for row in rows:
+        if not row.path.is_file():
+            yield row  # reported where all missing files are
+            continue
+        header = read_header(row.path, row.where, pixels=False, only=["NumberOfFrames"])
+        for number in range(1, frame_count(header, row.where) + 1):
+            read = partial(view.read, image_size=image_size, frame=number)
+            yield replace(row, id=f"{row.id}#{number}", where=f"{row.where} frame {number}", read=read)
+
+
+def _by_identifier(path: Path) -> tuple[list[Row], str] | None:
+    """The rows of a table that names identifiers in place of files; None where it has none.
+
+    Files are looked for in the table's folder and below. Files that no row names are left out, and counted in the log.
+    """
+    table = read_table(path, ("label",), known=("image", *IDENTIFIERS, "label", *UNITS, "split", "site"))
+    keys = [name for name in IDENTIFIERS if name in table.columns]
+    if "image" in table.columns or not keys:
+        return None
+    key = keys[0]
+    unit = next((name for name in UNITS if name in table.columns), None)
+    files = _index(path.parent, key)
+    rows, seen = list[Row](), dict[str, str]()
+    for entry in table.entries:
+        value = entry.fields[key]
+        for needed in (key, "label", *([unit] if unit else [])):
+            if not entry.fields[needed]:
+                raise DataError(f"{needed} is empty", where=entry.where)
+        if seen.setdefault(value, entry.where) != entry.where:
+            raise DataError(f"the same {key} as in {seen[value]}", where=entry.where, hint="name each once")
+        found = files.pop(value, [])
+        for number, file in enumerate(found or [path.parent / "no file with this identifier"], start=1):
+            rows.append(
+                Row(
+                    id=file.relative_to(path.parent).as_posix(),
+                    path=file,
+                    label=entry.fields["label"],
+                    where=f"{entry.where} file {number}" if len(found) > 1 else entry.where,
+                    unit=entry.fields[unit] if unit else None,
+                    site=entry.fields.get("site") or "site",
+                    side=entry.fields.get("split") or None,
+                )
+            )
+    if files:
+        log.warning("%s: no row names %d of the files", path.name, sum(map(len, files.values())))
+    return rows, unit or "image"
+
+
+def _index(folder: Path, key: str) -> dict[str, list[Path]]:
+    """Every DICOM file of a folder by one identifier of its header. What is no DICOM file is passed over."""
+    found: dict[str, list[Path]] = defaultdict(list)
+    for file in sorted(file for file in folder.rglob("*") if file.is_file() and is_dicom(file)):
+        header = read_header(file, "a file beside the table", pixels=False, only=[key])
+        with as_data_error("header cannot be read", "a file beside the table", "export it again"):
+            found[str(header.get(key) or "")].append(file)
+    found.pop("", None)
+    return found
+
+
+def is_dicom(path: Path) -> bool:
+    """By suffix, or by the four letters after the preamble (DICOM PS3.10 section 7.1): archives leave suffixes out."""
+    if path.suffix.lower() == ".dcm":
+        return True
+    with path.open("rb") as file:
+        return file.read(132)[128:] == b"DICM"
+
+
 def header_units(paths: Sequence[Path], names: Sequence[str]) -> tuple[tuple[str, ...], str]:
-    """The patient of every slice by its header, else its study, else the slice itself: the first that all have."""
+    """The patient of every file by its header, else its study, else the file itself: the first that all have."""
     found = [_units(path, where) for path, where in zip(paths, names, strict=True)]
     for number, kind in enumerate(("patient", "study")):
         values = tuple(units[number] for units in found)
@@ -125,13 +152,13 @@ def header_units(paths: Sequence[Path], names: Sequence[str]) -> tuple[tuple[str
 
 
 def _units(path: Path, where: str) -> tuple[str, str]:
-    """Patient and study of one slice, empty where the header does not tell."""
-    header = _read(path, where, pixels=False)
-    with _as_data_error("header cannot be read", where, "export the slice again"):
+    """Patient and study of one file, empty where the header does not tell."""
+    header = read_header(path, where, pixels=False, only=["PatientID", "StudyInstanceUID"])
+    with as_data_error("header cannot be read", where, "export the file again"):
         return str(header.get("PatientID") or ""), str(header.get("StudyInstanceUID") or "")
 
 
-def load_rsna(path: Path, *, image_size: int, storage: ImageStorage, window: Window | None = None) -> Catalogue:
+def load_rsna(path: Path, *, image_size: int, storage: ImageStorage, view: DicomView) -> Catalogue:
     """`ID_*.dcm` files beside (or in a folder beside) one npz of ids, labels, clients and folds.
 
     The published split is by slice, so one patient's slices are on both sides and at several sites.
@@ -146,7 +173,7 @@ def load_rsna(path: Path, *, image_size: int, storage: ImageStorage, window: Win
         name="rsna-ich",
         where=splits[0].name,
         unit_kind="image",
-        decoding=ct_decoding(image_size, window),
+        decoding=view.decoding(image_size),
         storage=storage,
         split_name="fold",
         split_grouped=False,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -34,7 +34,10 @@ Reader = Callable[[Path, str], NDArray[np.uint8]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One image as a table describes it. `where` is what errors call it, e.g. `manifest.csv row 12`."""
+    """One image as a table describes it. `where` is what errors call it, e.g. `manifest.csv row 12`.
+
+    :ivar read: reads this row in place of the data set's own way, where one file holds several images.
+    """
 
     id: str
     path: Path
@@ -43,6 +46,7 @@ class Row:
     unit: str | None = None
     site: str = "site"
     side: str | None = None
+    read: Reader | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,10 @@ class Decoding:
     channels: int
     image_size: int
     settings: str
+    dicom: bool = False
+
+
+Expand = Callable[[Sequence[Row]], Iterable[Row]]
 
 
 def check_rows(
@@ -144,7 +152,7 @@ def catalogue_of(
         name=name,
         class_names=tuple(class_names),
         images=pool(
-            lambda index: decoding.read(rows[index].path, rows[index].where),
+            lambda index: (rows[index].read or decoding.read)(rows[index].path, rows[index].where),
             len(rows),
             (size, size, decoding.channels),
             key=fingerprint,
@@ -197,12 +205,17 @@ def load_csv(
     storage: ImageStorage,
     class_names: Sequence[str] | None = None,
     decoding: Decoding | None = None,
+    expand: Expand | None = None,
+    listed: Callable[[Path], tuple[list[Row], str] | None] = lambda _: None,
 ) -> Catalogue:
     """The catalogue of a manifest `image,label[,patient][,split]`; images are looked for beside it.
 
     :param class_names: the federation's classes in its order; without them, the labels that occur, sorted.
+    :param expand: makes several rows of one, where a file holds several images.
+    :param listed: reads a table that names its images in another way; None where this one does not.
     """
-    rows, unit_kind = read_manifest(path)
+    rows, unit_kind = listed(path) or read_manifest(path)
+    rows = list(expand(rows)) if expand else rows
     return catalogue_of(
         rows,
         class_names if class_names is not None else _learnt(rows, {row.label for row in rows}, path),
@@ -259,6 +272,7 @@ def load_folders(
     storage: ImageStorage,
     class_names: Sequence[str] | None = None,
     decoding: Decoding | None = None,
+    expand: Expand | None = None,
 ) -> Catalogue:
     """`PATH/<class>/<image>`, or `PATH/train|test|validation/<class>/<image>`. Without ids, each image is a unit."""
     tops = _folders(path, path)
@@ -266,6 +280,7 @@ def load_folders(
     suffixes = (".dcm",) if decoding else SUFFIXES
     sides = [(side, side.name) for side in tops] if split else [(path, None)]
     rows = [row for top, side in sides for row in _listed(path, top, side, class_names or (), suffixes)]
+    rows = list(expand(rows)) if expand else rows
     return catalogue_of(
         rows,
         class_names

@@ -21,7 +21,8 @@ from lazaret.errors import ConfigError, DataError
 from lazaret.terminal import progress
 from npr.data.catalogue import Catalogue, PartitionSpec, assemble, partition
 from npr.data.dataset import FederatedDataset
-from npr.data.dicom import Window, load_dicom
+from npr.data.dicom import load_dicom
+from npr.data.dicom_pixels import Window
 from npr.data.fed_isic import load_fed_isic
 from npr.data.generated import GeneratedSpec, generate
 from npr.data.manifest import load_csv, load_folders
@@ -56,6 +57,20 @@ def _window(value: str) -> Window:
         raise ConfigError(f"window {value!r} is not LEVEL/WIDTH", hint="for example 40/80") from None
 
 
+def _frame(value: str) -> int | str:
+    if value in ("first", "middle", "all"):
+        return value
+    if not value.isdigit() or int(value) < 1:
+        raise ConfigError(f"frame {value!r} is not first, middle, all or a number from 1 on")
+    return int(value)
+
+
+def _channels(value: str) -> int:
+    if value not in ("1", "3"):
+        raise ConfigError(f"channels {value!r} is neither 1 nor 3")
+    return int(value)
+
+
 def _classes(value: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
@@ -70,7 +85,7 @@ def _classes(value: str) -> tuple[str, ...]:
 _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
     "csv": {"classes": _classes},
     "folders": {"classes": _classes},
-    "dicom": {"classes": _classes, "window": _window},
+    "dicom": {"classes": _classes, "window": _window, "frame": _frame, "channels": _channels},
     "fed-isic": {"colour_constancy": _switch, "brightness": _switch},
 }
 

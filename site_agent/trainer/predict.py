@@ -16,7 +16,8 @@ from typing import IO, Any, Final
 import numpy as np
 
 from lazaret.errors import ConfigError, DataError, ToolkitError
-from npr.data.dicom import ct_decoding
+from npr.data.dicom import is_dicom
+from npr.data.dicom_pixels import DicomView
 from npr.data.fed_isic import decoding as isic_decoding
 from npr.data.manifest import SUFFIXES, Decoding, image_decoding
 from npr.data.sources import SourceName
@@ -25,8 +26,6 @@ from site_agent.trainer.predictor import Predictor
 
 # Input: a folder, one file, or a table with a column `image`; decoded exactly as in training.
 
-DICOM_SUFFIX: Final = ".dcm"
-_MAGIC_AT: Final = 128
 _IGNORED: Final = ("Thumbs.db", "DICOMDIR")
 _READERS: Final = 4
 
@@ -52,7 +51,11 @@ def decoding_for(source: str, image_size: int, channels: int) -> Decoding:
     """How files become pixels at this site: as the data set it trains on is read."""
     name = SourceName.parse(source)
     if name.kind == "dicom":
-        found = ct_decoding(image_size, name.options.get("window"))
+        frame = name.options.get("frame", "middle")
+        view = DicomView(
+            window=name.options.get("window"), frame="middle" if frame == "all" else frame, channels=channels
+        )
+        found = view.decoding(image_size)
     elif name.kind == "fed-isic":
         found = isic_decoding(
             image_size, name.options.get("colour_constancy", True), name.options.get("brightness", False)
@@ -68,10 +71,10 @@ def decoding_for(source: str, image_size: int, channels: int) -> Decoding:
 
 def find(source: Path, decoding: Decoding) -> Found:
     """The files behind one name, sorted; a folder is searched with its sub-folders."""
-    dicom = decoding.channels == 1
+    dicom = decoding.dicom
     if source.is_dir():
         every = sorted(path for path in source.rglob("*") if path.is_file() and not _hidden(path, source))
-        wanted = [path for path in every if (_is_dicom(path) if dicom else path.suffix.lower() in SUFFIXES)]
+        wanted = [path for path in every if (is_dicom(path) if dicom else path.suffix.lower() in SUFFIXES)]
         found = Found(
             files=tuple((path.relative_to(source).as_posix(), path) for path in wanted),
             ignored=len(every) - len(wanted),
@@ -90,14 +93,6 @@ def find(source: Path, decoding: Decoding) -> Found:
 
 def _hidden(path: Path, root: Path) -> bool:
     return path.name in _IGNORED or any(part.startswith(".") for part in path.relative_to(root).parts)
-
-
-def _is_dicom(path: Path) -> bool:
-    """By suffix, or by the four letters after the preamble (DICOM PS3.10 section 7.1): archives leave suffixes out."""
-    if path.suffix.lower() == DICOM_SUFFIX:
-        return True
-    with path.open("rb") as file:
-        return file.read(_MAGIC_AT + 4)[_MAGIC_AT:] == b"DICM"
 
 
 def _listed(table: Path) -> Iterator[tuple[str, Path]]:

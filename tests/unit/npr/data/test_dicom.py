@@ -10,7 +10,7 @@ import pytest
 from pydicom.data import get_testdata_file
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.dicom import Window, hounsfield
+from npr.data.dicom_pixels import Window, hounsfield
 from npr.data.generated import ICH_CLASSES
 from npr.data.sources import open_catalogue, open_dataset, survey
 
@@ -100,9 +100,9 @@ def test_a_patient_on_two_sides_is_found_in_the_header(save, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"Modality": "MR"}, "not a CT slice"),
+        ({"Modality": "PT"}, "modality PT is not read"),
         ({"RescaleSlope": None}, "not a CT slice"),
-        ({"NumberOfFrames": 3}, "not a single grey slice"),
+        ({"NumberOfFrames": 3}, "pixels cannot be read"),
         ({"Rows": 4096}, "pixels cannot be read"),
     ],
 )
