@@ -186,7 +186,7 @@ def test_a_palette_is_looked_up(tmp_path):
     header = drawn(np.array([[0, 1], [2, 3]], np.uint8), modality="US", photometric="PALETTE COLOR", bits=8)
     for name, row in (("Red", [0, 10, 20, 30]), ("Green", [5, 6, 7, 8]), ("Blue", [255, 200, 100, 0])):
         setattr(header, f"{name}PaletteColorLookupTableDescriptor", [4, 0, 16])
-        setattr(header, f"{name}PaletteColorLookupTableData", np.array(row, "<u2").__mul__(257).tobytes())
+        setattr(header, f"{name}PaletteColorLookupTableData", (257 * np.array(row, "<u2")).astype("<u2").tobytes())
     expected = [[(0, 5, 255), (10, 6, 200)], [(20, 7, 100), (30, 8, 0)]]
     assert shown(header, tmp_path).tolist() == [[list(map(int, pixel)) for pixel in row] for row in expected]
 
@@ -387,7 +387,8 @@ def table() -> str:
         frames = "1 frame" if syntax == HTJ2KLossless else "1 and 3 frames"
         frames += ", 8 bits (12 bits are refused)" if syntax == JPEGExtended12Bit else ""
         exact = f"at most {LOSSY[syntax]} of 255" if syntax in LOSSY else "none"
-        rows.append(f"| {syntax.name} | {frames} | {'1 and 2 frames' if syntax in colour else 'not tested'} | {exact} |")
+        colours = "1 and 2 frames" if syntax in colour else "not tested"
+        rows.append(f"| {syntax.name} | {frames} | {colours} | {exact} |")
     return "\n".join(rows)
 
 
