@@ -13,6 +13,7 @@ from pydicom.encaps import encapsulate
 from pydicom.pixels import set_pixel_data
 from pydicom.uid import (
     JPEG2000,
+    MPEG2MPML,
     UID,
     DeflatedExplicitVRLittleEndian,
     ExplicitVRBigEndian,
@@ -26,7 +27,6 @@ from pydicom.uid import (
     JPEGLosslessSV1,
     JPEGLSLossless,
     JPEGLSNearLossless,
-    MPEG2MPML,
     RLELossless,
     generate_uid,
 )
@@ -137,8 +137,8 @@ def spread(values, low, high) -> np.ndarray:
 WIDE = Window(level=900, width=1800)
 
 
-@pytest.mark.parametrize("syntax", (*PLAIN, *LOSSLESS, *LOSSY), ids=lambda uid: uid.keyword)
-@pytest.mark.parametrize("frames", (1, 3))
+@pytest.mark.parametrize("syntax", [*PLAIN, *LOSSLESS, *LOSSY], ids=lambda uid: uid.keyword)
+@pytest.mark.parametrize("frames", [1, 3])
 def test_every_compression_of_grey(syntax, frames, tmp_path):
     bits = 8 if syntax in (JPEGBaseline8Bit, JPEGExtended12Bit) else 16
     picture = (GREY // 8).astype(np.uint8) if bits == 8 else GREY
@@ -163,8 +163,8 @@ def test_high_throughput_jpeg_2000(tmp_path):
     assert np.array_equal(shown(header, tmp_path, DicomView(window=WIDE)), spread(GREY, 0, 1800))
 
 
-@pytest.mark.parametrize("syntax", (*PLAIN, RLELossless, JPEGLosslessSV1, JPEGLSLossless, JPEG2000Lossless), ids=str)
-@pytest.mark.parametrize("frames", (1, 2))
+@pytest.mark.parametrize("syntax", [*PLAIN, RLELossless, JPEGLosslessSV1, JPEGLSLossless, JPEG2000Lossless], ids=str)
+@pytest.mark.parametrize("frames", [1, 2])
 def test_every_compression_of_colour(syntax, frames, tmp_path):
     header = packed(drawn(COLOUR, modality="XC", photometric="RGB", bits=8, frames=frames), syntax)
     assert np.array_equal(shown(header, tmp_path), COLOUR)
@@ -192,7 +192,7 @@ def test_a_palette_is_looked_up(tmp_path):
 
 
 @pytest.mark.parametrize("modality", MODALITIES)
-@pytest.mark.parametrize("photometric", ("MONOCHROME1", "MONOCHROME2"))
+@pytest.mark.parametrize("photometric", ["MONOCHROME1", "MONOCHROME2"])
 def test_every_modality_of_grey(modality, photometric, tmp_path):
     header = drawn(GREY, modality=modality, photometric=photometric, WindowCenter=900.5, WindowWidth=1801)
     low, high = (0, 80) if modality == "CT" else (0, 1800)  # the brain window, else that of the header
@@ -274,7 +274,7 @@ def test_which_frame(tmp_path):
         shown(header, tmp_path, DicomView(frame=5))
 
 
-@pytest.mark.parametrize("channels", (1, 3))
+@pytest.mark.parametrize("channels", [1, 3])
 def test_grey_and_colour_fit_either_number_of_channels(channels, tmp_path):
     for number, header in enumerate((drawn(GREY), drawn(COLOUR, modality="OP", photometric="RGB", bits=8))):
         path = saved(header, tmp_path / f"{number}.dcm")
@@ -309,7 +309,7 @@ def test_a_film_is_refused_by_its_name(tmp_path):
     header.PixelData = encapsulate([b"\0" * 64])
     header["PixelData"].is_undefined_length = True
     header.file_meta.TransferSyntaxUID = MPEG2MPML
-    with pytest.raises(DataError, match="compression is not read .*MPEG2"):
+    with pytest.raises(DataError, match=r"compression is not read .*MPEG2"):
         shown(header, tmp_path)
 
 
@@ -320,7 +320,7 @@ def test_five_hundred_damaged_files_give_one_line_each(tmp_path):
         for syntax in (ExplicitVRLittleEndian, RLELossless, JPEGLSLossless, JPEG2000Lossless, JPEGLosslessSV1)
     ]
     draw = np.random.default_rng(5)
-    read = refused = 0
+    read, refused, lines = 0, 0, list[str]()
     for number in range(500):
         data = bytearray(originals[number % len(originals)])
         if number % 3 == 0:
@@ -333,8 +333,9 @@ def test_five_hundred_damaged_files_give_one_line_each(tmp_path):
             assert DicomView().read(file, "row 7", 8).shape == (8, 8, 1)
             read += 1
         except DataError as error:
-            assert "row 7" in str(error) and "\n" not in str(error)
             refused += 1
+            lines.append(str(error))
+    assert all("row 7" in line and "\n" not in line for line in lines)
     assert read + refused == 500 and refused > 100
 
 
@@ -348,7 +349,7 @@ def test_every_frame_can_be_an_image(tmp_path):
     assert found.units == ("p1", "p1", "p1", "p2") and found.images[:3, 0, 0, 0].tolist() == [0, 128, 255]
 
 
-@pytest.mark.parametrize("key", ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber"))
+@pytest.mark.parametrize("key", ["SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber"])
 def test_rows_by_identifier(key, tmp_path, caplog):
     headers = [drawn(GREY, AccessionNumber=f"A{number}", PatientID=f"P{number}") for number in range(3)]
     (tmp_path / "deep").mkdir()
@@ -361,7 +362,7 @@ def test_rows_by_identifier(key, tmp_path, caplog):
     assert found.unit_kind == "patient" and found.units == ("P0", "P1")
     assert "no row names 1 of the files" in caplog.text
     (tmp_path / "t.csv").write_text(f"{key},label\n1.2.3,a\n")
-    with pytest.raises(DataError, match="image file is missing.*row 2|row 2.*image file is missing"):
+    with pytest.raises(DataError, match=r"row 2.*image file is missing"):
         open_catalogue(f"dicom:{tmp_path / 't.csv'}", image_size=8)
 
 
@@ -373,7 +374,7 @@ def test_a_series_labels_all_its_files(tmp_path):
     assert len(open_catalogue(f"dicom:{tmp_path / 't.csv'}", image_size=8)) == 3
 
 
-@pytest.mark.parametrize("option", ("frame=0", "frame=last", "channels=2"))
+@pytest.mark.parametrize("option", ["frame=0", "frame=last", "channels=2"])
 def test_options_that_mean_nothing_are_refused(option, tmp_path):
     with pytest.raises(ConfigError):
         open_catalogue(f"dicom:{tmp_path}?{option}", image_size=8)
