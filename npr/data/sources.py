@@ -132,12 +132,18 @@ def open_catalogue(
     seed: int = 0,
     class_names: Sequence[str] | None = None,
     storage: ImageStorage | None = None,
+    channels: int | None = None,
 ) -> Catalogue:
-    """Every image of `source`, cut into the sites it asks for, before a fold is chosen."""
+    """Every image of `source`, cut into the sites it asks for, before a fold is chosen.
+
+    :param channels: what a source gives that can give grey and colour alike and does not say itself.
+    """
     if image_size < 8:
         raise ConfigError(f"image_size = {image_size} shows nothing", hint="use 8 or more")
     name = SourceName.parse(source)
     kept = storage or ImageStorage.from_environment()
+    if name.kind == "dicom" and channels is not None:
+        name = replace(name, options={"channels": channels, **name.options})
     return partition(_load(name, image_size, seed, class_names, kept), name.partition)
 
 
@@ -190,6 +196,7 @@ def open_dataset(
     class_names: Sequence[str] | None = None,
     storage: ImageStorage | None = None,
     rule: SideRule | None = None,
+    channels: int | None = None,
 ) -> FederatedDataset:
     """One fold of `source`.
 
@@ -199,7 +206,9 @@ def open_dataset(
     :param class_names: the federation's classes in its order, for sources that would take them from the labels.
     :param rule: gives the sides, by key or as they were before (npr/data/sides.py); `seed` then makes images only.
     """
-    catalogue = open_catalogue(source, image_size=image_size, seed=seed, class_names=class_names, storage=storage)
+    catalogue = open_catalogue(
+        source, image_size=image_size, seed=seed, class_names=class_names, storage=storage, channels=channels
+    )
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation, rule=rule)
 
 

@@ -26,10 +26,17 @@ class SideShares(TypedDict):
 
 
 def open_data(
-    table: DataTable, *, site: str, image_size: int, classes: int, rule: SideRule | None = None
+    table: DataTable,
+    *,
+    site: str,
+    image_size: int,
+    classes: int,
+    channels: int | None = None,
+    rule: SideRule | None = None,
 ) -> tuple[FederatedDataset, SiteData]:
     """The data set and our part of it.
 
+    :param channels: of the federation's model.
     :param rule: who is on which side (`side_rule`).
     """
     dataset = open_dataset(
@@ -40,6 +47,7 @@ def open_data(
         image_size=image_size,
         validation=float(table.validation),
         class_names=table.class_names,
+        channels=channels,
         rule=rule,
     )
     check_class_count(dataset, table, classes)

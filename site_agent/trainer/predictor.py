@@ -117,7 +117,12 @@ class ModelPlace:
         key = self.identity.data_key()
         rule = side_rule(self.config, self.manifest, key, keep=False)
         dataset, data = open_data(
-            table, site=self.site, image_size=self.recipe.image_size, classes=model.classes, rule=rule
+            table,
+            site=self.site,
+            image_size=self.recipe.image_size,
+            channels=self.recipe.in_channels,
+            classes=model.classes,
+            rule=rule,
         )
         trainer = Trainer(
             self.manifest, self.initial, data, self.vault, data_key=key, threads=self.config.site.threads

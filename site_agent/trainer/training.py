@@ -232,7 +232,12 @@ def make_trainer(
     key = identity.data_key()
     rule = side_rule(config, manifest, key)
     dataset, data = open_data(
-        config.data, site=site, image_size=recipe.image_size, classes=manifest.model.classes, rule=rule
+        config.data,
+        site=site,
+        image_size=recipe.image_size,
+        channels=recipe.in_channels,
+        classes=manifest.model.classes,
+        rule=rule,
     )
     crew = Crew.of(config, manifest, dataset, data)
     version = fingerprint(dataset, data, key)

@@ -179,6 +179,7 @@ def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
         table,
         site=order["site"],
         image_size=recipe.image_size,
+        channels=recipe.in_channels,
         classes=order["classes"],
         rule=SpeltSides(order["sides"]),
     )

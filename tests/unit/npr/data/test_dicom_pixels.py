@@ -374,6 +374,14 @@ def test_a_series_labels_all_its_files(tmp_path):
     assert len(open_catalogue(f"dicom:{tmp_path / 't.csv'}", image_size=8)) == 3
 
 
+def test_the_federation_says_how_many_channels_unless_the_source_does(tmp_path):
+    saved(drawn(GREY), tmp_path / "a.dcm")
+    (tmp_path / "t.csv").write_text("image,label\na.dcm,a\n")
+    source = f"dicom:{tmp_path / 't.csv'}"
+    assert open_catalogue(source, image_size=8, channels=3).images.shape == (1, 8, 8, 3)
+    assert open_catalogue(f"{source}?channels=1", image_size=8, channels=3).images.shape == (1, 8, 8, 1)
+
+
 @pytest.mark.parametrize("option", ["frame=0", "frame=last", "channels=2"])
 def test_options_that_mean_nothing_are_refused(option, tmp_path):
     with pytest.raises(ConfigError):

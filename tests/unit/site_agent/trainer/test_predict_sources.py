@@ -76,9 +76,13 @@ def test_dicom_is_found_with_and_without_a_suffix_and_windowed_as_in_training(tm
     assert not np.array_equal(piece.pixels[0], other), "the window of the data source was not used"
 
 
-def test_a_colour_model_does_not_take_slices(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="takes 3 channels"):
-        decoding_for(f"dicom:{tmp_path}", 16, 3)
+def test_a_colour_model_takes_grey_slices(tmp_path: Path) -> None:
+    assert decoding_for(f"dicom:{tmp_path}", 16, 3).channels == 3
+
+
+def test_a_grey_model_does_not_take_colour_images(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="takes 1 channels"):
+        decoding_for(f"folders:{tmp_path}", 16, 1)
 
 
 def test_hidden_files_are_left_alone_and_order_is_by_name(tmp_path: Path) -> None:
