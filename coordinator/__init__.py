@@ -22,6 +22,7 @@ load torch.
     witness         witness of the sites' logs, and forwarder between them
     status          `coordinator status`
     export          `coordinator export`
+    recover         `coordinator recover`
     malloc          settings of the C library's memory
     __main__        `python -m coordinator`
     dashboard       the operator's page

@@ -12,12 +12,13 @@ from typing import Final
 
 from cryptography.x509 import Certificate
 
-from coordinator import ingress_log
+from coordinator import database, ingress_log
 from coordinator.config import CoordinatorConfig
 from coordinator.effects import Effects
 from coordinator.ingress_log import IngressLog
 from coordinator.phases import RunPlan
 from coordinator.results import Chain
+from coordinator.round_history import ReadOnlyHistory
 from coordinator.rounds import RoundEngine
 from coordinator.run import Shell
 from coordinator.storage import Storage
@@ -33,7 +34,8 @@ from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
 from security.identity.membership import AggregationPolicy, Membership, Seat
 from security.identity.pki import Purpose, Role, Subject
-from security.log.events import AgentStart
+from security.log.events import AgentStart, AggregatePublished
+from security.log.reader import LogReader
 from security.log.roster import Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
@@ -87,6 +89,7 @@ def prepare(
     identity = Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
     check_certificate(identity, manifest, clock)
+    refuse_lost_database(base / config.state, manifest.run)
     storage = Storage(base / config.state, keep_models=config.storage.keep_models)
     _, initial = pinned_model(base / config.initial_model, manifest)
     ended = storage.belongs_to(manifest.federation, manifest.run)
@@ -105,6 +108,31 @@ def prepare(
     books.write(started)
     books.log.checkpoint()
     return Assembled(shell=shell, identity=identity, seat=seat, first=first)
+
+
+def refuse_lost_database(state: Path, run: str) -> None:
+    """A result is in the database before the privacy log says that it is published. A database without it was lost,
+    emptied or restored from an old copy: the run would begin anew, beside sites that have its results.
+
+    :raises ConfigError: if that is so.
+    """
+    log = state / "log"
+    if not (log / "FORMAT").exists():
+        return
+    known = 0
+    if (state / database.FILE).exists():
+        with ReadOnlyHistory(state / database.FILE) as history:
+            known = history.newest_result() if history.begun() else 0
+    newest = max(
+        (entry.round or 0 for entry in LogReader(log).checked(AggregatePublished.type, newest=2) if entry.run == run),
+        default=0,
+    )
+    if newest > known:
+        raise ConfigError(
+            f"the privacy log has published round {newest} of run {run}, the database knows {known or 'none'}",
+            where=str(state / database.FILE),
+            hint="it was lost or is an old copy: `coordinator recover FILE` takes the run up from a site's handover",
+        )
 
 
 def read_manifest(identity: Identity, clock: Clock) -> Manifest:

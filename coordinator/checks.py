@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
+from coordinator.assembly import refuse_lost_database
 from coordinator.config import CHECK_NAMES, CoordinatorConfig
 from coordinator.dashboard.server import admission
 from lazaret import checks
@@ -174,6 +175,13 @@ def _runs_here(context: CoordinatorCheckContext) -> bool:
         return served.certificate == context.papers.identity.tls_certificate()
     except ToolkitError:
         return False
+
+
+@CHECKS.add
+def database(context: CoordinatorCheckContext) -> Iterator[Line]:
+    """The rounds that the privacy log has published are in the database."""
+    refuse_lost_database(context.state, context.manifest.run)  # its error is the finding
+    yield ok("the database holds what the privacy log has published")
 
 
 @CHECKS.add

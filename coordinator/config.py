@@ -15,7 +15,8 @@ HIGHEST_PORT: Final = 65_535
 # The parts of `coordinator check`, what others depend on first. The names are here and not beside the functions, since
 # those take long to import and every command would have to wait for them to offer `--skip`.
 CHECK_NAMES: Final = (
-    "configuration", "certificates", "keys", "manifest", "rounds", "clock", "model", "names", "port", "disk", "memory",
+    "configuration", "certificates", "keys", "manifest", "rounds", "clock", "model", "names", "port",
+    "database", "disk", "memory",
 )  # fmt: skip
 Seconds = Annotated[float, Field(gt=0, le=7 * 86_400)]
 

@@ -19,6 +19,7 @@ from security.secagg.effects import Effect as ProtocolEffect
 
 PUBLISHED: Final = "published"  # a sum that gave a model
 MANIFEST_CHANGED: Final = "the manifest changed"  # the round was open, and belonged to the manifest before
+RECOVERED: Final = "recovered"  # numbers that a lost coordinator may have used; nothing is known of these rounds
 VOID: Final = "void"  # a sum that nobody can use; the model stays as it was
 
 

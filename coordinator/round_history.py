@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from coordinator import database
-from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, VOID
+from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID
 from coordinator.results import Link
 from lazaret.errors import ConfigError, DataError
 from security.crypto.prg import Words
@@ -28,6 +28,7 @@ from security.secagg.messages import Result
 
 Rows = list[tuple[Any, ...]]
 Ask = Callable[..., Rows]
+COMPLETED_BEFORE: Final = "completed-before"  # models of this run that a lost coordinator has published
 WAIT_SECONDS: Final = 2.0  # for a database that another process holds
 
 _ROUND_FIGURES: Final = """
@@ -170,16 +171,25 @@ class RoundHistory:
             return None
         return RoundStart(round=row[0], state_hash=row[1], config_hash=row[2], prev_result=row[3])
 
+    def begun(self) -> bool:
+        """Whether the tables are there at all."""
+        return bool(self._ask("SELECT name FROM sqlite_master WHERE name = 'rounds'"))
+
+    def newest_result(self) -> int:
+        """The newest round that has a result."""
+        return int(self._row("SELECT COALESCE(MAX(round), 0) FROM results")[0])
+
     def last_round(self) -> int:
         return int(self._row("SELECT COALESCE(MAX(number), 0) FROM rounds")[0])
 
     def completed(self) -> int:
-        """How many rounds ended with a model."""
-        return int(self._row("SELECT COUNT(*) FROM rounds WHERE outcome = ?", PUBLISHED)[0])
+        """How many rounds ended with a model, those before a recovery included."""
+        before = int(self.about(COMPLETED_BEFORE) or 0)
+        return before + int(self._row("SELECT COUNT(*) FROM rounds WHERE outcome = ?", PUBLISHED)[0])
 
     def lost_lately(self) -> int:
         """How many of the newest rounds ended without a sum, one after the other."""
-        ended = [row.outcome for row in self.rounds() if row.outcome not in (None, MANIFEST_CHANGED)]
+        ended = [row.outcome for row in self.rounds() if row.outcome not in (None, MANIFEST_CHANGED, RECOVERED)]
         return next((n for n, outcome in enumerate(reversed(ended)) if outcome in (PUBLISHED, VOID)), len(ended))
 
     def links(self) -> list[Link]:

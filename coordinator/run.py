@@ -45,6 +45,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.spool import Gone
 from security.secagg.effects import Advanced, Blamed, Certified, Discard, Ended, Persist, Send, SendFrames
 from security.secagg.fields import Wire
+from security.secagg.messages import Hello
 from security.secagg.relay import CloseReason, Cosignature, Goodbye, Head, Held
 
 log = logging.getLogger("coordinator")
@@ -105,6 +106,8 @@ class Shell:
         except (RemoteProtocolError, PolicyViolation) as error:
             # A policy is violated by who is not listed any more, such as a site whose certificate has ended meanwhile.
             log.warning("site %s: %s refused: %s", stream.site, type(message).__name__, error)
+            if isinstance(message, Hello):
+                stream.close(Goodbye(code=CloseReason.OTHER_HISTORY))
 
     def awaits_frames(self, site: str) -> bool:
         """Whether an upload of this site is on its way."""

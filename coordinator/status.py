@@ -8,7 +8,6 @@ from typing import Any, Final
 from coordinator.assembly import read_manifest
 from coordinator.config import CoordinatorConfig
 from coordinator.database import FILE
-from coordinator.effects import PUBLISHED
 from coordinator.round_history import ReadOnlyHistory, UncheckedSum
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity
@@ -48,12 +47,12 @@ def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
     manifest = read_manifest(Identity(folder=base / config.identity), clock or SystemClock())
     with ReadOnlyHistory(base / config.state / FILE) as history:
         rounds, sessions = history.rounds(), history.sessions()
-        unchecked = history.unchecked_sum()
+        unchecked, completed = history.unchecked_sum(), history.completed()
     return {
         "run": manifest.run,
         "unchecked": _unchecked(unchecked, manifest),
         "rounds_planned": manifest.training.rounds,
-        "completed": sum(row.outcome == PUBLISHED for row in rounds),
+        "completed": completed,
         "rounds": [row._asdict() for row in rounds],
         "sites": [{"site": site, "last_connected_ms": seen} for site, (_, seen) in sorted(sessions.items())],
     }

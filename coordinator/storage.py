@@ -21,17 +21,19 @@ from safetensors.numpy import save as save_tensors
 
 from coordinator import database
 from coordinator.config import KEPT_MODELS
-from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, VOID, CloseRound, OpenRound, StoreBlame, Stored
-from coordinator.round_history import Figures, RoundHistory, Rows
+from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID, CloseRound, OpenRound, StoreBlame, Stored
+from coordinator.round_history import COMPLETED_BEFORE, Figures, RoundHistory, Rows
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
 from security.secagg.context import SumVerdict
 from security.secagg.effects import Certified, Persist, SaveState, Vector
+from security.secagg.handover import Handover
 from security.secagg.messages import Result
 from security.secagg.site.result_checks import result_digests
 from security.secagg.state import state_hash
 
+SKIPPED_ROUNDS: Final = 8
 _OF_A_RUN: Final = ("models", "spool", database.FILE)
 
 
@@ -142,6 +144,22 @@ class Storage:
                 db.execute("UPDATE rounds SET closed_ms = ?, outcome = ? WHERE number = ?", (now_ms, outcome, number))
             case StoreBlame():
                 _write_blame(db, effect)
+
+    def recover(self, found: Handover, *, completed: int, now_ms: int) -> None:
+        """Begin the chain with a covered result from elsewhere; rounds before it are counted, not known."""
+        result, context = found.covered.result, found.covered.result.context
+        self._save(result.state_hash, found.state)
+        with self._transaction() as db:
+            start = (context.round, context.state_hash, context.config_hash, context.prev_result)
+            db.execute("DELETE FROM rounds WHERE number <= ?", (context.round,))
+            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", (*start, now_ms, now_ms, PUBLISHED))
+            # Sites take part in no attempt twice: the numbers that the lost coordinator may have used are left out.
+            skipped = (context.round + SKIPPED_ROUNDS, result.state_hash, context.config_hash, found.result_hash)
+            db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?)", (*skipped, now_ms, now_ms, RECOVERED))
+            _write_result(db, result)
+            update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
+            db.execute(update, (found.covered.check.to_bytes(), found.result_hash))
+            db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (COMPLETED_BEFORE, str(completed - 1)))
 
     def save_state(self, state: Vector) -> None:
         self._save(state_hash(state), state)

@@ -106,13 +106,17 @@ def assemble(
     )
 
 
-def read_membership(identity: Identity, clock: Clock) -> tuple[str, Manifest]:
-    """Who we are, and the manifest in force; our own certificates must be good today."""
+def read_membership(identity: Identity, clock: Clock, *, dated: bool = True) -> tuple[str, Manifest]:
+    """Who we are, and the manifest in force.
+
+    :param dated: our own certificates must be good today. Commands that only read local files do not need that.
+    """
     now = clock.now_ms()
     identity.settle_tls(now_ms=now)
     certificate = identity.tls_certificate()
     subject = pki.subject_of(certificate, str(identity.tls_path))
-    pki.check_dates(certificate, now, str(identity.tls_path))
+    if dated:
+        pki.check_dates(certificate, now, str(identity.tls_path))
     manifest = identity.manifest(now_ms=now)
     if manifest is None:
         raise ConfigError(
@@ -131,7 +135,8 @@ def read_membership(identity: Identity, clock: Clock) -> tuple[str, Manifest]:
             where=str(identity.tls_path),
             hint="it may be another site's: `site-agent join` this site's own answer again",
         )
-    check_tls_peer(manifest, identity.root(), certificate, now_ms=now)
+    then = now if dated else min(now, int(certificate.not_valid_after_utc.timestamp() * 1000))
+    check_tls_peer(manifest, identity.root(), certificate, now_ms=then)
     return subject.member, manifest
 
 

@@ -19,7 +19,7 @@ from site_agent.config import SiteConfig
 from site_agent.model_commands import evaluate, export, help_agent, predict, worker
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
-from site_agent.setup_commands import check, init, ledger, log_commands, renew
+from site_agent.setup_commands import check, handover, init, ledger, log_commands, renew
 from site_agent.trainer.process import own_process
 from site_agent.trainer.ranks import RankPlace
 
@@ -124,7 +124,7 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
 
 
 pausing = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")
-for command in (init, renew, check, *pausing, ledger, evaluate, predict, export, worker, *log_commands):
+for command in (init, renew, check, *pausing, handover, ledger, evaluate, predict, export, worker, *log_commands):
     cli.add_command(command)
 
 

@@ -52,7 +52,9 @@ from security.secagg.effects import (
     Vector,
 )
 from security.secagg.layout import Layout
+from security.secagg.messages import Jump, Result
 from security.secagg.site.attempt import PendingUpdate
+from security.secagg.site.result_checks import result_digests
 from security.secagg.statements import Signer
 from site_agent import contribution
 from site_agent.budget import Budget
@@ -111,6 +113,8 @@ class Agent:
     submit: Callable[[Job], None] = lambda _: None
     expected: int = 1
     newest: int = 0
+    _shown: Result | None = None  # the newest result and jump that came, until they are covered or in force
+    _landing: Jump | None = None
 
     @property
     def manifest(self) -> Manifest:
@@ -139,6 +143,10 @@ class Agent:
             yield from self.run(self.session.rejected(error))
             return
         self.expected += 1
+        if isinstance(parcel.message, Result):
+            self._shown = parcel.message
+        elif isinstance(parcel.message, Jump):
+            self._landing = parcel.message
         if parcel.log_head is not None:
             self.witnessing.saw(parcel.log_head)
         if isinstance(parcel.message, WitnessMessage):
@@ -217,6 +225,8 @@ class Agent:
                 )
             case Certified():
                 log.info("result %s is verified", effect.result.hex()[:8])
+                if self._shown is not None and result_digests(self._shown)[2] == effect.result:
+                    self.vault.keep_covered(Jump(result=self._shown, check=effect.check))
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} cannot be carried out")
 
@@ -224,6 +234,8 @@ class Agent:
         """A new model is in force: nothing of its round is sent again, so its update can go."""
         log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
         self.vault.forget(effect.round)
+        if self._landing is not None and result_digests(self._landing.result)[2] == effect.result:
+            self.vault.keep_covered(self._landing)  # a state that came whole is covered already
         self.log.checkpoint()
         self.newest = effect.round
         self.submit(lambda: self._evaluate(effect.round, effect.state))

@@ -92,6 +92,12 @@ _REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = 
         "the state was restored from an old copy: stop, keep it, and enrol this site again",
         False,
     ),
+    CloseReason.OTHER_HISTORY: (
+        RemoteProtocolError,
+        "the coordinator does not know the newest result that this site holds",
+        "its state was lost: send the operator a `site-agent handover FILE`; this site tries again",
+        True,
+    ),
 }
 
 

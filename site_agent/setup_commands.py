@@ -25,6 +25,7 @@ from security.identity.pki import Role, Subject
 from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
+from security.secagg.handover import Handover
 from site_agent.assembly import read_membership
 from site_agent.config import CHECK_NAMES, LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
@@ -37,6 +38,7 @@ from site_agent.privacy import (
     sides_key_file,
     status_line,
 )
+from site_agent.state_dir import Vault
 
 # `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
 
@@ -50,7 +52,7 @@ from site_agent.privacy import (
 def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None, as_json: bool) -> None:
     """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
     config = SiteConfig.read(config_path)
-    _, manifest = read_membership(Identity(folder=config.identity), SystemClock())
+    _, manifest = read_membership(Identity(folder=config.identity), SystemClock(), dated=False)
     plan = PrivatePlan.of(config, manifest)
     if plan is None:
         raise ConfigError("this federation trains without differential privacy", where="manifest [privacy]")
@@ -106,6 +108,38 @@ def open_for_people(config_path: Path) -> AuditLog:
 
 
 log_commands = keeper_commands(open_for_people, with_config)
+
+
+# `handover`: the shared model and what the sites have signed of it, for a replacement of a lost coordinator.
+
+
+@click.command()
+@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
+@with_config
+@json_option
+def handover(config_path: Path, target: Path, as_json: bool) -> None:
+    """Write the newest verified shared model, and the sites' signatures on it, to TARGET; nothing of this site."""
+    config = SiteConfig.read(config_path)
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, SystemClock(), dated=False)
+    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    written = write_handover(vault, manifest, target)
+    if as_json:
+        emit({"file": str(target), "round": written.round, "state_hash": written.covered.result.state_hash.hex()})
+        return
+    say(f"the model after round {written.round} and the signatures on it are in {target}: send it to the operator")
+
+
+def write_handover(vault: Vault, manifest: Manifest, target: Path) -> Handover:
+    covered = vault.read_covered()
+    if covered is None:
+        raise ConfigError("this site has no verified result yet", where=str(vault.covered))
+    layout = manifest.aggregation.layout
+    state = vault.state(layout, covered.result.state_hash)
+    # Which rounds were lost is not known here: the operator can correct the count.
+    found = Handover.of(covered, state, covered.result.context.round)
+    found.write(target, layout)
+    return found
 
 
 # `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.

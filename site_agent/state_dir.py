@@ -15,6 +15,7 @@ metrics.jsonl        local evaluation after each round
 sides/               which patients train: the key of their sides, or the list of them; of all runs
 data.json            how many images of each class are here; for the hospital's own page, never leaves
 evidence/            proof of lies of the coordinator, for the consortium
+covered              the newest covered result and its acknowledgements, for `site-agent handover`
 log/                 the privacy log
 """
 
@@ -44,6 +45,7 @@ from security.rng import Randomness
 from security.secagg import state as states
 from security.secagg.effects import KeepEvidence, Vector
 from security.secagg.layout import Layout
+from security.secagg.messages import Jump
 from security.secagg.site.attempt import PendingUpdate
 from security.secrets import Secret
 from site_agent.state_writer import Draft, WriteAheadLog
@@ -51,7 +53,7 @@ from site_agent.state_writer import Draft, WriteAheadLog
 KEPT_STATES: Final = 3
 STATE_HINT: Final = "[site] state must be a folder for this agent alone; it is created if there is none"
 _MAX_COUNT: Final = 2**53 - 1
-_OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "run")
+_OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "covered", "run")
 
 
 log = logging.getLogger("site-agent")
@@ -96,6 +98,20 @@ class Vault:
     @property
     def metrics(self) -> Path:
         return self.folder / "metrics.jsonl"
+
+    @property
+    def covered(self) -> Path:
+        return self.folder / "covered"
+
+    def keep_covered(self, covered: Jump) -> None:
+        """The newest result that enough sites have acknowledged, in place of the one before."""
+        _write(self.covered, covered.to_bytes())
+
+    def read_covered(self) -> Jump | None:
+        try:
+            return Jump.from_bytes(self.covered.read_bytes())
+        except FileNotFoundError:
+            return None
 
     # Which run this is.
 

@@ -20,7 +20,7 @@ from site_agent.state_writer import read_records
 def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
     clock = clock or SystemClock()
     identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, clock)
+    site, manifest = read_membership(identity, clock, dated=False)
     vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
     journal = Journal.replay(read_records(vault.wal))
     head = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms()))

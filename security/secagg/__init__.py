@@ -21,6 +21,7 @@ and cannot leave. Start reading with `transitions`: it explains both machines.
     layout               where each tensor is in the vector, and its clip (section 7)
     fixed_point          from floats to ring elements and back (section 7)
     state                the next model from a sum, with the same bytes at every site (section 10)
+    handover             a covered result and its model in one file, for a replacement of a lost coordinator
     records              what a party writes to disk before it sends (section 9)
     effects              what a machine asks its shell to do
 """

@@ -85,6 +85,7 @@ class CloseReason(IntEnum):
     NOT_LISTED = 4
     OLD_MANIFEST = 5
     OUT_OF_ORDER = 6
+    OTHER_HISTORY = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,7 @@ class WholeFederation:
 
     def __init__(self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50) -> None:
         self.folder = folder
+        self.hub = "hub"
         self.world = World.make(folder, sites)
         self.clock: ManualClock = self.world.clock  # type: ignore[assignment]
         self.world.write_plan(PLAN.replace("rounds = 5", f"rounds = {rounds}") + TIMING)
@@ -67,7 +68,7 @@ class WholeFederation:
 
     def start_hub(self) -> Shell:
         config = CoordinatorConfig(
-            identity="hub",
+            identity=self.hub,
             state="hub-state",
             listen="127.0.0.1:1",
             initial_model=str(self.model_path),
@@ -126,7 +127,7 @@ class WholeFederation:
     def adopt_at_hub(self) -> None:
         """The operator installs the newest manifest and restarts."""
         self.kill_hub()
-        self.give_manifest("hub")
+        self.give_manifest(self.hub)
         self.start_hub()
 
     # Connections.

@@ -1,0 +1,151 @@
+"""The coordinator's disk is lost in mid-run: it is seen, not built upon, and the run continues from what sites hold."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.database import FILE
+from coordinator.recover import recover
+from lazaret.errors import ConfigError, VerificationFailed
+from security.identity.membership import aggregation_policy
+from security.identity.pki import Role
+from security.secagg.handover import Handover
+from security.secagg.relay import CloseReason
+from site_agent.setup_commands import write_handover
+from tests.support.whole_federation import SITES, WholeFederation
+
+pytestmark = pytest.mark.timeout(240)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Iterator[WholeFederation]:
+    made = WholeFederation(tmp_path, rounds=4)
+    yield made
+    if made.shell is not None:
+        made.kill_hub()
+    for site in list(made.agents):
+        made.kill(site)
+
+
+def after_two_rounds(federation: WholeFederation) -> None:
+    federation.start_all()
+    federation.run_rounds(2)
+    federation.run(lambda: all(agent.vault.covered.exists() for agent in federation.agents.values()))
+    for _ in range(4):
+        federation.step()
+    federation.kill_hub()
+
+
+def write_toml(federation: WholeFederation, identity: str = "hub", state: str = "hub-state") -> Path:
+    path = federation.folder / "coordinator.toml"
+    model = f'initial_model = "{federation.model_path}"'
+    path.write_text(f'identity = "{identity}"\nstate = "{state}"\nlisten = "127.0.0.1:1"\n{model}\n')
+    return path
+
+
+def handed_over(federation: WholeFederation, site: str = "graz") -> Path:
+    target = federation.folder / f"{site}.safetensors"
+    write_handover(federation.agents[site].vault, federation.agents[site].manifest, target)
+    return target
+
+
+@pytest.mark.parametrize("how", ["missing", "emptied", "old"])
+def test_a_database_without_the_published_rounds_is_refused(federation: WholeFederation, how: str) -> None:
+    database = federation.folder / "hub-state" / FILE
+    federation.start_all()
+    federation.run_rounds(1)
+    for extra in ("-wal", "-shm", ""):
+        if (path := database.with_name(FILE + extra)).exists():
+            shutil.copy(path, federation.folder / f"old{extra}")
+    federation.run_rounds(1)
+    federation.kill_hub()
+    for extra in ("-wal", "-shm", ""):
+        database.with_name(FILE + extra).unlink(missing_ok=True)
+        if how == "old" and (federation.folder / f"old{extra}").exists():
+            shutil.copy(federation.folder / f"old{extra}", database.with_name(FILE + extra))
+    if how == "emptied":
+        database.write_bytes(b"")
+    with pytest.raises(ConfigError, match="the privacy log has published round 2"):
+        federation.start_hub()
+
+
+def test_a_lost_database_is_taken_up_from_a_site(federation: WholeFederation) -> None:
+    """Keys and log are there, the database is not: the same coordinator continues, and so does every site."""
+    after_two_rounds(federation)
+    for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+        (federation.folder / "hub-state" / name).unlink(missing_ok=True)
+    found = recover(write_toml(federation), handed_over(federation), clock=federation.clock)
+    assert (found["round"], found["completed"]) == (2, 2)
+    federation.start_hub()
+    federation.run_rounds(2)
+    assert federation.survivors()[-1] == set(SITES) and not federation.left
+    assert federation.engine.completed == 4, "the run ends where it was planned to end"
+
+
+def test_another_coordinator_takes_the_run_up(federation: WholeFederation) -> None:
+    """Everything of the old one is lost: another one is enrolled, under the same run, and nobody acts at a hospital."""
+    after_two_rounds(federation)
+    shutil.rmtree(federation.folder / "hub-state")
+    world = federation.world
+    world.authority.revoke("hub", "its disk is lost", now_ms=world.now)
+    world.enroll("hub-2", Role.COORDINATOR, hosts=("localhost", "127.0.0.1"))
+    federation.manifest = world.publish()
+    federation.hub = "hub-2"
+    federation.give_manifest("hub-2")
+    recover(write_toml(federation, "hub-2"), handed_over(federation), clock=federation.clock)
+    federation.start_hub()
+    federation.run_rounds(2)
+    assert federation.survivors()[-1] == set(SITES) and not federation.left
+    assert {agent.manifest.coordinator.id for agent in federation.agents.values()} == {"hub-2"}
+
+
+def test_an_older_handover_costs_time_and_nobody_forks(federation: WholeFederation) -> None:
+    """A site that has a later result is told why it is turned away, and comes back when the operator has it too."""
+    federation.start_all()
+    federation.run_rounds(1)
+    federation.run(lambda: federation.agents["graz"].vault.covered.exists())
+    old = handed_over(federation)
+    federation.run_rounds(1)
+    for _ in range(4):
+        federation.step()
+    federation.kill_hub()
+    for name in (FILE, f"{FILE}-wal", f"{FILE}-shm"):
+        (federation.folder / "hub-state" / name).unlink(missing_ok=True)
+    shutil.rmtree(federation.folder / "hub-state" / "log")  # or its own log would show that this is too old
+    recover(write_toml(federation), old, clock=federation.clock)
+    federation.start_hub()
+    with pytest.raises(AssertionError, match="did not happen"):
+        federation.run(lambda: federation.published > 1, seconds=10)
+    assert "does not know the newest result" in str(federation.left["graz"])
+
+
+def test_a_handover_is_believed_for_its_signatures_only(federation: WholeFederation, tmp_path: Path) -> None:
+    after_two_rounds(federation)
+    policy = aggregation_policy(federation.manifest, now_ms=federation.clock.now_ms())
+    good = Handover.read(handed_over(federation), policy)
+    changed = good.state.copy()
+    changed[0] += 1
+    forged = {
+        "other tensors": Handover.of(good.covered, changed, 2),
+        "no rounds": Handover.of(good.covered, good.state, 0),
+    }
+    acks = good.covered.check.acks[:1]
+    few = type(good.covered)(result=good.covered.result, check=type(good.covered.check)(acks=acks))
+    forged["too few signatures"] = Handover.of(few, good.state, 2)
+    for name, one in forged.items():
+        path = tmp_path / f"{name}.safetensors"
+        one.write(path, policy.layout)
+        with pytest.raises(VerificationFailed):
+            Handover.read(path, policy)
+
+
+def test_every_reason_to_close_a_stream_has_words_at_the_site() -> None:
+    from security.secagg.relay import Goodbye
+    from site_agent.session import parting
+
+    for reason in CloseReason:
+        assert parting(Goodbye(code=reason)).error.hint
