@@ -1,8 +1,9 @@
 """The agent of one hospital: it trains on local images and takes part in secure aggregation (docs/site-agent.md).
 
-Nothing imports this package but its own commands, the benchmarks and the scripts. Keys and network are here, torch is
-not: only `trainer` and the trial of `checks` import it. Only `outbox` makes bytes that leave, only `client` opens the
-stream to the coordinator, and nothing leaves that is not in the privacy log first.
+Nothing imports this package but its own commands, the benchmarks and the scripts. Two processes: the agent has keys and
+network and sees no image; the trainer (`trainer`) sees images and has neither. What crosses between them is in
+`trainer.channel`. Only `outbox` makes bytes that leave, only `client` opens the stream to the coordinator, and nothing
+leaves that is not in the privacy log first.
 
     cli              the command `site-agent`
     options          options that several of its commands have
@@ -18,6 +19,7 @@ stream to the coordinator, and nothing leaves that is not in the privacy log fir
     outbox           the egress filter: type, length, randomness, log, and then the bytes
     log_events       what a site writes into its privacy log
     witness          a site as a witness of other logs
+    supervisor       the trainer's process: started, watched, checked in all it says
     contribution     from a local round to the vector that is masked
     ready_slots      the public times at which READY may be sent
     privacy          what a private federation costs this site
@@ -29,5 +31,5 @@ stream to the coordinator, and nothing leaves that is not in the privacy log fir
     __main__         `python -m site_agent`
     checks           `site-agent check`
     page             the hospital's own page
-    trainer          torch and images
+    trainer          the process with torch and images
 """

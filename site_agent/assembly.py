@@ -18,7 +18,7 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
-from security.log.events import AgentStart, DataOpened, Egress
+from security.log.events import AgentStart, Egress
 from security.log.note import checkpoint_of
 from security.log.reader import LogReader
 from security.log.witness import Witness
@@ -29,6 +29,7 @@ from security.secagg.site.attempt import AdvertisedLog, SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secrets import Secret
+from site_agent import log_events
 from site_agent.budget import Budget, open_budget
 from site_agent.config import SiteConfig
 from site_agent.outbox import Outbox
@@ -40,7 +41,7 @@ from site_agent.state_writer import WriteAheadLog
 from site_agent.witness import Witnessing
 
 LearnerFactory = Callable[
-    [SiteConfig, Manifest, InitialModel, Vault, Identity, str, Budget | None], tuple[Learner, str | None]
+    [SiteConfig, Manifest, InitialModel, Vault, Identity, str, Budget | None, AuditLog], tuple[Learner, str | None]
 ]
 
 
@@ -69,12 +70,9 @@ def assemble(
     log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
     log.append(_started(config))
     budget = open_budget(config, manifest, log, vault.log, key=identity.data_key(), clock=clock)
-    learner, fingerprint = make_learner(config, manifest, initial, vault, identity, site, budget)
+    learner, fingerprint = make_learner(config, manifest, initial, vault, identity, site, budget, log)
     if fingerprint is not None:
-        opened = DataOpened(
-            fingerprint=fingerprint, purpose=config.data.purpose, legal_basis=config.data.legal_basis or "not stated"
-        )
-        log.append(opened, run=manifest.run)
+        log.append(log_events.data_opened(config.data, fingerprint), run=manifest.run)
     log.checkpoint()
     machine = _machine(identity, seat, vault, wal, start, log, clock, rng, config.site.threads or 1, budget)
     session = Session(

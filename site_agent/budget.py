@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from lazaret.errors import LedgerError
+from lazaret.errors import LedgerError, PolicyViolation
 from security import labels
 from security.clock import Clock
 from security.crypto import encoding
@@ -68,6 +68,16 @@ class Budget:
         reservation = self._ledger.reserve(run=run, round_number=round_number, events=events, noise=noise)
         self.note_reserved(self.state.bookings[-1])
         return reservation
+
+    def reserve_planned(self, round_number: int, events: Sequence[MechanismEvent]) -> Reservation:
+        """Pay for a round that a trainer in another process asks for. Its noise is drawn there, under the same number.
+
+        :raises PolicyViolation: if it asks for anything but what the plan says of a site's round.
+        """
+        planned = (self.plan.schedule.round_events(round_number, first=first) for first in (False, True))
+        if not any(tuple(events) == tuple(known) for known in planned):
+            raise PolicyViolation("a round asks for other releases than the plan has", where="privacy ledger")
+        return self.reserve(run=self.plan.run, round_number=round_number, events=events, noise=NoiseSource())
 
     def commit(self, reservation: Reservation) -> None:
         """The round was trained. Changes no cost, but no vector may leave without it."""

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import click
 
 from lazaret.control import pause_commands
-from lazaret.terminal import emit, log_option, log_to_stderr, run_command, say, show_progress
+from lazaret.terminal import emit, log_option, log_to_stderr, run_command, say
 from security.clock import SystemClock
 from security.identity import enrolment
 from security.identity.enrolment import Identity
@@ -22,6 +25,8 @@ from site_agent.privacy import status_line
 from site_agent.setup_commands import check, handover, init, ledger, log_commands, renew
 from site_agent.trainer.process import own_process
 from site_agent.trainer.ranks import RankPlace
+
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -48,7 +53,7 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     from site_agent.client import serve
     from site_agent.metrics import open_metrics
     from site_agent.run import Agent
-    from site_agent.trainer.training import make_trainer
+    from site_agent.supervisor import start_trainer
 
     config = SiteConfig.read(config_path)
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
@@ -56,22 +61,47 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     if place is not None and place.rank > 0:
         help_agent(config, place)
         return
-    show_progress()
-    agent = assemble(
-        config,
-        clock=SystemClock(),
-        rng=SystemRandomness(),
-        make_learner=make_trainer,
-        agent_type=agent_type or Agent,
-    )
-    with open_metrics(config, agent):
-        asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+    with ending_well():
+        agent = assemble(
+            config,
+            clock=SystemClock(),
+            rng=SystemRandomness(),
+            make_learner=partial(start_trainer, log_format=log_format),
+            agent_type=agent_type or Agent,
+        )
+        with open_metrics(config, agent):
+            asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+
+
+@contextmanager
+def ending_well() -> Iterator[None]:
+    """A signal in here ends the process with 0: at once before `stop_on_signals`, and in good order after it.
+
+    What is on disk is complete at every moment. Afterwards signals wait for ever: the process is ending already.
+    """
+
+    def leave(number: int, frame: object) -> NoReturn:
+        del number, frame
+        raise SystemExit(0)
+
+    for number in ENDING:
+        signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
 def stop_on_signals(stopped: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+
+    def stop(number: int, frame: object) -> None:
+        del number, frame
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(stopped.set)
+
+    for number in ENDING:
+        signal.signal(number, stop)
 
 
 @cli.command()

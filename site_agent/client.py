@@ -22,7 +22,6 @@ from urllib.parse import urlsplit
 from lazaret.tcp_info import Meter, tcp_flows
 from protos import tls  # before grpc: it switches TLS 1.2 off
 from site_agent.config import CoordinatorTable
-from site_agent.trainer.ranks import RankPlace
 
 import grpc  # isort: skip
 from lazaret.errors import CertificateError, ToolkitError, coarse
@@ -38,14 +37,10 @@ from site_agent.run import Agent, Finish, Job, Left
 HTTP_PORT: Final = 80  # of a proxy that is given without one
 
 
-def meter_for(table: CoordinatorTable, place: RankPlace | None) -> Meter:
-    """Counts what leaves this machine, and what goes to the coordinator wherever that is.
-
-    :param place: among several processes that train as one. On several machines their own traffic, gigabytes of
-        gradients, would hide whatever the count is there to show: then nothing is counted, and the log says nothing.
+def meter_for(table: CoordinatorTable) -> Meter:
+    """Counts what leaves this process, and what goes to the coordinator wherever that is. Processes that train together
+    have their own connections, which this one has not.
     """
-    if place is not None and not place.loopback:
-        return Meter(lambda: None)
     dialled = urlsplit(table.proxy or f"//{table.address}")
     return Meter(partial(tcp_flows, {dialled.port or HTTP_PORT}))
 
@@ -66,7 +61,7 @@ class Client:
     def __init__(self, agent: Agent, table: CoordinatorTable) -> None:
         self.agent = agent
         self.table = table
-        self.traffic = SecondLedger(agent.log, meter_for(table, RankPlace.read()))
+        self.traffic = SecondLedger(agent.log, meter_for(table))
         self.stopped = asyncio.Event()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None
@@ -134,7 +129,7 @@ class Client:
 
         :raises ToolkitError: when there is no use in trying again.
         """
-        # A daemon: an agent that is stopped does not wait for an hour of training.
+        # A daemon: an agent that is stopped does not wait for an answer of the trainer.
         Thread(target=self._work, name="training", daemon=True).start()
         tasks = [asyncio.create_task(self._handle()), asyncio.create_task(self._clock())]
         stopped = asyncio.create_task(self.stopped.wait())
@@ -281,6 +276,7 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
         reason = coarse(error)
         raise
     finally:
+        agent.learner.close()  # first: it may still write to the log
         agent.log.close(partial(_end, client.traffic, reason))
         agent.wal.close()
 

@@ -17,7 +17,6 @@ Weights = Literal["samples", "bucketed", "uniform"]
 class LocalResult:
     """What a local round gives. Only `update`, the weight and, where permitted, two sums go into the vector.
 
-    :param memory: everything personal that the next round needs, as safetensors; it stays on this machine.
     :param artefacts: what else was made and stays: kind and number of values, for the privacy log.
     """
 
@@ -27,7 +26,6 @@ class LocalResult:
     hits: int
     steps: int
     wall_ms: int
-    memory: bytes = field(repr=False)
     artefacts: tuple[tuple[str, int, bytes], ...] = field(default=(), repr=False)
 
 

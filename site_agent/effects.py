@@ -22,13 +22,12 @@ class Train:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepUpdate:
-    """Put a round's work on disk: the personal memory first, then the sealed update, which says that both are there.
+    """Count a round and put its sealed update on disk. The trainer has written the personal memory before.
 
     :param update: None if the chain has moved on meanwhile. What was learnt stays, and no update of the round is kept.
     """
 
     round: int
-    memory: bytes = field(repr=False)
     update: PendingUpdate | None = None
 
 

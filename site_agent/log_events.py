@@ -11,6 +11,7 @@ from security.log import events as ev
 from security.secagg import relay
 from security.secagg.effects import Log
 from security.secagg.relay import SignedHead
+from site_agent.config import DataTable
 from site_agent.contribution import LocalResult
 
 
@@ -44,3 +45,9 @@ def train_done(manifest: Manifest, number: int, result: LocalResult) -> Log:
         method=manifest.training.method, steps=result.steps, wall_ms=result.wall_ms, artefacts=artefacts
     )
     return Log(event, number)
+
+
+def data_opened(table: DataTable, fingerprint: str) -> ev.DataOpened:
+    return ev.DataOpened(
+        fingerprint=fingerprint, purpose=table.purpose, legal_basis=table.legal_basis or "not stated"
+    )

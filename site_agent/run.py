@@ -74,11 +74,13 @@ Finish = Callable[[], Effects]
 
 
 class Learner(Protocol):
-    """What trains. The real one is in `trainer`; a benchmark brings one that only makes numbers."""
+    """What trains. The real one is a process of its own (`supervisor`); a benchmark's only makes numbers."""
 
     def train(self, round_number: int, state: Vector) -> LocalResult: ...
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]: ...
+
+    def close(self) -> None: ...
 
 
 class Left(Exception):
@@ -209,7 +211,7 @@ class Agent:
             case Log():
                 self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round)
             case KeepUpdate():
-                self.vault.remember(effect.round, effect.memory)
+                self.vault.count_round()
                 if effect.update is not None:
                     self.vault.seal(self.seat.layout, effect.update)
                 else:

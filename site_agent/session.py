@@ -389,10 +389,10 @@ class Session:
             bound = self.machine.load_update(update)
         except ToolkitError as error:
             # The chain has moved on meanwhile; what was learnt stays in the memory, the update is of no use.
-            return KeepUpdate(round=update.round, memory=result.memory), done, Complain(error)
+            return KeepUpdate(round=update.round), done, Complain(error)
         self._pending = update
         self._answer = (self._ready(update.round), self._next_slot(update.round))
-        return KeepUpdate(round=update.round, memory=result.memory, update=update), done, *bound
+        return KeepUpdate(round=update.round, update=update), done, *bound
 
     def failed(self, round_number: int, error: ToolkitError) -> Effects:
         """The local work of a round came to nothing. The reason stays here, and when it was known too."""

@@ -6,11 +6,10 @@ runs/<run>/          the same files of runs that are over
 rounds               how many rounds this site has trained
 connections          how often this site has connected
 pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key
-memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
+memory/              personal head, prototypes and optimiser; the trainer's (site_agent/trainer/personal_state.py)
 states/<hash>.safetensors    global models, by the hash that the chain of results names
 states/draft         the model that follows from a sum that is still coming in
-models/best.safetensors      the best personal model by local validation
-models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
+models/              the best personal model and what belongs to it; the trainer's too
 metrics.jsonl        local evaluation after each round
 sides/               which patients train: the key of their sides, or the list of them; of all runs
 data.json            how many images of each class are here; for the hospital's own page, never leaves
@@ -146,7 +145,7 @@ class Vault:
 
         For the agent that holds this directory alone: another process would take away a file that is being written.
         """
-        for folder in (self.folder, self.pending, self.memory, self.states, self.models):
+        for folder in (self.folder, self.pending, self.states):
             for leftover in folder.glob(".*.new"):
                 leftover.unlink()
 
@@ -200,22 +199,15 @@ class Vault:
         return PendingUpdate(round=number, state_hash=state_hash, config_hash=config_hash, words=values)
 
     def forget(self, round_number: int) -> None:
-        """Erase sealed updates up to a round, and memories that no round can go back to."""
+        """Erase sealed updates up to a round."""
         for path in self.pending.iterdir():
             if path.name.isdigit() and int(path.name) <= round_number:
                 path.unlink()
-        for number in self._memories()[:-2]:
-            (self.memory / f"{number}.safetensors").unlink()
 
-    # Personal memory.
+    # Rounds.
 
-    def _memories(self) -> list[int]:
-        found = (re.fullmatch(r"([0-9]+)\.safetensors", path.name) for path in self.memory.iterdir())
-        return sorted(int(match[1]) for match in found if match)
-
-    def remember(self, round_number: int, content: bytes) -> None:
-        """Keep what the next round needs, and count the round."""
-        _write(self.memory / f"{round_number}.safetensors", content)
+    def count_round(self) -> None:
+        """One more was trained; what was learnt in it is in the trainer's own files."""
         _write(self.folder / "rounds", f"{self.rounds_done + 1}\n".encode())
 
     @property
@@ -223,13 +215,6 @@ class Vault:
         """How many rounds this site has trained, for the hospital's own limit."""
         hint = "write into it how many rounds this site has trained; the privacy log has a train.done for each"
         return _read_count(self.folder / "rounds", "the counter of rounds", hint)
-
-    def memory_before(self, round_number: int) -> tuple[int, bytes] | None:
-        """The newest memory of an earlier round; 0 stands for the initial model."""
-        earlier = [number for number in self._memories() if number < round_number]
-        if not earlier:
-            return None
-        return earlier[-1], files.read_private(self.memory / f"{earlier[-1]}.safetensors")
 
     # Global models.
 
@@ -307,6 +292,11 @@ class Vault:
         """What the data hold, for the hospital's own page."""
         _write(self.folder / "data.json", json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
+    @property
+    def best_score(self) -> float | None:
+        """Balanced accuracy of the best model so far, by local validation."""
+        return max((row["validation"]["bacc"] for row in self.read_metrics() if row.get("best")), default=None)
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """One row for each evaluation. An incomplete write costs its own row and not the start of the agent."""
         if not self.metrics.exists():
@@ -316,9 +306,6 @@ class Vault:
         if len(rows) < len(lines):
             log.warning("%s: %d incomplete lines are left out", self.metrics, len(lines) - len(rows))
         return rows
-
-    def keep_model(self, name: str, content: bytes) -> None:
-        _write(self.models / f"{name}.safetensors", content)
 
 
 def run_of(folder: Path) -> str | None:

@@ -87,12 +87,14 @@ class NumberLearner:
             hits=1,
             steps=1,
             wall_ms=1,
-            memory=b"nothing personal",
         )
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
         del state
         return {"round": round_number}
+
+    def close(self) -> None:
+        pass
 
 
 def make_number_learner(
@@ -103,7 +105,8 @@ def make_number_learner(
     identity: Identity,
     site: str,
     budget: object = None,
+    log: object = None,
 ) -> tuple[Learner, str | None]:
     """In the place of the one that opens images and imports torch."""
-    del manifest, initial, vault, identity, budget
+    del manifest, initial, vault, identity, budget, log
     return NumberLearner(site, config.state.parent / "work"), None

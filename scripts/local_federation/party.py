@@ -23,7 +23,7 @@ from scripts.local_federation.sums import kept_folder
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from site_agent.assembly import assemble
-from site_agent.cli import stop_on_signals
+from site_agent.cli import ending_well, stop_on_signals
 from site_agent.client import serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect, KeepUpdate
@@ -70,13 +70,13 @@ def site(path: Path, numbers: bool) -> None:
     if numbers:
         learner = make_number_learner
     else:
-        from site_agent.trainer.training import make_trainer as learner
+        from site_agent.supervisor import start_trainer as learner
     config = SiteConfig.read(path)
-    agent = assemble(
-        config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
-    )
-
-    asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+    with ending_well():
+        agent = assemble(
+            config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
+        )
+        asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
 
 
 if __name__ == "__main__":

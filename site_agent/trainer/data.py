@@ -15,6 +15,7 @@ from npr.data.sources import open_dataset
 from security.identity.manifest import Manifest
 from site_agent.config import DataTable, SiteConfig
 from site_agent.privacy import read_sides_key
+from site_agent.trainer.channel import DataReady
 
 DEFAULT_IMAGE_SIZE = 224
 
@@ -115,11 +116,14 @@ def ours(dataset: FederatedDataset, table: DataTable, site: str) -> SiteData:
     raise ConfigError(f"the source has no site {name!r}", where="[data] site", hint=f"it has {known}")
 
 
-def balance(dataset: FederatedDataset, data: SiteData) -> dict[str, list[str] | list[int]]:
-    """How many images of each class each side holds, for this hospital only."""
+def summary(dataset: FederatedDataset, data: SiteData, version: str) -> DataReady:
+    """How many images of each class each side holds, for this hospital only.
+
+    :param version: the fingerprint.
+    """
     sides = {"train": data.train, "validation": data.validation, "test": data.test}
-    counts = {side: samples.class_counts().tolist() for side, samples in sides.items() if samples is not None}
-    return {"names": list(dataset.class_names), **counts}
+    counts = {side: tuple(samples.class_counts().tolist()) for side, samples in sides.items() if samples is not None}
+    return DataReady(fingerprint=version, class_names=tuple(dataset.class_names), counts=counts)  # type: ignore[arg-type]
 
 
 def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:

@@ -54,6 +54,7 @@ class Isolation:
 
     :ivar attempts: what was tried and what came of it: `opened`, or the system's reason why not.
     :ivar missing: the walls that are not in force, with the reason.
+    :ivar exception: why a network was left open on purpose; empty if it was not.
     """
 
     network_namespace: bool = False
@@ -61,6 +62,7 @@ class Isolation:
     landlock: bool = False
     attempts: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    exception: str = ""
 
     @property
     def in_force(self) -> tuple[str, ...]:
@@ -86,6 +88,9 @@ class Isolation:
     def sentence(self) -> str:
         if not self.attempts:
             return f"the process that saw images was not isolated: {self.lacking}"
+        if self.exception:
+            keys = "read the private keys" if self.keys_read else "not read the private keys"
+            return f"the process that saw images was given a network, for {self.exception}; it could {keys}"
         lacking = f" (not in force: {self.lacking})" if self.missing else ""
         if self.connected:
             return f"the process that saw images was able to open a connection: {', '.join(self.connected)}{lacking}"
@@ -109,6 +114,7 @@ class Isolation:
             "keys_readable": self.keys_read,
             "attempts": dict(self.attempts),
             "missing": dict(self.missing),
+            "exception": self.exception,
             "sentence": self.sentence,
         }
 
@@ -119,6 +125,8 @@ def enter(
     read: Sequence[Path] = (),
     write: Sequence[Path] = (),
     deny: Sequence[Path] = (),
+    keep: Sequence[int] = (),
+    exception: str = "",
     mechanisms: Sequence[str] = MECHANISMS,
 ) -> Isolation:
     """Isolate this process and all it starts, for good. It must have one thread and have opened no image.
@@ -127,21 +135,26 @@ def enter(
         folder is an exception that is meant.
     :param write: existing folders to write to.
     :param deny: folders that stay closed, also where they lie inside of what may be read.
+    :param keep: sockets that stay open: the channel to the agent.
+    :param exception: why this process needs a network; then only files are closed.
     :param mechanisms: the walls to put up; all of them but in tests.
     :raises ConfigError: if isolation is required and a connection is still possible.
     """
-    close_sockets()
+    close_sockets(keep)
     denied = _denied_files(read, deny)  # listed now: afterwards the folders are closed
     missing: dict[str, str] = {}
     walls: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
         NAMESPACE: (kernel.enter_network_namespace, _no_route),
-        LANDLOCK: (lambda: kernel.enter_landlock(_rules(read, write, deny)), _root_is_closed),
+        LANDLOCK: (
+            lambda: kernel.enter_landlock(_rules(read, write, deny), network=bool(exception)),
+            _root_is_closed,
+        ),
         # Last, because with it the first could not be tried: there is no socket to try it with.
         SECCOMP: (kernel.enter_seccomp, _no_sockets),
     }
     for name, (put_up, holds) in walls.items():
-        if name not in mechanisms:
-            missing[name] = "not asked for"
+        if name not in mechanisms or (exception and name != LANDLOCK):
+            missing[name] = exception or "not asked for"
             continue
         try:
             put_up()
@@ -156,19 +169,26 @@ def enter(
         landlock=LANDLOCK not in missing,
         attempts=probe(denied=denied),
         missing={name: missing[name] for name in MECHANISMS if name in missing},
+        exception=exception,
     )
     require(mode, found)
     return found
 
 
 def require(mode: IsolationMode, found: Isolation) -> None:
-    """:raises ConfigError: if isolation is required and a connection is still possible."""
-    if mode == "required" and found.connected:
+    """:raises ConfigError: if isolation is required and a connection is still possible.
+
+    Where a network is needed for training itself, the files have to be closed instead.
+    """
+    if mode == "required" and found.exception and (found.keys_read or not found.landlock):
+        told = f"isolation is required, and the process that is to see images can read any file: {found.lacking}"
+        raise ConfigError(told, where=WHERE, hint=HINT)
+    if mode == "required" and found.connected and not found.exception:
         told = f"isolation is required, and the process that is to see images can open a connection: {found.lacking}"
         raise ConfigError(told, where=WHERE, hint=HINT)
 
 
-def close_sockets() -> None:
+def close_sockets(keep: Sequence[int] = ()) -> None:
     """A socket that this process was started with would stay connected whatever is put up later.
 
     Standard streams stay: whoever started the command has connected them to itself.
@@ -176,7 +196,7 @@ def close_sockets() -> None:
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         number = int(name)
         try:
-            if number > 2 and stat.S_ISSOCK(os.fstat(number).st_mode):
+            if number > 2 and number not in keep and stat.S_ISSOCK(os.fstat(number).st_mode):
                 os.close(number)
         except OSError:
             continue  # the descriptor of the listing itself

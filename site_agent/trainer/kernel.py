@@ -293,27 +293,31 @@ def landlock_version() -> int:
     return _call(system_calls().landlock[0], None, 0, _CREATE_RULESET_VERSION)
 
 
-def _handled(version: int) -> bytes:
-    """The rights that are refused unless a rule gives them, as much as this version knows (landlock(7))."""
+def _handled(version: int, *, network: bool = False) -> bytes:
+    """The rights that are refused unless a rule gives them, as much as this version knows (landlock(7)).
+
+    :param network: TCP stays permitted.
+    """
     files = (1 << 13) - 1
     for since, right in ((2, 1 << 13), (3, _TRUNCATE), (5, _IOCTL_DEV)):
         files |= right if version >= since else 0
     words = [files]
     if version >= 4:
-        words.append(_BIND_AND_CONNECT_TCP)
+        words.append(0 if network else _BIND_AND_CONNECT_TCP)
     if version >= 6:
         words.append(_ABSTRACT_SOCKETS_AND_SIGNALS)
     return struct.pack(f"<{len(words)}Q", *words)
 
 
-def enter_landlock(rules: Iterable[tuple[Path, int]]) -> None:
+def enter_landlock(rules: Iterable[tuple[Path, int]], *, network: bool = False) -> None:
     """From now on files are what `rules` say. TCP is refused from version 4 on, abstract sockets and signals from 6.
 
     :param rules: an existing file or folder each, and the rights to it and to all that lies in it.
+    :param network: TCP stays permitted.
     """
     create, add, restrict = system_calls().landlock
     _require_one_thread()
-    handled = _handled(landlock_version())
+    handled = _handled(landlock_version(), network=network)
     known = struct.unpack_from("<Q", handled)[0]
     ruleset = _call(create, handled, len(handled), 0)
     try:

@@ -42,6 +42,7 @@ from site_agent.config import SiteConfig
 from site_agent.state_dir import Vault
 from site_agent.state_writer import read_records
 from site_agent.trainer.data import fingerprint, open_data, side_rule
+from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.process import clock_of
 from site_agent.trainer.training import Trainer, recipe_of
 
@@ -85,6 +86,10 @@ class ModelPlace:
             clock=clock,
         )
 
+    @property
+    def personal(self) -> PersonalState:
+        return PersonalState(self.config.state)
+
     @cached_property
     def recipe(self) -> Recipe:
         return recipe_of(self.manifest)
@@ -125,7 +130,7 @@ class ModelPlace:
             rule=rule,
         )
         trainer = Trainer(
-            self.manifest, self.initial, data, self.vault, data_key=key, threads=self.config.site.threads
+            self.manifest, self.initial, data, self.personal, data_key=key, threads=self.config.site.threads
         )
         return trainer, dataset.class_names, fingerprint(dataset, data, key)
 
@@ -146,7 +151,7 @@ def load(place: ModelPlace, which: Which) -> Trained:
 
 
 def _best(place: ModelPlace) -> Trained:
-    path = place.vault.models / "best.safetensors"
+    path = place.personal.models / "best.safetensors"
     if not path.exists():
         raise ConfigError(
             "no round has been evaluated yet", where=str(path), hint="let a round pass, or use --model newest"
@@ -208,7 +213,7 @@ class Companion:
     @classmethod
     def read(cls, place: ModelPlace, trained: Trained) -> Companion | None:
         """The one on disk, if it belongs to this network."""
-        path = place.vault.models / f"{companion_name(trained.which)}.safetensors"
+        path = place.personal.models / f"{companion_name(trained.which)}.safetensors"
         if not path.exists():
             return None
         content = files.read_private(path)
@@ -299,7 +304,7 @@ class Predictor:
         if companion is None:
             companion = Companion.make(place, trained)
             if not place.head_alone:
-                place.vault.keep_model(companion_name(which), companion.to_bytes())
+                place.personal.keep_model(companion_name(which), companion.to_bytes())
         return cls(
             place=place, trained=trained, companion=companion, deployed=deploy(place, trained, companion)
         )

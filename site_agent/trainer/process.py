@@ -11,8 +11,6 @@ is often the one with the keys.
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
 import os
 import shutil
 import signal
@@ -29,6 +27,7 @@ from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
 from site_agent.config import SiteConfig
 from site_agent.trainer import isolation, kernel
+from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 
 # The only secrets that the work opens. They guard this site's own disk and log; neither proves who the site is.
@@ -97,64 +96,10 @@ def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
     return [path for path in found if path.exists()]
 
 
-def data_path(source: str) -> Path | None:
-    """Where a data source lies; None for one that has no files."""
-    kind, _, rest = source.partition("?")[0].partition(":")
-    if kind == "ham10000":
-        root = os.environ.get("LAZARET_DATA")
-        return Path(root) / "ham10000_fed" if root else None
-    return Path(rest) if rest and kind != "generated" else None
-
-
-def image_folders(path: Path) -> set[Path]:
-    """Where the files behind a name really lie: tables list files elsewhere, and folders hold links."""
-    waiting = [path, *(_listed_folders(path) if path.suffix.lower() == ".csv" else ())]
-    found: set[Path] = set()
-    while waiting:
-        place = waiting.pop().resolve()
-        if place not in found and place.exists():
-            found.add(place)
-            waiting += _linked_folders(place) if place.is_dir() else ()
-    return found
-
-
-def _listed_folders(table: Path) -> set[Path]:
-    """Of the column `image`. What is wrong with a table is said by those who read it in earnest."""
-    listed: set[str] = set()
-    with contextlib.suppress(OSError, csv.Error):
-        text = table.read_text(encoding="utf-8-sig", errors="replace")
-        for row in csv.DictReader(io.StringIO(text, newline="")):
-            listed.add(os.path.dirname((row.get("image") or "").strip()))
-    return {table.parent / name for name in listed}
-
-
-def _linked_folders(folder: Path) -> Iterator[Path]:
-    """The folders that links in a tree point into. The listing itself tells which entries are links."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.is_symlink():
-                target = Path(entry.path).resolve()
-                yield target if target.is_dir() else target.parent
-            elif entry.is_dir(follow_symlinks=False):
-                yield from _linked_folders(Path(entry.path))
-
-
-def cache_folder() -> Path:
-    """Where decoded images go that are too many for memory (npr/data/store.py, which is not loaded here yet)."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    chosen = os.environ.get("LAZARET_CACHE")
-    return Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "lazaret"
-
-
 def _writable(config: SiteConfig) -> list[Path]:
     """Made now where they are missing: the child may write in them, not beside them."""
-    found = [config.state / name for name in ("models", "pending", "memory", "states")]
-    made = [*found, *([cache_folder()] if data_path(config.data.source) is not None else ())]
-    for folder in made:
-        # One that cannot be made is named by the work itself, with what to do about it.
-        with contextlib.suppress(OSError):
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return [config.state / "models", *made[len(found) :]]
+    made(*(config.state / name for name in ("pending", "memory", "states")))
+    return made(config.state / "models", *([cache_folder()] if data_path(config.data.source) is not None else ()))
 
 
 def _settle(config: SiteConfig) -> None:

@@ -6,13 +6,17 @@ import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from lazaret.errors import ConfigError
+
+# Why processes that train together have a network: the one exception from isolation, and its name in the log.
+RANKS: Final = "training in several processes"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
-    """Rank 0 is the agent, all others are workers.
+    """Rank 0 is the agent's trainer, all others are workers.
 
     :ivar torchrun: the meeting point at host:port is torchrun's own; else the first process opens it.
     """

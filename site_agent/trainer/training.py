@@ -1,7 +1,7 @@
 """Local rounds with torch: the same method, site and seeds as in the laboratory, on the newest accepted state.
 
 `Trainer` trains, `make_trainer` builds it from the configuration, `PrivateTrainer` is its form under differential
-privacy. The module imports torch, so it is imported late; the shell runs it in a thread of its own.
+privacy. They run in the trainer's process (`__main__`), which has no network and no keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from lazaret.errors import BudgetExhausted, ConfigError
 from npr.data.dataset import SiteData
-from npr.dp.private_site import PrivateTraining
+from npr.dp.private_site import Bookings, PrivateTraining
 from npr.methods import registry
 from npr.methods.base import Kind, Method
 from npr.methods.site import Site
@@ -40,15 +40,15 @@ from npr.wire_layout import (
     groups_to_load,
     spec_of,
 )
-from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
 from security.secagg.effects import Vector
-from site_agent.budget import Budget
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
-from site_agent.state_dir import Vault
-from site_agent.trainer.data import balance, fingerprint, open_data, side_rule
+from site_agent.privacy import PrivatePlan
+from site_agent.trainer.channel import DataReady
+from site_agent.trainer.data import fingerprint, open_data, side_rule, summary
+from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.workers import Crew
 
 # Of these the log names none: they are many, and local only where a site's statistics are.
@@ -67,6 +67,7 @@ def recipe_of(manifest: Manifest) -> Recipe:
 class Trainer:
     """One hospital's learning. `train` and `evaluate` are called from one thread, one after the other.
 
+    :param best: balanced accuracy of the best model so far, by local validation.
     :param work: how a round is worked on: by this process, or with others (`crew`).
     """
 
@@ -75,9 +76,10 @@ class Trainer:
         manifest: Manifest,
         initial: InitialModel,
         data: SiteData,
-        vault: Vault,
+        state: PersonalState,
         *,
         data_key: bytes,
+        best: float | None = None,
         threads: int | None = None,
         work: LocalRound = Method.local_round,
     ) -> None:
@@ -104,10 +106,10 @@ class Trainer:
         self._rounds = manifest.training.rounds
         self.data = data
         self._work = work
-        self._vault = vault
+        self._state = state
         self._data_key = data_key
         self._round: int | None = None
-        self._best = max((row["validation"]["bacc"] for row in vault.read_metrics() if row.get("best")), default=-1.0)
+        self._best = -1.0 if best is None else best
 
     @property
     def samples(self) -> int:
@@ -117,20 +119,25 @@ class Trainer:
         """Stand where the newest round before this one ended; returns that round's number, 0 for the initial model."""
         if self._round is not None and self._round < round_number:
             return self._round
-        found = self._vault.memory_before(round_number)
+        found = self._state.memory_before(round_number)
         if found is None:
             if self._round is not None:
-                raise ConfigError("the personal state of earlier rounds is missing", where=str(self._vault.memory))
+                raise ConfigError("the personal state of earlier rounds is missing", where=str(self._state.memory))
             return 0
         self.site.remember(load_tensors(found[1]))
         return found[0]
 
     def train(self, round_number: int, state: Vector) -> LocalResult:
-        """One local round on the chain's state; bit for bit what the lab computes from the same numbers."""
+        """One local round on the chain's state; bit for bit what the lab computes from the same numbers.
+
+        The personal memory is on disk when this returns. A site that is bound to an update by its journal has it then;
+        memory of a round that came to nothing is written over when the round is trained again.
+        """
         started = time.monotonic_ns()
         last = self._recall(round_number)
         self.wire.load(self.site.model, state, groups_to_load(self.method, last, round_number))
         report = self._local_round(round_number)
+        self._state.remember(round_number, save_tensors(_stored(self.site.memory())))
         self._round = round_number
         epochs = max(1, self.site.config.local_epochs)
         return LocalResult(
@@ -140,7 +147,6 @@ class Trainer:
             hits=report.hits // epochs,
             steps=report.steps,
             wall_ms=(time.monotonic_ns() - started) // 1_000_000,
-            memory=save_tensors(_stored(self.site.memory())),
             artefacts=self._artefacts(round_number),
         )
 
@@ -170,7 +176,7 @@ class Trainer:
         if chosen is not None and chosen["bacc"] is not None and chosen["bacc"] > self._best:
             self._best, figures["best"] = chosen["bacc"], True
             figures.setdefault("validation", chosen)
-            self._vault.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
+            self._state.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
         return figures
 
     def model_after(self, round_number: int, state: Vector) -> SplitModel:
@@ -219,48 +225,50 @@ def make_trainer(
     config: SiteConfig,
     manifest: Manifest,
     initial: InitialModel,
-    vault: Vault,
-    identity: Identity,
+    state: PersonalState,
+    *,
     site: str,
-    budget: Budget | None = None,
-) -> tuple[Trainer, str]:
-    """The trainer, and the fingerprint of the data it was given.
+    data_key: bytes,
+    best: float | None = None,
+    books: Bookings | None = None,
+) -> tuple[Trainer, DataReady]:
+    """The trainer, and what the agent is told of the data it was given.
 
-    :param budget: under differential privacy; without it such a trainer can evaluate, not train.
+    :param books: the ledger, under differential privacy; without it such a trainer can evaluate, not train.
     """
     recipe = recipe_of(manifest)
-    key = identity.data_key()
-    rule = side_rule(config, manifest, key)
     dataset, data = open_data(
         config.data,
         site=site,
         image_size=recipe.image_size,
         channels=recipe.in_channels,
         classes=manifest.model.classes,
-        rule=rule,
+        rule=side_rule(config, manifest, data_key),
     )
     crew = Crew.of(config, manifest, dataset, data)
-    version = fingerprint(dataset, data, key)
-    threads = config.site.threads
-    vault.note_data(balance(dataset, data))
-    if budget is not None:
-
+    version = fingerprint(dataset, data, data_key)
+    ready, threads = summary(dataset, data, version), config.site.threads
+    plan = PrivatePlan.of(config, manifest)
+    if plan is not None and books is not None:
         config.policy.check_private()
         private = PrivateTrainer(
             manifest,
             initial,
             data,
-            vault,
-            budget=budget,
+            state,
+            plan=plan,
+            books=books,
             version=version,
-            data_key=key,
+            data_key=data_key,
+            best=best,
             micro_batch=config.privacy.micro_batch,
             threads=threads,
         )
-        return private, version
+        return private, ready
     config.policy.check_classes(dataset.class_names, data.train.class_counts().tolist())
     work = crew.local_round if crew else Method.local_round
-    return Trainer(manifest, initial, data, vault, data_key=key, threads=threads, work=work), version
+    trainer = Trainer(manifest, initial, data, state, data_key=data_key, best=best, threads=threads, work=work)
+    return trainer, ready
 
 
 # Under differential privacy: the same agent and messages, with the mechanisms of npr.dp.
@@ -275,7 +283,8 @@ class PrivateTrainer(Trainer):
     What was released (counts, prototypes) is in the personal state of a round, so that a restart does not pay for it
     again; with other data it is released again.
 
-    :param version: names the data; the ledger records when it changes.
+    :param plan: the run as it will be trained here.
+    :param version: names the data.
     """
 
     def __init__(
@@ -283,24 +292,24 @@ class PrivateTrainer(Trainer):
         manifest: Manifest,
         initial: InitialModel,
         data: SiteData,
-        vault: Vault,
+        state: PersonalState,
         *,
-        budget: Budget,
+        plan: PrivatePlan,
+        books: Bookings,
         version: str,
         data_key: bytes,
         micro_batch: int,
+        best: float | None = None,
         threads: int | None = None,
     ) -> None:
-        super().__init__(manifest, initial, data, vault, data_key=data_key, threads=threads)
-        plan = budget.plan
-        budget.take_version(version)
+        super().__init__(manifest, initial, data, state, data_key=data_key, best=best, threads=threads)
         self._metrics_sigma = plan.schedule.metrics_sigma or 0.0
         self._version = torch.frombuffer(bytearray(version.encode()), dtype=torch.uint8)
         self._private = PrivateTraining(
             self.method,
             self.site,
             schedule=plan.schedule,
-            books=budget,
+            books=books,
             run=plan.run,
             mean=self.mean,
             std=self.std,

@@ -13,6 +13,7 @@ from safetensors.numpy import save
 from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.page.content import OWNERS, VECTORS, open_page
+from site_agent.trainer.personal_state import PersonalState
 from tests.support.browser_pages import until
 from tests.support.site_world import SiteWorld
 
@@ -32,7 +33,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SiteWorld:
         side = {"bacc": 0.3 + number / 10, "bauc": 0.6, "images": 18, "confusion": CONFUSION}
         vault.note_metrics({"round": number, "test": side, "validation": side})
     vectors = np.random.default_rng(1).normal(size=(7, 16)).astype(np.float32)
-    vault.remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
+    PersonalState(vault.folder).remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
     return made
 
 

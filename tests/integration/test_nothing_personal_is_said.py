@@ -31,8 +31,8 @@ from site_agent.cli import cli
 from site_agent.config import DataTable
 from site_agent.run import Agent
 from site_agent.trainer.data import open_data
-from site_agent.trainer.training import make_trainer
 from tests.support.consortium_world import SITES
+from tests.support.in_process import in_process
 from tests.support.site_world import SiteWorld
 
 NAMES = ("Zwettler", "Quendler", "Oberhollenzer")
@@ -90,7 +90,7 @@ class LearningWorld(SiteWorld):
         export(self.model_path, spec, RECIPE, rounds=3)
 
     def make_learner(self, site: str):  # type: ignore[no-untyped-def]  # a factory, see site_agent/assembly.py
-        return make_trainer
+        return in_process
 
     def point(self, site: str, table: Path) -> None:
         lines = self.configs[site].read_text().splitlines()

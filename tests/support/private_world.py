@@ -19,7 +19,8 @@ from site_agent.assembly import LearnerFactory
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
 from site_agent.privacy import PrivatePlan, create_ledger, ledger_files
-from site_agent.trainer.training import PrivateTrainer, make_trainer
+from site_agent.trainer.training import PrivateTrainer
+from tests.support.in_process import in_process
 from tests.support.site_world import Dies, SiteWorld
 
 ROUNDS, STEPS, SIZE = 3, 2, 32
@@ -81,9 +82,9 @@ class PrivateWorld(SiteWorld):
 
     def make_learner(self, site: str) -> LearnerFactory:
         def make(*given: Any) -> Any:
-            learner, fingerprint = make_trainer(*given)
-            assert isinstance(learner, PrivateTrainer)
-            self.trainers[site] = learner
+            learner, fingerprint = in_process(*given)
+            assert isinstance(learner.trainer, PrivateTrainer)
+            self.trainers[site] = learner.trainer
             return learner, fingerprint
 
         return make

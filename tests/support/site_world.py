@@ -81,13 +81,15 @@ class Counting:
             hits=7,
             steps=4,
             wall_ms=1,
-            memory=f"memory of round {round_number}".encode(),
             artefacts=(("prototypes", 12, bytes(32)),),
         )
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
         self.evaluated.append(round_number)
         return {"round": round_number, "test": {"bacc": 0.5, "bauc": 0.5, "images": 1}}
+
+    def close(self) -> None:
+        pass
 
 
 def write_config(folder: Path, identity: Path, model: Path, extra: str = "") -> Path:

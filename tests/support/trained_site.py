@@ -14,9 +14,9 @@ from security.clock import SystemClock
 from site_agent.assembly import assemble
 from site_agent.config import SiteConfig
 from site_agent.run import Agent
-from site_agent.trainer.training import make_trainer
 from tests.support import site_world
 from tests.support.consortium_world import NOW
+from tests.support.in_process import in_process
 from tests.support.site_world import SiteWorld
 
 SIZE = 32
@@ -43,7 +43,7 @@ class LearningWorld(SiteWorld):
             SiteConfig.read(self.configs[site]),
             clock=self.clock,
             rng=self.rng,
-            make_learner=make_trainer,
+            make_learner=in_process,
             agent_type=agent_type,
         )
         self.jobs[site].clear()

@@ -121,7 +121,7 @@ GOOD = [
 @pytest.mark.parametrize(("address", "proxy"), GOOD)
 def test_what_can_be_dialled_is_taken_and_metered(address: str, proxy: str) -> None:
     for table in (CoordinatorTable(address=address), CoordinatorTable(address=address, proxy=proxy)):
-        assert meter_for(table, None).sent == 0
+        assert meter_for(table).sent == 0
 
 
 def test_the_example_of_the_errors_page_is_what_is_printed(path: Path) -> None:

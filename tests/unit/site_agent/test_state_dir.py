@@ -23,6 +23,7 @@ from security.secagg.layout import Layout
 from security.secagg.site.attempt import PendingUpdate
 from site_agent.state_dir import Vault
 from site_agent.state_writer import WriteAheadLog
+from site_agent.trainer.personal_state import PersonalState
 from tests.support.secagg_world import small_layout
 
 KEY = bytes(range(32))
@@ -51,7 +52,7 @@ def test_a_sealed_update_comes_back_and_is_ciphertext_on_disk(vault: Vault) -> N
 def test_everything_is_for_this_user_only(vault: Vault) -> None:
     layout = small_layout(3)
     vault.seal(layout, update(layout))
-    vault.remember(1, b"x")
+    vault.count_round()
     vault.note_metrics({"round": 1})
     vault.next_connection()
     vault.claim("run-1")
@@ -90,11 +91,8 @@ def test_done_rounds_are_forgotten(vault: Vault) -> None:
     layout = small_layout(3)
     for number in (1, 2, 3):
         vault.seal(layout, update(layout, number))
-        vault.remember(number, str(number).encode())
     vault.forget(2)
     assert [path.name for path in vault.pending.iterdir()] == ["3"]
-    assert vault.memory_before(4) == (3, b"3") and vault.memory_before(3) == (2, b"2")
-    assert vault.memory_before(2) is None  # older than any round that can still be open
 
 
 def test_states_are_kept_by_hash_and_checked(vault: Vault) -> None:
@@ -262,18 +260,20 @@ def test_a_state_that_is_no_folder_is_a_mistake_in_the_configuration(tmp_path: P
 def test_a_new_run_begins_anew_and_the_old_one_is_set_aside(vault: Vault) -> None:
     assert vault.claim("run-1") is None and vault.claim("run-1") is None
     WriteAheadLog(vault.wal).close()
-    vault.remember(4, b"personal")
+    vault.count_round()
+    PersonalState(vault.folder).remember(4, b"personal")
     (vault.log / "segments").mkdir(parents=True)
     assert vault.next_connection() == 1
     assert vault.claim("run-2") == "run-1"
     assert (vault.folder / "runs" / "run-1" / "memory" / "4.safetensors").read_bytes() == b"personal"
-    assert vault.rounds_done == 0 and vault.memory_before(9) is None and not vault.wal.exists()
+    assert vault.rounds_done == 0 and not [*vault.memory.iterdir()] and not vault.wal.exists()
     assert (vault.log / "segments").exists() and vault.next_connection() == 2
 
 
 def test_a_change_of_runs_that_a_kill_cut_short_is_finished(vault: Vault) -> None:
     vault.claim("run-1")
-    vault.remember(4, b"personal")
+    vault.count_round()
+    PersonalState(vault.folder).remember(4, b"personal")
     (vault.folder / "runs" / "run-1").mkdir(parents=True)
     vault.memory.rename(vault.folder / "runs" / "run-1" / "memory")
     again = Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
@@ -290,7 +290,7 @@ def test_a_run_that_an_agent_still_works_on_is_not_set_aside(vault: Vault) -> No
 
 
 def test_what_a_kill_left_half_written_is_swept_away(vault: Vault) -> None:
-    left = vault.memory / ".4.safetensors.123.new"
+    left = vault.states / ".4.safetensors.123.new"
     left.write_bytes(b"half")
     other = Vault(vault.folder, site="graz", sealing_key=KEY, randomness=CountedRandomness(b"x"))
     assert left.exists(), "who only looks must not take away a file that the agent is writing"

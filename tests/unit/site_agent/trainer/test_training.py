@@ -32,13 +32,13 @@ from npr.wire_layout import (
 )
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
-from security.rng import CountedRandomness
 from security.secagg.effects import Vector
 from security.secagg.state import canonical, next_state
 from site_agent.config import DataTable
 from site_agent.contribution import LocalResult, encode
-from site_agent.state_dir import Vault
 from site_agent.trainer.data import fingerprint, open_data
+from site_agent.trainer.file_access import made
+from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.training import Trainer, recipe_of
 from tests.support.consortium_world import World
 
@@ -87,8 +87,9 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
 def trainer(published: Published, data: SiteData, folder: Path) -> Trainer:
     manifest, path = published
     initial, _ = pinned_model(path, manifest)
-    vault = Vault(folder, site="graz", sealing_key=bytes(32), randomness=CountedRandomness(b"x"))
-    return Trainer(manifest, initial, data, vault, data_key=bytes(32))
+    state = PersonalState(folder)
+    made(state.memory, state.models)
+    return Trainer(manifest, initial, data, state, data_key=bytes(32))
 
 
 def run_beside_the_lab(
@@ -107,7 +108,6 @@ def run_beside_the_lab(
         words, results = [], []
         for site in sites.values():
             results.append(result := site.train(number, state))
-            site._vault.remember(number, result.memory)
             update, _ = encode(
                 layout,
                 result,

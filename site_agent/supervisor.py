@@ -1,0 +1,447 @@
+"""The agent's side of the trainer: starts its process, watches it, starts it again, and believes nothing it says.
+
+The trainer sees images and has no network; the agent has the network and sees no image. What crosses is in
+`site_agent.trainer.channel`. A thread of its own starts the process, reads what it says and waits for its end; the
+training thread gives orders and waits for answers. A trainer that was killed, hangs or sends what it may not is ended
+and started again after a pause that grows. The order it had is given again, unless its round was paid for already under
+differential privacy: then training again would cost the patients a second time, and the site declines.
+
+Checked of an answer: that an order is open and this is its answer; the length and seal of the vector (`channel`); that
+every number is finite and within its bounds; under differential privacy, that exactly what the plan says was booked,
+before and once. Clips are checked by `contribution`, as ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from threading import Condition, Event, Thread
+from typing import Any, Final, Protocol
+
+from lazaret.errors import CodecError, ToolkitError, WorkerLost
+from security.dp.ledger import Reservation
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel
+from security.identity.manifest import Manifest
+from security.log.writer import AuditLog
+from security.secagg.effects import Vector
+from site_agent import log_events
+from site_agent.budget import Budget
+from site_agent.config import SiteConfig
+from site_agent.contribution import LocalResult
+from site_agent.state_dir import Vault
+from site_agent.trainer.channel import (
+    RECEIVED_BY_AGENT,
+    Channel,
+    DataReady,
+    EvaluatedRound,
+    EvaluateRound,
+    IsolationReport,
+    Message,
+    OrderFailed,
+    Received,
+    ReserveRound,
+    RoundReserved,
+    SideScores,
+    TrainedRound,
+    TrainerAlive,
+    TrainerSetup,
+    TrainerStop,
+    TrainRound,
+    error_of,
+    refused,
+    shared_vector,
+)
+
+log = logging.getLogger("site-agent")
+SILENCE_SECONDS: Final = 60.0
+STOP_SECONDS: Final = 5.0
+LEAST_PAUSE: Final = 0.5
+MOST_PAUSE: Final = 60.0
+# A trainer that lived this long was well: the next pause is short again.
+WELL_SECONDS: Final = 120.0
+TRIES: Final = 3
+# Beside training itself: loading, starting again.
+SLACK_SECONDS: Final = 120.0
+# A trainer that floods the channel is at fault; an honest one says that it is alive every five seconds.
+MOST_MESSAGES: Final = 100
+
+
+class Launched(Protocol):
+    """A trainer's process, started by us or by the system."""
+
+    connection: socket.socket
+
+    def end(self) -> str:
+        """Make sure that it is gone, and say how it ended."""
+        ...
+
+
+class ChildTrainer:
+    """A trainer that this process starts.
+
+    :param log_format: what `--log-format` says.
+    """
+
+    def __init__(self, config: SiteConfig, log_format: str | None = None) -> None:
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        scratch = config.state / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(mode=0o700)
+        options = ["--log-format", log_format] if log_format else []
+        command = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), *options]
+        # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*command, "--channel", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**_environment(), "TMPDIR": str(scratch)},
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> str:
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if code >= 0:
+            return f"it ended with code {code}"
+        reason = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"it was killed by {signal.Signals(-code).name}{reason}"
+
+
+def _environment() -> dict[str, str]:
+    """Without the addresses and passwords of proxies: whoever has no network needs none."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+
+
+@dataclass(eq=False, kw_only=True)
+class Life:
+    """One trainer from its start to its end."""
+
+    launched: Launched
+    channel: Channel
+    since: float = field(default_factory=time.monotonic)
+    answers: SimpleQueue[Received | ToolkitError] = field(default_factory=SimpleQueue)
+
+
+class Supervisor:
+    """What trains, as the agent sees it.
+
+    :param launch: starts a trainer.
+    :param setup: how it begins, and the manifest that goes with it.
+    :param words: how many values a vector has.
+    :param seconds: how long the manifest lets a round train.
+    :param isolated: told what holds in a trainer that has started, before it sees an image.
+    :param opened: told what data it has opened.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], Launched],
+        setup: Callable[[], tuple[TrainerSetup, bytes]],
+        *,
+        words: int,
+        seconds: float,
+        budget: Budget | None = None,
+        isolated: Callable[[IsolationReport], None] = lambda _: None,
+        opened: Callable[[DataReady], None] = lambda _: None,
+    ) -> None:
+        self._launch, self._setup, self._words, self._budget = launch, setup, words, budget
+        self._patience = 2 * seconds + SLACK_SECONDS
+        self._isolated, self._opened = isolated, opened
+        self._changed = Condition()
+        self._life: Life | None = None
+        self._first: ToolkitError | None = None
+        self._never_ready = True
+        self._closing = Event()
+        self._thread = Thread(target=self._watch, name="trainer", daemon=True)
+
+    # The life of a trainer.
+
+    def start(self) -> None:
+        """Start it, and wait until it has opened its data.
+
+        :raises ToolkitError: if it says that it cannot, or ends several times in a row.
+        """
+        self._thread.start()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._life is not None or self._first is not None)
+            if self._first is not None:
+                raise self._first
+        except BaseException:  # also a signal
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End it for good."""
+        self._closing.set()
+        with self._changed:
+            life, self._life = self._life, None
+            self._changed.notify_all()
+        if life is not None:
+            with contextlib.suppress(ToolkitError):
+                life.channel.send(TrainerStop())
+            life.channel.close()
+        if self._thread.is_alive():
+            self._thread.join(2 * STOP_SECONDS)
+
+    def _watch(self) -> None:
+        pause, failures = LEAST_PAUSE, 0
+        while not self._closing.is_set():
+            begun = time.monotonic()
+            problem = self._one_life()
+            if self._closing.is_set():
+                return
+            failures = failures + 1 if time.monotonic() - begun < WELL_SECONDS else 1
+            pause = LEAST_PAUSE if failures == 1 else min(2 * pause, MOST_PAUSE)
+            if self._never_ready and (failures >= TRIES or not isinstance(problem, WorkerLost)):
+                with self._changed:
+                    self._first = problem
+                    self._changed.notify_all()
+                return
+            log.warning("%s; it is started again in %.1f s", problem, pause)
+            self._closing.wait(pause)
+
+    def _one_life(self) -> ToolkitError:
+        """From start to end; returns why it ended."""
+        try:
+            launched = self._launch()
+        except OSError as error:
+            return WorkerLost(f"the trainer cannot be started: {error.strerror}", where="trainer")
+        launched.connection.settimeout(SILENCE_SECONDS)
+        life = Life(launched=launched, channel=Channel(launched.connection, RECEIVED_BY_AGENT))
+        problem: ToolkitError | None = None
+        try:
+            self._begin(life)
+            self._listen(life)
+        except TimeoutError:
+            problem = WorkerLost(f"the trainer has said nothing for {SILENCE_SECONDS:.0f} s", where="trainer")
+        except ToolkitError as error:
+            problem = error
+        with self._changed:
+            self._life = None
+        life.channel.close()
+        how = launched.end()
+        problem = problem or WorkerLost(f"the trainer is gone: {how}", where="trainer")
+        life.answers.put(problem if isinstance(problem, WorkerLost) else WorkerLost(str(problem), where="trainer"))
+        return problem
+
+    def _begin(self, life: Life) -> None:
+        """Isolation, then data, and nothing else before them."""
+        report = self._next(life)
+        if not isinstance(report, IsolationReport):
+            raise CodecError("the trainer has not said how it is isolated", where="trainer")
+        self._isolated(report)
+        life.channel.send(*self._setup())
+        ready = self._next(life)
+        if not isinstance(ready, DataReady):
+            raise CodecError("the trainer has not said what data it has", where="trainer")
+        self._opened(ready)
+        with self._changed:
+            self._life, self._never_ready = (None if self._closing.is_set() else life), False
+            self._changed.notify_all()
+
+    def _next(self, life: Life) -> Message:
+        while True:
+            received = life.channel.receive()
+            if received is None:
+                raise WorkerLost(f"the trainer is gone: {life.launched.end()}", where="trainer")
+            message: Message = received[0]
+            if isinstance(message, OrderFailed):
+                raise error_of(message)
+            if not isinstance(message, TrainerAlive):
+                return message
+
+    def _listen(self, life: Life) -> None:
+        """Until its end. An answer waits for whoever has asked."""
+        window, counted = time.monotonic(), 0
+        while (received := life.channel.receive()) is not None:
+            if time.monotonic() - window > 1:
+                window, counted = time.monotonic(), 0
+            counted += 1
+            if counted > MOST_MESSAGES:
+                raise CodecError("the trainer sends too many messages", where="trainer")
+            if not isinstance(received[0], TrainerAlive):
+                life.answers.put(received)
+
+    # Orders.
+
+    def train(self, round_number: int, state: Vector) -> LocalResult:
+        """One local round, by whatever trainer there is.
+
+        :raises ToolkitError: what the trainer says, or that there is none that can finish.
+        """
+        end = time.monotonic() + self._patience
+        for attempt in range(1, TRIES + 1):
+            order = Order(self, self._current(end), round_number, end)
+            try:
+                return order.train(state)
+            except WorkerLost as error:
+                if attempt == TRIES or self._closing.is_set():
+                    raise
+                if order.reservation is not None:
+                    raise WorkerLost(
+                        f"{error.message}; the round was paid for, and is not paid for again", where="trainer"
+                    ) from error
+                log.warning("round %d: %s; training again", round_number, error)
+        raise WorkerLost("there is no trainer", where="trainer")
+
+    def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
+        end = time.monotonic() + self._patience
+        for _ in range(TRIES - 1):
+            with contextlib.suppress(WorkerLost):
+                return Order(self, self._current(end), round_number, end).evaluate(state)
+        return Order(self, self._current(end), round_number, end).evaluate(state)
+
+    def _current(self, end: float) -> Life:
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._life is not None or self._closing.is_set(), max(0.0, end - time.monotonic())
+            )
+            if self._life is None:
+                raise WorkerLost("there is no trainer", where="trainer", hint="its own messages say why")
+            return self._life
+
+
+class Order:
+    """One order to one trainer, and the conversation about it."""
+
+    def __init__(self, supervisor: Supervisor, life: Life, round_number: int, end: float) -> None:
+        self._life, self._round, self._end = life, round_number, end
+        self._words, self._budget = supervisor._words, supervisor._budget
+        self.reservation: Reservation | None = None
+
+    def train(self, state: Vector) -> LocalResult:
+        message, descriptor = self._ask(TrainRound(round=self._round), state, TrainedRound)
+        try:
+            update = shared_vector(descriptor, self._words)
+        except CodecError as error:
+            raise self._fault(error.message) from error
+        if self._budget is not None:
+            if self.reservation is None:
+                raise self._fault("an update that was not paid for")
+            self._budget.commit(self.reservation)
+        return LocalResult(
+            update=update,
+            samples=message.samples,
+            loss_sum=message.loss_sum,
+            hits=message.hits,
+            steps=message.steps,
+            wall_ms=message.wall_ms,
+            artefacts=tuple((kept.kind, kept.elements, bytes.fromhex(kept.hmac)) for kept in message.artefacts),
+        )
+
+    def evaluate(self, state: Vector) -> dict[str, Any]:
+        message, _ = self._ask(EvaluateRound(round=self._round), state, EvaluatedRound)
+        figures: dict[str, Any] = {"round": message.round}
+        figures |= {"kind": message.predictor} if message.predictor else {}
+        figures |= {name: True for name in ("private", "best") if getattr(message, name)}
+        sides = {"validation": message.validation, "test": message.test}
+        figures |= {name: _scores(side) for name, side in sides.items() if side is not None}
+        return figures if len(figures) > 1 else {}
+
+    def _ask(self, order: Message, state: Vector, answer: type[Any]) -> Any:
+        """Give the order and wait for its answer, paying for what it asks meanwhile."""
+        if not self._life.answers.empty():
+            # Either its end, or something that nobody has asked for.
+            left = self._life.answers.get()
+            raise left if isinstance(left, ToolkitError) else self._fault("an answer without an order")
+        self._life.channel.send(order, state)
+        while True:
+            try:
+                received = self._life.answers.get(timeout=max(0.0, self._end - time.monotonic()))
+            except Empty:
+                raise self._fault("nothing for too long: it is taken to hang") from None
+            if isinstance(received, ToolkitError):
+                raise received
+            message = received[0]
+            match message:
+                case OrderFailed():
+                    raise error_of(message)
+                case ReserveRound() if isinstance(order, TrainRound):
+                    self._life.channel.send(self._reserve(message))
+                case _ if isinstance(message, answer) and message.round == self._round:
+                    return received
+                case _:
+                    raise self._fault(f"{type(message).__name__} to {type(order).__name__}")
+
+    def _reserve(self, asked: ReserveRound) -> Message:
+        if self._budget is None or self.reservation is not None or asked.round != self._round:
+            raise self._fault("a reservation out of turn")
+        try:
+            self.reservation = self._budget.reserve_planned(self._round, asked.events)
+        except ToolkitError as error:
+            return refused(error)
+        return RoundReserved(seq=self.reservation.seq)
+
+    def _fault(self, what: str) -> WorkerLost:
+        """Whatever the trainer is doing, it is not what was agreed: this one is ended."""
+        self._life.channel.close()
+        return WorkerLost(f"the trainer has answered with {what}", where="trainer")
+
+
+def _scores(side: SideScores) -> dict[str, Any]:
+    scores: dict[str, Any] = {"bacc": side.bacc, "bauc": side.bauc, "images": side.images}
+    return scores if side.confusion is None else scores | {"confusion": [list(row) for row in side.confusion]}
+
+
+def start_trainer(
+    config: SiteConfig,
+    manifest: Manifest,
+    initial: InitialModel,
+    vault: Vault,
+    identity: Identity,
+    site: str,
+    budget: Budget | None,
+    privacy_log: AuditLog,
+    *,
+    log_format: str | None = None,
+) -> tuple[Supervisor, str | None]:
+    """A trainer of this site in a process of its own, with its data open; and the fingerprint of the data."""
+    del initial  # the trainer reads it itself
+    found: list[str] = []
+
+    def setup() -> tuple[TrainerSetup, bytes]:
+        terms = None if budget is None else budget.state.terms
+        key = identity.data_key().hex()
+        return TrainerSetup(site=site, data_key=key, best=vault.best_score, terms=terms), manifest.to_bytes()
+
+    def opened(ready: DataReady) -> None:
+        vault.note_data({"names": list(ready.class_names), **{side: list(row) for side, row in ready.counts.items()}})
+        if budget is not None:
+            budget.take_version(ready.fingerprint)
+        if found:
+            privacy_log.append(log_events.data_opened(config.data, ready.fingerprint), run=manifest.run)
+        found.append(ready.fingerprint)
+
+    supervisor = Supervisor(
+        lambda: ChildTrainer(config, log_format),
+        setup,
+        words=manifest.aggregation.layout.state_words,
+        seconds=float(manifest.timing.train),
+        budget=budget,
+        opened=opened,
+    )
+    supervisor.start()
+    return supervisor, found[-1]

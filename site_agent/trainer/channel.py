@@ -1,0 +1,433 @@
+"""The one channel between the agent and the trainer: typed, bounded messages; vectors as sealed shared memory.
+
+Both sides import this module, and it is all that they share while they run. A message is a frozen dataclass, sent as
+JSON with its length before it, and read strictly: an unknown field, a number out of bounds or a text that is too long
+is a `CodecError`. A vector travels as a file descriptor of memory that is sealed against writing, so that nobody can
+change it after it was checked, and neither side copies it again.
+
+The agent trusts nothing that comes from the trainer: `RECEIVED_BY_AGENT` is what it reads, and `site_agent.supervisor`
+checks each message against the order that is open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from lazaret.errors import CodecError, ToolkitError, WorkerLost
+from security.dp.accountant import MechanismEvent
+from security.dp.ledger import Terms
+from security.secagg.effects import Vector
+
+MAX_MESSAGE: Final = 1 << 20
+MAX_DOCUMENT: Final = 1 << 23
+MAX_CLASSES: Final = 10_000
+# Beyond this, one side's confusion matrix could be larger than a message.
+SHOWN_CLASSES: Final = 256
+
+Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Round = Annotated[int, Field(ge=1, lt=2**53)]
+Natural = Annotated[int, Field(ge=0, lt=2**53)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+Remark = Annotated[str, Field(max_length=2000)]
+Counts = Annotated[tuple[Natural, ...], Field(max_length=MAX_CLASSES)]
+
+
+class Message:
+    """Base of what crosses. `attached` is what a message brings along as shared memory."""
+
+    attached: ClassVar[Literal["vector", "document"] | None] = None
+    # Read by pydantic, also of a standard dataclass.
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(strict=True, extra="forbid")
+
+
+# What the agent says.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSetup(Message):
+    """How to begin. The manifest comes along, as the agent has verified it.
+
+    :ivar data_key: names this site's own artefacts in its own log; no other key crosses.
+    :ivar best: balanced accuracy of the best model so far.
+    :ivar terms: of the privacy ledger; None without differential privacy.
+    """
+
+    kind: Literal["setup"] = "setup"
+    attached: ClassVar[Literal["vector", "document"] | None] = "document"
+    site: Name
+    data_key: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){16,64}$")] = field(repr=False)
+    best: Share | None
+    terms: Terms | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainRound(Message):
+    """Train this state."""
+
+    kind: Literal["train"] = "train"
+    attached: ClassVar[Literal["vector", "document"] | None] = "vector"
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateRound(Message):
+    """Look at the model after this round."""
+
+    kind: Literal["evaluate"] = "evaluate"
+    attached: ClassVar[Literal["vector", "document"] | None] = "vector"
+    round: Round
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundReserved(Message):
+    """The round is paid for, on disk in ledger and log."""
+
+    kind: Literal["reserved"] = "reserved"
+    seq: Natural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveRefused(Message):
+    """The round cannot be paid for: no data may be read."""
+
+    kind: Literal["refused"] = "refused"
+    code: Name
+    message: Remark
+    where: Remark | None = None
+    hint: Remark | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerStop(Message):
+    """End. The end of the channel means the same."""
+
+    kind: Literal["stop"] = "stop"
+
+
+# What the trainer says.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IsolationReport(Message):
+    """The first message: what was tried from inside, before any image or library for images was loaded.
+
+    :ivar exception: why a network was left open on purpose; empty if it was not.
+    """
+
+    kind: Literal["isolation"] = "isolation"
+    network_namespace: bool
+    seccomp: bool
+    landlock: bool
+    connection_possible: bool
+    keys_readable: bool
+    exception: Annotated[str, Field(max_length=64)]
+    attempts: Annotated[dict[Name, Name], Field(max_length=16)]
+    missing: Annotated[dict[Name, Remark], Field(max_length=16)]
+    sentence: Remark
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataReady(Message):
+    """The images are open: their fingerprint under the data key, and how many of each class each side holds."""
+
+    kind: Literal["ready"] = "ready"
+    fingerprint: Hex32
+    class_names: Annotated[tuple[Name, ...], Field(max_length=MAX_CLASSES)]
+    counts: Annotated[dict[Literal["train", "validation", "test"], Counts], Field(max_length=3)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerAlive(Message):
+    """Every few seconds, whatever it works on: silence means that the process hangs."""
+
+    kind: Literal["alive"] = "alive"
+    processor_ms: Natural
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReserveRound(Message):
+    """What this round would release: asked for before data are read."""
+
+    kind: Literal["reserve"] = "reserve"
+    round: Round
+    events: Annotated[tuple[MechanismEvent, ...], Field(min_length=1, max_length=64)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Artefact:
+    """Something that was made and stays: its kind and size, and its digest under the data key."""
+
+    kind: Name
+    elements: Natural
+    hmac: Hex32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRound(Message):
+    """Here is the update, as one vector, with the counts and the loss that go with it."""
+
+    kind: Literal["trained"] = "trained"
+    attached: ClassVar[Literal["vector", "document"] | None] = "vector"
+    round: Round
+    samples: Natural
+    loss_sum: Annotated[float, Field(allow_inf_nan=False)]
+    hits: Natural
+    steps: Natural
+    wall_ms: Natural
+    artefacts: Annotated[tuple[Artefact, ...], Field(max_length=64)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideScores:
+    """Of one side's images. `confusion` is left out where there are very many classes."""
+
+    bacc: Share | None
+    bauc: Share | None
+    images: Natural
+    confusion: Annotated[tuple[Counts, ...], Field(max_length=SHOWN_CLASSES)] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluatedRound(Message):
+    """This hospital's own figures; nothing of them leaves."""
+
+    kind: Literal["evaluated"] = "evaluated"
+    round: Round
+    predictor: Name | None = None
+    private: bool = False
+    best: bool = False
+    validation: SideScores | None = None
+    test: SideScores | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderFailed(Message):
+    """The order came to nothing, for a reason that people can read. The trainer goes on."""
+
+    kind: Literal["failed"] = "failed"
+    code: Name
+    message: Remark
+    where: Remark | None = None
+    hint: Remark | None = None
+
+
+FromAgent = TrainerSetup | TrainRound | EvaluateRound | RoundReserved | ReserveRefused | TrainerStop
+FromTrainer = (
+    IsolationReport | DataReady | TrainerAlive | ReserveRound | TrainedRound | EvaluatedRound | OrderFailed
+)
+RECEIVED_BY_TRAINER: Final = TypeAdapter[Any](Annotated[FromAgent, Field(discriminator="kind")])
+RECEIVED_BY_AGENT: Final = TypeAdapter[Any](Annotated[FromTrainer, Field(discriminator="kind")])
+_ANY: Final = TypeAdapter[Any](FromAgent | FromTrainer)
+
+
+# Errors, as they cross.
+
+
+def _texts(error: ToolkitError) -> dict[str, str | None]:
+    return {
+        "code": error.code,
+        "message": error.message[:2000],
+        "where": error.where[:2000] if error.where else None,
+        "hint": error.hint[:2000] if error.hint else None,
+    }
+
+
+def failed(error: ToolkitError) -> OrderFailed:
+    return OrderFailed(**_texts(error))  # type: ignore[arg-type]
+
+
+def refused(error: ToolkitError) -> ReserveRefused:
+    return ReserveRefused(**_texts(error))  # type: ignore[arg-type]
+
+
+def error_of(message: OrderFailed | ReserveRefused) -> ToolkitError:
+    """As the class that has this code. What the other side invents becomes a `WorkerLost`, so that no word of its
+    choice reaches the privacy log as a code."""
+    kinds = {kind.code: kind for kind in _subclasses(ToolkitError) if kind.__init__ is ToolkitError.__init__}
+    texts = [None if text is None else _printable(text) for text in (message.message, message.where, message.hint)]
+    return kinds.get(message.code, WorkerLost)(texts[0] or "no reason was given", where=texts[1], hint=texts[2])
+
+
+def _subclasses(kind: type[ToolkitError]) -> list[type[ToolkitError]]:
+    return [kind, *(deeper for below in kind.__subclasses__() for deeper in _subclasses(below))]
+
+
+def _printable(text: str) -> str:
+    """No control characters: a terminal would obey them."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
+# Shared memory.
+
+_NOEXEC_SEAL: Final = 0x0008  # MFD_NOEXEC_SEAL, from Linux 6.3 on
+_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+
+
+def share(content: Vector | bytes) -> int:
+    """A descriptor of memory that holds this, and that nobody can change from now on."""
+    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
+    try:
+        descriptor = os.memfd_create("lazaret", flags | _NOEXEC_SEAL)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        descriptor = os.memfd_create("lazaret", flags)
+    try:
+        data = content if isinstance(content, bytes) else np.ascontiguousarray(content, dtype="<f4").data
+        left = memoryview(data).cast("B")
+        while left:
+            left = left[os.write(descriptor, left) :]
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def shared_vector(descriptor: int, words: int) -> Vector:
+    """The vector behind a descriptor, without a copy. Takes the descriptor.
+
+    :raises CodecError: if it has another length, or can still be changed.
+    """
+    return np.frombuffer(_mapped(descriptor, least=4 * words, most=4 * words), dtype="<f4")
+
+
+def shared_document(descriptor: int) -> bytes:
+    """The bytes behind a descriptor. Takes the descriptor."""
+    return bytes(_mapped(descriptor, least=1, most=MAX_DOCUMENT))
+
+
+def _mapped(descriptor: int, *, least: int, most: int) -> mmap.mmap:
+    try:
+        size = os.fstat(descriptor).st_size
+        try:
+            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+        except OSError:
+            seals = 0  # not memory at all
+        if seals & _SEALS != _SEALS:
+            raise CodecError("shared memory is not sealed", where="trainer")
+        if not least <= size <= most:
+            raise CodecError(f"shared memory has {size} bytes, not {most}", where="trainer")
+        return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    finally:
+        os.close(descriptor)
+
+
+# The channel itself.
+
+_HEADER: Final = struct.Struct("<IB")
+Received = tuple[Any, int | None]
+
+
+class Channel:
+    """One end. Several threads may send; one reads.
+
+    :param reads: the messages that this side reads.
+    """
+
+    def __init__(self, connection: socket.socket, reads: TypeAdapter[Any]) -> None:
+        self._socket = connection
+        self._reads = reads
+        self._sending = Lock()
+
+    def send(self, message: Message, content: Vector | bytes | None = None) -> None:
+        """:raises WorkerLost: if the other side is gone."""
+        body = _ANY.dump_json(message)
+        if len(body) > MAX_MESSAGE or (message.attached is None) != (content is None):
+            raise CodecError(f"{type(message).__name__} cannot be sent like this", where="trainer")
+        descriptors = [] if content is None else [share(content)]
+        try:
+            with self._sending:
+                # The descriptors come with the first byte, so that the header is never sent without them.
+                sent = socket.send_fds(self._socket, [_HEADER.pack(len(body), len(descriptors))], descriptors)
+                self._socket.sendall(_HEADER.pack(len(body), len(descriptors))[sent:] + body)
+        except OSError as error:
+            raise WorkerLost("the other process is gone", where="trainer") from error
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def receive(self) -> Received | None:
+        """The next message and the descriptor that came with it; None when the other side has ended.
+
+        :raises CodecError: if it is none of the messages that this side reads.
+        :raises TimeoutError: if the other side was silent for the socket's time limit.
+        """
+        header, descriptors = self._header()
+        if header is None:
+            return None
+        try:
+            length, count = _HEADER.unpack(header)
+            if length > MAX_MESSAGE or count != len(descriptors):
+                raise CodecError("a message is too long, or its memory is missing", where="trainer")
+            body = self._exactly(length)
+            if body is None:
+                _close(descriptors)
+                return None
+            try:
+                message = self._reads.validate_json(body)
+            except (ValidationError, ToolkitError) as error:
+                raise CodecError("not a message of this channel", where="trainer") from error
+            if (message.attached is not None) != bool(descriptors):
+                raise CodecError(f"{type(message).__name__} comes with other memory", where="trainer")
+        except BaseException:
+            _close(descriptors)
+            raise
+        return message, descriptors[0] if descriptors else None
+
+    def _header(self) -> tuple[bytes | None, list[int]]:
+        try:
+            data, descriptors, flags, _ = socket.recv_fds(self._socket, _HEADER.size, 1, socket.MSG_CMSG_CLOEXEC)
+        except TimeoutError:
+            raise
+        except OSError:
+            return None, []
+        if flags & socket.MSG_CTRUNC:
+            _close(descriptors)
+            raise CodecError("a message brings more than one piece of memory", where="trainer")
+        if not data:
+            return None, []
+        rest = self._exactly(_HEADER.size - len(data))
+        if rest is None:
+            _close(descriptors)
+            return None, []
+        return data + rest, list(descriptors)
+
+    def _exactly(self, length: int) -> bytes | None:
+        parts = bytearray()
+        while len(parts) < length:
+            try:
+                part = self._socket.recv(length - len(parts))
+            except TimeoutError:
+                raise
+            except OSError:
+                return None
+            if not part:
+                return None
+            parts += part
+        return bytes(parts)
+
+    def close(self) -> None:
+        """End the conversation: both sides read its end, also one that is waiting in another thread."""
+        with contextlib.suppress(OSError):  # the other side was faster
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""A trainer in the process of the test itself: the same learning, and nothing between it and the agent."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel
+from security.identity.manifest import Manifest
+from security.secagg.effects import Vector
+from site_agent.budget import Budget
+from site_agent.config import SiteConfig
+from site_agent.contribution import LocalResult
+from site_agent.state_dir import Vault
+from site_agent.trainer.personal_state import PersonalState
+from site_agent.trainer.training import Trainer, make_trainer
+
+
+class InProcess:
+    """A learner of an agent."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+
+    def train(self, round_number: int, state: Vector) -> LocalResult:
+        return self.trainer.train(round_number, state)
+
+    def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
+        return self.trainer.evaluate(round_number, state)
+
+    def close(self) -> None:
+        pass
+
+
+def in_process(
+    config: SiteConfig,
+    manifest: Manifest,
+    initial: InitialModel,
+    vault: Vault,
+    identity: Identity,
+    site: str,
+    budget: Budget | None,
+    log: object = None,
+) -> tuple[InProcess, str]:
+    """In the place of `site_agent.supervisor.start_trainer`."""
+    trainer, ready = make_trainer(
+        config,
+        manifest,
+        initial,
+        PersonalState(config.state),
+        site=site,
+        data_key=identity.data_key(),
+        best=vault.best_score,
+        books=budget,
+    )
+    if budget is not None:
+        budget.take_version(ready.fingerprint)
+    vault.note_data({"names": list(ready.class_names), **ready.counts})
+    return InProcess(trainer), ready.fingerprint

@@ -1,0 +1,296 @@
+"""The agent believes nothing that a trainer says, and starts it again when it is gone."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lazaret.errors import BudgetExhausted, CodecError, ConfigError, DataError, PolicyViolation, WorkerLost
+from security.dp.accountant import Mechanism, MechanismEvent
+from security.dp.ledger import Reservation
+from security.dp.noise import NoiseSource
+from site_agent import supervisor as module
+from site_agent.supervisor import Supervisor
+from site_agent.trainer.channel import (
+    RECEIVED_BY_TRAINER,
+    Channel,
+    DataReady,
+    EvaluatedRound,
+    EvaluateRound,
+    IsolationReport,
+    ReserveRefused,
+    ReserveRound,
+    RoundReserved,
+    SideScores,
+    TrainedRound,
+    TrainerAlive,
+    TrainerSetup,
+    TrainerStop,
+    TrainRound,
+    failed,
+)
+
+WORDS = 5
+STATE = np.arange(WORDS, dtype=np.float32)
+EVENT = MechanismEvent(kind=Mechanism.DP_SGD, sigma=1.0, sensitivity=1.0, rate=100, steps=2)
+REPORT = IsolationReport(
+    network_namespace=True,
+    seccomp=True,
+    landlock=True,
+    connection_possible=False,
+    keys_readable=False,
+    exception="",
+    attempts={},
+    missing={},
+    sentence="isolated",
+)
+READY = DataReady(fingerprint="ab" * 32, class_names=("a",), counts={"train": (3,)})
+Script = Callable[[Channel, Any], None]
+
+
+def trained(number: int) -> TrainedRound:
+    return TrainedRound(round=number, samples=7, loss_sum=0.5, hits=2, steps=4, wall_ms=9, artefacts=())
+
+
+class Scripted:
+    """A trainer whose answers a test writes; a thread in the place of a process."""
+
+    def __init__(self, script: Script, *, first: Any = REPORT, ready: Any = READY) -> None:
+        self.connection, theirs = socket.socketpair()
+        self._channel = Channel(theirs, RECEIVED_BY_TRAINER)
+        self._script, self._first, self._ready = script, first, ready
+        Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._channel.send(self._first)
+            self._channel.receive()
+            self._channel.send(self._ready)
+            while (order := self._channel.receive()) is not None and not isinstance(order[0], TrainerStop):
+                self._script(self._channel, order[0])
+        except (WorkerLost, CodecError, ConnectionError):
+            pass
+        finally:
+            self._channel.close()
+
+    def end(self) -> str:
+        return "it ended"
+
+
+class Books:
+    """A budget that is written down."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.booked: list[tuple[int, tuple[MechanismEvent, ...]]] = []
+        self.committed: list[int] = []
+        self._error = error
+
+    def reserve_planned(self, round_number: int, events: tuple[MechanismEvent, ...]) -> Reservation:
+        if self._error is not None:
+            raise self._error
+        self.booked.append((round_number, events))
+        return Reservation(seq=len(self.booked), events=events, noise=NoiseSource())
+
+    def commit(self, reservation: Reservation) -> None:
+        self.committed.append(reservation.seq)
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAST_PAUSE", 0.01)
+
+
+@contextmanager
+def supervised(*lives: Callable[[], Any], budget: Any = None, **more: Any) -> Iterator[Supervisor]:
+    """One trainer after the other; the last one again and again."""
+    started = iter([*lives, *[lives[-1]] * 20])
+    found = Supervisor(
+        lambda: next(started)(),
+        lambda: (TrainerSetup(site="graz", data_key="ab" * 32, best=None, terms=None), b"manifest"),
+        words=WORDS,
+        seconds=30,
+        budget=budget,
+        **more,
+    )
+    try:
+        found.start()
+        yield found
+    finally:
+        found.close()
+
+
+def honest(channel: Channel, order: Any) -> None:
+    channel.send(TrainerAlive(processor_ms=1))
+    if isinstance(order, TrainRound):
+        channel.send(trained(order.round), STATE + order.round)
+    if isinstance(order, EvaluateRound):
+        channel.send(EvaluatedRound(round=order.round, predictor="own", test=SideScores(bacc=0.5, bauc=None, images=3)))
+
+
+def test_a_round_and_a_look_at_the_model() -> None:
+    told: list[object] = []
+    with supervised(lambda: Scripted(honest), isolated=told.append, opened=told.append) as found:
+        result = found.train(3, STATE)
+        assert np.array_equal(result.update, STATE + 3) and (result.samples, result.steps) == (7, 4)
+        sides = {"bacc": 0.5, "bauc": None, "images": 3}
+        assert found.evaluate(3, STATE) == {"round": 3, "kind": "own", "test": sides}
+    assert told == [REPORT, READY], "isolation is known before the data are opened"
+
+
+def test_an_error_of_the_trainer_is_the_rounds_error_and_the_trainer_goes_on() -> None:
+    answers = iter([lambda channel, _: channel.send(failed(DataError("NaN"))), honest])
+    with supervised(lambda: Scripted(lambda channel, order: next(answers)(channel, order))) as found:
+        with pytest.raises(DataError, match="NaN"):
+            found.train(1, STATE)
+        assert found.train(2, STATE).steps == 4
+
+
+def lost(channel: Channel, _: Any) -> None:
+    channel.close()
+
+
+def test_a_trainer_that_is_gone_is_started_again_and_the_round_trained() -> None:
+    lives: list[int] = []
+
+    def second() -> Scripted:
+        lives.append(1)
+        return Scripted(honest)
+
+    with supervised(lambda: Scripted(lost), second) as found:
+        assert found.train(1, STATE).samples == 7
+        assert found.evaluate(1, STATE)["round"] == 1
+    assert len(lives) == 1
+
+
+def test_a_trainer_that_never_stays_costs_the_round_and_not_the_agent() -> None:
+    with supervised(lambda: Scripted(lost)) as found, pytest.raises(WorkerLost):
+        found.train(1, STATE)
+
+
+def test_what_it_cannot_do_at_its_first_start_ends_the_agent_with_its_reason() -> None:
+    error = ConfigError("no such folder", where="[data] source")
+    started: list[int] = []
+
+    def start() -> Scripted:
+        started.append(1)
+        return Scripted(honest, ready=failed(error))
+
+    with pytest.raises(ConfigError, match="no such folder"), supervised(start):
+        pass
+    assert len(started) == 1, "trying again does not mend a configuration"
+    with pytest.raises(WorkerLost), supervised(lambda: Scripted(honest, ready=failed(WorkerLost("x")))):
+        pass
+
+
+WRONG: dict[str, Script] = {
+    "another round": lambda channel, order: channel.send(trained(order.round + 1), STATE),
+    "another message": lambda channel, order: channel.send(EvaluatedRound(round=order.round)),
+    "a longer vector": lambda channel, order: channel.send(trained(order.round), np.zeros(WORDS + 1, np.float32)),
+    "a reservation": lambda channel, order: channel.send(ReserveRound(round=order.round, events=(EVENT,))),
+    "two answers": lambda channel, order: [channel.send(trained(order.round), STATE) for _ in range(200)] and None,
+}
+
+
+@pytest.mark.parametrize("what", [*WRONG])
+def test_what_was_not_asked_for_ends_the_trainer(what: str) -> None:
+    """One life that does it, then an honest one: the round is trained by the second."""
+    with supervised(lambda: Scripted(WRONG[what]), lambda: Scripted(honest)) as found:
+        found.train(1, STATE)
+        result = found.train(2, STATE)
+        assert np.array_equal(result.update, STATE + 2), "an honest trainer's"
+
+
+def paying(channel: Channel, order: Any) -> None:
+    channel.send(ReserveRound(round=order.round, events=(EVENT,)))
+    answer = channel.receive()
+    assert answer is not None
+    if isinstance(answer[0], RoundReserved):
+        channel.send(trained(order.round), STATE)
+    else:
+        assert isinstance(answer[0], ReserveRefused)
+        channel.send(failed(module.error_of(answer[0])))
+
+
+def test_a_private_round_is_booked_before_and_committed_after() -> None:
+    books = Books()
+    with supervised(lambda: Scripted(paying), budget=books) as found:
+        found.train(2, STATE)
+    assert books.booked == [(2, (EVENT,))] and books.committed == [1]
+    for error in (BudgetExhausted("spent"), PolicyViolation("not the plan")):
+        refusing = Books(error)
+        with supervised(lambda: Scripted(paying), budget=refusing) as found, pytest.raises(type(error)):
+            found.train(2, STATE)
+        assert refusing.committed == []
+
+
+def test_an_update_that_was_not_paid_for_is_not_taken() -> None:
+    books = Books()
+    with supervised(lambda: Scripted(honest), budget=books) as found, pytest.raises(WorkerLost, match="not paid"):
+        found.train(1, STATE)
+    assert books.booked == books.committed == []
+
+
+def test_a_round_that_was_paid_for_is_not_paid_for_again_by_itself() -> None:
+    def half(channel: Channel, order: Any) -> None:
+        channel.send(ReserveRound(round=order.round, events=(EVENT,)))
+        channel.receive()
+        channel.close()
+
+    books = Books()
+    with supervised(lambda: Scripted(half), lambda: Scripted(paying), budget=books) as found:
+        with pytest.raises(WorkerLost, match="not paid for again"):
+            found.train(1, STATE)
+        assert len(books.booked) == 1 and books.committed == []
+        found.train(2, STATE)
+    assert [number for number, _ in books.booked] == [1, 2] and books.committed == [2]
+
+
+def test_a_second_reservation_in_one_round_ends_the_trainer() -> None:
+    def greedy(channel: Channel, order: Any) -> None:
+        for _ in range(2):
+            channel.send(ReserveRound(round=order.round, events=(EVENT,)))
+            channel.receive()
+        channel.send(trained(order.round), STATE)
+
+    books = Books()
+    with supervised(lambda: Scripted(greedy), budget=books) as found, pytest.raises(WorkerLost):
+        found.train(1, STATE)
+    assert len(books.booked) == 1
+
+
+def test_a_silent_trainer_is_taken_to_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.2)
+    with supervised(lambda: Scripted(lambda *_: None), lambda: Scripted(honest)) as found:
+        assert found.train(1, STATE).samples == 7
+
+
+def test_a_trainer_that_says_it_is_alive_and_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with supervised(lambda: Scripted(lambda *_: None), lambda: Scripted(honest)) as found:
+        found._patience = 0.3
+        with pytest.raises(WorkerLost):
+            found.train(1, STATE)
+        found._patience = 30
+        assert found.train(2, STATE).samples == 7, "the next round has another trainer"
+
+
+def test_closing_ends_an_order_that_is_open() -> None:
+    with supervised(lambda: Scripted(lambda *_: None)) as found:
+        caught: list[Exception] = []
+
+        def order() -> None:
+            try:
+                found.train(1, STATE)
+            except WorkerLost as error:
+                caught.append(error)
+
+        thread = Thread(target=order)
+        thread.start()
+        found.close()
+        thread.join(10)
+        assert len(caught) == 1 and not thread.is_alive()

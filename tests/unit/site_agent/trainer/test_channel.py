@@ -1,0 +1,167 @@
+"""The channel between agent and trainer: typed, bounded, sealed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from lazaret.errors import BudgetExhausted, CodecError, DataError, WorkerLost
+from security.dp.accountant import Mechanism, MechanismEvent
+from security.dp.ledger import Terms, Unit
+from site_agent.trainer import channel as module
+from site_agent.trainer.channel import (
+    MAX_MESSAGE,
+    RECEIVED_BY_AGENT,
+    RECEIVED_BY_TRAINER,
+    Channel,
+    EvaluatedRound,
+    OrderFailed,
+    ReserveRound,
+    SideScores,
+    TrainedRound,
+    TrainerAlive,
+    TrainerSetup,
+    TrainerStop,
+    TrainRound,
+    error_of,
+    failed,
+    share,
+    shared_document,
+    shared_vector,
+)
+
+TRAINED = TrainedRound(round=3, samples=7, loss_sum=0.1, hits=2, steps=4, wall_ms=9, artefacts=())
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Channel, Channel, socket.socket]]:
+    """The agent's end, the trainer's end, and the trainer's bare socket."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(5)
+    theirs.settimeout(5)
+    agent, trainer = Channel(ours, RECEIVED_BY_AGENT), Channel(theirs, RECEIVED_BY_TRAINER)
+    yield agent, trainer, theirs
+    agent.close()
+    trainer.close()
+
+
+def test_a_vector_crosses_without_a_copy_and_cannot_be_changed(pair: tuple[Channel, Channel, socket.socket]) -> None:
+    agent, trainer, _ = pair
+    state = np.linspace(-1, 1, 100_000, dtype=np.float32)
+    agent.send(TrainRound(round=3), state)
+    received = trainer.receive()
+    assert received is not None and received[0] == TrainRound(round=3) and received[1] is not None
+    seals = fcntl.fcntl(received[1], fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_WRITE
+    with pytest.raises(PermissionError):
+        os.write(received[1], b"x")
+    found = shared_vector(received[1], len(state))
+    assert np.array_equal(found, state) and not found.flags.writeable and not found.flags.owndata
+    with pytest.raises(OSError, match="Bad file"):
+        os.fstat(received[1])  # the mapping keeps the memory; the descriptor is not kept
+
+
+def test_messages_come_back_as_they_were(pair: tuple[Channel, Channel, socket.socket]) -> None:
+    agent, trainer, _ = pair
+    terms = Terms(population="patients", unit=Unit.PATIENT, delta=1e-5, cap=3.3, order=2.5)
+    event = MechanismEvent(kind=Mechanism.DP_SGD, sigma=1.1, sensitivity=0.7, rate=12345, steps=9)
+    side = SideScores(bacc=0.1 + 0.2, bauc=None, images=3, confusion=((1, 2), (3, 4)))
+    setup = TrainerSetup(site="graz", data_key="ab" * 32, best=0.3, terms=terms)
+    agent.send(setup, b"manifest")
+    received = trainer.receive()
+    assert received is not None and received[0] == setup and shared_document(received[1] or 0) == b"manifest"
+    assert "abab" not in repr(setup)
+    for message in (ReserveRound(round=1, events=(event,)), EvaluatedRound(round=2, best=True, test=side)):
+        trainer.send(message)
+        assert agent.receive() == (message, None)
+    agent.send(TrainerStop())
+    assert trainer.receive() == (TrainerStop(), None)
+    trainer.close()
+    assert agent.receive() is None
+    with pytest.raises(WorkerLost):
+        agent.send(TrainerStop())
+
+
+GOOD = b'{"kind":"alive","processor_ms":3}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"kind":"nothing"}',
+        b'{"kind":"alive"}',
+        b'{"kind":"alive","processor_ms":-1}',
+        b'{"kind":"alive","processor_ms":"3"}',
+        b'{"kind":"alive","processor_ms":3,"prototypes":[1.0]}',
+        b'{"kind":"stop"}',  # the agent's
+        b'{"kind":"failed","code":"x","message":"' + b"m" * 2001 + b'"}',
+        b'{"kind":"evaluated","round":1,"test":{"bacc":1.5,"bauc":null,"images":1}}',
+        b'{"kind":"evaluated","round":1,"test":{"bacc":NaN,"bauc":null,"images":1}}',
+        b'{"kind":"reserve","round":1,"events":[{"kind":"dp-sgd","sigma":-1.0,"sensitivity":1.0,"rate":1,"steps":1}]}',
+        b'{"kind":"ready","fingerprint":"00","class_names":[],"counts":{}}',
+    ],
+)
+def test_what_is_no_message_is_refused(pair: tuple[Channel, Channel, socket.socket], body: bytes) -> None:
+    agent, _, theirs = pair
+    theirs.sendall(struct.pack("<IB", len(GOOD), 0) + GOOD)
+    assert agent.receive() == (TrainerAlive(processor_ms=3), None)
+    theirs.sendall(struct.pack("<IB", len(body), 0) + body)
+    with pytest.raises(CodecError):
+        agent.receive()
+
+
+@pytest.mark.parametrize(("length", "announced", "sent"), [(MAX_MESSAGE + 1, 0, 0), (33, 1, 0), (33, 0, 1), (33, 1, 1)])
+def test_lengths_and_memory_are_bounded(
+    pair: tuple[Channel, Channel, socket.socket], length: int, announced: int, sent: int
+) -> None:
+    """Too long; memory that did not come; memory that was not announced; memory that this message does not have."""
+    agent, _, theirs = pair
+    before = len(os.listdir("/proc/self/fd"))
+    memory = [share(b"x") for _ in range(sent)]
+    socket.send_fds(theirs, [struct.pack("<IB", length, announced)], memory)
+    theirs.sendall(GOOD)
+    with pytest.raises(CodecError):
+        agent.receive()
+    for descriptor in memory:
+        os.close(descriptor)
+    assert len(os.listdir("/proc/self/fd")) == before, "what was refused is not kept open"
+
+
+def test_a_vector_is_never_sent_without_its_memory(pair: tuple[Channel, Channel, socket.socket]) -> None:
+    with pytest.raises(CodecError, match="cannot be sent"):
+        pair[1].send(TRAINED)
+
+
+def test_memory_of_another_length_or_without_seals_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.zeros(10, dtype=np.float32)
+    for words in (9, 11):
+        with pytest.raises(CodecError, match="bytes"):
+            shared_vector(share(values), words)
+    kept = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.write(kept, values.tobytes())
+    with pytest.raises(CodecError, match="not sealed"):
+        shared_vector(os.dup(kept), 10)
+    # The twin: without the check, the sender changes the vector after it was looked at.
+    monkeypatch.setattr(module, "_SEALS", 0)
+    seen = shared_vector(os.dup(kept), 10)
+    assert not seen.any()
+    os.pwrite(kept, np.float32(7).tobytes(), 0)
+    assert seen[0] == 7
+    os.close(kept)
+
+
+def test_an_error_crosses_as_what_it_is() -> None:
+    error = BudgetExhausted("spent", where="patients", hint="stop")
+    again = error_of(failed(error))
+    assert type(again) is BudgetExhausted and (again.message, again.where, again.hint) == ("spent", "patients", "stop")
+    assert type(error_of(failed(DataError("x")))) is DataError
+    invented = error_of(OrderFailed(code="prototype 0.25", message="\x1b[2Jred\n"))
+    assert type(invented) is WorkerLost and invented.message.isprintable()
