@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Condition, Event, Thread
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.ledger import Reservation
@@ -75,6 +75,7 @@ TRIES: Final = 3
 SLACK_SECONDS: Final = 120.0
 # A trainer that floods the channel is at fault; an honest one says that it is alive every five seconds.
 MOST_MESSAGES: Final = 100
+Answer = TypeVar("Answer")
 
 
 class Launched(Protocol):
@@ -141,7 +142,15 @@ class Life:
     launched: Launched
     channel: Channel
     since: float = field(default_factory=time.monotonic)
-    answers: SimpleQueue[Received | ToolkitError] = field(default_factory=SimpleQueue)
+    answers: SimpleQueue[Received | WorkerLost] = field(default_factory=SimpleQueue)
+
+
+class TrainerGone(Exception):
+    """This trainer cannot finish the order; another one may."""
+
+    def __init__(self, error: WorkerLost) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Supervisor:
@@ -292,27 +301,33 @@ class Supervisor:
 
         :raises ToolkitError: what the trainer says, or that there is none that can finish.
         """
-        end = time.monotonic() + self._patience
-        for attempt in range(1, TRIES + 1):
-            order = Order(self, self._current(end), round_number, end)
-            try:
-                return order.train(state)
-            except WorkerLost as error:
-                if attempt == TRIES or self._closing.is_set():
-                    raise
-                if order.reservation is not None:
-                    raise WorkerLost(
-                        f"{error.message}; the round was paid for, and is not paid for again", where="trainer"
-                    ) from error
-                log.warning("round %d: %s; training again", round_number, error)
-        raise WorkerLost("there is no trainer", where="trainer")
+        return self._order(round_number, lambda order: order.train(state))
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
+        """This hospital's own figures of the model after a round."""
+        return self._order(round_number, lambda order: order.evaluate(state))
+
+    def _order(self, round_number: int, carry_out: Callable[[Order], Answer]) -> Answer:
         end = time.monotonic() + self._patience
-        for _ in range(TRIES - 1):
-            with contextlib.suppress(WorkerLost):
-                return Order(self, self._current(end), round_number, end).evaluate(state)
-        return Order(self, self._current(end), round_number, end).evaluate(state)
+        for attempt in range(1, TRIES + 1):
+            order = Order(self._current(end), round_number, end, words=self._words, budget=self._budget)
+            try:
+                return carry_out(order)
+            except TrainerGone as gone:
+                self._drop(order.life)
+                if order.reservation is not None:
+                    told = f"{gone.error.message}; the round was paid for, and is not paid for again"
+                    raise WorkerLost(told, where="trainer") from gone
+                if attempt == TRIES or self._closing.is_set():
+                    raise gone.error from gone
+                log.warning("round %d: %s; it is given to the next one", round_number, gone.error)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _drop(self, life: Life) -> None:
+        """No more orders for this one; the thread that watches it starts the next."""
+        with self._changed:
+            if self._life is life:
+                self._life = None
 
     def _current(self, end: float) -> Life:
         with self._changed:
@@ -327,9 +342,9 @@ class Supervisor:
 class Order:
     """One order to one trainer, and the conversation about it."""
 
-    def __init__(self, supervisor: Supervisor, life: Life, round_number: int, end: float) -> None:
-        self._life, self._round, self._end = life, round_number, end
-        self._words, self._budget = supervisor._words, supervisor._budget
+    def __init__(self, life: Life, round_number: int, end: float, *, words: int, budget: Budget | None) -> None:
+        self.life, self._round, self._end = life, round_number, end
+        self._words, self._budget = words, budget
         self.reservation: Reservation | None = None
 
     def train(self, state: Vector) -> LocalResult:
@@ -363,24 +378,24 @@ class Order:
 
     def _ask(self, order: Message, state: Vector, answer: type[Any]) -> Any:
         """Give the order and wait for its answer, paying for what it asks meanwhile."""
-        if not self._life.answers.empty():
+        if not self.life.answers.empty():
             # Either its end, or something that nobody has asked for.
-            left = self._life.answers.get()
-            raise left if isinstance(left, ToolkitError) else self._fault("an answer without an order")
-        self._life.channel.send(order, state)
+            left = self.life.answers.get()
+            raise TrainerGone(left) if isinstance(left, WorkerLost) else self._fault("an answer without an order")
+        self._send(order, state)
         while True:
             try:
-                received = self._life.answers.get(timeout=max(0.0, self._end - time.monotonic()))
+                received = self.life.answers.get(timeout=max(0.0, self._end - time.monotonic()))
             except Empty:
                 raise self._fault("nothing for too long: it is taken to hang") from None
-            if isinstance(received, ToolkitError):
-                raise received
+            if isinstance(received, WorkerLost):
+                raise TrainerGone(received)
             message = received[0]
             match message:
                 case OrderFailed():
                     raise error_of(message)
                 case ReserveRound() if isinstance(order, TrainRound):
-                    self._life.channel.send(self._reserve(message))
+                    self._send(self._reserve(message))
                 case _ if isinstance(message, answer) and message.round == self._round:
                     return received
                 case _:
@@ -395,10 +410,16 @@ class Order:
             return refused(error)
         return RoundReserved(seq=self.reservation.seq)
 
-    def _fault(self, what: str) -> WorkerLost:
+    def _send(self, message: Message, state: Vector | None = None) -> None:
+        try:
+            self.life.channel.send(message, state)
+        except WorkerLost as error:
+            raise TrainerGone(error) from error
+
+    def _fault(self, what: str) -> TrainerGone:
         """Whatever the trainer is doing, it is not what was agreed: this one is ended."""
-        self._life.channel.close()
-        return WorkerLost(f"the trainer has answered with {what}", where="trainer")
+        self.life.channel.close()
+        return TrainerGone(WorkerLost(f"the trainer has answered with {what}", where="trainer"))
 
 
 def _scores(side: SideScores) -> dict[str, Any]:

@@ -191,7 +191,7 @@ def test_the_companion_is_made_once_for_a_model_and_never_leaves_the_vault(train
     place = ModelPlace.open(SiteConfig.read(trained.config))
     model = load(place, "best")
     made = Companion.make(place, model)
-    place.vault.keep_model("best-companion", made.to_bytes())
+    place.personal.keep_model("best-companion", made.to_bytes())
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     read = Companion.read(place, model)
     assert read is not None and torch.equal(read.prototypes.vectors, made.prototypes.vectors)

@@ -295,7 +295,7 @@ def test_required_is_an_error_where_a_connection_is_possible() -> None:
 def test_another_system_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """In this process, which must stay as it is: on a system that is not Linux nothing is put up."""
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    monkeypatch.setattr(isolation, "close_sockets", lambda: None)
+    monkeypatch.setattr(isolation, "close_sockets", lambda keep: None)
     found = isolation.enter("best")
     assert found.in_force == () and set(found.missing) == set(MECHANISMS)
     assert "this system is darwin, isolation needs linux" in found.sentence

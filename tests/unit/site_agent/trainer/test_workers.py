@@ -25,9 +25,9 @@ from npr.training import LocalReport
 from npr.wire_layout import export
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
-from security.rng import CountedRandomness
 from site_agent.config import SiteConfig
-from site_agent.state_dir import Vault
+from site_agent.trainer.file_access import made
+from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.ranks import RankPlace
 from site_agent.trainer.training import Trainer
 from site_agent.trainer.workers import Crew, terms_of
@@ -161,8 +161,9 @@ def test_a_worker_takes_part_falls_silent_differs_dies_and_comes_back(
 
 
 def _trainer(manifest: Manifest, path: Path, data: SiteData, folder: Path) -> Trainer:
-    vault = Vault(folder, site=data.name, sealing_key=bytes(32), randomness=CountedRandomness(b"x"))
-    return Trainer(manifest, pinned_model(path, manifest)[0], data, vault, data_key=bytes(32))
+    state = PersonalState(folder)
+    made(state.memory, state.models)
+    return Trainer(manifest, pinned_model(path, manifest)[0], data, state, data_key=bytes(32))
 
 
 def _same(one: np.ndarray, two: np.ndarray) -> None:
