@@ -71,10 +71,14 @@ def server_credentials(identity: Identity) -> grpc.ServerCredentials:
     return grpc.ssl_server_credentials([(key, certificate)], root_certificates=root, require_client_auth=True)
 
 
-def channel_credentials(identity: Identity) -> grpc.ChannelCredentials:
-    """A site's side: the coordinator must show a certificate of this federation's root for the host dialled."""
+def channel_credentials(identity: Identity, only: x509.Certificate | None = None) -> grpc.ChannelCredentials:
+    """A site's side: the coordinator must show a certificate of this federation's root for the host dialled.
+
+    :param only: the one certificate that is accepted. It is the only trust anchor then, so that no other certificate
+        of the same root will do.
+    """
     root, key, certificate = _files(identity)
-    return grpc.ssl_channel_credentials(root, key, certificate)
+    return grpc.ssl_channel_credentials(root if only is None else pki.to_pem(only).encode(), key, certificate)
 
 
 def peer_certificate(context: Any) -> x509.Certificate:

@@ -24,8 +24,12 @@ from protos import tls  # before grpc: it switches TLS 1.2 off
 from site_agent.config import CoordinatorTable
 
 import grpc  # isort: skip
-from lazaret.errors import CertificateError, ToolkitError, coarse
+from cryptography import x509
+
+from lazaret.errors import CertificateError, CertificateUntrusted, ToolkitError, coarse
 from security.identity import pki
+from security.identity.rules import check_coordinator_certificate
+from security.identity.tls_probe import Destination, NoTls, ask
 from security.log.egress import SecondLedger
 from security.log.events import AgentStop
 from security.log.writer import AuditLog
@@ -50,6 +54,11 @@ TICK_SECONDS: Final = 0.1
 HEARTBEAT_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 20.0
 ASK_SECONDS: Final = 1.0
+_OTHER_END: Final = (
+    "something answers, but TLS with it fails: another federation's coordinator, a certificate that has expired, or a "
+    "proxy that inspects TLS (`site-agent check` finds out which)"
+)
+_UNREACHABLE: Final = "the coordinator cannot be reached (`site-agent check` finds out why)"
 _TURNED_AWAY: Final = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 Event = Callable[[], Iterator[bytes]]
@@ -169,9 +178,14 @@ class Client:
         """Connect, exchange messages until the stream ends, and return why it did."""
         options = tls.channel_options(self.table.proxy)
         try:
-            credentials = self._credentials()
+            served = await self._served()
+            credentials = self._credentials(served)
+        except (CertificateUntrusted, NoTls):
+            return _OTHER_END
         except CertificateError as error:
             return f"{error} ({error.hint})" if error.hint else str(error)
+        except ToolkitError:
+            return _UNREACHABLE
         async with grpc.aio.secure_channel(self.table.address, credentials, options=options) as channel:
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
@@ -186,12 +200,36 @@ class Client:
                 if self._call is call:
                     self._break()
 
-    def _credentials(self) -> grpc.ChannelCredentials:
-        """From the files as they are now: a renewal may have been installed since. The handshake would not say why."""
+    def _credentials(self, served: x509.Certificate) -> grpc.ChannelCredentials:
+        """From the files as they are now: a renewal may have been installed since. The handshake would not say why.
+
+        :param served: the coordinator's certificate; the session asks whether the manifest pins its key.
+        """
         identity, now = self.agent.identity, self.agent.clock.now_ms()
         identity.settle_tls(now_ms=now)
         pki.check_dates(identity.tls_certificate(), now, str(identity.tls_path))
-        return tls.channel_credentials(identity)
+        manifest = self.agent.session.manifest
+        self.agent.session.peer = check_coordinator_certificate(
+            manifest.federation, identity.root(), served, revoked=manifest.revoked, now_ms=now
+        )
+        return tls.channel_credentials(identity, only=served)
+
+    async def _served(self) -> x509.Certificate:
+        """The certificate that answers there now. gRPC cannot tell whose it was, so that it is looked at before, and is
+        then the only one which the connection accepts."""
+        answer: asyncio.Future[x509.Certificate] = self._loop.create_future()
+
+        def look() -> None:
+            try:
+                found = ask(Destination.parse(self.table.address, self.table.proxy), seconds=CONNECT_SECONDS)
+                tell = partial(_settle, answer, found.certificate)
+            except Exception as error:  # not to be lost in a thread
+                tell = partial(_settle, answer, error)
+            with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+                self._loop.call_soon_threadsafe(tell)
+
+        Thread(target=look, name="probe", daemon=True).start()
+        return await answer
 
     async def _read(self, call: Any) -> str:
         try:
@@ -226,6 +264,15 @@ class Client:
             call.cancel()
 
 
+def _settle(answer: asyncio.Future[x509.Certificate], found: x509.Certificate | Exception) -> None:
+    if answer.done():
+        return
+    if isinstance(found, Exception):
+        answer.set_exception(found)
+    else:
+        answer.set_result(found)
+
+
 async def _why_not(channel: Any) -> str:
     """Why a channel is not connected, as far as it is known: gRPC gives a reason to a call that fails at once.
 
@@ -240,12 +287,7 @@ async def _why_not(channel: Any) -> str:
         details = ""
     finally:
         call.cancel()
-    if "handshake failed" in details.lower():
-        return (
-            "something answers, but TLS with it fails: another federation's coordinator, a certificate that has "
-            "expired, or a proxy that inspects TLS (`site-agent check` finds out which)"
-        )
-    return "the coordinator cannot be reached (`site-agent check` finds out why)"
+    return _OTHER_END if "handshake failed" in details.lower() else _UNREACHABLE
 
 
 def _cancelled_from_outside() -> bool:

@@ -40,7 +40,7 @@ from security.identity.manifest import (
     Word,
     decimal_text,
 )
-from security.identity.membership import COVERED_ROSTER
+from security.identity.membership import COVERED_ROSTER, DAY_MS
 from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
@@ -92,6 +92,7 @@ class TimingPlan(Document):
     message: Positive = 30
     upload: Positive = 60
     secret_ttl: Positive = 86_400
+    manifest_days: Annotated[int, Field(ge=1, le=366)] = 90
 
 
 class PrivacyPlan(Document):
@@ -138,13 +139,14 @@ def build(
         previous=previous.digest.hex() if previous else None,
         run=plan.run,
         issued_at_ms=now_ms,
+        expires_at_ms=now_ms + plan.timing.manifest_days * DAY_MS,
         roster=tuple(sorted(roster, key=lambda member: member.id.encode())),
         coordinator=coordinator,
         model=_model(plan, model, initial_state),
         training=_training(plan, model),
         aggregation=_aggregation(plan, len(roster), layout),
         audit=_audit(plan, len(roster)),
-        timing=Timing(**plan.timing.model_dump()),
+        timing=Timing(**plan.timing.model_dump(exclude={"manifest_days"})),
         privacy=_privacy(plan),
         revocations=tuple(revocations),
     )
@@ -286,7 +288,8 @@ def _setting(value: bool | int | float | str) -> Setting:
 
 def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregation:
     asked = plan.aggregation
-    colluders = thresholds.default_colluders(sites) if asked.colluders is None else asked.colluders
+    default = thresholds.default_colluders(sites, two_sites=asked.allow_two_sites)
+    colluders = default if asked.colluders is None else asked.colluders
     return Aggregation(
         colluders=colluders,
         least_survivors=asked.least_survivors or (2 if sites == 2 else thresholds.LEAST_SURVIVORS),
@@ -336,9 +339,21 @@ def warnings(manifest: Manifest) -> list[str]:
         )
     else:
         notes += _private_notes(manifest, manifest.privacy)
+    notes += _colluder_notes(manifest)
     if not manifest.aggregation.single_history:
         notes.append("single_history = false: a coordinator may run two disjoint groups of sites with two histories")
     return notes
+
+
+def _colluder_notes(manifest: Manifest) -> list[str]:
+    sites, c = len(manifest.roster), manifest.aggregation.colluders
+    free = thresholds.free_colluders(sites)
+    if c >= free:
+        return []
+    return [
+        f"colluders = {c}: {sites} sites have the same quorum with colluders = {free}. The promise would be stronger; "
+        f"but then {free} silent sites stop every attempt, and each chunk of a sum is checked by {free + 1} sites"
+    ]
 
 
 def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
@@ -407,6 +422,7 @@ learning_rate = 0.001                 # (required)
 # message = 30
 # upload = 60
 # secret_ttl = 86400
+# manifest_days = 90                  # days; publish again before: sites send nothing under an expired manifest
 
 # [privacy]                           # differential privacy at every site; a site may be stricter, never less strict
 # epsilon = 8

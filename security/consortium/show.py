@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import Any, Final
 
 from rich.console import Console
@@ -29,6 +30,8 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
         "digest": manifest.digest.hex(),
         "previous": manifest.previous,
         "run": manifest.run,
+        "expires": f"{dt.datetime.fromtimestamp(manifest.expires_at_ms / 1000, dt.UTC):%Y-%m-%d}",
+        "days_left": manifest.days_left(now_ms),
         "coordinator": manifest.coordinator.id,
         "sites": [
             {
@@ -62,8 +65,12 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
 
 
 def expiring(manifest: Manifest, now_ms: int) -> list[str]:
-    """Members who will soon be left out of rounds, or are already."""
+    """Members who will soon be left out of rounds, or are already; and a manifest under which there will be none."""
     notes = []
+    left = manifest.days_left(now_ms)
+    if left < EXPIRY_WARNING_DAYS:
+        state = f"expires in {left} days" if left >= 0 else "has expired"
+        notes.append(f"manifest version {manifest.version} {state}: publish again, or sites send nothing")
     for member in (manifest.coordinator, *manifest.roster):
         left = pki.days_left(member.certificate, now_ms)
         if left < EXPIRY_WARNING_DAYS:
@@ -109,6 +116,7 @@ def print_manifest(console: Console, summary: dict[str, Any], blocks: list[dict[
     facts = _facts(
         ("federation", f"{summary['federation']}, run {summary['run']}, manifest version {summary['version']}"),
         ("digest", grouped(summary["digest"])),
+        ("expires", f"{summary['expires']}, in {summary['days_left']} days"),
         ("trains", f"{summary['method']} on {summary['architecture']}, {summary['rounds']} rounds"),
         ("settings", ", ".join(f"{name} = {value}" for name, value in summary["settings"].items())),
         ("vector", f"{summary['values']:,} values, {summary['vector_bytes']:,} bytes, ring 2^{summary['ring_bits']}"),

@@ -155,6 +155,7 @@ def manifest(papers: Papers) -> Iterator[Line]:
     """Signed by our root, valid, in time, and listing this party."""
     opened = papers.manifest
     yield ok(f"version {opened.version} of {opened.federation}, run {opened.run}, signed by the root")
+    yield from _freshness(opened, papers.now_ms)
     try:
         member = papers.member()
         _check_listed(papers, opened)
@@ -171,6 +172,16 @@ def manifest(papers: Papers) -> Iterator[Line]:
             f"the signing certificate in the manifest ended {-left} days ago",
             "a renewal needs a new manifest as well: ask the consortium to publish one",
         )
+
+
+def _freshness(opened: Manifest, now_ms: int) -> Iterator[Line]:
+    """How long the manifest still holds; under an expired one no site takes part in a round."""
+    left = opened.days_left(now_ms)
+    publish = "the consortium publishes again: get the new version from it, and join it"
+    if left < 0:
+        yield problem(f"version {opened.version} has expired: no round under it", publish)
+    elif left < EXPIRY_WARNING_DAYS:
+        yield warning(f"version {opened.version} expires in {left} days", publish)
 
 
 def _check_listed(papers: Papers, opened: Manifest) -> None:

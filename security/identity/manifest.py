@@ -180,6 +180,7 @@ class Manifest(Document):
     previous: Hash | None
     run: Name
     issued_at_ms: Count
+    expires_at_ms: Count
     roster: Annotated[tuple[Member, ...], Field(min_length=2, max_length=MAX_ROSTER)]
     coordinator: Member
     model: Model
@@ -219,6 +220,10 @@ class Manifest(Document):
     @property
     def sites(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.roster)
+
+    def days_left(self, now_ms: int) -> int:
+        """Whole days until it expires; negative afterwards."""
+        return (self.expires_at_ms - now_ms) // (24 * 3_600_000)
 
     def site(self, name: str) -> Member:
         for member in self.roster:

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from lazaret.errors import ConfigError, PolicyViolation
+from security.crypto.encoding import MAX_INT
 from security.crypto.signing import VerifyKey
 from security.identity.manifest import Manifest, Member
 from security.log.note import VerifierKey
@@ -68,6 +69,7 @@ class AggregationPolicy:
     :param dp_active: whether this site's own privacy ledger is in force; the only local field besides `revoked`.
     :param method: how the federation trains, as entries of the privacy log name it.
     :param strict: do not even train on a state whose sum has not been checked.
+    :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
     """
 
     federation: str
@@ -90,6 +92,7 @@ class AggregationPolicy:
     revoked: frozenset[bytes] = frozenset()
     strict: bool = False
     method: str = "none"
+    expires_ms: int = MAX_INT
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -118,6 +121,29 @@ class AggregationPolicy:
         if found.cert in self.revoked:
             raise PolicyViolation("signing certificate is revoked", where=f"site {site}")
         return found
+
+    def coordinator_entry(self) -> RosterEntry:
+        """The coordinator's entry, while its signing certificate is valid.
+
+        :raises PolicyViolation: if it has expired.
+        """
+        if self.coordinator.cert in self.revoked:
+            raise PolicyViolation(
+                "the coordinator's signing certificate has expired or is not valid yet",
+                where="coordinator",
+                hint="the consortium renews it and publishes a new manifest",
+            )
+        return self.coordinator
+
+    def check_fresh(self, now_ms: int) -> None:
+        """Raise if the manifest has expired."""
+        if now_ms >= self.expires_ms:
+            raise PolicyViolation(
+                f"manifest version {self.manifest_version} has expired",
+                where="manifest",
+                hint="the consortium publishes a new version at least that often; if it did, it was withheld on the "
+                "way: get it from the consortium directly and install it with `site-agent join --manifest FILE`",
+            )
 
     def lists(self, site: str) -> bool:
         """Whether a site is on the roster and not revoked."""
@@ -174,7 +200,8 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
 
     Members whose signing certificate is not valid today count as revoked, until a renewal is published.
     """
-    lapsed = {member.signing_sha256 for member in manifest.roster if not _valid_at(member, now_ms)}
+    everyone = (manifest.coordinator, *manifest.roster)
+    lapsed = {member.signing_sha256 for member in everyone if not _valid_at(member, now_ms)}
     numbers, audit = manifest.aggregation, manifest.audit
     return AggregationPolicy(
         federation=manifest.federation,
@@ -197,12 +224,13 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         revoked=frozenset(bytes.fromhex(text) for text in manifest.revoked | lapsed),
         strict=audit.strict,
         method=manifest.training.method,
+        expires_ms=manifest.expires_at_ms,
     )
 
 
 def _certificate_dates(manifest: Manifest) -> list[int]:
     """The instants at which somebody's standing changes: a certificate begins, or has ended."""
-    certificates = [member.certificate for member in manifest.roster]
+    certificates = [member.certificate for member in (manifest.coordinator, *manifest.roster)]
     return sorted(
         {_ms(found.not_valid_before_utc) for found in certificates}
         | {_ms(found.not_valid_after_utc) + 1 for found in certificates}

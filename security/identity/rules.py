@@ -31,6 +31,7 @@ from security.secagg import thresholds
 # Order of the base point of P-256 (SEC 2, section 2.4.2).
 P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 CLOCK_SKEW_MS: Final = 3_600_000
+LONGEST_VALIDITY_MS: Final = 366 * 24 * 3_600_000
 _OTHER_FEDERATION: Final = "is this the right folder, and the right consortium's manifest?"
 TWO_SITES_HINT: Final = (
     "with two sites each learns the other's update: set allow_two_sites = true and a [privacy] table, or enrol a third"
@@ -167,6 +168,13 @@ def check_privacy(manifest: Manifest) -> None:
         check_delta(real(manifest.privacy.delta), least_patients=least, where=f"{_where(manifest)} [privacy] delta")
 
 
+def check_expiry(manifest: Manifest) -> None:
+    """A manifest holds for a while, no longer than a year: a party that gets no newer one notices that something is
+    withheld from it. Whether it has expired is asked when a party acts, so that old logs can still be read."""
+    if not 0 < manifest.expires_at_ms - manifest.issued_at_ms <= LONGEST_VALIDITY_MS:
+        raise ManifestRejected("must expire after it was issued, and within a year", where=_where(manifest))
+
+
 def check_version_one(manifest: Manifest) -> None:
     if (manifest.version == 1) != (manifest.previous is None):
         raise ManifestRejected("version 1, and only it, has no predecessor", where=_where(manifest))
@@ -185,6 +193,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_thresholds,
     check_audit,
     check_privacy,
+    check_expiry,
     check_version_one,
     check_configs,
 )
@@ -278,6 +287,44 @@ def check_tls_peer(
     )
     check_pinned(manifest, subject, pki.key_fingerprint(key), where)
     return subject
+
+
+def check_coordinator_certificate(
+    federation: str,
+    root: x509.Certificate,
+    certificate: x509.Certificate,
+    *,
+    revoked: frozenset[str] = frozenset(),
+    now_ms: int,
+) -> str:
+    """A TLS certificate of this federation's coordinator, good today; returns SHA-256 of its key.
+
+    It does not look for a pin: a renewed key is in a manifest that a site may only get over this connection.
+    `check_coordinator_pin` must follow before anything else is said over it.
+    """
+    subject = pki.subject_of(certificate, "TLS certificate of the coordinator")
+    where = f"TLS certificate of {subject.role} {subject.member}"
+    if subject.role is not Role.COORDINATOR:
+        raise CertificateNameMismatch("the other end is not a coordinator", hint="is [coordinator] address right?")
+    wanted = Subject(federation=federation, role=Role.COORDINATOR, member=subject.member)
+    key = pki.verify_certificate(
+        certificate, root, wanted, Purpose.TLS, now_ms=now_ms, revoked=revoked, where=where
+    )
+    return pki.key_fingerprint(key)
+
+
+def check_coordinator_pin(manifest: Manifest, pin: str) -> None:
+    """The other end holds a TLS key that the manifest in force lists for the coordinator.
+
+    A certificate of this root is not enough: an old key that was stolen and replaced still has one until it expires.
+    """
+    if pin not in manifest.coordinator.tls_keys:
+        raise CertificateNameMismatch(
+            f"the coordinator's TLS key is not in manifest version {manifest.version}",
+            where="TLS certificate of the coordinator",
+            hint="after a renewal the coordinator needs the new manifest too; if it was not renewed, inform the "
+            "consortium: somebody answers with an old or foreign key",
+        )
 
 
 def check_pinned(manifest: Manifest, subject: Subject, pin: str, where: str) -> None:

@@ -29,6 +29,10 @@ from security.identity.rules import check_tls_peer
 SECONDS: Final = 10.0
 
 
+class NoTls(ToolkitError):
+    """Something answers, and it is not a TLS server that we could speak with."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
     """A host and a port, and the proxy on the way there. The proxy's password never gets into a text."""
@@ -84,7 +88,7 @@ def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
                 hint="a firewall may accept the connection and drop what follows: ask to allow this destination",
             ) from error
         except (ssl.SSLError, OSError) as error:
-            raise ToolkitError(
+            raise NoTls(
                 f"the program that answers there does not use TLS ({_reason(error)})",
                 where=str(destination),
                 hint="is [coordinator] address right? Another program may listen on this port",

@@ -24,9 +24,32 @@ class Thresholds:
     m: int
 
 
-def default_colluders(roster: int) -> int:
-    """Fewer than a third of the roster."""
+def default_colluders(roster: int, *, two_sites: bool = False) -> int:
+    """Fewer than a third of the roster: then `c` sites that stay away do not stop a round. Of three sites one: their
+    quorum is three for c = 0 and for c = 1, so that the stronger promise costs nothing.
+
+    With 5, 8, 11, ... sites one more colluder has the same quorum too, but `c` silent sites would then stop every
+    attempt, and no dropout would be tolerated while one site is away; the consortium may choose it.
+
+    :param two_sites: whether cohorts of two are allowed, in which nobody may collude.
+    """
+    if roster == LEAST_SURVIVORS and not two_sites:
+        return 1
     return max(0, -(-roster // 3) - 1)
+
+
+def free_colluders(roster: int) -> int:
+    """The largest c with the quorum of the default: what a roster could promise without a larger quorum."""
+    c = default_colluders(roster)
+    full = quorum(n=roster, c=c, m=LEAST_SURVIVORS)
+    while quorum(n=roster, c=c + 1, m=LEAST_SURVIVORS) == full:
+        c += 1
+    return c
+
+
+def most_attempts(c: int) -> int:
+    """How often a round is tried: `c` stalling sites cost c + 1 attempts, and two more are for failures (section 8)."""
+    return c + 3
 
 
 def quorum(*, n: int, c: int, m: int) -> int:

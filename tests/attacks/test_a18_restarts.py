@@ -12,7 +12,9 @@ import pytest
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.secagg import messages, records
+from security.secagg.fields import Wire
 from security.secagg.site import checks
+from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import SiteState
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 from tests.support.secagg_world import reference_sum
@@ -122,3 +124,33 @@ def test_killed_before_agree_a_site_aborts_and_nothing_else() -> None:
     (*_, refused) = run.machine().receive(run.planned.attempts[-1].plan)
     assert isinstance(refused.error, PolicyViolation)  # type: ignore[union-attr]
     assert_safe(run)
+
+
+def asked_for_an_old_answer(run: EvilCoordinator) -> list[Wire]:
+    """Attempt 1 is certified and given up by the others; the victim, which heard neither, joins attempt 2. Days later
+    somebody who has found the certificate asks it for its shares of attempt 1."""
+    held: list[messages.Quorum] = []
+    run.change(messages.Quorum, lambda message, site: held.append(message))
+    run.open_round()
+    first = run.launch(run.plan())
+    certificate = run.aborts_of(first, [name for name in run.sites if name != VICTIM])
+    run.lose(messages.Adverts)
+    run.launch(run.plan(aborts=[certificate], attempt=2))
+    assert run.machine().state is SiteState.ADVERTISED
+    run.clock.advance(run.policy.secret_ttl_ms)  # type: ignore[attr-defined]
+    for _ in range(2):  # the first look ends the open attempt
+        run._do_site(VICTIM, run.machine().tick())
+    run.deaf = True
+    run.rules.clear()
+    return [said for said in run.tell(VICTIM, held[0]) if isinstance(said, messages.Unmask)]
+
+
+def test_answers_of_earlier_attempts_expire_too() -> None:
+    run = evil()
+    assert not asked_for_an_old_answer(run)
+    assert_safe(run)
+
+
+def test_answers_of_earlier_attempts_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SiteMachine, "_expire", lambda self: ())
+    assert asked_for_an_old_answer(evil())

@@ -1,4 +1,5 @@
-"""A26: a second run on the same data and first model, or an older manifest in which fewer sites may collude."""
+"""A26: a second run on the same data and first model, an older manifest in which fewer sites may collude, a newer one
+that is withheld, or a coordinator whose certificate has expired."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import PolicyViolation, VerificationFailed
-from security.identity.membership import BareMandate
+from security.identity.membership import DAY_MS, AggregationPolicy, BareMandate
+from security.secagg import messages
+from security.secagg.certificates import Ack
 from security.secagg.site import checks
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
@@ -75,3 +78,54 @@ def test_a_second_run_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     run = evil(5)
     a_second_run(run)
     assert_recovered(run)
+
+
+def withheld_for(days: int) -> EvilCoordinator:
+    """The consortium has revoked site-03; the coordinator, which passes manifests on, keeps the new one to itself."""
+    run = evil(wide=False)
+    held = replace(run.policy, expires_ms=run.clock.now_ms() + 30 * DAY_MS)
+    for name in run.honest:
+        run.machine(name).core.mandate.policy = held  # type: ignore[misc]
+    run.clock.advance(days * DAY_MS)  # type: ignore[attr-defined]
+    run.open_round()
+    run.launch(run.plan())
+    return run
+
+
+def test_a_withheld_manifest_is_noticed() -> None:
+    assert withheld_for(29).said(Ack), "until then the rounds go on"
+    run = withheld_for(30)
+    for name in run.honest:
+        assert_refused(run, name, PolicyViolation, "check_plan_fresh")
+    assert not any(said.site in run.honest for said in run.said(messages.UploadHeader))
+
+
+def test_a_withheld_manifest_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing ends: the revoked site stays in every sum for as long as the coordinator likes."""
+    monkeypatch.setattr(checks, "check_plan_fresh", lambda *_: None)
+    run = withheld_for(3000)
+    assert "site-03" in {said.site for said in run.said(messages.UploadHeader)} and run.said(Ack)
+
+
+def expired_coordinator() -> EvilCoordinator:
+    """Its signing certificate has ended: `membership.aggregation_policy` counts it among the revoked."""
+    run = evil(wide=False)
+    for name in run.honest:
+        policy = run.machine(name).core.policy
+        lapsed = replace(policy, revoked=policy.revoked | {policy.coordinator.cert})
+        run.machine(name).core.mandate.policy = lapsed  # type: ignore[misc]
+    run.open_round()
+    run.launch(run.plan())
+    return run
+
+
+def test_an_expired_coordinator_is_not_followed() -> None:
+    run = expired_coordinator()
+    for name in run.honest:
+        assert_refused(run, name, PolicyViolation, "check_plan_signature")
+    assert not any(said.site in run.honest for said in run.said(messages.UploadHeader))
+
+
+def test_an_expired_coordinator_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(AggregationPolicy, "coordinator_entry", lambda self: self.coordinator)
+    assert expired_coordinator().said(Ack)

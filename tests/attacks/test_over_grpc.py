@@ -25,7 +25,7 @@ REFUSALS = {
     "A9": "the announced model does not follow from the sum",
     "A11": "sum does not have the announced root",
     "A11-twice": "a site acknowledges twice",
-    "A25": "round or attempt number is out of the window",
+    "A25": "round number is out of the window",
 }
 
 

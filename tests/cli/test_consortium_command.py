@@ -284,7 +284,7 @@ def test_certificates_that_end_soon_are_named(home: Path, run: Run) -> None:
 def test_a_tampered_manifest_is_not_shown(home: Path, run: Run) -> None:
     run("publish", "--dir", home, "--no-passphrase")
     path = home / "manifest.json"
-    path.write_bytes(path.read_bytes().replace(b'"colluders":0', b'"colluders":1'))
+    path.write_bytes(path.read_bytes().replace(b'"colluders":1', b'"colluders":0'))
     for arguments in (["show", "--dir", home], ["show", path, "--dir", home], ["publish", "--dir", home]):
         refused = run(*arguments)
         assert refused.code == 1 and "signature is not this consortium's" in refused.err

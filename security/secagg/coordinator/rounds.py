@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lazaret.errors import PolicyViolation, RemoteProtocolError
-from security.secagg import messages, statements
+from security.secagg import messages, statements, thresholds
 from security.secagg.certificates import AbortCertificate, CheckCertificate, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, CohortMember, RepeatOf, RoundContext
 from security.secagg.coordinator.attempt import CoordinatorAttempt
@@ -161,8 +161,8 @@ class CoordinatorRound:
 
     @property
     def most_attempts(self) -> int:
-        """c stalling sites cost c + 1 attempts; two more are for failures (section 8)."""
-        return self.core.policy.c + 3
+        """Sites join no more than these (section 8)."""
+        return thresholds.most_attempts(self.core.policy.c)
 
     def next_attempt(self, ready: Collection[str]) -> CoordinatorAttempt:
         """Plan the next attempt with the sites that are ready now.

@@ -61,7 +61,9 @@ class SiteAggregation:
         checks.check_plan_self(self.core.site, context)
         checks.check_plan_thresholds(policy, context)
         checks.check_plan_single_history(policy, context)
+        checks.check_plan_fresh(policy, self.core.clock.now_ms())
         checks.check_plan_window(head, journal, context)
+        checks.check_plan_attempts(policy, context)
         checks.check_plan_high_water(head, journal, context)
         checks.check_plan_history(head, context)
         bound = journal.update

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFailed
 from security.crypto import merkle
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, statements
+from security.secagg import certificate_checks, statements, thresholds
 from security.secagg import context as hashes
 from security.secagg.certificates import Advert, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, RoundContext
@@ -187,7 +187,7 @@ def check_may_release(memory: AttemptMemory) -> None:
 
 def check_abort_request(policy: AggregationPolicy, context: RoundContext, signature: bytes) -> None:
     """Only the coordinator may ask for an ABORT; otherwise any member could end every attempt."""
-    statements.verify(policy.coordinator, statements.abort_request(context.ctx()), signature)
+    statements.verify(policy.coordinator_entry(), statements.abort_request(context.ctx()), signature)
 
 
 def check_may_abort(journal: Journal, ctx: bytes) -> None:
@@ -221,7 +221,6 @@ def check_adverts_context(adverts: Adverts, ctx: bytes) -> None:
 # C0: the update and the Plan, before this site makes a key (sections 2, 8 and 9).
 
 ROUND_WINDOW = 1000  # rounds that a Plan may be ahead of those seen (section 9)
-MAX_ATTEMPTS = 64
 MAX_UPDATES_ON_ONE_STATE = 3  # different vectors on one model without differential privacy (section 8)
 
 
@@ -260,7 +259,7 @@ def check_fresh_update(journal: Journal, bound: UpdateBound) -> None:
 
 def check_plan_signature(policy: AggregationPolicy, plan: Plan) -> None:
     """Signed, so that a Plan which breaks a rule is evidence against the coordinator (section 5)."""
-    statements.verify(policy.coordinator, statements.plan(plan.context), plan.signature)
+    statements.verify(policy.coordinator_entry(), statements.plan(plan.context), plan.signature)
 
 
 def check_plan_federation(policy: AggregationPolicy, context: RoundContext) -> None:
@@ -307,8 +306,22 @@ def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) 
 def check_plan_window(head: NewestResult, journal: Journal, context: RoundContext) -> None:
     """Numbers only increase (section 9), so a very high one would be the last one that this site could ever join."""
     latest = max(head.round, journal.high_water[0])
-    if context.round > latest + ROUND_WINDOW or context.attempt >= MAX_ATTEMPTS:
-        raise PolicyViolation("round or attempt number is out of the window", where="plan")
+    if context.round > latest + ROUND_WINDOW:
+        raise PolicyViolation("round number is out of the window", where="plan")
+
+
+def check_plan_attempts(policy: AggregationPolicy, context: RoundContext) -> None:
+    """A round has at most c + 3 attempts. Every further one would show the coordinator one more set of dropouts, and
+    one more chance that a certificate is lost on the way (section 8)."""
+    most = thresholds.most_attempts(policy.c)
+    if not 1 <= context.attempt <= most:
+        raise PolicyViolation(f"attempt {context.attempt} is above the {most} that a round may have", where="plan")
+
+
+def check_plan_fresh(policy: AggregationPolicy, now_ms: int) -> None:
+    """Under a manifest that has expired a site sends nothing: a newer one may have revoked somebody, and the
+    coordinator, which passes manifests on, may have withheld it (section 2)."""
+    policy.check_fresh(now_ms)
 
 
 def check_plan_high_water(head: NewestResult, journal: Journal, context: RoundContext) -> None:

@@ -172,9 +172,7 @@ class SiteMachine:
         if self.state in _BEFORE_AGREE and self.deadline is not None and self.core.clock.mono_ms() >= self.deadline:
             step(SITE, self.state, SiteEvent.DEADLINE)
             return self._abort(self._open_context(), AbortCode.TIMED_OUT)
-        if self.state in (SiteState.AGREED, SiteState.RELEASED):
-            return self._expire()
-        return ()
+        return self._expire() if self.state is not SiteState.HALTED else ()
 
     # Routing.
 
@@ -267,18 +265,26 @@ class SiteMachine:
         checks.check_plan_federation(policy, context)
         checks.check_plan_self(self.core.site, context)
         checks.check_plan_window(self.core.head, self.core.journal, context)
+        checks.check_plan_attempts(policy, context)
         return self._abort(context, AbortCode.REQUESTED)
 
     def _expire(self) -> Effects:
-        memory = self.core.journal.attempts.get(self.burst.ctx)
-        if memory is None or memory.agreed is None or self.core.clock.now_ms() < memory.agreed.expires_ms:
-            return ()
-        target = step(SITE, self.state, SiteEvent.DEADLINE)
-        if self.state is SiteState.AGREED:
-            return self._abort(memory.context, AbortCode.EXPIRED)
-        self.state, self.burst.ctx = target, b""
-        ctx = memory.context.ctx()
-        return self.core.record(records.ReplyErased(ctx=ctx)), self._compact(), Ended(ctx, "expired")
+        """Erase every sealed answer that is older than `secret_ttl`, also those of attempts that another one has
+        followed: with their shares, an old upload could still be opened (section 9)."""
+        now, effects = self.core.clock.now_ms(), list[Effect]()
+        for ctx, memory in list(self.core.journal.attempts.items()):
+            if memory.agreed is None or now < memory.agreed.expires_ms:
+                continue
+            mine = ctx == self.burst.ctx
+            target = step(SITE, self.state, SiteEvent.DEADLINE) if mine else self.state
+            if memory.outcome is None:
+                effects += self._abort(memory.context, AbortCode.EXPIRED)
+                continue
+            if mine:
+                self.state, self.burst.ctx = target, b""
+            erased = self.core.record(records.ReplyErased(ctx=ctx))
+            effects += [erased, self._compact(), Ended(ctx, "expired")]
+        return tuple(effects)
 
     def _compact(self) -> Compact:
         return Compact(self.core.journal.compacted(done_round=self.core.head.round))

@@ -36,7 +36,7 @@ from security.secrets import Secret
 
 def check_result_signature(policy: AggregationPolicy, result_hash: bytes, signature: bytes) -> None:
     """The coordinator has signed R. If a chunk does not match the signed uploads, this signature is the evidence."""
-    statements.verify(policy.coordinator, statements.result(result_hash), signature)
+    statements.verify(policy.coordinator_entry(), statements.result(result_hash), signature)
 
 
 def check_result_context(policy: AggregationPolicy, context: RoundContext) -> None:

@@ -80,7 +80,8 @@ def said(world: SiteWorld, port: int, caplog: pytest.LogCaptureFixture, monkeypa
     """The first line about a connection that does not come to be."""
     monkeypatch.setattr(clients, "CONNECT_SECONDS", 1.0)
     agent = world.start(SITE)
-    monkeypatch.setattr(Client, "_credentials", lambda self: clients.tls.channel_credentials(self.agent.identity))
+    own = lambda self, served: clients.tls.channel_credentials(self.agent.identity)  # noqa: E731
+    monkeypatch.setattr(Client, "_credentials", own)
     caplog.set_level(logging.INFO, logger="site-agent")
 
     async def scenario() -> None:

@@ -179,6 +179,11 @@ def test_the_aggregation_policy_is_the_manifests(world: World) -> None:
     assert lapsed.lists("graz") and not lapsed.lists("salzburg")
     with pytest.raises(PolicyViolation, match="revoked"):
         lapsed.entry("salzburg")
+    assert lapsed.coordinator_entry() == lapsed.coordinator and lapsed.expires_ms == manifest.expires_at_ms
+    with pytest.raises(PolicyViolation, match="coordinator's signing certificate has expired"):
+        membership.aggregation_policy(manifest, now_ms=NOW + 366 * DAY).coordinator_entry()
+    with pytest.raises(PolicyViolation, match="has expired"):
+        policy.check_fresh(manifest.expires_at_ms)
 
 
 def test_the_audit_roster_is_the_manifests(world: World) -> None:

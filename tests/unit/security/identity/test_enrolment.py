@@ -262,7 +262,7 @@ def test_a_manifest_edited_on_disk_is_noticed(world: World) -> None:
     graz = world.identity("graz")
     world.publish()
     graz.install_manifest(world.published(), now_ms=NOW)
-    graz.manifest_path.write_bytes(world.published().replace(b'"colluders":0', b'"colluders":1'))
+    graz.manifest_path.write_bytes(world.published().replace(b'"colluders":1', b'"colluders":0'))
     with pytest.raises(ManifestRejected, match="signature"):
         graz.manifest(now_ms=NOW)
 

@@ -124,12 +124,12 @@ def mixed_up_log_keys(world: World, manifest: Manifest) -> bytes:
 
 
 def two_sites(world: World, manifest: Manifest) -> bytes:
-    aggregation = with_(manifest.aggregation, least_survivors=2)
+    aggregation = with_(manifest.aggregation, least_survivors=2, colluders=0)
     return world.signed(with_(manifest, roster=manifest.roster[:2], aggregation=aggregation))
 
 
 def two_sites_without_privacy(world: World, manifest: Manifest) -> bytes:
-    aggregation = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True)
+    aggregation = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True, colluders=0)
     return world.signed(with_(manifest, roster=manifest.roster[:2], aggregation=aggregation))
 
 
@@ -139,6 +139,14 @@ def two_survivors(world: World, manifest: Manifest) -> bytes:
 
 def impossible_thresholds(world: World, manifest: Manifest) -> bytes:
     return world.signed(with_(manifest, aggregation=with_(manifest.aggregation, colluders=2)))
+
+
+def valid_for_ever(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, expires_at_ms=NOW + 400 * DAY))
+
+
+def expired_when_issued(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, expires_at_ms=manifest.issued_at_ms))
 
 
 def audit_of_nothing(world: World, manifest: Manifest) -> bytes:
@@ -174,6 +182,8 @@ BAD: list[tuple[Forge, type[ToolkitError], str]] = [
     (two_survivors, PolicyViolation, "rules.check_two_sites"),
     (impossible_thresholds, PolicyViolation, "rules.check_thresholds"),
     (audit_of_nothing, ManifestRejected, "rules.check_audit"),
+    (valid_for_ever, ManifestRejected, "rules.check_expiry"),
+    (expired_when_issued, ManifestRejected, "rules.check_expiry"),
     (orphan_version, ManifestRejected, "rules.check_version_one"),
     (repeated_config, ManifestRejected, "rules.check_configs"),
 ]
@@ -275,7 +285,7 @@ def test_a_clock_that_is_days_behind_is_told_so(world: World, manifest: Manifest
 
 def test_two_sites_are_allowed_with_privacy(world: World, manifest: Manifest) -> None:
     privacy = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
-    numbers = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True)
+    numbers = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True, colluders=0)
     pair = with_(manifest, roster=manifest.roster[:2], aggregation=numbers, privacy=privacy)
     rules.open_manifest(world.signed(pair), world.authority.root, now_ms=NOW)
 

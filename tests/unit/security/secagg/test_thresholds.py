@@ -33,7 +33,17 @@ def test_table(n: int, c: int, t: int, a: int) -> None:
 
 
 def test_default_colluders() -> None:
-    assert [thresholds.default_colluders(n) for n in (2, 3, 4, 6, 7, 10, 100)] == [0, 0, 1, 1, 2, 3, 33]
+    assert [thresholds.default_colluders(n) for n in (2, 3, 4, 5, 6, 7, 8, 10, 100)] == [0, 1, 1, 1, 1, 2, 2, 3, 33]
+    assert thresholds.default_colluders(3, two_sites=True) == 0
+
+
+def test_colluders_that_cost_no_larger_quorum() -> None:
+    """Three sites: c = 1 has the quorum of c = 0. At 5, 8, 11 one more would be free of a larger quorum, not of its
+    other costs: c silent sites then stop an attempt, which the default avoids from four sites on."""
+    assert [thresholds.free_colluders(n) for n in range(3, 13)] == [1, 1, 2, 1, 2, 3, 2, 3, 4, 3]
+    for n in range(4, 100):
+        c = thresholds.default_colluders(n)
+        assert thresholds.quorum(n=n, c=c, m=3) <= n - c, "c sites that stay away do not stop a round"
 
 
 def test_every_legal_cohort_has_the_three_properties() -> None:
@@ -66,7 +76,7 @@ def test_smallest_cohorts() -> None:
 
 
 def two_sites(**options: bool) -> LoopbackFederation:
-    made = federation(3)
+    made = federation(3, c=0)
     made.policy = replace(made.policy, **options)  # type: ignore[arg-type]
     return made
 
