@@ -203,13 +203,13 @@ class Client:
     def _credentials(self, served: x509.Certificate) -> grpc.ChannelCredentials:
         """From the files as they are now: a renewal may have been installed since. The handshake would not say why.
 
-        :param served: the coordinator's certificate; the session asks whether the manifest pins its key.
+        :param served: the coordinator's certificate; the outbox asks whether the manifest pins its key.
         """
         identity, now = self.agent.identity, self.agent.clock.now_ms()
         identity.settle_tls(now_ms=now)
         pki.check_dates(identity.tls_certificate(), now, str(identity.tls_path))
         manifest = self.agent.session.manifest
-        self.agent.session.peer = check_coordinator_certificate(
+        self.agent.outbox.peer = check_coordinator_certificate(
             manifest.federation, identity.root(), served, revoked=manifest.revoked, now_ms=now
         )
         return tls.channel_credentials(identity, only=served)

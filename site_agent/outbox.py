@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from lazaret.errors import LocalProtocolError, PolicyViolation
+from lazaret.errors import CertificateError, LocalProtocolError, PolicyViolation
 from protos.parse import FROM_SITE, Parcel
 from security.identity.membership import Seat
+from security.identity.rules import check_coordinator_pin
 from security.log.egress import Outgoing, OutgoingVector, blocked, check_outgoing, check_outgoing_vector
 from security.log.writer import AuditLog
 from security.secagg import messages, relay
@@ -27,7 +28,12 @@ from site_agent.policy import SitePolicy
 class Outbox:
     """Turns messages into logged parcels, numbered on each connection.
 
+    Until the manifest in force pins the TLS key at the other end nothing leaves but `Open`, to which a coordinator with
+    renewed keys answers with the manifest that does.
+
     :param seat: whose name, run, layout and destination the parcels have.
+    :ivar peer: SHA-256 of the TLS key at the other end, set by the client for each connection; None: there is no TLS.
+    :ivar refused: why something was held back on this connection.
     :param spent: bytes that each round has cost before this start.
     """
 
@@ -45,6 +51,8 @@ class Outbox:
         self._connection = 0
         self._sequence = 0
         self.connected = False
+        self.peer: str | None = None
+        self.refused: CertificateError | None = None
         self.sent: Counter[str] = Counter()
         self.blocked = 0
         self._of_round: Counter[int] = Counter(spent)
@@ -58,18 +66,27 @@ class Outbox:
 
     def opened(self, connection: int) -> None:
         """A new stream: its number is on disk already, so that no message is ever named twice."""
-        self._connection, self._sequence, self.connected = connection, 0, True
+        self._connection, self._sequence, self.connected, self.refused = connection, 0, True, None
 
     def closed(self) -> None:
         """From here on nothing is logged as sent, because nothing is."""
         self.connected = False
+
+    def _may_send(self, message: type[Wire]) -> bool:
+        """There is a stream, and the right coordinator is at its other end."""
+        if self.peer is not None and message is not relay.Open:
+            try:
+                check_coordinator_pin(self._seat.manifest, self.peer)
+            except CertificateError as error:
+                self.refused = error
+        return self.connected and self.refused is None
 
     def post(self, send: Send) -> Iterator[bytes]:
         """One message; nothing comes out while there is no stream.
 
         :raises PolicyViolation: by the rule that stopped it, after logging so.
         """
-        if not self.connected:
+        if not self._may_send(type(send.message)):
             return
         message, name = send.message, type(send.message).__name__
         if type(message) in FRAMES:
@@ -101,7 +118,7 @@ class Outbox:
 
         :raises PolicyViolation: by the rule that stopped it, after logging so.
         """
-        if not self.connected:
+        if not self._may_send(messages.UploadFrame):
             return
         first, total = send.first, self._seat.layout.frames
         if first >= total:

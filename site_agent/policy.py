@@ -174,7 +174,9 @@ def check_standing(membership: Membership, *, now_ms: int) -> None:
     round that cannot end well would cost work, and a part of the privacy budget (docs/threat-model.md).
 
     :raises NotNow: if it cannot; the consortium has to renew certificates.
+    :raises PolicyViolation: if the manifest has expired.
     """
+    membership.policy.check_fresh(now_ms)
     then = membership.at(now_ms + 1000 * membership.manifest.timing.train).policy
     today, site = membership.policy, membership.signer.site
     able = [entry.site for entry in today.roster if today.lists(entry.site) and then.lists(entry.site)]

@@ -155,6 +155,8 @@ class Agent:
             yield from self._attend(parcel.message)
         else:
             yield from self.run(self.session.receive(parcel.message, parcel.log_head))
+        if self.outbox.refused is not None:
+            raise Left(self.outbox.refused, retry=True)
 
     def ticked(self) -> Iterator[bytes]:
         """To be called several times a second."""

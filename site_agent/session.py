@@ -28,7 +28,6 @@ from enum import StrEnum
 from typing import Final
 
 from lazaret.errors import (
-    CertificateError,
     CodecError,
     LocalProtocolError,
     NotNow,
@@ -42,7 +41,6 @@ from security.clock import Clock
 from security.crypto.ring import FRAME_BYTES
 from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
-from security.identity.rules import check_coordinator_pin
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.effects import Leave, Send, in_order
@@ -151,9 +149,6 @@ class SessionPhase(StrEnum):
 class Session:
     """One site over all its connections. `spent` tells how many bytes a round has cost so far.
 
-    `peer` is SHA-256 of the TLS key at the other end, which the client sets for every connection. Without a pin of it
-    in the manifest in force a connection may bring a newer manifest, and nothing else. None: there is no TLS.
-
     :param seat: this site's membership in force. The machine has it as its mandate; a newer one is taken here alone.
     :param pending: the sealed update found at start, if its round may still be open.
     :param config_hash: of the training settings this site started with; the one configuration it trains under.
@@ -188,7 +183,6 @@ class Session:
         self.declined: tuple[int, str, int | None] | None = None  # round, why, until when (wall clock)
         self._paused = False  # an order was declined because of a pause
         self._failures = 0
-        self.peer: str | None = None
         self._pending = pending
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
@@ -282,11 +276,6 @@ class Session:
         return effects
 
     def _go_live(self) -> Effects:
-        if self.peer is not None:
-            try:
-                check_coordinator_pin(self.manifest, self.peer)
-            except CertificateError as error:
-                return (Leave(error, retry=True),)
         self.phase = SessionPhase.LIVE
         if self._started:
             return in_order(self.machine.hello())
@@ -378,7 +367,6 @@ class Session:
             raise PolicyViolation("the newest model has no check certificate yet", where="order")
         if (reason := self.paused()) is not None:
             raise NotNow(f"paused: {reason}", seconds=MAX_DECLINE, where="site-agent pause")
-        self.seat.policy.check_fresh(self.clock.now_ms())
         now = dt.datetime.fromtimestamp(self.clock.now_ms() / 1000).astimezone()
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
         check_standing(self.seat.membership, now_ms=self.clock.now_ms())

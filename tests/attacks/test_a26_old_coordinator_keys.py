@@ -12,7 +12,7 @@ import pytest
 from protos import tls
 from security.identity import keystore, pki
 from security.identity.pki import Purpose, Role
-from site_agent import session
+from site_agent import outbox
 from site_agent.client import Client
 from site_agent.run import Agent
 from tests.integration.test_site_client import Coordinator, agent, greet, table, until, world
@@ -77,5 +77,5 @@ def test_an_old_key_of_the_coordinator_is_told_nothing(
 def test_an_old_key_of_the_coordinator_twin(
     world: World, agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "check_coordinator_pin", lambda *_: None)
+    monkeypatch.setattr(outbox, "check_coordinator_pin", lambda *_: None)
     assert "Hello" in called(world, agent, tmp_path, monkeypatch)
