@@ -60,6 +60,12 @@ class ImageRows:
         """The same pool, fewer rows: no image is touched."""
         return ImageRows(self._pool, self._rows[indices])
 
+    def joined(self, others: Sequence[ImageRows]) -> ImageRows | None:
+        """These rows and those of `others`, or None where they point into another pool."""
+        if any(other._pool is not self._pool for other in others):
+            return None
+        return ImageRows(self._pool, np.concatenate([self._rows, *(other._rows for other in others)]))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Samples:
@@ -116,6 +122,19 @@ class Samples:
             ids=tuple(self.ids[i] for i in rows),
             units=tuple(self.units[i] for i in rows),
         )
+
+
+def joined(parts: Sequence[Samples]) -> Samples:
+    """All rows of all parts, in order; images of one pool are not copied."""
+    rows = [part.images for part in parts if isinstance(part.images, ImageRows)]
+    images = rows[0].joined(rows[1:]) if len(rows) == len(parts) else None
+    return replace(
+        parts[0],
+        images=np.concatenate([np.asarray(part.images) for part in parts]) if images is None else images,
+        labels=np.concatenate([part.labels for part in parts]),
+        ids=tuple(name for part in parts for name in part.ids),
+        units=tuple(name for part in parts for name in part.units),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,10 @@ Only benchmarks and the demo import this package; a real federation never does. 
     cli        the command
     request    from options to a checked plan
     plan       settings and the cells to run
-    cell       one training run: train, evaluate, save
+    cell       one training run: train, keep the models, score them on the validation side
+    models     trained models and their scores on one side of the data
+    predictors head, prototypes, refitted head and mixtures: prediction as an axis of its own
+    choices    what the validation side chooses, and the one look at test images after it
     run        one run of a plan
     engines    cells in this process or in worker processes
     worker     one cell in its own process

@@ -1,15 +1,17 @@
-"""One cell: train a federation for some rounds, evaluate it, and write result, predictions and maps to its folder.
+"""One cell: train a federation for some rounds, keep its models, and score them on the validation side.
 
-The federation is saved after every round, so that a killed cell continues at the round where it was.
+The federation is saved after every round, so that a killed cell continues at the round where it was. The test side is
+not here: it is opened once, when the choices are fixed (npr/lab/choices.py).
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
-import os
 import time
 import traceback
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,27 +20,32 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lazaret.errors import ToolkitError
-from npr.data.catalogue import Catalogue, assemble
-from npr.data.dataset import FederatedDataset
+from lazaret.errors import ConfigError, ToolkitError
+from npr.data.catalogue import Catalogue, assemble, sides_of
+from npr.data.dataset import FederatedDataset, SiteData, joined
 from npr.data.sources import open_catalogue
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation, check_sites
+from npr.lab.models import MODELS, ByKind, TrainedCell, save_models
 from npr.lab.plan import Cell, Settings
 from npr.lab.plugins import load_plugins
+from npr.lab.predictors import predictors_from
 from npr.lab.request import privacy_of, private_plan, train_config
 from npr.lab.secure import SecureAggregator, require_enough_sites
 from npr.lab.store import Json, read_json, write_atomically, write_json
 from npr.lab.summary import percent
-from npr.methods.base import Kind
+from npr.methods import registry
 from npr.methods.regulariser import cluster
-from npr.metrics import Predictions, save_predictions, summarise
+from npr.metrics import Predictions, codes, save_predictions, summarise
 from npr.model import ModelSpec, build_model
 from npr.training import extract
 
 # Maps: features and prototypes of every site in two dimensions, for plots. Only the projection is kept.
 
 MOST_POINTS = 600
+
+# The record of a finished training; with the models it is all that scoring needs.
+TRAINED = "trained.json"
 
 
 def save_maps(federation: Federation, path: Path) -> None:
@@ -74,11 +81,7 @@ def main_axes(unit: Tensor) -> Tensor | None:
     return vectors[:, -2:].float()
 
 
-# When set, a finished cell keeps its models (every site's and the global one), so that they can be looked at again.
-KEEP_MODELS = "LAZARET_LAB_KEEP_MODELS"
-
 OnRound = Callable[[int, str], None]
-ByKind = dict[Kind, list[Predictions]]
 
 
 def try_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRound) -> tuple[Json | None, str]:
@@ -110,44 +113,85 @@ def check_cells(settings: Settings, cells: Iterable[Cell]) -> None:
 
 
 def run_cell(settings: Settings, cell: Cell, directory: Path, *, on_round: OnRound) -> Json:
-    """Runs the cell, or what is left of it, and returns its result as stored."""
+    """Trains the cell, or what is left of it, and scores it on the validation side. No test image is read here."""
     directory.mkdir(parents=True, exist_ok=True)
     load_plugins()
-    federation = build_federation(settings, cell)
+    dataset = load_data(settings, cell.fold)
+    if not (directory / TRAINED).exists():
+        _train(settings, cell, dataset, directory, on_round)
+    trained = read_json(directory / TRAINED)
+    if trained["train"] != train_digest(dataset):
+        raise ConfigError(
+            "these models were trained on other images", where=f"cells/{cell.slug}", hint="choose another --out"
+        )
+    found = TrainedCell(build_federation(settings, cell, dataset), directory).validate()
+    for kind, by_part in found.items():
+        for part, predictions in by_part.items():
+            save_predictions(directory / predictions_file("validation", kind, part), predictions)
+    result = _result(settings, cell, dataset, trained, found)
+    # Written last: a cell is trained and validated exactly when this file is there.
+    write_json(directory / "result.json", result)
+    return result
+
+
+def predictions_file(side: str, kind: str, part: str) -> str:
+    return f"{side}-{kind.replace(' ', '-')}-{part}.npz"
+
+
+def _train(settings: Settings, cell: Cell, dataset: FederatedDataset, directory: Path, on_round: OnRound) -> None:
+    """All rounds, from the last checkpoint on; leaves the models and the record of the training."""
+    seen = together(dataset) if registry.get(cell.method).method.central else dataset
+    federation = build_federation(settings, cell, seen)
     history = _resume(federation, directory)
     while federation.round < settings.rounds:
         started = time.perf_counter()
         report = federation.run_round()
-        entry: Json = {
-            "round": federation.round,
-            "loss": round(report.loss, 5),
-            "seconds": round(time.perf_counter() - started, 2),
-            "evaluation": {},
-        }
-        last = federation.round == settings.rounds
-        if not last and federation.round % settings.evaluate_every == 0:
-            entry["evaluation"] = _figures(_evaluate(federation, federation.method.reports))
+        seconds = round(time.perf_counter() - started, 2)
+        entry: Json = {"round": federation.round, "loss": round(report.loss, 5), "seconds": seconds}
+        if federation.round % settings.evaluate_every == 0 and federation.round < settings.rounds:
+            entry["validation"] = _curve_point(federation, dataset)
         history.append(entry)
-        if not last:
+        if federation.round < settings.rounds:
             _checkpoint(federation, history, directory)
         on_round(federation.round, _describe(entry))  # after it is saved: a round that was reported is not run again
-    if os.environ.get(KEEP_MODELS):
-        federation.checkpoint(directory / "final.safetensors")
-    final = _evaluate_last(federation)
-    history[-1]["evaluation"] = _figures(final)
-    for kind, predictions in final.items():
-        save_predictions(directory / f"predictions-{kind}.npz", predictions)
+    record = {
+        "key": cell.key,
+        "train": train_digest(dataset),
+        "parameters_shared": federation.method.manifest(federation.model, settings.rounds).size,
+        "privacy": privacy_of(federation),
+        "rounds": history,
+    }
     save_maps(federation, directory / "maps.npz")
-    result = _result(settings, cell, federation, final, history)
-    # Written last: a cell is finished exactly when this file is there.
-    write_json(directory / "result.json", result)
+    save_models(federation, directory / MODELS, {"cell": cell.key, "round": federation.round})
+    write_json(directory / TRAINED, record)
     _remove_checkpoint(directory)
-    return result
 
 
-def load_data(settings: Settings, fold: int | str) -> FederatedDataset:
+def train_digest(dataset: FederatedDataset) -> str:
+    """Names the training images, so that models are never scored on images that they were trained on."""
+    parts = [np.sort(codes(site.train.ids)).tobytes() for site in dataset.sites]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
+
+
+def together(dataset: FederatedDataset) -> FederatedDataset:
+    """The images of all sites at one."""
+    sides = [joined([getattr(site, side) for site in dataset.sites]) for side in ("train", "test", "validation")]
+    return replace(dataset, sites=(SiteData(name="all", train=sides[0], test=sides[1], validation=sides[2]),))
+
+
+def load_data(settings: Settings, fold: int | str, *, with_test: bool = False) -> FederatedDataset:
+    """One fold. The test side is empty unless `with_test`, which only npr/lab/choices.py may ask for."""
     data = settings.data
-    return assemble(_catalogue(data.source, data.image_size, data.seed), fold=fold, folds=data.folds, seed=data.seed)
+    catalogue = _catalogue(data.source, data.image_size, data.seed)
+    own = "validation" in sides_of(catalogue, fold, folds=data.folds, seed=data.seed)
+    cut = 0.0 if own else data.validation  # a split that came with a validation side keeps it
+    dataset = assemble(catalogue, fold=fold, folds=data.folds, seed=data.seed, validation=cut)
+    return dataset if with_test else without_test(dataset)
+
+
+def without_test(dataset: FederatedDataset) -> FederatedDataset:
+    """What a cell may see before the choices are fixed."""
+    return replace(dataset, sites=tuple(replace(site, test=site.test.subset([])) for site in dataset.sites))
 
 
 @lru_cache(maxsize=1)
@@ -181,59 +225,57 @@ def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset |
     return federation
 
 
-def _evaluate(federation: Federation, kinds: Iterable[Kind]) -> ByKind:
-    return {kind: federation.evaluate(kind) for kind in kinds}
-
-
-def _evaluate_last(federation: Federation) -> ByKind:
-    """Locally updated models first: loading the last aggregate and fine-tuning, as some methods do, replaces them."""
+def _curve_point(federation: Federation, dataset: FederatedDataset) -> Json:
+    """A point of the learning curves: every model by its head alone, on the validation side."""
+    if len(federation.sites) != len(dataset.sites) or not federation.method.trains_head:
+        return {}
     kinds = federation.method.reports
-    before = _evaluate(federation, [kind for kind in kinds if kind == "local"])
-    federation.finish()
-    return _evaluate(federation, [kind for kind in kinds if kind != "local"]) | before
+    return {kind: {"head": figures(federation.evaluate(kind, "validation"))} for kind in kinds}
 
 
-def _figures(evaluation: ByKind) -> Json:
-    """The figures of a learning curve."""
-    figures = {kind: summarise(predictions) for kind, predictions in evaluation.items()}
-    return {
-        kind: {name: _rounded(getattr(summary, name)) for name in ("pooled_recall", "mean_bacc", "mean_bauc")}
-        for kind, summary in figures.items()
-    }
+def figures(predictions: list[Predictions]) -> Json:
+    """What is chosen by and what stands beside it."""
+    summary = summarise(predictions)
+    return {name: _rounded(getattr(summary, name)) for name in ("pooled_recall", "mean_bacc", "mean_bauc")}
 
 
 def _rounded(value: float) -> float | None:
-    """None for a figure that does not exist, as an AUC over test images of one class."""
+    """None for a figure that does not exist, as an AUC over images of one class."""
     return round(value, 5) if math.isfinite(value) else None
 
 
 def _describe(entry: Json) -> str:
-    parts = [f"{kind} {percent(figures['pooled_recall'])}" for kind, figures in entry["evaluation"].items()]
+    points = entry.get("validation", {})
+    parts = [f"{kind} {percent(point['head']['pooled_recall'])}" for kind, point in points.items()]
     return ", ".join([f"loss {entry['loss']:.3f}", *parts, f"{entry['seconds']:.1f} s"])
 
 
-def _result(settings: Settings, cell: Cell, federation: Federation, final: ByKind, history: list[Json]) -> Json:
-    dataset = federation.dataset
+def _result(settings: Settings, cell: Cell, dataset: FederatedDataset, trained: Json, found: ByKind) -> Json:
+    history = trained["rounds"]
     return {
         "key": cell.key,
         "slug": cell.slug,
         "method": cell.method,
         "variant": cell.variant,
         "options": dict(cell.options),
+        "tuned": dict(cell.tuned),
         "seed": cell.seed,
         "fold": cell.fold,
-        "config_hash": federation.config.config_hash,
+        "config_hash": train_config(settings, cell).config_hash,
         "data_fingerprint": dataset.fingerprint,
         "classes": list(dataset.class_names),
         "counts": {
             side: {site.name: row for site, row in zip(dataset.sites, dataset.counts(side).tolist(), strict=True)}
-            for side in ("train", "test")
+            for side in ("train", "validation")
         },
-        "parameters_shared": federation.method.manifest(federation.model, settings.rounds).size,
-        "privacy": privacy_of(federation),
+        "parameters_shared": trained["parameters_shared"],
+        "privacy": trained.get("privacy"),
         "seconds": round(sum(entry["seconds"] for entry in history), 1),
         "rounds": history,
-        "final": {kind: summarise(predictions).as_dict() for kind, predictions in final.items()},
+        "validation": {
+            kind: {p.name: figures(p.combine(by_part)) for p in predictors_from(tuple(by_part))}
+            for kind, by_part in found.items()
+        },
     }
 
 

@@ -78,12 +78,14 @@ def list_methods(as_json: bool) -> None:
 @click.option("--folds", help="Numbers of cross-validation folds, or names of splits that came with the data.")
 @click.option("--fold-count", type=int, help="Into how many folds the data is divided.")
 @click.option("--rounds", type=int)
-@click.option("--evaluate-every", type=int, help="Rounds between evaluations; the last round always counts.")
+@click.option("--evaluate-every", type=int, help="Rounds between points of the learning curves (validation).")
 @click.option("--image-size", type=int)
 @click.option("--architecture", help="Any timm classifier.")
 @click.option("--weights", help="none, timm, package or file:PATH#SHA256.")
 @click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A training setting for all methods.")
 @click.option("--grid", "grids", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values to try; one cell each.")
+@click.option("--tune", "tuned", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values that compete for one row.")
+@click.option("--validation", type=float, help="Share of the training images that choices are made on; 0.2.")
 @click.option("--aggregation", type=click.Choice(["plain", "secure"]), default="plain", show_default=True)
 @click.option("--dp", "dp", multiple=True, metavar="KEY=VALUE", help="Privacy at every site, e.g. epsilon=8.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Results directory.")
@@ -91,7 +93,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Cells that run at a time.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each cell.")
 @click.option("--ray-address", help="An existing cluster; without it a local one is started.")
-@click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL] that others are compared with.")
+@click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL[:PREDICTOR]] to compare with.")
 @click.option("--plots/--no-plots", default=True, show_default=True)
 @click.option("--dry-run", is_flag=True, help="Show the cells and stop.")
 @_reports
@@ -142,6 +144,7 @@ def _plan(given: dict[str, Any]) -> LabPlan:
         seeds=parse_integers(given["seeds"]) if given["seeds"] else None,
         folds=parse_folds(given["folds"]) if given["folds"] else None,
         grids=parse_grids(given["grids"]),
+        tuned=parse_grids(given["tuned"], where="--tune"),
         train=parse_assignments(given["train"], where="--set")
         | {f"dp.{key}": value for key, value in parse_assignments(given["dp"], where="--dp").items()},
         overrides={key: given[key] for key in OVERRIDES if given[key] is not None},
@@ -151,14 +154,17 @@ def _plan(given: dict[str, Any]) -> LabPlan:
 
 def _require_reference(reference: str, variants: set[str]) -> None:
     """A method that has not run gives no differences; a name that nobody knows is a mistake."""
+    from npr.lab.predictors import PARTS
     from npr.lab.request import require_known
-    from npr.lab.summary import KINDS
+    from npr.lab.summary import CHOSEN, KINDS
     from npr.methods import registry
 
-    name, colon, kind = reference.partition(":")
+    name, *rest = reference.split(":")
     require_known("method", name, {*variants, *registry.names()}, where="--reference")
-    if colon:
-        require_known("model", kind, KINDS, where="--reference")
+    if rest:
+        require_known("model", rest[0], {*KINDS, CHOSEN}, where="--reference")
+    if rest[1:]:
+        require_known("predictor", rest[1], PARTS, where="--reference")
 
 
 def _print_plan(plan: LabPlan, as_json: bool) -> None:
@@ -173,7 +179,7 @@ def _print_plan(plan: LabPlan, as_json: bool) -> None:
 @click.argument("results", type=click.Path(path_type=Path))
 @click.option("--paper", is_flag=True, help="Our figures next to the paper's tables A to E.")
 @click.option("--dataset", type=click.Choice(["isic", "ich"]), default="isic", show_default=True)
-@click.option("--reference", help="METHOD[:MODEL] that others are compared with; intervals need the run's predictions.")
+@click.option("--reference", help="METHOD[:MODEL[:PREDICTOR]] to compare with; intervals need the run's predictions.")
 @_reports
 def table(results: Path, paper: bool, dataset: Any, reference: str | None, as_json: bool) -> None:
     """Print the table of a finished (or unfinished) run."""

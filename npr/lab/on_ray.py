@@ -26,7 +26,7 @@ from npr.lab.store import Json, ResultStore, read_json, write_atomically
 RETRIES = 3
 _MARK = ".run"
 _POLL_SECONDS = 0.5
-_BROUGHT_BACK = ("result.json", "*.npz", "error.txt")
+_BROUGHT_BACK = ("result.json", "trained.json", "*.npz", "*.safetensors", "error.txt")
 
 
 class _Board:

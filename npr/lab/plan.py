@@ -25,10 +25,14 @@ class Frozen(BaseModel):
 
 
 class DataSettings(Frozen):
-    """Which images, at which size, and how they are divided into folds."""
+    """Which images, at which size, and how they are divided into folds.
+
+    :ivar validation: the share of a fold's training images that is held back to choose by, whole patients or lesions.
+    """
 
     source: str
     folds: int = Field(default=5, ge=2)
+    validation: float = Field(default=0.2, gt=0.0, le=0.5)
     image_size: int = Field(default=64, ge=8)
     seed: int = Field(default=0, ge=0)
 
@@ -52,28 +56,37 @@ class Settings(Frozen):
 
 
 class Cell(Frozen):
-    """One run: a method with its options on one fold from one seed."""
+    """One run: a method with its options on one fold from one seed.
+
+    :ivar options: what makes it another row of the table.
+    :ivar tuned: values that are tried for one row; the validation side says which of them is judged on test images.
+    """
 
     method: str
     seed: int = Field(ge=0)
     fold: int | str
     options: tuple[tuple[str, Value], ...] = ()
+    tuned: tuple[tuple[str, Value], ...] = ()
 
     @property
     def variant(self) -> str:
         """The method as a row of a table: its name, and what was changed."""
-        if not self.options:
-            return self.method
-        return f"{self.method}[{','.join(f'{key}={format_value(value)}' for key, value in self.options)}]"
+        return f"{self.method}[{format_options(self.options)}]" if self.options else self.method
 
     @property
     def key(self) -> str:
-        return f"{self.variant} seed={self.seed} fold={self.fold}"
+        tried = f" with {format_options(self.tuned)}" if self.tuned else ""
+        return f"{self.variant}{tried} seed={self.seed} fold={self.fold}"
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """Everything the cell sets: its row's options and the values it tries."""
+        return {**dict(self.options), **dict(self.tuned)}
 
     @property
     def slug(self) -> str:
         """A file name: readable, and unique by the digest at its end."""
-        readable = re.sub(r"[^A-Za-z0-9.+=-]+", "_", self.variant)[:80]
+        readable = re.sub(r"[^A-Za-z0-9.+=-]+", "_", self.key.partition(" seed=")[0])[:80]
         return f"{readable}.s{self.seed}.f{self.fold}.{_digest(self.model_dump(mode='json'))[:8]}"
 
 
@@ -89,21 +102,27 @@ def make_cells(
     seeds: Sequence[int],
     folds: Sequence[int | str],
     grids: Mapping[str | None, Grid] | None = None,
+    tuned: Mapping[str | None, Grid] | None = None,
 ) -> tuple[Cell, ...]:
     """All cells, methods innermost: a run that is stopped early has still compared methods on the same seed and fold.
 
-    `grids` maps a method, or None for all of them, to the values its options take; a method's own values come first.
+    `grids` and `tuned` map a method, or None for all of them, to the values of its options; a method's own values come
+    first. Each point of a grid is a row of the table; the points of `tuned` compete for one row.
     """
-    grids = grids or {}
+
+    def points(method: str, of: Mapping[str | None, Grid] | None) -> Iterable[tuple[tuple[str, Value], ...]]:
+        return _points({**(of or {}).get(None, {}), **(of or {}).get(method, {})})
+
     variants = [
-        (method, options)
+        (method, options, tried)
         for method in methods
-        for options in _points({**grids.get(None, {}), **grids.get(method, {})})
+        for options in points(method, grids)
+        for tried in points(method, tuned)
     ]
     cells = [
-        Cell(method=method, seed=seed, fold=fold, options=options)
+        Cell(method=method, seed=seed, fold=fold, options=options, tuned=tried)
         for seed, fold in itertools.product(seeds, folds)
-        for method, options in variants
+        for method, options, tried in variants
     ]
     return tuple(dict.fromkeys(cells))
 
@@ -157,7 +176,7 @@ def parse_folds(text: str) -> tuple[int | str, ...]:
     return tuple(dict.fromkeys(folds))
 
 
-def parse_grids(texts: Iterable[str]) -> dict[str | None, dict[str, list[Value]]]:
+def parse_grids(texts: Iterable[str], *, where: str = "--grid") -> dict[str | None, dict[str, list[Value]]]:
     """`KEY=V1,V2` for all methods, `METHOD:KEY=V1,V2` for one."""
     grids: dict[str | None, dict[str, list[Value]]] = {}
     for text in texts:
@@ -165,10 +184,14 @@ def parse_grids(texts: Iterable[str]) -> dict[str | None, dict[str, list[Value]]
         method, colon, key = name.rpartition(":")
         if not equals or not key or not values:
             raise ConfigError(
-                f"cannot read {text!r}", where="--grid", hint="write lambda_npr=0.1,1 or fednpr:lambda_npr=0.1,1"
+                f"cannot read {text!r}", where=where, hint="write lambda_npr=0.1,1 or fednpr:lambda_npr=0.1,1"
             )
         grids.setdefault(method if colon else None, {})[key] = [parse_value(value) for value in values.split(",")]
     return grids
+
+
+def format_options(options: Iterable[tuple[str, Value]]) -> str:
+    return ",".join(f"{key}={format_value(value)}" for key, value in options)
 
 
 def format_value(value: Value) -> str:

@@ -15,6 +15,7 @@ import numpy as np
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.lab.plan import format_value
+from npr.lab.summary import CHOSEN
 
 Json = dict[str, Any]
 Point = tuple[float, list[float]]
@@ -22,6 +23,8 @@ Point = tuple[float, list[float]]
 
 # What an ablation plots along its axis, and what the axis is called.
 ABLATIONS = {"clusters": "prototypes per class (K)", "lambda_npr": "weight of NPR (lambda)", "dp.epsilon": "epsilon"}
+
+LINES = {"global": "solid", "personal": "dashed", "local": "dotted"}
 
 # So many letters of a legend fit side by side under a plot.
 LEGEND_WIDTH = 100
@@ -50,48 +53,57 @@ def draw_all(results: Json, out: Path) -> list[Path]:
     return written
 
 
-def headline_kind(cell: Json) -> str:
-    """The kind of model a method is for: the site's own where there is one, else the common one."""
-    return next(kind for kind in ("personal", "global", "local") if kind in cell["final"])
-
-
 def _curves(axes: Any, results: Json) -> bool:
-    """Pooled recall over rounds, one line per variant, thin lines for single cells."""
-    variants = list(dict.fromkeys(cell["variant"] for cell in results["cells"]))
-    for number, variant in enumerate(variants):
-        mine = [cell for cell in results["cells"] if cell["variant"] == variant]
-        kind, colour = headline_kind(mine[0]), f"C{number % 10}"
-        lines = [_curve(cell, kind) for cell in mine]
-        for rounds, values in lines:
-            axes.plot(rounds, values, color=colour, alpha=0.3, linewidth=0.8)
-        common = sorted(set.intersection(*(set(rounds) for rounds, _ in lines)))
-        means = [np.mean([values[rounds.index(at)] for rounds, values in lines]) for at in common]
-        axes.plot(common, means, color=colour, marker="o", markersize=3, label=f"{variant} ({kind})")
-    axes.set(xlabel="round", ylabel="pooled balanced recall (%)")
+    """Pooled recall on the validation side over rounds, for the models that the tables judge, by their heads."""
+    drawn = False
+    for variant, colour in _coloured(results):
+        for kind, style in LINES.items():
+            lines = [_curve(cell, kind) for cell in results["cells"] if cell["variant"] == variant]
+            lines = [line for line in lines if len(line[0]) > 1]
+            if not lines:
+                continue
+            for rounds, values in lines:
+                axes.plot(rounds, values, color=colour, linestyle=style, alpha=0.3, linewidth=0.8)
+            common = sorted(set.intersection(*(set(rounds) for rounds, _ in lines)))
+            means = [np.mean([values[rounds.index(at)] for rounds, values in lines]) for at in common]
+            axes.plot(common, means, color=colour, linestyle=style, marker=".", label=f"{variant} ({kind})")
+            drawn = True
+    axes.set(xlabel="round", ylabel="pooled recall on the validation side (%)")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    _finish(axes)
-    return True
+    if drawn:
+        _finish(axes)
+    return drawn
+
+
+def _coloured(results: Json) -> list[tuple[str, str]]:
+    variants = dict.fromkeys(cell["variant"] for cell in results["cells"])
+    return [(variant, f"C{number % 10}") for number, variant in enumerate(variants)]
 
 
 def _curve(cell: Json, kind: str) -> tuple[list[int], list[float]]:
-    points = [entry for entry in cell["rounds"] if kind in entry["evaluation"]]
-    rounds = [entry["round"] for entry in points]
-    return rounds, [100 * entry["evaluation"][kind]["pooled_recall"] for entry in points]
+    points = [(entry["round"], entry.get("validation", {})) for entry in cell["rounds"]]
+    points.append((cell["rounds"][-1]["round"], cell["validation"]))
+    known = [(at, by_kind[kind]["head"]["pooled_recall"]) for at, by_kind in points if "head" in by_kind.get(kind, {})]
+    return [at for at, _ in known], [100 * value for _, value in known]
 
 
 def _sites(axes: Any, results: Json) -> bool:
-    """Balanced accuracy at every site, one group of bars per site."""
-    variants = list(dict.fromkeys(cell["variant"] for cell in results["cells"]))
-    sites = list(results["cells"][0]["counts"]["test"])
+    """Balanced accuracy at every site by the model and predictor that were chosen, one group of bars per site."""
+    cells = [cell for cell in results["cells"] if "final" in cell]
+    variants = list(dict.fromkeys(cell["variant"] for cell in cells))
+    if not cells:
+        return False
+    sites = list(cells[0]["counts"]["test"])
     width = 0.8 / len(variants)
     for number, variant in enumerate(variants):
-        mine = [cell for cell in results["cells"] if cell["variant"] == variant]
-        kind = headline_kind(mine[0])
-        heights, spread = np.transpose(
-            [_spread(cell["final"][kind]["sites"][site]["bacc"] for cell in mine) for site in sites]
-        )
+        finals = [
+            cell["final"][cell["chosen"]["model"]][cell["chosen"]["predictor"]]
+            for cell in cells
+            if cell["variant"] == variant
+        ]
+        heights, spread = np.transpose([_spread(final["sites"][site]["bacc"] for final in finals) for site in sites])
         places = np.arange(len(sites)) + number * width
-        axes.bar(places, heights, width, yerr=spread, error_kw={"linewidth": 0.8}, label=f"{variant} ({kind})")
+        axes.bar(places, heights, width, yerr=spread, error_kw={"linewidth": 0.8}, label=f"{variant} (chosen)")
     axes.set_xticks(np.arange(len(sites)) + 0.4 - width / 2, sites)
     axes.set(ylabel="balanced accuracy (%)")
     _finish(axes)
@@ -121,7 +133,8 @@ def ablation_lines(results: Json, key: str) -> list[tuple[list[Point], str]]:
         others = ",".join(f"{name}={format_value(value)}" for name, value in row["options"].items() if name != key)
         value = row["options"].get(key, default)
         if value is not None:
-            label = f"{row['method']}[{others}] ({row['kind']})" if others else f"{row['method']} ({row['kind']})"
+            judged = CHOSEN if row["kind"] == CHOSEN else f"{row['kind']}, {row['predictor']}"
+            label = f"{row['method']}[{others}] ({judged})" if others else f"{row['method']} ({judged})"
             found.setdefault(label, []).append((float(value), row["pooled_recall"]))
     return [(sorted(points), label) for label, points in found.items() if len(points) > 1]
 

@@ -56,16 +56,16 @@ class Preset:
     seeds: tuple[int, ...]
     folds: tuple[int | str, ...]
     fold_count: int = 5
+    validation: float = 0.2
     rounds: int
     evaluate_every: int
     train: dict[str, Value] = field(default_factory=dict)
 
 
-# Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation, and the
-# head alone predicts.
+# Settings the paper prints: Adam, 80 rounds of one local epoch, ImageNet weights, five-fold cross-validation.
 _PAPER: dict[str, Value] = {
     "learning_rate": 1e-3, "weight_decay": 5e-4, "batch_size": 64, "local_epochs": 1, "milestones": (60, 70),
-    "augmentation": "paper", "predict": "head",
+    "augmentation": "paper",
 }
 
 PRESETS = {
@@ -177,8 +177,9 @@ def privacy_of(federation: Federation) -> dict[str, Any] | None:
     }
 
 
-OVERRIDES = ("fold_count", "rounds", "evaluate_every", "image_size", "architecture", "weights")
-SETTINGS = TrainConfig.model_fields.keys() - {"method", "method_options"}
+OVERRIDES = ("fold_count", "validation", "rounds", "evaluate_every", "image_size", "architecture", "weights")
+# Prediction is an axis of its own (npr/lab/predictors.py): no cell sets it.
+SETTINGS = TrainConfig.model_fields.keys() - {"method", "method_options", "predict", "predict_mix"}
 SOURCES = ("generated", "ham10000", "npz", "csv", "folders", "dicom", "fed-isic")
 
 
@@ -198,6 +199,7 @@ def make_plan(
     seeds: Sequence[int] | None = None,
     folds: Sequence[int | str] | None = None,
     grids: Mapping[str | None, Grid] | None = None,
+    tuned: Mapping[str | None, Grid] | None = None,
     train: Mapping[str, Value] | None = None,
     overrides: Mapping[str, Any] | None = None,
     aggregation: Literal["plain", "secure"] = "plain",
@@ -206,9 +208,10 @@ def make_plan(
     wanted = tuple(methods or preset.methods)
     for name in wanted:
         require_known("method", name, registry.names(), where="--methods")
-    strangers = [name for name in grids or {} if name is not None and name not in wanted]
-    if strangers:
-        raise ConfigError(f"a grid for {strangers[0]!r}, which is not among the methods", where="--grid")
+    for where, values in (("--grid", grids or {}), ("--tune", tuned or {})):
+        strangers = [name for name in values if name is not None and name not in wanted]
+        if strangers:
+            raise ConfigError(f"values for {strangers[0]!r}, which is not among the methods", where=where)
     source = data or preset.data
     if source is None:
         raise ConfigError("this preset needs the path of the images", hint=f"{preset.summary}")
@@ -220,6 +223,7 @@ def make_plan(
                 source=source,
                 folds=chosen["fold_count"],
                 image_size=chosen["image_size"],
+                validation=chosen["validation"],
             ),
             model=ModelSettings(architecture=chosen["architecture"], weights=chosen["weights"]),
             rounds=chosen["rounds"],
@@ -230,7 +234,7 @@ def make_plan(
     except ValidationError as error:
         first = error.errors()[0]
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
-    cells = make_cells(wanted, seeds or preset.seeds, folds or preset.folds, grids)
+    cells = make_cells(wanted, seeds or preset.seeds, folds or preset.folds, grids, tuned)
     for cell in cells:
         registry.build(train_config(settings, cell))
         private_plan(settings, cell)
@@ -239,7 +243,7 @@ def make_plan(
 
 def private_plan(settings: Settings, cell: Cell) -> PrivateSchedule | None:
     """The cell's promise of privacy, or None when it makes none. Settings that would void it are refused here."""
-    options = PrivateOptions.of({**settings.train, **dict(cell.options)})
+    options = PrivateOptions.of({**settings.train, **cell.values})
     plan = options.plan(rounds=settings.rounds, prototypes=registry.get(cell.method).npr)
     if plan is not None:
         check_upstream(train_config(settings, cell))
@@ -248,10 +252,19 @@ def private_plan(settings: Settings, cell: Cell) -> PrivateSchedule | None:
 
 def train_config(settings: Settings, cell: Cell) -> TrainConfig:
     """The training settings of a cell: those of the run, then the cell's own. Other keys are options of the method."""
-    values = {**settings.train, **dict(cell.options)}
+    values = {**settings.train, **cell.values}
+    for key in values.keys() & {"predict", "predict_mix"}:
+        raise ConfigError(
+            f"{key!r} is not a setting of training here",
+            where=cell.variant,
+            hint="every trained model is scored by every predictor; the table names them",
+        )
     own = registry.get(cell.method).method.Options.model_fields
     for key in values:
         require_known("setting", key, {*SETTINGS, *own, *KEYS}, where=cell.method)
     fields = {key: value for key, value in values.items() if key in SETTINGS}
     options = {key: value for key, value in values.items() if key in own}
-    return TrainConfig.parse({**fields, "method": cell.method, "method_options": options}, where=cell.variant)
+    # Whatever a method was registered to predict with has no say in a comparison.
+    predict = "prototype" if fields.get("supervision") == "none" else "head"
+    given = {**fields, "predict": predict, "method": cell.method, "method_options": options}
+    return TrainConfig.parse(given, where=cell.variant)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from lazaret.errors import ConfigError
 from npr.lab.cell import check_cells
+from npr.lab.choices import Choices, settle
 from npr.lab.engines import Outcome, Reporter, reporter, run_inline, run_workers
 from npr.lab.on_ray import run_ray
 from npr.lab.plan import Cell, LabPlan
+from npr.lab.predictors import PARTS
 from npr.lab.request import train_config
 from npr.lab.store import Json, ResultStore, read_results, write_atomically
-from npr.lab.summary import percent, predictions_loader, summarise_cells
+from npr.lab.summary import no_predictions, percent, predictions_loader, summarise_cells
 from npr.lab.tables import summary_table
 
 
@@ -32,12 +34,14 @@ def run_plan(plan: LabPlan, out: Path, *, engine: Engine, reference: str, plots:
     store = ResultStore(out)
     store.load(plan)
     _require_same_training(plan, store)
+    Choices(out).require_open(cell for cell in plan.cells if not store.finished(cell))
     if engine.address is None:  # else the data are where the cluster is
         check_cells(plan.settings, [cell for cell in plan.cells if not store.finished(cell)])
     with store.locked():
         store.load(plan)
         todo = [cell for cell in plan.cells if not store.finished(cell)]
         update = _updater(plan, store, reference)
+        settle(plan.settings, plan.cells, store)
         update()
         with reporter(len(todo)) as progress:
             for cell, result, error in _outcomes(engine, plan, todo, store, progress):
@@ -47,7 +51,9 @@ def run_plan(plan: LabPlan, out: Path, *, engine: Engine, reference: str, plots:
                 else:
                     store.record(cell, result)
                     progress.cell_done(cell.key, headline(result))
-                update()
+                settle(plan.settings, plan.cells, store)
+                update(intervals=False)
+        update()
     results = read_results(out)
     if plots:
         from npr.lab.plots import draw_all
@@ -86,21 +92,29 @@ def _outcomes(
     return run_inline(plan.settings, todo, store, progress)
 
 
-def _updater(plan: LabPlan, store: ResultStore, reference: str) -> Callable[[], None]:
-    """Writes results.json and table.md: after every cell, so that a killed run leaves a table of what it had."""
+def _updater(plan: LabPlan, store: ResultStore, reference: str) -> Callable[..., None]:
+    """Writes results.json and table.md: after every cell, so that a killed run leaves a table of what it had.
 
-    def update() -> None:
-        summary = summarise_cells(store.cells, predictions_loader(store.out), reference, store.earlier_summary)
-        store.write(plan, {"reference": reference, "summary": summary})
+    Intervals take longer than the figures: they are drawn at the start and at the end of a run.
+    """
+
+    def update(*, intervals: bool = True) -> None:
+        load = predictions_loader(store.out) if intervals else no_predictions
+        summary = summarise_cells(store.cells, load, reference, store.earlier_summary)
+        store.earlier_summary = summary
+        choices = [choice.model_dump(mode="json") for choice in Choices(store.out).all]
+        store.write(plan, {"reference": reference, "choices": choices, "summary": summary})
         write_atomically(store.out / "table.md", summary_table(read_results(store.out)).encode())
 
     return update
 
 
 def headline(result: Json) -> str:
-    """The figures of a finished cell in a few words."""
+    """What a trained cell does on its validation side, in a few words."""
     parts = [
-        f"{kind} pooled recall {percent(figures['pooled_recall'])}, mean over sites {percent(figures['mean_bacc'])}"
-        for kind, figures in result["final"].items()
+        f"{kind} by {name} {percent(figures['pooled_recall'])}"
+        for kind, by_name in result["validation"].items()
+        for name, figures in by_name.items()
+        if name in PARTS
     ]
-    return "; ".join([*parts, f"{result['seconds']:.0f} s"])
+    return f"pooled recall on the validation side: {', '.join(parts)}; {result['seconds']:.0f} s"

@@ -1,7 +1,9 @@
 """What a run leaves behind: results.json, and for each cell a working folder from which a killed run continues.
 
     OUT/results.json              settings, finished cells, what failed, what has not run; replaced atomically
-    OUT/cells/<cell>/             a finished cell's result.json and predictions-*.npz, an unfinished one's checkpoint
+    OUT/choices.json              what was chosen on validation sides, before any test image of those rows was read
+    OUT/cells/<cell>/             models, validation-*.npz and result.json of a trained cell, test-*.npz and judged.json
+                                  of a judged one, the checkpoint of an unfinished one
 
 A worker writes only into its cell's own directory; results.json has one writer, the holder of OUT/cells/lock.
 """
@@ -23,7 +25,7 @@ from pydantic import ValidationError
 from lazaret.errors import ConfigError
 from npr.lab.plan import Cell, LabPlan, Settings
 
-FORMAT = "lazaret-lab-results/1"
+FORMAT = "lazaret-lab-results/2"
 
 Json = dict[str, Any]
 

@@ -11,8 +11,8 @@ from npr.methods import registry
 
 # Figures of the FedNPR paper, in percent, as (mean, standard deviation over five repetitions), for `npr-lab table
 # --paper`. Each cell is (ISIC bACC, ISIC bAUC, ICH bACC, ICH bAUC). The paper evaluates every site's locally updated
-# model (or personal model) on its own test images and takes the mean over sites at the round that is best on those test
-# images; our column is the last round unless it says otherwise, which makes ours the lower of the two by construction.
+# model (or personal model) by its head on its own test images and takes the mean over sites at the round that is best
+# on those test images. Ours is the last round, which makes it the lower of the two by construction.
 
 Figure = tuple[float, float]
 Dataset = Literal["isic", "ich"]
@@ -51,7 +51,7 @@ def _row(
 _FULL = "76.2/0.9 91.8/0.5 72.1/0.3 90.7/0.5"
 
 # Without the supervised loss the head learns nothing, so the prediction comes from the nearest prototype.
-_PROTOTYPES_ONLY = (("supervision", "none"), ("predict", "prototype"))
+_PROTOTYPES_ONLY = (("supervision", "none"),)
 
 TABLES = (
     PaperTable("A", "Main comparison", (
@@ -105,10 +105,12 @@ Json = dict[str, Any]
 COLUMNS = (
     "method",
     "model",
+    "predictor",
     "pooled recall [95 %]",
     "difference [95 %]",
     "by seed",
-    "mean over sites bACC",
+    "mean over sites bACC [95 %]",
+    "difference [95 %]",
     "bAUC",
     "cells",
 )
@@ -123,42 +125,66 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def summary_table(results: Json) -> str:
-    """The table a run ends with."""
-    rows = []
-    for row in results["summary"]:
-        difference = row["difference"]
-        rows.append(
-            (
-                row["variant"],
-                row["kind"],
-                _interval(row["pooled_recall"]),
-                f"{_interval(difference['pooled_recall'], signed=True)} vs {difference['reference']}"
-                if difference
-                else "",
-                " ".join(f"{value:+.1f}" for value in difference["by_seed"].values()) if difference else "",
-                _spread(row["mean_bacc"]),
-                _spread(row["mean_bauc"]),
-                str(row["cells"]),
-            )
+    """The table a run ends with: what was chosen on the validation sides first, then every model by every predictor."""
+    rows = [
+        (
+            row["variant"],
+            row["kind"],
+            row["predictor"],
+            _interval(row["pooled_recall"]),
+            _gap(row["difference"], "pooled_recall"),
+            " ".join(f"{value:+.1f}" for value in row["difference"]["by_seed"].values()) if row["difference"] else "",
+            _interval(row["mean_bacc"]),
+            _gap(row["difference"], "mean_bacc"),
+            _spread(row["mean_bauc"]),
+            str(row["cells"]),
         )
+        for row in sorted(results["summary"], key=lambda row: row["kind"] != "chosen")
+    ]
     return "\n".join([markdown(COLUMNS, rows), "", *_notes(results)]) + "\n"
 
 
+def _gap(difference: Json | None, figure: str) -> str:
+    if not difference:
+        return ""
+    text = _interval(difference[figure], signed=True)
+    return f"{text} vs {difference['reference']}" if figure == "pooled_recall" else text
+
+
 def _notes(results: Json) -> list[str]:
-    settings = results["settings"]
+    settings, data = results["settings"], results["settings"]["data"]
     notes = [
-        f"{settings['data']['source']} at {settings['data']['image_size']} px, {settings['model']['architecture']} "
+        f"{data['source']} at {data['image_size']} px, {settings['model']['architecture']} "
         f"(weights: {settings['model']['weights']}), {settings['rounds']} rounds, last round, "
-        f"{settings['aggregation']} aggregation. Figures in percent.",
-        "Pooled recall: mean recall over classes of all out-of-fold predictions together. Intervals draw whole lesions "
-        "or patients again, differences on the same draws; they do not cover chance in training, which the differences "
-        "by seed and the deviations over cells (±) show.",
+        f"{settings['aggregation']} aggregation, {data['validation']:.0%} of each fold's training images held back to "
+        "choose by. Figures in percent, on test images that were read once, after the choices.",
+        "Pooled recall: mean recall over classes of all out-of-fold predictions together. Intervals draw folds, seeds "
+        "and whole lesions or patients again, differences on the same draws.",
+        *_chosen(results),
     ]
+    waiting = sum("final" not in cell for cell in results["cells"])
+    if waiting:
+        notes.append(f"Trained and not judged on test images, because not chosen or still to be chosen: {waiting} cells.")
     if results["failed"]:
         notes.append("Failed: " + "; ".join(f"{entry['key']} ({entry['error']})" for entry in results["failed"]) + ".")
     if results["not_run"]:
         notes.append("Not run: " + "; ".join(results["not_run"]) + ".")
     return [line for note in notes for line in (note, "")][:-1]
+
+
+def _chosen(results: Json) -> list[str]:
+    """What the validation sides chose, by row and fold."""
+    lines = []
+    for row in results["summary"]:
+        if row["kind"] == "chosen":
+            parts = [f"fold {fold}: {describe_choice(choice)}" for fold, choice in row["choices"].items()]
+            lines.append(f"Chosen for {row['variant']}: {'; '.join(parts)}.")
+    return lines
+
+
+def describe_choice(choice: Json) -> str:
+    values = [f"{key}={value}" for key, value in choice.items() if key not in ("model", "predictor")]
+    return ", ".join([f"{choice['model']} model by {choice['predictor']}", *values])
 
 
 def paper_rows(results: Json, dataset: Dataset) -> list[Json]:
@@ -194,11 +220,23 @@ def _without_npr(method: str) -> str:
 def paper_comparison(results: Json, dataset: Dataset) -> str:
     """Our figures beside the paper's tables A to E. A row we have not run says so."""
     parts = [_paper_table(table, results, dataset) for table in TABLES]
-    return "\n".join([*parts, _table_e(results, dataset)])
+    return "\n".join([*parts, _table_e(results, dataset), _what_differs(results)])
+
+
+def _what_differs(results: Json) -> str:
+    """Why the two columns are not the same experiment."""
+    settings, data = results["settings"], results["settings"]["data"]
+    folds = ", ".join(sorted({str(cell["fold"]) for cell in results["cells"]}))
+    return (
+        f"What differs from the paper: images ({data['source']} at {data['image_size']} px; the paper: 224 for ISIC, "
+        f"128 for ICH), network ({settings['model']['architecture']}; EfficientNet-B0), "
+        f"rounds ({settings['rounds']}; 80), the round shown (the last; the best on the test images), "
+        f"training images ({data['validation']:.0%} held back for validation; none), folds ({folds}; five).\n"
+    )
 
 
 def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
-    header = ("row", "paper bACC", "ours bACC", "ours, best round", "paper bAUC", "ours bAUC", "ours pooled recall")
+    header = ("row", "paper bACC", "ours bACC", "model, predictor", "paper bAUC", "ours bAUC", "ours pooled recall")
     rows = []
     for row in table.rows:
         (bacc, bacc_sd), (bauc, bauc_sd) = row.figures(dataset)
@@ -207,8 +245,8 @@ def _paper_table(table: PaperTable, results: Json, dataset: Dataset) -> str:
             (
                 row.label,
                 f"{bacc:.1f}±{bacc_sd:.1f}",
-                _spread(ours["mean_bacc"]) if ours else "not run",
-                _spread(ours["best_round_mean_bacc"]) if ours else "",
+                _interval(ours["mean_bacc"]) if ours else "not run",
+                f"{ours['kind']}, {ours['predictor']}" if ours else "",
                 f"{bauc:.1f}±{bauc_sd:.1f}",
                 _spread(ours["mean_bauc"]) if ours else "not run",
                 _interval(ours["pooled_recall"]) if ours else "",
@@ -247,7 +285,8 @@ def _gain(ours: Json | None, without: Json | None, field: str) -> str:
 def _find(results: Json, method: str, options: Mapping[str, object] | None = None) -> Json | None:
     """Our row of a method under the same settings, whether they come by option, from the whole run or by default.
 
-    The row is of the model that the paper's tables are about: mostly a site's own as its local training leaves it.
+    The row is of the model and the predictor that the paper's tables are about: mostly a site's own model as its local
+    training leaves it, by its head.
     """
     wanted = _in_force(results, options or {})
     methods = {entry.name: entry for entry in registry.rows()}  # a plugin's is not among them, nor in the paper
@@ -256,7 +295,8 @@ def _find(results: Json, method: str, options: Mapping[str, object] | None = Non
         if entry is not None and entry.original == method and _in_force(results, row["options"]) == wanted:
             kinds = {other["kind"] for other in results["summary"] if other["variant"] == row["variant"]}
             judged = entry.method.judged
-            if row["kind"] == (judged if judged in kinds else "personal"):
+            part = "prototypes" if row["options"].get("supervision") == "none" else "head"
+            if (row["kind"], row["predictor"]) == (judged if judged in kinds else "personal", part):
                 return dict(row)
     return None
 

@@ -48,6 +48,7 @@ class Method:
     :cvar models: the models worth evaluating, its own first, where they are not the usual two.
     :cvar judged: which of its models the paper's tables are about, mostly the one that local training leaves.
     :cvar wire: False for a method whose server does more than take the mean; it runs in the lab only.
+    :cvar central: trained on the images of all sites in one place; the laboratory's upper bound, never on the wire.
     :cvar divisible: False for a method whose loss is not a mean over images: processes cannot share a batch of it.
     """
 
@@ -57,6 +58,7 @@ class Method:
     models: ClassVar[tuple[Kind, ...]] = ()
     judged: ClassVar[Kind] = "local"
     wire: ClassVar[bool] = True
+    central: ClassVar[bool] = False
     divisible: ClassVar[bool] = True
 
     def __init__(
@@ -200,6 +202,11 @@ class Method:
         del site, round_number
 
     # What comes out.
+
+    @property
+    def trains_head(self) -> bool:
+        """False where the head learns nothing, so that only prototypes or a refitted head can predict."""
+        return self.config.supervision != "none"
 
     @property
     def reports(self) -> tuple[Kind, ...]:

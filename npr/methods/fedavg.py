@@ -1,11 +1,23 @@
-"""FedAvg (McMahan et al. 2017): average everything, weighted by the number of images."""
+"""FedAvg (McMahan et al. 2017): average everything, weighted by the number of images; and its bound, `central`."""
 
 from __future__ import annotations
 
-from npr.methods.base import Method
+from typing import ClassVar
+
+from npr.methods.base import Kind, Method
 from npr.methods.registry import register
 
 
 @register("fedavg", "one model, averaged by the number of images")
 class FedAvg(Method):
     """The base class as it is."""
+
+
+@register("central", "laboratory only: all images in one place, an upper bound")
+class Central(FedAvg):
+    """What no hospital may do: one model trained on the images of all sites together."""
+
+    wire: ClassVar[bool] = False
+    central: ClassVar[bool] = True
+    models: ClassVar[tuple[Kind, ...]] = ("global",)
+    judged: ClassVar[Kind] = "global"

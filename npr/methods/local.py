@@ -1,4 +1,4 @@
-"""Local learning: every site alone, with the same number of steps. The reference for whether federation is worth it."""
+"""Every site alone: the references for whether federation is worth it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import ClassVar
 
 from npr.methods.base import Kind, Method
 from npr.methods.registry import register
+from npr.methods.site import Site
+from npr.training import NOTHING, LocalReport
 
 
 @register("local", "every site trains alone; nothing is exchanged")
@@ -13,3 +15,18 @@ class Local(Method):
     shared: ClassVar[frozenset[str]] = frozenset()
     personal: ClassVar[bool] = True
     models: ClassVar[tuple[Kind, ...]] = ("local",)
+
+
+@register("frozen", "laboratory only: the initial features, nothing is trained; a site fits its own head to them")
+class Frozen(Local):
+    """The head is never trained, so that prototypes or a refitted head predict."""
+
+    wire: ClassVar[bool] = False
+
+    @property
+    def trains_head(self) -> bool:
+        return False
+
+    def local_round(self, site: Site, round_number: int) -> LocalReport:
+        del site, round_number
+        return NOTHING
