@@ -164,7 +164,7 @@ def _notes(results: Json) -> list[str]:
     ]
     waiting = sum("final" not in cell for cell in results["cells"])
     if waiting:
-        notes.append(f"Trained and not judged on test images, because not chosen or still to be chosen: {waiting} cells.")
+        notes.append(f"Trained and not judged on test images (not chosen, or still to be chosen): {waiting} cells.")
     if results["failed"]:
         notes.append("Failed: " + "; ".join(f"{entry['key']} ({entry['error']})" for entry in results["failed"]) + ".")
     if results["not_run"]:

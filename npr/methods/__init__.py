@@ -9,7 +9,7 @@ and `local` shares nothing. No method opens a file or a connection.
     site          what one hospital holds
     regulariser   prototypes and their loss, for any method
     registry      the names of methods
-    fedavg        the weighted mean of everything
+    fedavg        the weighted mean of everything; and all images in one place
     fedprox       FedAvg with a pull towards the received model
     fedlc         logits shifted by class frequency
     fedrs         logits of absent classes scaled down
@@ -19,6 +19,6 @@ and `local` shares nothing. No method opens a file or a connection.
     fedrep        head first, then extractor
     fedbabu       only the extractor is trained and shared; heads are fitted at the end
     fedrod        a shared head with a personal one added to it
-    local         every site alone
+    local         every site alone; and the initial features as they are
     creff         laboratory only: the server does more than take a mean
 """

@@ -18,7 +18,7 @@ class Local(Method):
 
 
 @register("frozen", "laboratory only: the initial features, nothing is trained; a site fits its own head to them")
-class Frozen(Local):
+class FrozenFeatures(Local):
     """The head is never trained, so that prototypes or a refitted head predict."""
 
     wire: ClassVar[bool] = False

@@ -77,7 +77,7 @@ def test_list_is_complete_and_aliases_are_rows(lab):
 def test_a_run_leaves_results_and_a_table_and_is_not_redone(lab, tmp_path):
     arguments = ["run", *TINY, "--methods", "fedavg,fednpr-per", "--rounds", 2, "--out", tmp_path]
     first = lab(*arguments)
-    assert "| fednpr-per | personal |" in first.out and (tmp_path / "table.md").read_text() == first.out
+    assert "| fednpr-per | personal | refit " in first.out and (tmp_path / "table.md").read_text() == first.out
     content = results(tmp_path)
     assert [cell["variant"] for cell in content["cells"]] == ["fedavg", "fednpr-per"] and not content["not_run"]
     assert [entry["round"] for entry in content["cells"][0]["rounds"]] == [1, 2]
@@ -161,7 +161,7 @@ def test_secure_aggregation_is_the_same_run(lab, tmp_path):
     arguments = ["run", *TINY, "--methods", "fedavg", "--rounds", 2, "--json"]
     plain = json.loads(lab(*arguments, "--out", tmp_path / "plain").out)
     secure = json.loads(lab(*arguments, "--out", tmp_path / "secure", "--aggregation", "secure").out)
-    one, two = (content["cells"][0]["final"]["global"] for content in (plain, secure))
+    one, two = (content["cells"][0]["final"]["global"]["head"] for content in (plain, secure))
     assert abs(one["mean_bauc"] - two["mean_bauc"]) < 0.05 and one["images"] == two["images"]
 
 
@@ -173,13 +173,17 @@ def test_secure_aggregation_is_the_same_run(lab, tmp_path):
         (["--preset", "paper-isci"], "unknown preset 'paper-isci'", "paper-isic"),
         (["--set", "lamda_npr=1"], "unknown setting 'lamda_npr'", "lambda_npr"),
         (["--set", "lambda_npr=-1"], "lambda_npr", "docs/methods.md"),
-        (["--grid", "fedprox:mu=1", "--methods", "fedavg"], "a grid for 'fedprox'", ""),
+        (["--grid", "fedprox:mu=1", "--methods", "fedavg"], "values for 'fedprox'", ""),
         (["--preset", "paper-isic"], "needs the path of the images", "fed-isic:PATH"),
         (["--seeds", "x"], "not a list of whole numbers", "0-4"),
         (["--rounds", "0"], "rounds", ""),
         (["--workers", "0"], "workers", ""),
         (["--reference", "fedagv"], "unknown method 'fedagv'", "fedavg"),
         (["--reference", "fedavg:locl"], "unknown model 'locl'", "local"),
+        (["--reference", "fedavg:local:haed"], "unknown predictor 'haed'", "head"),
+        (["--set", "predict=both"], "'predict' is not a setting of training", "every predictor"),
+        (["--tune", "fedprox:mu=1", "--methods", "fedavg"], "values for 'fedprox'", ""),
+        (["--validation", "0"], "validation", ""),
         ([*TINY, "--folds", "9"], "no fold 9", "0 to 4"),
         ([*TINY, "--architecture", "nosuchnet"], "nosuchnet", ""),
         ([*TINY, "--data", "csv:nowhere.csv"], "nowhere.csv", ""),
@@ -240,7 +244,7 @@ def test_sites_without_test_images_and_test_images_of_one_class_are_data_like_ot
 
     wanted = ["--methods", "fedavg", "--evaluate-every", 1, "--rounds", 2, "--json"]
     content = json.loads(lab(*manifest(spoil), *wanted).out)
-    final = content["cells"][0]["final"]["global"]
+    final = content["cells"][0]["final"]["global"]["head"]
     assert final["mean_bauc"] is None and final["sites"]["x"]["bacc"] is None and final["mean_bacc"] is not None
     row = content["summary"][0]
     assert row["mean_bauc"] == [] and "none" in (manifest.out / "table.md").read_text()
@@ -325,14 +329,15 @@ def test_ray_is_an_extra_that_is_asked_for_by_name(lab, tmp_path, monkeypatch):
 def test_plots_are_drawn(lab, tmp_path):
     pytest.importorskip("matplotlib")
     arguments = [argument for argument in TINY if argument != "--no-plots"]
-    lab("run", *arguments, "--methods", "fednpr", "--grid", "lambda_npr=0.1,1", "--rounds", 1, "--out", tmp_path)
+    lab("run", *arguments, "--methods", "fednpr", "--grid", "lambda_npr=0.1,1", "--rounds", 2, "--evaluate-every", 1,
+        "--out", tmp_path)
     drawn = {path.name.split(".")[0] for path in (tmp_path / "plots").glob("*.png")}
     assert {"curves", "sites", "ablation-lambda_npr"} <= drawn and any(name.startswith("features-") for name in drawn)
     assert all(path.stat().st_size > 5000 for path in (tmp_path / "plots").glob("*.png"))
 
 
 def test_privacy_is_an_option_of_a_cell_and_is_spent(lab, tmp_path):
-    few = ["dp.steps=1", "dp.dimensions=4", "assign=nearest", "predict=head"]
+    few = ["dp.steps=1", "dp.dimensions=4", "assign=nearest"]
     few = [word for setting in few for word in ("--set", setting)] + ["--grid", "dp.epsilon=null,8"]
     content = json.loads(
         lab("run", *TINY, "--methods", "fednpr-per", *few, "--rounds", 1, "--out", tmp_path, "--json").out

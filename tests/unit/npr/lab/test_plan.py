@@ -30,7 +30,7 @@ def test_the_same_cell_is_planned_once():
 
 
 def test_slugs_are_file_names_and_differ_where_cells_differ():
-    cells = make_cells(["fednpr"], [0, 1], [0, "fold_lesion"], {None: {"predict": ["a/b", "a_b", "a b"]}})
+    cells = make_cells(["fednpr"], [0, 1], [0, "fold_lesion"], {None: {"assign": ["a/b", "a_b", "a b"]}})
     slugs = [cell.slug for cell in cells]
     assert len(set(slugs)) == len(cells) == 12
     assert not any("/" in slug or " " in slug for slug in slugs)

@@ -28,8 +28,15 @@ def test_the_papers_presets_are_the_papers_settings(name, clusters, weight, size
     assert plan.settings.model.architecture == "efficientnet_b0" and plan.settings.model.weights == "timm"
     assert {cell.method for cell in plan.cells} == {
         entry.name for entry in registry.rows() if entry.alias_of is None and not entry.name.endswith("+npr")
-    }
+    } - {"central", "frozen"}
     assert {cell.fold for cell in plan.cells} == {0, 1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("key", ["predict", "predict_mix"])
+def test_prediction_is_not_a_setting_of_training(key):
+    with pytest.raises(ConfigError, match=f"'{key}' is not a setting of training") as caught:
+        make_plan(preset("quick"), train={key: "head"})
+    assert "every predictor" in str(caught.value.hint)
 
 
 def test_a_methods_own_options_reach_it():

@@ -127,7 +127,7 @@ def test_a_layout_can_be_given():
 
 
 def test_private_and_secure_at_once():
-    options = {"dp.epsilon": 8.0, "dp.steps": 1, "dp.dimensions": 4, "assign": "nearest", "predict": "head"}
+    options = {"dp.epsilon": 8.0, "dp.steps": 1, "dp.dimensions": 4, "assign": "nearest"}
     secure = federation("secure", "fednpr-per", **options)
     before = torch.cat([value.flatten().double() for value in secure.model.state_dict().values()])
     secure.run_round()

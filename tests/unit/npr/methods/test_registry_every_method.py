@@ -48,7 +48,9 @@ class Case:
 
 CASES: dict[str, Case] = {
     "local": Case(set()),
+    "frozen": Case(set()),
     "fedavg": Case(WHOLE),
+    "central": Case(WHOLE),
     "fedprox": Case(WHOLE, {"options": {"mu": 1.0}}, {"options": {"mu": 0.0}}, "fedavg"),
     "moon": Case(WHOLE | {"projection"}, {"options": {"mu": 1.0}}, {"options": {"mu": 0.0}}),
     "creff": Case(WHOLE, {"options": FAST_CREFF}, {"options": FAST_CREFF | {"matching_steps": 0}}, "fedavg"),
@@ -100,7 +102,7 @@ def predictions(federation: Federation) -> list[np.ndarray]:
 
 def test_the_table_covers_the_registry() -> None:
     assert set(registry.names()) == set(CASES)
-    assert len([entry for entry in registry.rows() if not entry.npr]) + 2 == 14
+    assert len([entry for entry in registry.rows() if not entry.npr]) + 2 == 16
     assert [entry.name for entry in registry.rows() if entry.alias_of] == ["fedavg+npr"]
 
 
