@@ -33,7 +33,7 @@ _REFIT_STEPS: Final = 300
 
 
 @dataclass(frozen=True, slots=True)
-class Predictor:
+class Mixture:
     """Which parts give the probabilities, and the share of each."""
 
     shares: tuple[tuple[str, float], ...]
@@ -61,16 +61,16 @@ class Predictor:
         return mixed
 
 
-def _mixtures() -> Iterable[Predictor]:
+def _mixtures() -> Iterable[Mixture]:
     for number, first in enumerate(PARTS):
         for second in PARTS[number + 1 :]:
             for share in _SHARES:
-                yield Predictor(((first, 1.0 - share), (second, share)))
-    yield Predictor(tuple((part, 1.0 / 3.0) for part in PARTS))
+                yield Mixture(((first, 1.0 - share), (second, share)))
+    yield Mixture(tuple((part, 1.0 / 3.0) for part in PARTS))
 
 
 # Single parts first: of two that are equally good on the validation side, the simpler one is chosen.
-PREDICTORS: Final = {p.name: p for p in (*(Predictor(((part, 1.0),)) for part in PARTS), *_mixtures())}
+PREDICTORS: Final = {p.name: p for p in (*(Mixture(((part, 1.0),)) for part in PARTS), *_mixtures())}
 
 
 def parts_of(method: Method, *, private: bool) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ def parts_of(method: Method, *, private: bool) -> tuple[str, ...]:
     return PARTS if method.trains_head else PARTS[1:]
 
 
-def predictors_from(parts: Sequence[str]) -> list[Predictor]:
+def predictors_from(parts: Sequence[str]) -> list[Mixture]:
     return [predictor for predictor in PREDICTORS.values() if predictor.parts <= set(parts)]
 
 

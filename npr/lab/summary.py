@@ -49,7 +49,7 @@ def no_predictions(cell: Json, kind: str, predictor: str) -> list[Predictions] |
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TableRow:
     """A variant with the model and the predictor it is judged by, or `chosen` for both."""
 
     variant: str
@@ -70,12 +70,13 @@ class Row:
         return f"{self.variant}:{CHOSEN}" if self.kind == CHOSEN else f"{self.variant}:{self.kind}:{self.predictor}"
 
 
-def rows_of(cells: Sequence[Json]) -> list[Row]:
+def rows_of(cells: Sequence[Json]) -> list[TableRow]:
     """What was chosen first, then every model by every single part."""
-    found: list[Row] = []
+    found: list[TableRow] = []
     for variant in dict.fromkeys(cell["variant"] for cell in cells):
-        candidates = [Row(variant, CHOSEN, CHOSEN), *(Row(variant, kind, part) for kind in KINDS for part in PARTS)]
-        found.extend(row for row in candidates if any(row.of(cell) for cell in cells))
+        single = [TableRow(variant, kind, part) for kind in KINDS for part in PARTS]
+        chosen = TableRow(variant, CHOSEN, CHOSEN)
+        found.extend(row for row in (chosen, *single) if any(row.of(cell) for cell in cells))
     return found
 
 
@@ -101,7 +102,7 @@ def summarise_cells(
     ]
 
 
-def _figures(row: Row, cells: Sequence[Json], load: Loader) -> Json:
+def _figures(row: TableRow, cells: Sequence[Json], load: Loader) -> Json:
     mine = [(cell, at) for cell in cells if (at := row.of(cell))]
     finals = [cell["final"][kind][predictor] for cell, (kind, predictor) in mine]
     predictions = _all([(cell, at) for cell, at in mine], load)
@@ -129,21 +130,21 @@ def _choices(cells: Iterable[Json]) -> Json:
     return {str(cell["fold"]): {**cell["chosen"], **cell["tuned"]} for cell in cells}
 
 
-def _other(row: Row, reference: str, rows: Sequence[Row]) -> Row | None:
+def _other(row: TableRow, reference: str, rows: Sequence[TableRow]) -> TableRow | None:
     name, *rest = reference.split(":")
     kind, predictor = [*rest, row.predictor if rest != [CHOSEN] else CHOSEN][:2] if rest else (row.kind, row.predictor)
-    wanted = [Row(name, kind, predictor)]
+    wanted = [TableRow(name, kind, predictor)]
     if not rest and kind == "personal":  # the aggregate with a site's own parts, against the aggregate
-        wanted.append(Row(name, "global", predictor))
+        wanted.append(TableRow(name, "global", predictor))
     return next((other for other in wanted if other in rows and other != row), None)
 
 
-def compare(ours: Row, theirs: Row, cells: Sequence[Json], load: Loader) -> Json | None:
+def compare(ours: TableRow, theirs: TableRow, cells: Sequence[Json], load: Loader) -> Json | None:
     """The paired difference of two rows on the cells that both have."""
     return _difference(ours, theirs, cells, load)
 
 
-def _difference(row: Row, other: Row | None, cells: Sequence[Json], load: Loader) -> Json | None:
+def _difference(row: TableRow, other: TableRow | None, cells: Sequence[Json], load: Loader) -> Json | None:
     if other is None:
         return None
     base = {(cell["seed"], cell["fold"]): (cell, at) for cell in cells if (at := other.of(cell))}

@@ -6,7 +6,7 @@ import torch
 from sklearn.linear_model import LogisticRegression
 
 from npr.config import TrainConfig
-from npr.lab.predictors import PARTS, PREDICTORS, REFIT_C, LogisticHead, Predictor, parts_of, predictors_from
+from npr.lab.predictors import PARTS, PREDICTORS, REFIT_C, LogisticHead, Mixture, parts_of, predictors_from
 from npr.methods import registry
 from npr.metrics import Predictions
 
@@ -25,7 +25,7 @@ def test_single_parts_come_first_and_names_are_unique():
 
 def test_a_mixture_mixes_probabilities():
     by_part = {"head": predictions([[0.8, 0.2]]), "refit": predictions([[0.4, 0.6]])}
-    (mixed,) = Predictor((("head", 0.25), ("refit", 0.75))).combine(by_part)
+    (mixed,) = Mixture((("head", 0.25), ("refit", 0.75))).combine(by_part)
     assert mixed.scores[0] == pytest.approx([0.5, 0.5])
     assert PREDICTORS["head"].combine(by_part) == by_part["head"]
 
