@@ -6,6 +6,8 @@ sides work the same for every format (npr/data/sides.py). The partition of a poo
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +16,9 @@ from numpy.typing import NDArray
 
 from lazaret.errors import ConfigError, DataError
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD, FederatedDataset, ImageRows, Samples, SiteData
-from npr.data.sides import SideRule, check_grouped, fold_of, stratified_places
+from npr.data.sides import SideRule, check_grouped, check_spelling, fold_of, spelt_twice, stratified_places, unit_key
+
+NO_SITE = "site"
 
 
 def check_class_list(names: Sequence[str], *, where: str) -> None:
@@ -40,7 +44,12 @@ class NamedSplit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Catalogue:
-    """Columns of equal length. Errors call a row by `row_names`, or by its number in `where`."""
+    """Columns of equal length. Errors call a row by `row_names`, or by its number in `where`.
+
+    :param fingerprint: digest of the images; `version` covers the rest of the table too.
+    :param per_unit: no refusal and no row depends on other units than its own, as privacy needs it (`PerUnitStorage`).
+    :param unusable: rows that are on no side.
+    """
 
     name: str
     class_names: tuple[str, ...]
@@ -56,16 +65,20 @@ class Catalogue:
     where: str = ""
     row_names: tuple[str, ...] = ()
     fingerprint: str = ""
+    per_unit: bool = False
+    unusable: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         check_class_list(self.class_names, where=self.where or self.name)
-        if len(self) == 0:
+        if len(self) == 0 and not self.per_unit:
             raise DataError("there is no image", where=self.where or self.name)
         if not len(self.ids) == len(self.units) == len(self.sites) == len(self.images) == len(self.labels):
             raise DataError("columns of different length", where=self.where or self.name)
+        names = [self.row_name(row) for row in range(len(self))]
+        if self.unit_kind != "image" and not self.per_unit:
+            check_spelling(self.units, unit_kind=self.unit_kind, names=names)
         for split in self.splits.values():
-            if split.grouped:
-                names = [self.row_name(row) for row in range(len(self))]
+            if split.grouped and not self.per_unit:
                 check_grouped(self.units, split.sides, unit_kind=self.unit_kind, names=names)
 
     def __len__(self) -> int:
@@ -81,6 +94,20 @@ class Catalogue:
     @property
     def strata(self) -> tuple[tuple[str, int], ...]:
         return tuple(zip(self.sites, self.labels.tolist(), strict=True))
+
+    def version(self) -> str:
+        """Digest of everything that was read: images, classes, labels, units, sites and splits."""
+        digest = hashlib.sha256(self.fingerprint.encode())
+        splits = [(name, split.grouped, split.sides) for name, split in sorted(self.splits.items())]
+        columns = (self.class_names, self.labels.tolist(), self.ids, self.units, self.unit_kind, self.sites, splits)
+        for column in columns:
+            digest.update(hashlib.sha256(json.dumps(column).encode()).digest())
+        return digest.hexdigest()
+
+    def without_a_side(self) -> frozenset[int]:
+        """Rows that cannot be used: those without an image and, of units that are written in two ways, all."""
+        twice = {unit_key(self.units[row]) for row, _ in spelt_twice(self.units)} if self.unit_kind != "image" else ()
+        return self.unusable | {row for row, unit in enumerate(self.units) if twice and unit_key(unit) in twice}
 
     def with_sites(self, sites: tuple[str, ...]) -> Catalogue:
         """The same images on other sites: what a partitioner returns."""
@@ -112,19 +139,23 @@ def assemble(
     seed: int = 0,
     validation: float = 0.0,
     rule: SideRule | None = None,
+    site: str | None = None,
 ) -> FederatedDataset:
     """One fold as sites with a train and a test side, and a validation side cut from train where asked for.
 
     :param rule: gives the sides instead; what `fold` is called stays for the record.
+    :param site: this one alone: rows that name it or no site. It may have no image where the catalogue is `per_unit`.
     """
     made = (
         rule(catalogue) if rule else sides_of(catalogue, fold, folds=folds, seed=seed, validation=validation)
     )
     sides = np.array(made, dtype="U10")
+    sides[sorted(catalogue.without_a_side())] = ""
     where = np.array(catalogue.sites)
 
-    def pick(site: str, side: str) -> Samples:
-        return _samples(catalogue, np.flatnonzero((where == site) & (sides == side)))
+    def pick(name: str, side: str) -> Samples:
+        ours = (where == name) | (where == NO_SITE) if name == site else where == name
+        return _samples(catalogue, np.flatnonzero(ours & (sides == side)))
 
     has_validation = bool(np.any(sides == "validation"))
     return FederatedDataset(
@@ -132,18 +163,19 @@ def assemble(
         class_names=catalogue.class_names,
         sites=tuple(
             SiteData(
-                name=site,
-                train=pick(site, "train"),
-                test=pick(site, "test"),
-                validation=pick(site, "validation") if has_validation else None,
+                name=name,
+                train=pick(name, "train"),
+                test=pick(name, "test"),
+                validation=pick(name, "validation") if has_validation else None,
             )
-            for site in dict.fromkeys(sorted(catalogue.sites))
+            for name in (sorted(set(catalogue.sites)) if site is None else [site])
         ),
         mean=catalogue.mean,
         std=catalogue.std,
         fold=str(fold),
-        fingerprint=catalogue.fingerprint,
-        sides=tuple(made),
+        fingerprint=catalogue.version(),
+        sides=tuple(sides.tolist()),
+        may_be_empty=catalogue.per_unit,
     )
 
 

@@ -9,7 +9,7 @@ import csv
 import gzip
 import io
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -128,11 +128,22 @@ class CsvTable:
     entries: tuple[ColumnEntry, ...]
 
 
-def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) -> CsvTable:
+def _raise(error: DataError) -> None:
+    raise error
+
+
+def read_table(
+    path: Path,
+    needed: Sequence[str],
+    *,
+    known: Sequence[str] = (),
+    refuse: Callable[[DataError], None] = _raise,
+) -> CsvTable:
     """All rows, each with exactly the header's fields.
 
     :param needed: columns that must be there.
     :param known: what a hint lists where one is not; `needed` if left out.
+    :param refuse: takes what is wrong with a row; if it returns, the row is left out.
     """
     reader = csv.DictReader(io.StringIO(_text(path), newline=""), strict=True)
     try:
@@ -141,20 +152,20 @@ def read_table(path: Path, needed: Sequence[str], *, known: Sequence[str] = ()) 
             if name not in columns:
                 hint = f"columns: {', '.join(known or needed)}"
                 raise DataError(f"column {name!r} is missing", where=f"{path.name} row 1", hint=hint)
-        entries = tuple(_entry(fields, f"{path.name} row {reader.line_num}") for fields in reader)
+        entries = list[ColumnEntry]()
+        for fields in reader:
+            where = f"{path.name} row {reader.line_num}"
+            if None in fields or None in fields.values():
+                refuse(DataError("more or fewer fields than the header", where=where))
+            else:
+                entries.append(ColumnEntry(where=where, fields={name: value.strip() for name, value in fields.items()}))
     except csv.Error as error:
         # The reader still counts the row before: a quote left open is found only at the end of the file.
         where = f"{path.name} row {reader.line_num + 1}"
         raise DataError(
             f"not a UTF-8 CSV file ({type(error).__name__})", where=where, hint="check for a quote that is not closed"
         ) from None
-    return CsvTable(columns=columns, entries=entries)
-
-
-def _entry(fields: dict[str, str | None], where: str) -> ColumnEntry:
-    if None in fields or None in fields.values():
-        raise DataError("more or fewer fields than the header", where=where)
-    return ColumnEntry(where=where, fields={name: (value or "").strip() for name, value in fields.items()})
+    return CsvTable(columns=columns, entries=tuple(entries))
 
 
 def _text(path: Path) -> str:

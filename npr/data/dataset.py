@@ -98,7 +98,8 @@ class Samples:
         if len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < self.num_classes):
             row = int(np.argmax((self.labels < 0) | (self.labels >= self.num_classes)))
             raise DataError(f"label {self.labels[row]} is outside the {self.num_classes} classes", where=f"row {row}")
-        if len(set(self.ids)) != len(self.ids):
+        # Two patients may have the same image: under differential privacy neither is left out because of the other.
+        if len(set(zip(self.units, self.ids, strict=True))) != len(self.ids):
             raise DataError("an image id occurs twice")
 
     def __len__(self) -> int:
@@ -155,6 +156,7 @@ class FederatedDataset:
     :param fold: what the fold was called, for the record.
     :param fingerprint: digest of what the source read, so that results name their data.
     :param sides: the side of each row of the source, in its order, for processes that must divide it in the same way.
+    :param may_be_empty: a training side without an image is no error: under differential privacy it would tell.
     """
 
     name: str
@@ -165,6 +167,7 @@ class FederatedDataset:
     fold: str = ""
     fingerprint: str = ""
     sides: tuple[str, ...] = ()
+    may_be_empty: bool = False
 
     def __post_init__(self) -> None:
         if not self.class_names:
@@ -173,7 +176,7 @@ class FederatedDataset:
         if not names or len(set(names)) != len(names):
             raise DataError(f"sites must have distinct names, not {names}", where=self.name)
         for site in self.sites:
-            if len(site.train) == 0:
+            if len(site.train) == 0 and not self.may_be_empty:
                 raise DataError(
                     f"site {site.name} has no training image", where=self.name, hint="leave it out, or use fewer sites"
                 )

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Final
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.catalogue import Catalogue
+from npr.data.catalogue import NO_SITE, Catalogue
 from npr.data.columns import Arrays, read_table
 from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
 from npr.data.generated import ICH_CLASSES
 from npr.data.manifest import UNITS, Row, catalogue_of, load_csv, load_folders
-from npr.data.store import ImageStorage
+from npr.data.sides import unit_key
+from npr.data.store import Fault, FaultKind, ImageStorage
 
 log = logging.getLogger("npr.data")
 
@@ -57,13 +58,32 @@ def load_dicom(
         storage=storage,
         class_names=class_names,
         decoding=view.decoding(image_size),
-        expand=partial(_frames, view=view, image_size=image_size) if every else None,
+        expand=partial(_frames, view=view, image_size=image_size, storage=storage) if every else None,
     )
     if catalogue.unit_kind != "image":
         return catalogue
     root = path if path.is_dir() else path.parent
-    units, kind = header_units([root / _file_of(name) for name in catalogue.ids], catalogue.row_names)
+    paths = [root / _file_of(name) for name in catalogue.ids]
+    if storage.per_unit:
+        return _by_patient(catalogue, paths, storage)
+    units, kind = header_units(paths, catalogue.row_names)
     return replace(catalogue, units=units, unit_kind=kind) if kind != "image" else catalogue
+
+
+def _by_patient(catalogue: Catalogue, paths: Sequence[Path], storage: ImageStorage) -> Catalogue:
+    """Where each patient counts alone, a slice without PatientID is left out; it does not change what others are."""
+    units, missing = list[str](), set[int]()
+    for row, (path, where) in enumerate(zip(paths, catalogue.row_names, strict=True)):
+        try:
+            unit = _units(path, where)[0]
+            if not unit_key(unit):
+                raise DataError("the header names no patient", where=where, hint="add a column `patient` to the table")
+        except DataError as error:
+            storage.report(Fault(kind=FaultKind.EMPTY, error=error))
+            missing.add(row)
+            unit = f"no patient {row}"
+        units.append(unit)
+    return replace(catalogue, units=tuple(units), unit_kind="patient", unusable=catalogue.unusable | missing)
 
 
 def _file_of(identity: str) -> str:
@@ -72,39 +92,52 @@ def _file_of(identity: str) -> str:
     return name if mark and frame.isdigit() else identity
 
 
-def _frames(rows: Sequence[Row], *, view: DicomView, image_size: int) -> Iterator[Row]:
+def _frames(rows: Sequence[Row], *, view: DicomView, image_size: int, storage: ImageStorage) -> Iterator[Row]:
     """Every frame as a row of its own, with the label and the unit of its file."""
     for row in rows:
         if not row.path.is_file():
             yield row  # reported where all missing files are
             continue
-        header = read_header(row.path, row.where, pixels=False, only=["NumberOfFrames"])
-        for number in range(1, frame_count(header, row.where) + 1):
+        try:
+            frames = frame_count(read_header(row.path, row.where, pixels=False, only=["NumberOfFrames"]), row.where)
+        except DataError as error:
+            storage.report(Fault(kind=FaultKind.UNREADABLE, error=error))
+            continue
+        for number in range(1, frames + 1):
             read = partial(view.read, image_size=image_size, frame=number)
             yield replace(row, id=f"{row.id}#{number}", where=f"{row.where} frame {number}", read=read)
 
 
-def _by_identifier(path: Path) -> tuple[list[Row], str] | None:
+def _by_identifier(path: Path, storage: ImageStorage) -> tuple[list[Row], str] | None:
     """The rows of a table that names identifiers in place of files; None where it has none.
 
     Files are looked for in the table's folder and below. Files that no row names are left out, and counted in the log.
     """
-    table = read_table(path, ("label",), known=("image", *IDENTIFIERS, "label", *UNITS, "split", "site"))
+
+    def refuse(error: DataError) -> None:
+        storage.report(Fault(kind=FaultKind.EMPTY, error=error))
+
+    known = ("image", *IDENTIFIERS, "label", *UNITS, "split", "site")
+    table = read_table(path, ("label",), known=known, refuse=refuse)
     keys = [name for name in IDENTIFIERS if name in table.columns]
     if "image" in table.columns or not keys:
         return None
     key = keys[0]
     unit = next((name for name in UNITS if name in table.columns), None)
-    files = _index(path.parent, key)
-    rows, seen = list[Row](), dict[str, str]()
+    files = _index(path.parent, key, storage)
+    rows, seen = list[Row](), dict[tuple[str, str], str]()
     for entry in table.entries:
         value = entry.fields[key]
-        for needed in (key, "label", *([unit] if unit else [])):
-            if not entry.fields[needed]:
-                raise DataError(f"{needed} is empty", where=entry.where)
-        if seen.setdefault(value, entry.where) != entry.where:
-            raise DataError(f"the same {key} as in {seen[value]}", where=entry.where, hint="name each once")
-        found = files.pop(value, [])
+        empty = [name for name in (key, "label", *([unit] if unit else [])) if not unit_key(entry.fields[name])]
+        if empty:
+            refuse(DataError(f"{empty[0]} is empty", where=entry.where))
+            continue
+        # Where each patient counts alone, what another patient's row names is no fault of this one.
+        whose = (value, entry.fields[unit] if unit and storage.per_unit else "")
+        if seen.setdefault(whose, entry.where) != entry.where:
+            refuse(DataError(f"the same {key} as in {seen[whose]}", where=entry.where, hint="name each once"))
+            continue
+        found = files.get(value, [])
         for number, file in enumerate(found or [path.parent / "no file with this identifier"], start=1):
             rows.append(
                 Row(
@@ -113,22 +146,26 @@ def _by_identifier(path: Path) -> tuple[list[Row], str] | None:
                     label=entry.fields["label"],
                     where=f"{entry.where} file {number}" if len(found) > 1 else entry.where,
                     unit=entry.fields[unit] if unit else None,
-                    site=entry.fields.get("site") or "site",
-                    side=entry.fields.get("split") or None,
+                    site=entry.fields.get("site") or NO_SITE,
+                    side=entry.fields.get("split"),
                 )
             )
-    if files:
-        log.warning("%s: no row names %d of the files", path.name, sum(map(len, files.values())))
+    named = {value for value, _ in seen}
+    if left := sum(len(paths) for value, paths in files.items() if value not in named):
+        log.warning("%s: no row names %d of the files", path.name, left)
     return rows, unit or "image"
 
 
-def _index(folder: Path, key: str) -> dict[str, list[Path]]:
+def _index(folder: Path, key: str, storage: ImageStorage) -> dict[str, list[Path]]:
     """Every DICOM file of a folder by one identifier of its header. What is no DICOM file is passed over."""
     found: dict[str, list[Path]] = defaultdict(list)
     for file in sorted(file for file in folder.rglob("*") if file.is_file() and is_dicom(file)):
-        header = read_header(file, "a file beside the table", pixels=False, only=[key])
-        with as_data_error("header cannot be read", "a file beside the table", "export it again"):
-            found[str(header.get(key) or "")].append(file)
+        try:
+            header = read_header(file, "a file beside the table", pixels=False, only=[key])
+            with as_data_error("header cannot be read", "a file beside the table", "export it again"):
+                found[str(header.get(key) or "")].append(file)
+        except DataError as error:
+            storage.report(Fault(kind=FaultKind.UNREADABLE, error=error))
     found.pop("", None)
     return found
 

@@ -19,11 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import DataError
-from npr.data.catalogue import Catalogue, NamedSplit, check_class_list
+from npr.data.catalogue import NO_SITE, Catalogue, NamedSplit, check_class_list
 from npr.data.columns import ColumnEntry, read_table
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
-from npr.data.sides import SIDES, on_two_sides
-from npr.data.store import Fault, FaultKind, ImageStorage, digest_of, open_image, pool, squash
+from npr.data.sides import SIDES, on_two_sides, spelling_error, spelt_twice, unit_key
+from npr.data.store import Fault, FaultKind, ImageStorage, blank_rows, digest_of, open_image, pool, squash
 
 # From rows of image files to a catalogue. Everything that can be wrong in the table is checked before the first image
 # is decoded. Errors name the file and the row and never the patient, because people print and mail them.
@@ -44,8 +44,8 @@ class Row:
     label: str
     where: str
     unit: str | None = None
-    site: str = "site"
-    side: str | None = None
+    site: str = NO_SITE
+    side: str | None = None  # None where there is no such column, empty where it says nothing
     read: Reader | None = None
 
 
@@ -64,23 +64,26 @@ Expand = Callable[[Sequence[Row]], Iterable[Row]]
 
 
 def check_rows(
-    rows: Sequence[Row], class_names: Sequence[str], *, where: str, report: Callable[[Fault], None]
+    rows: Sequence[Row], class_names: Sequence[str], *, where: str, storage: ImageStorage
 ) -> list[Row]:
-    """The rows that can be used. Unknown labels and sides, repeated ids and missing files go to `report`, in order."""
+    """The rows that can be used. Unknown labels and sides, repeated ids and missing files are reported, in order."""
     check_class_list(class_names, where=where)
-    if not rows:
+    if not rows and not storage.per_unit:
         raise DataError("there is no image", where=where)
-    good, seen = list[Row](), dict[str, str]()
+    good, seen = list[Row](), dict[tuple[str, str], str]()
     for row in rows:
-        fault = _fault(row, class_names, seen)
+        # An image that another patient has too is no reason to leave a patient's row out, where each counts alone.
+        fault = _fault(row, class_names, seen, (row.id, _unit(row) if storage.per_unit else ""))
         if fault is None:
             good.append(row)
         else:
-            report(fault)
+            storage.report(fault)
     return good
 
 
-def _fault(row: Row, class_names: Sequence[str], seen: dict[str, str]) -> Fault | None:
+def _fault(
+    row: Row, class_names: Sequence[str], seen: dict[tuple[str, str], str], key: tuple[str, str]
+) -> Fault | None:
     """The first thing that is wrong with a row, and a note of its id in `seen`."""
 
     def fault(kind: FaultKind, what: str, hint: str) -> Fault:
@@ -88,10 +91,10 @@ def _fault(row: Row, class_names: Sequence[str], seen: dict[str, str]) -> Fault 
 
     if row.label not in class_names:
         return fault(FaultKind.LABEL, "the label is not in the class list", _meant(row.label, class_names))
-    if row.side is not None and row.side not in SIDES:
+    if row.side and row.side not in SIDES:
         return fault(FaultKind.SPLIT, "the split is unknown", _meant(row.side, SIDES))
-    if seen.setdefault(row.id, row.where) != row.where:
-        return fault(FaultKind.REPEATED, f"the same image as in {seen[row.id]}", "list every image once")
+    if seen.setdefault(key, row.where) != row.where:
+        return fault(FaultKind.REPEATED, f"the same image as in {seen[key]}", "list every image once")
     if not _readable(row.path):
         hint = "copy it there and let this user read it, or drop the row"
         return fault(FaultKind.MISSING, "image file is missing", hint)
@@ -125,6 +128,17 @@ def _unit(row: Row) -> str:
     return row.unit if row.unit is not None else row.id
 
 
+def _one_spelling(rows: list[Row], unit_kind: str, report: Callable[[Fault], None]) -> list[Row]:
+    """Units that are written in two ways are left out, in all of their rows, if `report` lets them."""
+    units = [_unit(row) for row in rows]
+    twice = set[str]()
+    for row, first in spelt_twice(units):
+        error = spelling_error(unit_kind, rows[row].where, rows[first].where)
+        report(Fault(kind=FaultKind.SPELLING, error=error))
+        twice.add(unit_key(units[row]))
+    return [row for row in rows if unit_key(_unit(row)) not in twice] if twice else rows
+
+
 def catalogue_of(
     rows: Sequence[Row],
     class_names: Sequence[str],
@@ -138,41 +152,52 @@ def catalogue_of(
     split_grouped: bool = True,
 ) -> Catalogue:
     """Check, decode, assemble. A split is taken over when every row has a side. Faults go to the storage's `report`."""
-    rows = check_rows(rows, class_names, where=where, report=storage.report)
-    if any(row.side for row in rows):
+    rows = check_rows(rows, class_names, where=where, storage=storage)
+    if unit_kind != "image":
+        rows = _one_spelling(rows, unit_kind, storage.report)
+    has_split = any(row.side for row in rows)
+    if storage.per_unit:
+        # By the header and not by who is in the table; a row that says nothing is on no side.
+        has_split = not rows or any(row.side is not None for row in rows)
+    elif has_split:
         for row in rows:
-            if row.side is None:
+            if not row.side:
                 raise DataError("split is empty", where=row.where, hint="fill the column for all rows, or remove it")
-        rows = _grouped(rows, unit_kind, storage.report) if split_grouped else rows
-    sides = tuple(row.side for row in rows if row.side is not None)
-    fingerprint = _fingerprint(rows, decoding)
+    if has_split and split_grouped:
+        rows = _grouped(rows, unit_kind, storage.report)
+    images_digest = _images_digest(rows, decoding)
     size = decoding.image_size
     number: Mapping[str, int] = {label: index for index, label in enumerate(class_names)}
+    images = pool(
+        lambda index: (rows[index].read or decoding.read)(rows[index].path, rows[index].where),
+        len(rows),
+        (size, size, decoding.channels),
+        key=images_digest,
+        storage=storage,
+    )
     return Catalogue(
         name=name,
         class_names=tuple(class_names),
-        images=pool(
-            lambda index: (rows[index].read or decoding.read)(rows[index].path, rows[index].where),
-            len(rows),
-            (size, size, decoding.channels),
-            key=fingerprint,
-            storage=storage,
-        ),
+        images=images,
         labels=np.array([number[row.label] for row in rows], dtype=np.int64),
         ids=tuple(row.id for row in rows),
         units=tuple(_unit(row) for row in rows),
         unit_kind=unit_kind,
         sites=tuple(row.site for row in rows),
-        splits={split_name: NamedSplit(sides=sides, grouped=split_grouped)} if sides else {},
+        splits={split_name: NamedSplit(sides=tuple(row.side or "" for row in rows), grouped=split_grouped)}
+        if has_split
+        else {},
         mean=IMAGENET_MEAN if decoding.channels == 3 else (0.456,),
         std=IMAGENET_STD if decoding.channels == 3 else (0.224,),
         row_names=tuple(row.where for row in rows),
         where=where,
-        fingerprint=fingerprint,
+        fingerprint=images_digest,
+        per_unit=storage.per_unit,
+        unusable=blank_rows(images) if storage.per_unit else frozenset(),
     )
 
 
-def _fingerprint(rows: Sequence[Row], decoding: Decoding) -> str:
+def _images_digest(rows: Sequence[Row], decoding: Decoding) -> str:
     """Names the files by id, size and time of change, so that an edited image is decoded again."""
     parts: list[object] = [decoding.settings, decoding.image_size, decoding.channels]
     for row in rows:
@@ -206,7 +231,7 @@ def load_csv(
     class_names: Sequence[str] | None = None,
     decoding: Decoding | None = None,
     expand: Expand | None = None,
-    listed: Callable[[Path], tuple[list[Row], str] | None] = lambda _: None,
+    listed: Callable[[Path, ImageStorage], tuple[list[Row], str] | None] = lambda *_: None,
 ) -> Catalogue:
     """The catalogue of a manifest `image,label[,patient][,split]`; images are looked for beside it.
 
@@ -214,7 +239,7 @@ def load_csv(
     :param expand: makes several rows of one, where a file holds several images.
     :param listed: reads a table that names its images in another way; None where this one does not.
     """
-    rows, unit_kind = listed(path) or read_manifest(path)
+    rows, unit_kind = listed(path, storage) or read_manifest(path, storage.report)
     rows = list(expand(rows)) if expand else rows
     return catalogue_of(
         rows,
@@ -227,11 +252,21 @@ def load_csv(
     )
 
 
-def read_manifest(path: Path) -> tuple[list[Row], str]:
+def read_manifest(path: Path, report: Callable[[Fault], None]) -> tuple[list[Row], str]:
     """The rows and what their unit is: the patient if there is such a column, else the lesion, the study, the image."""
-    table = read_table(path, ("image", "label"), known=COLUMNS)
+
+    def refuse(error: DataError) -> None:
+        report(Fault(kind=FaultKind.EMPTY, error=error))
+
+    table = read_table(path, ("image", "label"), known=COLUMNS, refuse=refuse)
     unit = _unit_of(table.columns, path)
-    return [_row(entry, path.parent, unit) for entry in table.entries], unit or "image"
+    rows = list[Row]()
+    for entry in table.entries:
+        try:
+            rows.append(_row(entry, path.parent, unit))
+        except DataError as error:
+            refuse(error)
+    return rows, unit or "image"
 
 
 def _unit_of(names: Sequence[str], path: Path) -> str | None:
@@ -252,7 +287,8 @@ def _unit_of(names: Sequence[str], path: Path) -> str | None:
 def _row(entry: ColumnEntry, root: Path, unit: str | None) -> Row:
     fields = entry.fields
     for needed in ("image", "label", *([unit] if unit else [])):
-        if not fields[needed]:
+        # White space of every kind, and what cannot be seen, is no name.
+        if not unit_key(fields[needed]):
             raise DataError(f"{needed} is empty", where=entry.where)
     return Row(
         id=Path(os.path.normpath(fields["image"])).as_posix(),
@@ -260,8 +296,8 @@ def _row(entry: ColumnEntry, root: Path, unit: str | None) -> Row:
         label=fields["label"],
         where=entry.where,
         unit=fields[unit] if unit else None,
-        site=fields.get("site") or "site",
-        side=fields.get("split") or None,
+        site=fields.get("site") or NO_SITE,
+        side=fields.get("split"),
     )
 
 
@@ -279,7 +315,8 @@ def load_folders(
     split = bool(tops) and {top.name for top in tops} <= set(SIDES)
     suffixes = (".dcm",) if decoding else SUFFIXES
     sides = [(side, side.name) for side in tops] if split else [(path, None)]
-    rows = [row for top, side in sides for row in _listed(path, top, side, class_names or (), suffixes)]
+    listed = [_listed(path, top, side, class_names or (), suffixes, storage.report) for top, side in sides]
+    rows = [row for part in listed for row in part]
     rows = list(expand(rows)) if expand else rows
     return catalogue_of(
         rows,
@@ -294,12 +331,19 @@ def load_folders(
     )
 
 
-def _listed(root: Path, top: Path, side: str | None, classes: Sequence[str], suffixes: Sequence[str]) -> Iterator[Row]:
+def _listed(
+    root: Path,
+    top: Path,
+    side: str | None,
+    classes: Sequence[str],
+    suffixes: Sequence[str],
+    report: Callable[[Fault], None],
+) -> Iterator[Row]:
     """The images of one side. Files, and folders that are no class, are often called after people: they are counted."""
     for place, folder in enumerate(_folders(top, root), start=1):
         called = folder.name if folder.name in classes else f"folder {place}"
         shown = f"{side}/{called}" if side else called
-        for number, file in enumerate(_files(folder, shown, suffixes), start=1):
+        for number, file in _files(folder, shown, suffixes, report):
             name = file.relative_to(root).as_posix()
             yield Row(id=name, path=file, label=folder.name, where=f"{root.name}/{shown} file {number}", side=side)
 
@@ -327,19 +371,26 @@ def _folders(path: Path, root: Path) -> list[Path]:
     return found
 
 
-def _files(folder: Path, shown: str, suffixes: Sequence[str]) -> list[Path]:
+def _files(
+    folder: Path, shown: str, suffixes: Sequence[str], report: Callable[[Fault], None]
+) -> Iterator[tuple[int, Path]]:
     with _listing(shown):
         found = sorted(folder.iterdir())
     files = [entry for entry in found if not entry.name.startswith(".") and entry.name != "Thumbs.db"]
     for number, file in enumerate(files, start=1):
-        _check_name(file, f"{shown} file {number}")
-        if file.suffix.lower() not in suffixes:
-            raise DataError(
-                "not an image of a known type",
-                where=f"{shown} file {number}",
-                hint=f"folders and files are counted in the order of their names; known: {', '.join(suffixes)}",
-            )
-    return files
+        where = f"{shown} file {number}"
+        try:
+            _check_name(file, where)
+            if file.suffix.lower() not in suffixes:
+                raise DataError(
+                    "not an image of a known type",
+                    where=where,
+                    hint=f"folders and files are counted in the order of their names; known: {', '.join(suffixes)}",
+                )
+        except DataError as error:
+            report(Fault(kind=FaultKind.FILE, error=error))
+        else:
+            yield number, file
 
 
 def _check_name(path: Path, where: str) -> None:

@@ -13,7 +13,7 @@ from lazaret.errors import DataError
 from npr.data.catalogue import Catalogue, NamedSplit, check_class_list
 from npr.data.columns import Arrays
 from npr.data.sides import SIDES
-from npr.data.store import ImageStorage, digest_of, open_image, pool, squash
+from npr.data.store import Fault, FaultKind, ImageStorage, blank_rows, digest_of, open_image, pool, squash
 
 REQUIRED = ("jpeg", "offsets", "image_id", "label", "site", "class_names")
 # Column of units, most private first, and what it is called.
@@ -49,9 +49,10 @@ def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: ImageSt
     class_names = arrays.words("class_names")
     check_class_list(class_names, where=file.name)
     ids = arrays.words("image_id", rows)
-    _check(file, labels, len(class_names), ids)
     unit_column, unit_kind = next(((c, k) for c, k in UNIT_COLUMNS if c in arrays), ("image_id", "image"))
     units, sites = arrays.words(unit_column, rows), arrays.words("site", rows)
+    bad = _faulty(file, labels, len(class_names), ids, units, storage)
+    labels[sorted(bad)] = 0
     splits = {
         name: NamedSplit(sides=_sides(file, arrays.words(name, rows)), grouped=grouped)
         for name, grouped in SPLIT_COLUMNS.items()
@@ -59,10 +60,11 @@ def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: ImageSt
     }
     data = _jpeg(arrays)
     fingerprint = hashlib.sha256(data).hexdigest()
+    images = _decode(file, data, arrays.numbers("offsets", rows + 1), image_size, storage, fingerprint)
     return Catalogue(
         name=file.stem,
         class_names=class_names,
-        images=_decode(file, data, arrays.numbers("offsets", rows + 1), image_size, storage, fingerprint),
+        images=images,
         labels=labels,
         ids=ids,
         units=units,
@@ -71,6 +73,8 @@ def _load(file: Path, _mtime: int, _size: int, image_size: int, storage: ImageSt
         splits=splits,
         where=file.name,
         fingerprint=fingerprint,
+        per_unit=storage.per_unit,
+        unusable=bad | blank_rows(images) if storage.per_unit else bad,
     )
 
 
@@ -88,16 +92,29 @@ def _sides(file: Path, sides: tuple[str, ...]) -> tuple[str, ...]:
     return sides
 
 
-def _check(file: Path, labels: NDArray[np.int64], classes: int, ids: tuple[str, ...]) -> None:
-    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
-    if len(wrong):
-        raise DataError(
-            f"label {labels[wrong[0]]} is not one of {classes} classes", where=f"{file.name} row {wrong[0]}"
-        )
-    seen: dict[str, int] = {}
+def _faulty(
+    file: Path,
+    labels: NDArray[np.int64],
+    classes: int,
+    ids: tuple[str, ...],
+    units: tuple[str, ...],
+    storage: ImageStorage,
+) -> frozenset[int]:
+    """Rows that cannot be used; where nothing is left out, the first of them raises."""
+    bad = set[int]()
+
+    def report(kind: FaultKind, row: int, what: str) -> None:
+        storage.report(Fault(kind=kind, error=DataError(what, where=f"{file.name} row {row}")))
+        bad.add(row)
+
+    for row in np.flatnonzero((labels < 0) | (labels >= classes)).tolist():
+        report(FaultKind.LABEL, row, f"label {labels[row]} is not one of {classes} classes")
+    seen: dict[tuple[str, str], int] = {}
     for row, name in enumerate(ids):
-        if seen.setdefault(name, row) != row:
-            raise DataError(f"image id of row {seen[name]} occurs again", where=f"{file.name} row {row}")
+        key = (name, units[row] if storage.per_unit else "")
+        if seen.setdefault(key, row) != row:
+            report(FaultKind.REPEATED, row, f"image id of row {seen[key]} occurs again")
+    return frozenset(bad)
 
 
 def _decode(

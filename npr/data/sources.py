@@ -99,6 +99,11 @@ class SourceName:
     options: Mapping[str, Any] = field(default_factory=dict)
     partition: PartitionSpec = field(default_factory=PartitionSpec)
 
+    @property
+    def lists_classes(self) -> bool:
+        """The classes are known without looking at labels: by the text, or by the format."""
+        return self.kind not in _NAMED_CLASSES or "classes" in self.options
+
     @classmethod
     def parse(cls, text: str) -> Self:
         name, _, query = text.partition("?")
@@ -197,6 +202,7 @@ def open_dataset(
     storage: ImageStorage | None = None,
     rule: SideRule | None = None,
     channels: int | None = None,
+    site: str | None = None,
 ) -> FederatedDataset:
     """One fold of `source`.
 
@@ -205,11 +211,12 @@ def open_dataset(
     :param validation: share of the training patients to hold out as a validation side.
     :param class_names: the federation's classes in its order, for sources that would take them from the labels.
     :param rule: gives the sides, by key or as they were before (npr/data/sides.py); `seed` then makes images only.
+    :param site: this one alone, for data under differential privacy (`assemble`).
     """
     catalogue = open_catalogue(
         source, image_size=image_size, seed=seed, class_names=class_names, storage=storage, channels=channels
     )
-    return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation, rule=rule)
+    return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation, rule=rule, site=site)
 
 
 # Survey of a data set before training: every fault in it, not only the first, and images that occur twice. The same

@@ -15,9 +15,10 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,9 @@ class FaultKind(StrEnum):
     MISSING = "missing file"
     UNREADABLE = "unreadable image"
     TWO_SIDES = "patient, lesion or study on two sides"
+    SPELLING = "patient, lesion or study spelt in two ways"
+    EMPTY = "empty field, or more or fewer fields than the header"
+    FILE = "file of an unknown type or name"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +95,12 @@ class ImageStorage:
     :param memory_limit: bytes of one pool above which it is memory-mapped from `cache_dir`.
     :param cache_dir: keep every pool there between runs; None keeps them in memory and uses the user's cache
         directory only for what does not fit.
+    :cvar per_unit: whatever is wrong with the rows of a unit (a patient) concerns these rows alone.
     """
 
     memory_limit: int = DEFAULT_MEMORY_LIMIT
     cache_dir: Path | None = None
+    per_unit: ClassVar[bool] = False
 
     @classmethod
     def from_environment(cls) -> ImageStorage:
@@ -108,6 +114,26 @@ class ImageStorage:
     def instead(self, decode: Decode, shape: tuple[int, ...]) -> NDArray[np.uint8] | None:  # noqa: ARG002
         """An array in the place of decoded images; None to decode them."""
         return None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PerUnitStorage(ImageStorage):
+    """For data under differential privacy: a row with a fault is left out, and nothing else happens.
+
+    To refuse the table, or to drop a row because of another patient's row, would tell who is in it. What is left out is
+    for the hospital's own eyes (docs/spec/differential-privacy.md, section 2a).
+    """
+
+    per_unit: ClassVar[bool] = True
+    faults: list[Fault] = field(default_factory=list)
+
+    def report(self, fault: Fault) -> None:
+        self.faults.append(fault)
+
+
+def blank_rows(images: NDArray[np.uint8]) -> frozenset[int]:
+    """Rows without a single bright pixel: what an image that could not be read is, also in the cache."""
+    return frozenset(row for row in range(len(images)) if not images[row].any())
 
 
 def user_cache_dir() -> Path:
@@ -130,12 +156,13 @@ def pool(
     fits = int(np.prod(full, dtype=np.int64)) <= storage.memory_limit
     if storage.cache_dir is None and fits:
         images = np.empty(full, dtype=np.uint8)
-        _fill(images, decode)
+        _fill(images, decode, storage)
         return images
     directory = storage.cache_dir or user_cache_dir()
-    path = directory / f"images-{key}.npy"
+    # Where unreadable images are black ones, they must not be taken for images elsewhere.
+    path = directory / f"images-{key}{'-each' if storage.per_unit else ''}.npy"
     if not path.exists():
-        _write(path, full, decode)
+        _write(path, full, decode, storage)
     try:
         cached: NDArray[np.uint8] = np.load(path, mmap_mode=None if fits else "r", allow_pickle=False)
     except (ValueError, EOFError, OSError) as error:
@@ -149,14 +176,14 @@ def pool(
     return cached
 
 
-def _write(path: Path, shape: tuple[int, ...], decode: Decode) -> None:
+def _write(path: Path, shape: tuple[int, ...], decode: Decode, storage: ImageStorage) -> None:
     """Fill a temporary file and rename it: a killed run leaves no half pool under the final name."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(prefix=".images-", suffix=".npy", dir=path.parent)  # created 0600
     os.close(handle)
     try:
         images = np.lib.format.open_memmap(name, mode="w+", dtype=np.uint8, shape=shape)
-        _fill(images, decode)
+        _fill(images, decode, storage)
         images.flush()
         del images
         os.replace(name, path)
@@ -165,12 +192,16 @@ def _write(path: Path, shape: tuple[int, ...], decode: Decode) -> None:
         raise
 
 
-def _fill(images: NDArray[np.uint8], decode: Decode) -> None:
+def _fill(images: NDArray[np.uint8], decode: Decode, storage: ImageStorage) -> None:
     """Decode on all cores (Pillow lets go of the interpreter lock); the error of the lowest row is the one raised."""
 
     def some(start: int) -> None:
         for row in range(start, min(start + _ROWS_AT_A_TIME, len(images))):
-            images[row] = decode(row)
+            try:
+                images[row] = decode(row)
+            except DataError as error:
+                storage.report(Fault(kind=FaultKind.UNREADABLE, error=error))
+                images[row] = 0
 
     starts = range(0, len(images), _ROWS_AT_A_TIME)
     with progress("decoding images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:

@@ -206,7 +206,7 @@ def device(context: SiteCheckContext) -> Iterator[Line]:
 # by table and number, never by patient or file, so that the lines can be mailed.
 
 SHOWN: Final = 3
-_KINDS: Final = (FaultKind.LABEL, FaultKind.MISSING, FaultKind.TWO_SIDES, FaultKind.REPEATED, FaultKind.SPLIT)
+_KINDS: Final = tuple(kind for kind in FaultKind if kind is not FaultKind.UNREADABLE)
 
 
 @CHECKS.add

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TypedDict
 
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from npr.data.dataset import FederatedDataset, SiteData
-from npr.data.sides import KeyedSides, SideBook, SideRule, StratifiedSides
-from npr.data.sources import open_dataset
+from npr.data.sides import KeyedSides, SideBook, SideRule, StratifiedSides, spelt_sides
+from npr.data.sources import SourceName, open_dataset
+from npr.data.store import Fault, ImageStorage, PerUnitStorage
 from security.identity.manifest import Manifest
 from site_agent.config import DataTable, SiteConfig
 from site_agent.privacy import read_sides_key
 from site_agent.trainer.channel import DataReady
 
 DEFAULT_IMAGE_SIZE = 224
+_SHOWN = 5
+
+say = logging.getLogger("site-agent")
 
 
 class SideShares(TypedDict):
@@ -34,12 +40,24 @@ def open_data(
     classes: int,
     channels: int | None = None,
     rule: SideRule | None = None,
+    private: bool = False,
 ) -> tuple[FederatedDataset, SiteData]:
     """The data set and our part of it.
 
     :param channels: of the federation's model.
     :param rule: who is on which side (`side_rule`).
+    :param private: under differential privacy nothing that depends on several patients happens here, and nothing is
+        refused because of one (docs/spec/differential-privacy.md, section 2a). Generated images are nobody's.
     """
+    name = SourceName.parse(table.source)
+    private = private and name.kind != "generated"
+    if private and not name.lists_classes and table.class_names is None:
+        raise ConfigError(
+            "differential privacy needs the list of classes: those that occur would tell who is here",
+            where="[data] class_names",
+            hint="list the federation's classes in its order",
+        )
+    each = PerUnitStorage(cache_dir=ImageStorage.from_environment().cache_dir)
     dataset = open_dataset(
         table.source,
         fold=table.fold,
@@ -50,9 +68,23 @@ def open_data(
         class_names=table.class_names,
         channels=channels,
         rule=rule,
+        storage=each if private else None,
+        site=(table.site or site) if private else None,
     )
+    if private:
+        _tell_left_out(each.faults, dataset)
     check_class_count(dataset, table, classes)
     return dataset, ours(dataset, table, site)
+
+
+def _tell_left_out(faults: Sequence[Fault], dataset: FederatedDataset) -> None:
+    """For the hospital's own eyes: neither the federation nor the privacy log is told."""
+    for fault in faults[:_SHOWN]:
+        say.warning("left out: %s", fault.error)
+    if faults:
+        say.warning("%d rows are left out in all, as `site-agent check` lists; correct them when you can", len(faults))
+    if not any(len(site.train) for site in dataset.sites):
+        say.warning("there is no image to train on: this site sends noise alone, and pays for it")
 
 
 def side_rule(config: SiteConfig, manifest: Manifest, data_key: bytes, *, keep: bool = True) -> SideRule:
@@ -128,5 +160,5 @@ def summary(dataset: FederatedDataset, data: SiteData, version: str) -> DataRead
 
 def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:
     """Names the data in the log. Keyed, because hashes of small data sets can be guessed."""
-    described = f"{dataset.fingerprint}\n{data.name}\n{len(data.train)}\n{len(data.test)}"
+    described = f"{dataset.fingerprint}\n{data.name}\n{spelt_sides(dataset.sides)}"
     return hmac.new(key, described.encode(), hashlib.sha256).hexdigest()

@@ -128,6 +128,7 @@ class ModelPlace:
             channels=self.recipe.in_channels,
             classes=model.classes,
             rule=rule,
+            private=self.manifest.privacy is not None,
         )
         trainer = Trainer(
             self.manifest, self.initial, data, self.personal, data_key=key, threads=self.config.site.threads

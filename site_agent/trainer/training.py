@@ -244,6 +244,7 @@ def make_trainer(
         channels=recipe.in_channels,
         classes=manifest.model.classes,
         rule=side_rule(config, manifest, data_key),
+        private=manifest.privacy is not None,
     )
     crew = Crew.of(config, manifest, dataset, data)
     version = fingerprint(dataset, data, data_key)

@@ -51,7 +51,7 @@ def test_a_subset_of_pool_rows_copies_no_image(make_samples):
         ({"labels": np.zeros(10, dtype=np.int32)}, "int64"),
         ({"images": np.zeros((10, 8, 8, 3), dtype=np.float32)}, "uint8"),
         ({"images": np.zeros((10, 8, 8, 2), dtype=np.uint8)}, "1 or 3"),
-        ({"ids": ("same",) * 10}, "twice"),
+        ({"ids": ("same",) * 10, "units": ("one",) * 10}, "twice"),
         ({"unit_kind": "ward"}, "unknown unit kind"),
     ],
 )

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lazaret.errors import DataError, LedgerError
+from lazaret.errors import ConfigError, DataError, LedgerError
 from npr.data.dataset import SiteData
 from security.dp.ledger import Terms, Unit
 from security.rng import SystemRandomness
 from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable
 from site_agent.privacy import check_sides_key, create_ledger, ledger_files, sides_key_file
-from site_agent.trainer.data import open_data, side_rule
+from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.workers import SpeltSides, spelt_sides
 
 CLASSES = ("nevus", "melanoma", "keratosis")
@@ -158,3 +158,98 @@ class TestKeyed:
         create_ledger(other, PLAN, rng=SystemRandomness())  # type: ignore[arg-type]
         first, second = ledger_files(begun).peek(), ledger_files(other).peek()
         assert first is not None and second is not None and first.sides == second.sides
+
+
+class TestUnderPrivacy:
+    """What is wrong with one patient's rows concerns that patient alone; nothing is refused."""
+
+    @pytest.fixture
+    def begun(self, hospital: SiteConfig) -> SiteConfig:
+        create_ledger(hospital, PLAN, rng=SystemRandomness())  # type: ignore[arg-type]
+        return hospital
+
+    def table(self, config: SiteConfig, *lines: str, header: str = "image,label,patient") -> None:
+        (config.path.parent / "table.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+
+    def opened(self, config: SiteConfig) -> SiteData:
+        rule = side_rule(config, PRIVATE, KEY)  # type: ignore[arg-type]
+        return open_data(config.data, site="graz", image_size=8, classes=3, rule=rule, private=True)[1]
+
+    def kept(self, config: SiteConfig) -> set[str]:
+        return set().union(*images(self.opened(config)).values())
+
+    def test_faulty_rows_are_left_out_and_told_by_row(
+        self, begun: SiteConfig, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (begun.path.parent / "torn.png").write_bytes(b"\x89PNG")
+        self.table(
+            begun,
+            "0.png,nevus,Anna",
+            "1.png,nothing,Bert",
+            "missing.png,nevus,Cora",
+            "torn.png,nevus,Dora",
+            "2.png,,Emil",
+            "3.png,nevus",
+            "4.png,nevus,\u00a0\u200b",
+            "5.png,nevus,Fritz",
+            "6.png,nevus,FRITZ ",
+            "7.png,nevus,Anna",
+        )
+        assert self.kept(begun) == {"0.png", "7.png"}
+        assert "table.csv row 3" in caplog.text and "rows are left out" in caplog.text
+        assert not any(name in caplog.text for name in ("Anna", "Bert", "Dora", "Fritz", "FRITZ"))
+
+    def test_one_image_of_two_patients_is_kept_for_both(self, begun: SiteConfig) -> None:
+        self.table(begun, "0.png,nevus,Anna", "0.png,melanoma,Bert", "0.png,nevus,Anna")
+        assert sum(len(part) for part in (self.opened(begun).train, self.opened(begun).test)) == 2
+
+    def test_an_empty_table_and_an_empty_side_are_no_refusal(
+        self, begun: SiteConfig, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        self.table(begun)
+        assert len(self.opened(begun).train) == 0 and "no image to train on" in caplog.text
+        self.table(begun, header="image,label,patient,split")
+        column = begun.model_copy(update={"data": begun.data.model_copy(update={"fold": "split"})})
+        assert len(self.opened(column).train) == 0
+        self.table(begun, "0.png,nevus,Anna,train", "1.png,nevus,Bert,", header="image,label,patient,split")
+        assert images(self.opened(column)) == {"train": {"0.png"}, "test": set()}
+
+    def test_classes_are_listed_and_never_learnt(self, begun: SiteConfig) -> None:
+        silent = begun.model_copy(update={"data": begun.data.model_copy(update={"class_names": None})})
+        with pytest.raises(ConfigError, match="list of classes"):
+            self.opened(silent)
+
+    def test_without_privacy_the_same_rows_are_refused(self, begun: SiteConfig) -> None:
+        for lines, what in (
+            (("0.png,nevus,Anna", "1.png,nevus,ANNA"), "row 2, spelt in another way"),
+            (("0.png,nevus,Anna", "0.png,nevus,Bert"), "the same image as in table.csv row 2"),
+            (("0.png,nevus,\u200b",), "patient is empty"),
+            (("0.png,other,Anna",), "not in the class list"),
+        ):
+            self.table(begun, *lines)
+            with pytest.raises(DataError, match=what) as caught:
+                opened(begun, PLAIN)
+            assert "table.csv row" in str(caught.value) and "nna" not in str(caught.value)
+
+
+def test_the_fingerprint_covers_labels_patients_and_splits(hospital: SiteConfig) -> None:
+    def version() -> str:
+        rule = side_rule(hospital, PLAIN, KEY, keep=False)  # type: ignore[arg-type]
+        return fingerprint(*open_data(hospital.data, site="graz", image_size=8, classes=3, rule=rule), KEY)
+
+    table = hospital.path.parent / "table.csv"
+    text = table.read_text()
+    seen = {version()}
+    assert version() in seen
+    header, *lines = text.splitlines()
+    sides = [f"{line},{'test' if '-1' in line else 'train'}" for line in lines]
+    with_split = "\n".join([f"{header},split", *sides])
+    for change in (
+        text.replace("0.png,nevus,P-0", "0.png,melanoma,P-0"),
+        text.replace("P-49", "P-999"),
+        with_split,
+        with_split.replace(",P-2,train", ",P-2,test"),
+    ):
+        table.write_text(change)
+        seen.add(version())
+    assert len(seen) == 5
