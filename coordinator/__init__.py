@@ -1,8 +1,9 @@
 """The coordinator: it forwards messages, adds masked vectors and publishes sums (docs/operators.md).
 
-Nothing imports this package but its own commands, the benchmarks and the scripts. It is untrusted: it holds no secret
-of a site, cannot choose a model, and sites recompute what it publishes. A service that never exports does not
-load torch.
+Benchmarks and scripts start it. It is untrusted: it holds no secret of a site, cannot choose a model, and sites
+recompute what it publishes. A service that never exports does not load torch.
+
+Imported by: coordinator.dashboard.
 
     cli             the command `coordinator`
     checks          `coordinator check`

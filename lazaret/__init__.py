@@ -1,7 +1,9 @@
 """What every command of the toolkit shares, and nothing that is particular to one of them.
 
-Every other package may import this one; it imports none of them. It knows neither torch nor grpc, holds no key, and
-knows nothing of rounds, models or patients.
+It imports no other package. It knows neither torch nor grpc, holds no key, and knows nothing of rounds, models or
+patients.
+
+Imported by: coordinator, lazaret.web, npr, protos, security, site_agent.
 
     errors     one tree of errors with stable codes; each has a message, a place and a hint
     control    pause and present state: two small files between people and a running process

@@ -1,8 +1,9 @@
 """Learning: models, losses, prototypes, methods, data, and the laboratory that compares them.
 
-The laboratory, the trainer of a site, its trial check and the export of the coordinator import this package. It imports
-`security` and `lazaret`. Nothing here sends: what leaves a site is the vector of `Method.contribution`, and prototypes,
-class counts and personal heads are not in it (docs/methods.md).
+It imports `security` and `lazaret`. Nothing here sends: what leaves a site is the vector of `Method.contribution`, and
+prototypes, class counts and personal heads are not in it (docs/methods.md).
+
+Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
 
     config         how a site trains: one frozen object with a digest
     model          a timm classifier, split into feature extractor and head

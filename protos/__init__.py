@@ -1,8 +1,9 @@
 """The network's form of the messages: a generated schema, strict parsing in both directions, and TLS.
 
-Both parties may import this package, and the laboratory its loopback; it imports `security` and `lazaret`. It moves
-bytes and types only: it decides nothing, keeps nothing, and rejects bytes that could be decoded in two ways
-(docs/spec/wire.md).
+The laboratory imports its loopback only. It imports `security` and `lazaret`. It moves bytes and types only: it decides
+nothing, keeps nothing, and rejects bytes that could be decoded in two ways (docs/spec/wire.md).
+
+Imported by: coordinator, npr, site_agent.
 
     schema                 writes federation.proto from the message types
     parse                  from bytes to message types and back

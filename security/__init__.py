@@ -1,8 +1,10 @@
 """Cryptography, identities, secure aggregation, differential privacy and the privacy log.
 
-`protos`, `npr`, `site_agent` and `coordinator` may import this package; it imports `lazaret` only. It knows neither
-torch nor grpc: its machines take a message and return effects, and the two parties carry them out. Nothing here reads
-an image, and there is no message type for a vector that is not masked.
+It imports `lazaret` only. It knows neither torch nor grpc: its machines take a message and return effects, and the two
+parties carry them out. Nothing here reads an image, and there is no message type for a vector that is not masked.
+
+Imported by: coordinator, npr, protos, security.audit, security.consortium, security.crypto, security.dp,
+  security.identity, security.log, security.secagg, security.secagg.coordinator, security.secagg.site, site_agent.
 
     clock        time, passed in as an object
     labels       every domain-separation string, each for one purpose

@@ -1,9 +1,11 @@
 """The agent of one hospital: it trains on local images and takes part in secure aggregation (docs/site-agent.md).
 
-Nothing imports this package but its own commands, the benchmarks and the scripts. Two processes: the agent has keys and
+Benchmarks and scripts start it. Two processes: the agent has keys and
 network and sees no image; the trainer (`trainer`) sees images and has neither. What crosses between them is in
 `trainer.channel`. Only `outbox` makes bytes that leave, only `client` opens the stream to the coordinator, and nothing
 leaves that is not in the privacy log first.
+
+Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
 
     cli              the command `site-agent`
     options          options that several of its commands have

@@ -1,7 +1,9 @@
 """The operator's page: what the coordinator does, read-only, in a thread beside the run.
 
-Only the coordinator imports this package. It reads the database through a connection that cannot write, and never
-keeps the run waiting. It shows nothing about patients, and of the model only what the sum publishes anyway.
+It reads the database through a connection that cannot write, and never keeps the run waiting. It shows nothing about
+patients, and of the model only what the sum publishes anyway.
+
+Imported by: coordinator.
 
     server       address, token and files
     state_json   the page as one JSON value

@@ -1,7 +1,9 @@
 """The server of the read-only pages: the operator's dashboard and the page of a hospital.
 
-The modules of the two parties that serve or check a page may import this package. It answers GET and HEAD only and
-changes nothing. Whoever serves a page decides which address it listens on and who is let in; `access` has the rules.
+It answers GET and HEAD only and changes nothing. Whoever serves a page decides which address it listens on and who is
+let in; `access` has the rules.
+
+Imported by: coordinator, site_agent.
 
     access       which addresses and host names are allowed, and the token
     http         requests and answers as values

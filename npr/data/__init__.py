@@ -1,7 +1,8 @@
 """Data sets: from files of a hospital or a benchmark to batches of tensors (docs/data.md).
 
-`npr`, the laboratory and the trainer of a site import this package. It opens local files only. An error names a file, a
-row or a column.
+It opens local files only. An error names a file, a row or a column.
+
+Imported by: coordinator, npr, npr.dp, npr.lab, npr.methods, site_agent.
 
     sources     `open_dataset`: from a name to one fold of a data set
     catalogue   every image with label, unit, site and splits, before a fold is chosen

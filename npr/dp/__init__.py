@@ -1,8 +1,10 @@
 """Mechanisms that read patients under differential privacy (docs/spec/differential-privacy.md, sections 2 to 4).
 
-The laboratory, the trainer of a site and its checks import this package. Each mechanism takes sigma, rate, steps and
-noise from a `Reservation` of the ledger (`security.dp`), so that it can do only what was booked. Nothing here chooses a
-parameter by looking at the data, and nothing unclipped or without noise is returned for release.
+Each mechanism takes sigma, rate, steps and noise from a `Reservation` of the ledger (`security.dp`), so that it can do
+only what was booked. Nothing here chooses a parameter by looking at the data, and nothing unclipped or without noise is
+returned for release.
+
+Imported by: npr, npr.lab, site_agent.
 
     clipping       exact per-record gradient norms, and the sum of clipped gradients (section 3)
     sgd            DP-SGD from a reservation (sections 3 and 4)

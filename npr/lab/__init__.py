@@ -1,7 +1,9 @@
 """The laboratory: the command `npr-lab` compares methods on one machine or on a Ray cluster (docs/lab.md).
 
-Only benchmarks and the demo import this package; a real federation never does. It needs no key and no coordinator; with
-`--aggregation secure` both sides of the real protocol run in one process.
+Benchmarks and the demo use it; a real federation never does. It needs no key and no coordinator; with `--aggregation
+secure` both sides of the real protocol run in one process.
+
+Imported by: nothing; it is run.
 
     cli         the command
     request     from options to a checked plan

@@ -1,8 +1,10 @@
 """Federated methods: what a site optimises, what it shares, and how it predicts (docs/methods.md).
 
-The laboratory, the trainer of a site and the export import this package through `registry`. A method shares a weighted
-sum of vectors and nothing else, so that every method runs under secure aggregation unchanged; `creff` is the exception
-and `local` shares nothing. No method opens a file or a connection.
+Other packages come in through `registry`. A method shares a weighted sum of vectors and nothing else, so that every
+method runs under secure aggregation unchanged; `creff` is the exception and `local` shares nothing. No method opens a
+file or a connection.
+
+Imported by: coordinator, npr, npr.dp, npr.lab, site_agent.
 
     fednpr        FedNPR and FedNPR-Per, the product's own methods
     base          what a method is

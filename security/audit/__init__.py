@@ -3,9 +3,11 @@
 Everything rests on `security.log.reader` and on the formats in docs/spec/audit-log.md. What is wrong in a log is a
 finding with a code, never an exception: one damaged log must not hide what the others say.
 
-Who may import it: the command `privacy-audit`, and a party that shows its own log to its own people (the model card).
-What it never does: write to a log folder (a contract in pyproject.toml keeps the writer out; only `bench` makes logs of
-its own, in a temporary folder), connect to a network, or accept an entry because it is well formed.
+The model card of a site imports it, to show a hospital its own log. What it never does: write to a log folder (a
+contract in pyproject.toml keeps the writer out; only `bench` makes logs of its own, in a temporary folder), connect to
+a network, or accept an entry because it is well formed.
+
+Imported by: site_agent.
 
     cli             the commands
     verify          one log: every check, and where the auditor's keys come from

@@ -1,7 +1,9 @@
 """The consortium's offline authority: the root key, the members' certificates and the signed manifests.
 
-Only the command `consortium` and the scripts that set up a federation import this package. It is meant for a machine
-without a network: it opens no connection, and it never holds a private key of a member.
+Scripts that set up a federation use it. It is meant for a machine without a network: it opens no connection, and it
+never holds a private key of a member.
+
+Imported by: nothing; it is run.
 
     authority   the folder of the authority: root, members, published manifests
     plan        `federation.toml`, and the manifest that follows from it

@@ -1,9 +1,11 @@
 """Cryptographic primitives with this project's encodings. Pure functions and small values; no protocol.
 
-Everything in `security`, and the parties and the wire above it, may import this package. It imports only `lazaret`,
-`security.labels`, `security.rng` and `security.secrets`. It reads no file and no clock, and it never decides what
-follows from a failed check: it raises, and the error says only that the check failed.
-Sections are those of docs/spec/secure-aggregation.md.
+It imports only `lazaret`, `security.labels`, `security.rng` and `security.secrets`. It reads no file and no clock, and
+it never decides what follows from a failed check: it raises, and the error says only that the check failed. Sections
+are those of docs/spec/secure-aggregation.md.
+
+Imported by: coordinator, protos, security.audit, security.consortium, security.dp, security.identity, security.log,
+  security.secagg, security.secagg.coordinator, security.secagg.site, site_agent.
 
     encoding        the strict length-prefixed encoding of what is signed or hashed (section 3)
     signing         Ed25519 over labelled statements (section 5)

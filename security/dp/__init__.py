@@ -1,8 +1,9 @@
 """Differential privacy at a site, without torch: accounting, the ledger, noise and sampling.
 
-`npr.dp` (the mechanisms that read patients), both parties, the audit and the consortium's planning may import this
-package. It reads no image and no label, and it never releases anything itself. Section numbers below are those of
-docs/spec/differential-privacy.md.
+The mechanisms that read patients are in `npr.dp`. It reads no image and no label, and it never releases anything
+itself. Section numbers below are those of docs/spec/differential-privacy.md.
+
+Imported by: npr, security.audit, security.consortium, security.identity, site_agent.
 
     accountant     what is booked (events), and epsilon from a list of events (sections 2 and 6)
     filter         the rule that stops a site before its cap, and a run before its limit (section 6)
@@ -30,11 +31,11 @@ Why nothing is refunded. After a crash, an abort or a lost round nobody can show
 vectors may have left, and a sum may exist that this site never received. A refund would also let a coordinator spend a
 budget several times by letting rounds fail. So a reservation counts from the moment it is written (section 5).
 
-How a limit is judged. A filter has several tests, each with its share of delta: the PLD of a plan that was fixed
-before anything was read, Renyi divergence at the order that was chosen for the plan, and at a list of public orders.
-One passed test is enough (section 6). The ledger's first line fixes plan and order for its cap, and a line before the
-first booking of each run fixes them for the limit of that run. Nothing else may be enforced: there is no proof for the
-best order in hindsight, or for PLD of parameters that depend on results.
+How a limit is judged. A filter has several tests, each with its share of delta: the PLD of a plan that was fixed before
+anything was read, Renyi divergence at the order that was chosen for the plan, and at a list of public orders. One
+passed test is enough (section 6). The ledger's first line fixes plan and order for its cap, and a line before the first
+booking of each run fixes them for the limit of that run. Nothing else may be enforced: there is no proof for the best
+order in hindsight, or for PLD of parameters that depend on results.
 
 What a restart may do. It reads the chain from the first line, and it checks that the chain contains the anchor and
 every reservation that the privacy log names. It may remove an incomplete last line after the anchor: the write never

@@ -1,8 +1,10 @@
 """Who is who in a federation: keys, certificates, the signed manifest, and the policy that follows from it.
 
-`security.secagg`, `security.log`, `security.audit`, `security.consortium`, the wire and both parties may import this
-package. A site takes members, thresholds, model, code and settings from the manifest alone, never from the
-coordinator (docs/spec/secure-aggregation.md, section 2). No private key leaves the folder in which it was made.
+A site takes members, thresholds, model, code and settings from the manifest alone, never from the coordinator
+(docs/spec/secure-aggregation.md, section 2). No private key leaves the folder in which it was made.
+
+Imported by: coordinator, npr, protos, security.audit, security.consortium, security.log, security.secagg,
+  security.secagg.coordinator, security.secagg.site, site_agent.
 
     pki             certificates of one federation: one root; TLS and signing kept apart
     keystore        private keys and secrets on disk

@@ -3,10 +3,11 @@
 The rule of this package is *log, sync, then send*: `AuditLog.append` returns when the entry is on stable storage, and
 no byte leaves before that. A log that could not be written once takes nothing more, and its agent stops.
 
-Who may import it: the two parties (`site_agent`, `coordinator`), the auditor (`security.audit`), and in `security`
-whoever makes or carries signed notes. What it never does: import `security.audit` (a party does not audit itself; a
-contract in pyproject.toml holds this), change or remove an entry, send anything, or put into an entry what the
-docstring of `events` forbids.
+What it never does: import `security.audit` (a party does not audit itself; a contract in pyproject.toml holds this),
+change or remove an entry, send anything, or put into an entry what the docstring of `events` forbids.
+
+Imported by: coordinator, protos, security.audit, security.identity, security.secagg, security.secagg.site,
+  site_agent.
 
     events        every event that a log can hold; a new one is added here
     schema        the kinds of value in an event, the form of an entry, the registry of event types

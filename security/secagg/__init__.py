@@ -1,9 +1,11 @@
 """Secure aggregation (docs/spec/secure-aggregation.md): messages, certificates, numbers and the two machines.
 
-The parties, the wire, learning (layout of the vector) and the other folders of `security` may import this package. The
-machines have no socket and no file; `coordinator/spool` is the one module that writes. A machine takes an event and
+The machines have no socket and no file; `coordinator/spool` is the one module that writes. A machine takes an event and
 returns effects, and the shell around it writes, sends and asks again. A vector that is not masked has no message type
 and cannot leave. Start reading with `transitions`: it explains both machines.
+
+Imported by: coordinator, npr, protos, security.audit, security.consortium, security.identity, security.log,
+  security.secagg.coordinator, security.secagg.site, site_agent.
 
     transitions          both state machines: theory of operation, then the tables
     site                 the machine of a site, and every check it makes

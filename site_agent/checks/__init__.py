@@ -4,6 +4,8 @@ Only the command imports this package. It changes nothing, keeps nothing of the 
 opens and closes one TLS connection to the coordinator. The names of the checks are in `site_agent/config.py`, since
 every command offers them behind `--skip` and the functions take long to import.
 
+Imported by: site_agent.
+
     run         the checks: what was agreed, the coordinator, this machine, the data set
     context     what the checks look at, made once
     trial       a short local round: time and memory

@@ -4,6 +4,8 @@ The trainer (`__main__`) works for a running agent; the commands `evaluate`, `pr
 their own (`process`). Nothing here opens a connection, except that several processes of one hospital may train together
 (`workers`). What the trainer returns to the agent is one vector and figures for this hospital (`channel`).
 
+Imported by: site_agent, site_agent.checks.
+
     __main__         the trainer's process: isolated, then loaded
     orders           its loop: orders of the agent in, updates and figures out
     channel          the messages between agent and trainer, and shared memory for vectors

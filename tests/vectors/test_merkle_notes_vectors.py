@@ -96,12 +96,6 @@ def test_roots_that_the_field_knows() -> None:
         assert merkle_notes_trees.mth(data[:size]).hex() == known
 
 
-def test_published_root() -> None:
-    """The root over the eight inputs, as Certificate Transparency implementations publish it."""
-    root = merkle_notes_trees.mth(merkle_notes_trees.INPUTS).hex()
-    assert root == "5dc9da79a70659a9ad559cb701ded9a2ab9d823aad2f4960cfe370eff4604328"
-
-
 @pytest.mark.parametrize("case", _cases("notes"))
 def test_notes(case: Case) -> None:
     def run() -> dict[str, int | None]:

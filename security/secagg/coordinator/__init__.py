@@ -1,8 +1,10 @@
 """The coordinator's side of secure aggregation: one machine for each attempt, and the planning of a round.
 
-`coordinator` and the laboratory run it. Nothing in it is secret: all data are public or masked until a quorum releases
-shares for one set. It never holds both kinds of share of one site, and after a restart it repeats what it has shown
-and never shows a second version (docs/spec/secure-aggregation.md, sections 1 and 9).
+Nothing in it is secret: all data are public or masked until a quorum releases shares for one set. It never holds both
+kinds of share of one site, and after a restart it repeats what it has shown and never shows a second version
+(docs/spec/secure-aggregation.md, sections 1 and 9).
+
+Imported by: coordinator, protos.
 
     attempt       the machine of one attempt
     uploads       adverts, share lists and uploads as they arrive; timeouts

@@ -5,6 +5,8 @@ clock of its own. In one attempt it records at most one AGREE, and after that RE
 it is sent (docs/spec/secure-aggregation.md, section 8). Keys, seeds and shares are never written to disk, except the
 one sealed answer that AGREE promises.
 
+Imported by: coordinator, protos, security.audit, security.secagg, security.secagg.coordinator, site_agent.
+
     machine         events in, effects out: routing, start, aborts, halts
     aggregation     one attempt from Plan to Unmask
     attempt         what is in memory during an attempt, and who the site is
