@@ -22,7 +22,7 @@ from site_agent.config import SiteConfig
 from site_agent.model_commands import evaluate, export, help_agent, predict, worker
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
-from site_agent.setup_commands import check, handover, init, ledger, log_commands, renew
+from site_agent.setup_commands import check, handover, init, ledger, log_commands, permit, renew
 from site_agent.trainer.process import own_process
 from site_agent.trainer.ranks import RankPlace
 
@@ -144,6 +144,8 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
     click.echo(f"site {found['site']}, run {found['run']}: round {found['round']} accepted, model {model}")
     if found["stopped"]:
         click.echo(f"stopped, the operator must act: {found['stopped']}")
+    if found["waits_for_operator"]:
+        click.echo("too many updates on one model, the operator must act: see `site-agent permit --help`")
     for path in found["evidence"]:
         click.echo(f"evidence against the coordinator, for the consortium: {path}")
     if found["privacy"]:
@@ -154,7 +156,20 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
 
 
 pausing = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")
-for command in (init, renew, check, *pausing, handover, ledger, evaluate, predict, export, worker, *log_commands):
+for command in (
+    init,
+    renew,
+    permit,
+    check,
+    *pausing,
+    handover,
+    ledger,
+    evaluate,
+    predict,
+    export,
+    worker,
+    *log_commands,
+):
     cli.add_command(command)
 
 

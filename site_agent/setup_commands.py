@@ -1,9 +1,10 @@
-"""`site-agent init`, `check`, `renew`, `ledger` and the log commands; and the template of `site.toml`."""
+"""`site-agent init`, `check`, `renew`, `permit`, `ledger` and the log commands; and the template of `site.toml`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final
@@ -11,6 +12,7 @@ from typing import Final
 import click
 from pydantic import ValidationError
 
+from lazaret import software
 from lazaret.checks import report, skip_option
 from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
@@ -20,12 +22,16 @@ from security.dp.ledger import Ledger
 from security.identity import enrolment
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
-from security.identity.membership import audit_roster
+from security.identity.membership import aggregation_policy, audit_roster
 from security.identity.pki import Role, Subject
+from security.log.events import OperatorAction
 from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from security.secagg.handover import Handover
+from security.secagg.records import UpdatesPermitted
+from security.secagg.site.checks import MAX_UPDATES_ON_ONE_STATE, updates_left
+from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
 from site_agent.config import CHECK_NAMES, LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
@@ -39,6 +45,7 @@ from site_agent.privacy import (
     status_line,
 )
 from site_agent.state_dir import Vault
+from site_agent.state_writer import WriteAheadLog
 
 # `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
 
@@ -140,6 +147,37 @@ def write_handover(vault: Vault, manifest: Manifest, target: Path) -> Handover:
     found = Handover.of(covered, state, covered.result.context.round)
     found.write(target, layout)
     return found
+
+
+# `permit`: after rounds that left the model as it was, the operator permits further ones. The log records it.
+
+
+@click.command()
+@click.option("--reason", required=True, help="Why rounds failed, and what was done about it; goes to the privacy log.")
+@with_config
+def permit(config_path: Path, reason: str) -> None:
+    """Permit this site further updates on a model that did not change; the agent must not run meanwhile."""
+    config, clock = SiteConfig.read(config_path), SystemClock()
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, clock)
+    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    wal = WriteAheadLog(vault.wal)
+    try:
+        journal = Journal.replay(wal.records)
+        state = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms())).state_hash
+        if journal.uploaded_on != state or updates_left(journal):
+            raise ConfigError(
+                "this site does not wait for its operator",
+                where=str(vault.wal),
+                hint=f"it stops after {MAX_UPDATES_ON_ONE_STATE} different updates on one model, and not before",
+            )
+        with closing(open_for_people(config_path)) as log:
+            log.append(OperatorAction(command=f"permit: {reason}", role="operator"), actor=software.account())
+            log.checkpoint()
+        wal.append(UpdatesPermitted(state_hash=state))
+    finally:
+        wal.close()
+    say(f"this site sends up to {MAX_UPDATES_ON_ONE_STATE} more updates on model {state.hex()[:16]}; start the agent")
 
 
 # `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.

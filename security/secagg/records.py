@@ -154,7 +154,7 @@ class Stopped(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resumed(Wire):
+class UpdatesPermitted(Wire):
     """The operator permits as many further updates on a model that did not move as were permitted before."""
 
     state_hash: Digest
@@ -171,7 +171,7 @@ class Remembered(Wire):
     peers: Annotated[tuple[Advert, ...], Many(Nested(Advert))]
     state_hash: Digest
     updates: Annotated[tuple[bytes, ...], Many(DIGEST, limit=4096)]
-    resumed: Count
+    permitted: Count
     acked_round: Count
 
 
@@ -272,7 +272,7 @@ KINDS: Final[dict[int, type[Wire]]] = {
     12: Remembered,
     13: ReplyErased,
     14: ShareDisclosed,
-    15: Resumed,
+    15: UpdatesPermitted,
     50: Planned,
     51: AdvertsShown,
     52: DealsShown,

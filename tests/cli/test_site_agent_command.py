@@ -23,9 +23,12 @@ from security.clock import SystemClock
 from security.consortium.authority import Authority
 from security.identity.enrolment import EnrolmentRequest
 from security.identity.pki import Role
+from security.rng import SystemRandomness
+from security.secagg import records
 from security.secagg.layout import Block, Layout
+from site_agent.assembly import assemble
 from site_agent.cli import cli
-from site_agent.config import CHECK_NAMES
+from site_agent.config import CHECK_NAMES, SiteConfig
 from site_agent.state_writer import WriteAheadLog
 from tests.support.consortium_world import World
 
@@ -141,6 +144,27 @@ def test_a_site_far_below_the_weight_cap_is_told_so() -> None:
 def test_status_before_the_first_round(graz: Path) -> None:
     told = json.loads(ok("status", "--config", graz, "--json"))
     assert (told["site"], told["run"], told["round"], told["stopped"]) == ("graz", "run-1", 0, None)
+
+
+def test_permit_is_for_a_site_that_waits_and_is_logged(graz: Path, tmp_path: Path) -> None:
+    config = copied(graz, tmp_path)
+    complains(run("permit", "--reason", "x", "--config", config), 2, "does not wait for its operator")
+    state = bytes.fromhex(json.loads(ok("status", "--config", config, "--json"))["model"])
+    read = SiteConfig.read(config)
+    agent = assemble(read, clock=SystemClock(), rng=SystemRandomness(), make_learner=lambda *_: (None, None))  # type: ignore[arg-type, return-value]
+    agent.log.close()
+    agent.wal.close()
+    wal = WriteAheadLog(config.parent / "state" / "wal")
+    for number in range(3):
+        update = bytes([number]) * 32
+        wal.append(records.UploadBound(ctx=update, deals=update, root=update, state_hash=state, update=update))
+    wal.close()
+    assert json.loads(ok("status", "--config", config, "--json"))["waits_for_operator"]
+    ok("permit", "--reason", "one site was removed", "--config", config)
+    assert not json.loads(ok("status", "--config", config, "--json"))["waits_for_operator"]
+    entries = b"".join(path.read_bytes() for path in (config.parent / "state" / "log").rglob("*") if path.is_file())
+    assert b"permit: one site was removed" in entries
+    complains(run("permit", "--reason", "x", "--config", config), 2, "does not wait for its operator")
 
 
 def test_evaluate_the_initial_model(graz: Path) -> None:

@@ -33,6 +33,7 @@ class NumberFederation:
         words: int = WORDS,
         ready_slot: float = 0.1,
         audit: str = "auto",
+        grace: float = 1.0,
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
@@ -41,7 +42,7 @@ class NumberFederation:
             plan=number_plan(rounds, train=30, message=3, upload=4) + f'[audit]\nmode = "{audit}"\n',
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
-            coordinator_settings={"grace": 1.0, "ping": 2.0, "audit": 1.0},
+            coordinator_settings={"grace": grace, "ping": 2.0, "audit": 1.0},
             site_settings={"site": f"ready_slot = {ready_slot}", "coordinator": "least_wait = 0.1\nmost_wait = 0.4"},
         )
         self.grounds.prepare()

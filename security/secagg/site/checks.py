@@ -365,15 +365,20 @@ def check_plan_certificate(policy: AggregationPolicy, head: NewestResult, plan: 
     )
 
 
+def updates_left(journal: Journal) -> int:
+    """How many different updates on the newest model the operator of this site still permits, without DP."""
+    return max(0, MAX_UPDATES_ON_ONE_STATE * (1 + journal.permitted) - len(journal.uploaded))
+
+
 def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, update: UpdateBound) -> None:
     """Many sums of new updates on one unchanged model would average out the randomness of training (section 8)."""
     if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
         return
-    if len(journal.uploaded) >= MAX_UPDATES_ON_ONE_STATE * (1 + journal.resumed):
+    if updates_left(journal) == 0:
         raise PolicyViolation(
             f"{len(journal.uploaded)} different updates were already sent on this model, which did not change",
             where="plan",
-            hint="find out with the consortium why rounds fail; then permit more with `site-agent resume`",
+            hint="find out with the consortium why rounds fail; then permit more with `site-agent permit`",
         )
 
 

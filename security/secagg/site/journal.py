@@ -55,7 +55,7 @@ class Journal:
     :ivar aborted: attempts with the code of the signed ABORT: they can never be released.
     :ivar peers: newest advert of each other site, to notice a peer whose state is an old copy.
     :ivar uploaded: digests of the updates that were sent on the state `uploaded_on` (section 8).
-    :ivar resumed: how often the operator has permitted further updates on that state.
+    :ivar permitted: how often the operator has permitted further updates on that state.
     :ivar last: newest link of the chain of results.
     """
 
@@ -69,7 +69,7 @@ class Journal:
     update: records.UpdateBound | None = None
     uploaded_on: bytes = b""
     uploaded: set[bytes] = field(default_factory=set)
-    resumed: int = 0
+    permitted: int = 0
     last: NewestResult | None = None
     acked_round: int = 0
     acked: bytes = b""
@@ -131,8 +131,8 @@ class Journal:
             case records.ResultVouched():
                 if self.last is not None and self.last.result == record.result:
                     self.last = replace(self.last, vouched=True)
-            case records.Resumed():
-                self.resumed += record.state_hash == self.uploaded_on
+            case records.UpdatesPermitted():
+                self.permitted += record.state_hash == self.uploaded_on
             case records.ResultAcked():
                 self.acked_round, self.acked = record.round, record.result
             case _:
@@ -149,7 +149,7 @@ class Journal:
 
     def _count_upload(self, state_hash: bytes, digest: bytes) -> None:
         if state_hash != self.uploaded_on:
-            self.uploaded_on, self.uploaded, self.resumed = state_hash, set(), 0
+            self.uploaded_on, self.uploaded, self.permitted = state_hash, set(), 0
         self.uploaded.add(digest)
 
     def _end(self, record: records.AttemptEnded) -> None:
@@ -169,7 +169,7 @@ class Journal:
         self.released = set(record.released)
         self.peers = {advert.site: advert for advert in record.peers}
         self.uploaded_on, self.uploaded = record.state_hash, set(record.updates)
-        self.resumed = record.resumed
+        self.permitted = record.permitted
         self.acked_round = record.acked_round
 
     def open_attempts(self) -> list[AttemptMemory]:
@@ -199,7 +199,7 @@ class Journal:
                 peers=tuple(self.peers[site] for site in sorted(self.peers)),
                 state_hash=self.uploaded_on or bytes(32),
                 updates=tuple(sorted(self.uploaded)),
-                resumed=self.resumed,
+                permitted=self.permitted,
                 acked_round=self.acked_round,
             )
         )
