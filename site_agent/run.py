@@ -13,7 +13,7 @@ carried out as it is:
 - `Advanced` means that a new model is in force: sealed updates up to its round are erased, the privacy log is signed,
   and the training thread looks at the model.
 - `Train` hands work to the training thread; what it returns comes back here as effects.
-- `Adopt` installs a newer manifest. `Leave` ends the stream. `Complain`, `Ended`, `Certified` and `LoneChange` are
+- `Adopt` installs a newer manifest. `Leave` ends the stream. `Complain`, `Ended`, `Certified` and `Isolated` are
   for the operator's eyes only.
 
 Effects are carried out one after the other, in the order in which they were given. So the order "write down, log, send"
@@ -41,10 +41,10 @@ from security.secagg.effects import (
     Compact,
     DraftState,
     Ended,
+    Isolated,
     KeepEvidence,
     Leave,
     Log,
-    LoneChange,
     Persist,
     SaveState,
     Send,
@@ -221,11 +221,11 @@ class Agent:
             case Ended():
                 reason = effect.error if effect.reason == REFUSED else effect.reason
                 log.info("attempt %s: %s", effect.ctx.hex()[:8], reason)
-            case LoneChange():
+            case Isolated():
                 log.warning(
-                    "round %d: only %s changed; the difference of two sums reveals its update",
+                    "round %d: together the sums so far show this site's update (leverage %.2f): docs/threat-model.md",
                     effect.round,
-                    effect.site,
+                    effect.leverage,
                 )
             case Certified():
                 log.info("result %s is verified", effect.result.hex()[:8])

@@ -7,7 +7,7 @@ Who emits what:
 
 - The machine (`security.secagg.site`) emits what an aggregation needs: `Persist` and `Compact` for its journal; `Log`,
   `Send` and `SendUpload` for what it says; `DraftState`, `SaveState` and `Advanced` for a new model; `KeepEvidence`;
-  and for the operator `Ended`, `Certified` and `LoneChange`. When it must stop it emits `Leave`.
+  and for the operator `Ended`, `Certified` and `Isolated`. When it must stop it emits `Leave`.
 - The session emits what is around it: `Send` for the greeting and for answers to orders; `Log` for the model it was
   given, for training and for refusals by the hospital's rules; `Train`, `KeepUpdate` and `Adopt`; `Complain` for the
   operator; `Leave` when the stream is to end.

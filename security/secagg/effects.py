@@ -140,11 +140,14 @@ class Advanced:
 
 
 @dataclass(frozen=True, slots=True)
-class LoneChange:
-    """Exactly one site came or went between two sums in a row: their difference points at it (docs/threat-model.md)."""
+class Isolated:
+    """A combination of sums shows this site alone, under the changes of the others (docs/threat-model.md).
+
+    :ivar leverage: how well: 1 over the norm of the combination; more is worse.
+    """
 
     round: int
-    site: str
+    leverage: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ Effect = (
     | SaveState
     | Discard
     | Advanced
-    | LoneChange
+    | Isolated
     | Certified
     | Ended
     | Blamed

@@ -19,6 +19,7 @@ from security.secagg.context import RoundContext
 from security.secagg.fields import DIGEST, MAX_NAME, Bounded, Count, Digest, Many, Nested, Number, SiteId, SiteIds, Wire
 
 MAX_SEALED: Final = 16 * 1024
+MAX_SUMS: Final = 64  # the newest sums whose differences a site looks at (section 10)
 Context = Annotated[RoundContext, Nested(RoundContext)]
 
 
@@ -119,12 +120,25 @@ class ReplyErased(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SumSeen(Wire):
+    """A sum that exists, or may exist: the sites in it, and the model that their updates were trained on."""
+
+    round: Count
+    state_hash: Digest
+    sites: SiteIds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResultAccepted(Wire):
-    """The next link of the chain."""
+    """The next link of the chain.
+
+    :ivar trained_on: the state before it, on which the updates in the sum were trained.
+    """
 
     round: Count
     result: Digest
     prev_result: Digest
+    trained_on: Digest
     state_hash: Digest
     quorum: Count
     verdict: Count
@@ -172,6 +186,7 @@ class Remembered(Wire):
     state_hash: Digest
     updates: Annotated[tuple[bytes, ...], Many(DIGEST, limit=4096)]
     permitted: Count
+    sums: Annotated[tuple[SumSeen, ...], Many(Nested(SumSeen), limit=MAX_SUMS)]
     acked_round: Count
 
 

@@ -12,7 +12,7 @@ from security.secagg import context as hashes
 from security.secagg import messages, records, statements
 from security.secagg.effects import Effects, SendUpload, in_order
 from security.secagg.records import AttemptOutcome
-from security.secagg.site import checks, dispute_checks, entries
+from security.secagg.site import checks, differences, dispute_checks, entries
 from security.secagg.site.attempt import OpenAttempt, PendingUpdate, SiteCore, unmask_message
 
 
@@ -140,6 +140,7 @@ class SiteAggregation:
         )
         checks.check_own_upload(core.site, memory.upload.root if memory.upload else b"", message.uploads)
         checks.check_not_agreed(memory)
+        differences.check_same_state_sums(core.policy, core.journal, attempt.context, sites)
         roots = [(line.site, line.root) for line in message.uploads]
         survivors = hashes.survivors_digest(attempt.kx, attempt.deals, roots)
         sealed = aead.seal(

@@ -40,6 +40,7 @@ class NewestResult:
     round: int
     result: bytes
     state_hash: bytes
+    trained_on: bytes = bytes(32)
     quorum: int = 0
     survivors: tuple[str, ...] = ()
     vouched: bool = False
@@ -56,6 +57,7 @@ class Journal:
     :ivar peers: newest advert of each other site, to notice a peer whose state is an old copy.
     :ivar uploaded: digests of the updates that were sent on the state `uploaded_on` (section 8).
     :ivar permitted: how often the operator has permitted further updates on that state.
+    :ivar sums: the newest sums that exist, or that this site has released shares for.
     :ivar last: newest link of the chain of results.
     """
 
@@ -70,6 +72,7 @@ class Journal:
     uploaded_on: bytes = b""
     uploaded: set[bytes] = field(default_factory=set)
     permitted: int = 0
+    sums: list[records.SumSeen] = field(default_factory=list)
     last: NewestResult | None = None
     acked_round: int = 0
     acked: bytes = b""
@@ -121,10 +124,12 @@ class Journal:
     def _apply_chain(self, record: Wire) -> None:
         match record:
             case records.ResultAccepted():
+                self._count_sum(record.round, record.trained_on, record.survivors)
                 self.last = NewestResult(
                     round=record.round,
                     result=record.result,
                     state_hash=record.state_hash,
+                    trained_on=record.trained_on,
                     quorum=record.quorum,
                     survivors=record.survivors,
                 )
@@ -133,6 +138,8 @@ class Journal:
                     self.last = replace(self.last, vouched=True)
             case records.UpdatesPermitted():
                 self.permitted += record.state_hash == self.uploaded_on
+                # The operator answers for what further sums on this model show together with the earlier ones.
+                self.sums = [seen for seen in self.sums if seen.state_hash != record.state_hash]
             case records.ResultAcked():
                 self.acked_round, self.acked = record.round, record.result
             case _:
@@ -152,11 +159,19 @@ class Journal:
             self.uploaded_on, self.uploaded, self.permitted = state_hash, set(), 0
         self.uploaded.add(digest)
 
+    def _count_sum(self, number: int, state_hash: bytes, sites: tuple[str, ...]) -> None:
+        seen = records.SumSeen(round=number, state_hash=state_hash, sites=sites)
+        if seen not in self.sums:
+            self.sums = [*self.sums, seen][-records.MAX_SUMS :]
+
     def _end(self, record: records.AttemptEnded) -> None:
         self.high_water = max(self.high_water, (record.round, record.attempt))
         self._change(record.ctx, outcome=AttemptOutcome(record.outcome))
         if record.outcome == AttemptOutcome.RELEASED:
             self.released.add(record.ctx)
+            memory = self.attempts.get(record.ctx)
+            if memory is not None and memory.agreed is not None:
+                self._count_sum(record.round, memory.context.state_hash, memory.agreed.sites)
         else:
             self.aborted[record.ctx] = record.code
             # ABORT promises never to release, so the sealed answer is dropped together with it.
@@ -169,7 +184,7 @@ class Journal:
         self.released = set(record.released)
         self.peers = {advert.site: advert for advert in record.peers}
         self.uploaded_on, self.uploaded = record.state_hash, set(record.updates)
-        self.permitted = record.permitted
+        self.permitted, self.sums = record.permitted, list(record.sums)
         self.acked_round = record.acked_round
 
     def open_attempts(self) -> list[AttemptMemory]:
@@ -200,6 +215,7 @@ class Journal:
                 state_hash=self.uploaded_on or bytes(32),
                 updates=tuple(sorted(self.uploaded)),
                 permitted=self.permitted,
+                sums=tuple(self.sums),
                 acked_round=self.acked_round,
             )
         )
@@ -219,6 +235,7 @@ class Journal:
             round=head.round,
             result=head.result,
             prev_result=bytes(32),
+            trained_on=head.trained_on,
             state_hash=head.state_hash,
             quorum=head.quorum,
             verdict=0,

@@ -26,7 +26,7 @@ from security.secagg.effects import (
     DraftState,
     Effect,
     Effects,
-    LoneChange,
+    Isolated,
     SaveState,
     Vector,
     in_order,
@@ -44,7 +44,7 @@ from security.secagg.messages import (
     TrainOrder,
     Vouched,
 )
-from security.secagg.site import result_checks
+from security.secagg.site import differences, result_checks
 from security.secagg.site.attempt import SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.result_checks import CheckedHeader, ChunkAudit, Download, check_header, opened_masks
@@ -181,12 +181,13 @@ class Intake:
             round=result.context.round,
             result=header.result_hash,
             prev_result=result.context.prev_result,
+            trained_on=result.context.state_hash,
             state_hash=state_hash,
             quorum=result.context.t,
             verdict=outcome.verdict,
             survivors=header.survivors,
         )
-        changed = set(self.core.head.survivors).symmetric_difference(header.survivors)
+        before = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
         self.model = outcome.state
         effects: list[Effect] = [SaveState(state_hash, outcome.state, drafted=good), self.core.record(accepted)]
         effects.append(
@@ -200,9 +201,9 @@ class Intake:
                 outcome.state,
             )
         )
-        # Two sums in a row that differ by one site: the difference of the sums reveals its update (threat model).
-        if len(changed) == 1:
-            effects.append(LoneChange(result.context.round, changed.pop()))
+        exposed = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
+        if exposed >= differences.ALARM_LEVERAGE and exposed > before:
+            effects.append(Isolated(result.context.round, exposed))
         # The answers of this round are not needed any more; what is not in the compacted log is erased (section 9).
         effects.append(self._forget())
         return (*effects, *self._begin_audit(download))
@@ -313,6 +314,7 @@ class Intake:
             round=context.round,
             result=result_hash,
             prev_result=context.prev_result,
+            trained_on=context.state_hash,
             state_hash=state_hash,
             quorum=context.t,
             verdict=jump.result.verdict,

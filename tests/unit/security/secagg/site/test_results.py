@@ -18,7 +18,7 @@ from security.secagg import certificate_checks, messages, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate
 from security.secagg.context import SumVerdict
-from security.secagg.effects import Advanced, DraftState, Effect, LoneChange, SaveState
+from security.secagg.effects import Advanced, DraftState, Effect, SaveState
 from security.secagg.fields import Wire
 from security.secagg.layout import WEIGHT, Layout
 from security.secagg.site import result_checks
@@ -392,19 +392,6 @@ def test_a_restarted_site_takes_up_its_audit() -> None:
     run.pump()
     publication = run.planned.attempts[0].publication
     assert publication is not None and publication.certificate() is not None
-
-
-def test_a_lone_change_of_the_cohort_raises_an_alarm() -> None:
-    """Two sums that differ by one site point at it; every site says so, whatever the coordinator's reasons."""
-    run = federation(6)
-    seen: list[tuple[str, LoneChange]] = []
-    run._note = lambda party, effect: seen.append((party, effect)) if isinstance(effect, LoneChange) else None  # type: ignore[method-assign]
-    away: list[set[str]] = [set(), {"site-03"}, set(), {"site-01", "site-02"}]
-    for number, missing in enumerate(away):
-        present = [name for name in run.sites if name not in missing]
-        run.run_round(random_updates(run.policy.layout, present, number))
-    assert {(change.round, change.site) for _, change in seen} == {(2, "site-03"), (3, "site-03")}
-    assert {party for party, _ in seen} == set(run.sites)
 
 
 def test_acknowledgements_go_on_only_for_the_newest_round() -> None:

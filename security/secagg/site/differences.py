@@ -1,0 +1,97 @@
+"""What differences of sums tell of one site (docs/spec/secure-aggregation.md, section 10).
+
+A sum hides a site among the others, but sums over different sets can be combined: all sites minus all but one is that
+one. Two tests look at the sets of all sums that a site knows to exist, with the vectors of any c other sites taken as
+known. On one and the same model the updates of two rounds differ only by the randomness of training, so that a set
+which isolates a site is refused, whoever it is. Over rounds updates differ: there the least-norm combination that
+isolates this site says how well the others' changes average out, and an alarm is raised. It is never refused, since one
+honest dropout isolates already. Only differential privacy bounds what is learned in this way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import numpy as np
+
+from lazaret.errors import PolicyViolation
+from security.identity.membership import AggregationPolicy
+from security.secagg.context import RoundContext
+from security.secagg.records import SumSeen
+from security.secagg.site.journal import Journal
+
+# The difference of one pair of sums has norm 1.41 and leverage 0.71; the alarm comes before that, at norm 2.
+ALARM_LEVERAGE: Final = 0.5
+MOST_COMBINATIONS: Final = 2000  # of colluders that are tried; beyond that the test is a lower bound
+_EXACT: Final = 1e-6
+
+
+def leverage(sets: Sequence[Sequence[str]], site: str, *, c: int) -> float:
+    """How much of `site` alone a combination of these sums shows: 1 over the norm of the best one, 0 if there is none.
+
+    A combination that isolates the site adds up to 1 at the site and to 0 at all others, except at c sites whose
+    vectors an attacker knows. The noise in it, from what changes between rounds, grows with its norm.
+    """
+    columns = {name: tuple(name in found for found in map(set, sets)) for name in set().union(*sets, {site})}
+    own = columns.pop(site)
+    groups: dict[tuple[bool, ...], int] = {}
+    for pattern in columns.values():
+        if any(pattern):
+            groups[pattern] = groups.get(pattern, 0) + 1
+    if not any(own):
+        return 0.0
+    best = 0.0
+    for known in itertools.islice(_affordable(groups, c), MOST_COMBINATIONS):
+        hidden = [pattern for pattern in groups if pattern not in known]
+        best = max(best, _isolation(own, hidden))
+    return best
+
+
+def _affordable(groups: dict[tuple[bool, ...], int], c: int) -> Iterator[frozenset[tuple[bool, ...]]]:
+    """Every choice of patterns whose sites are at most c in number; sites of one pattern can only be taken together.
+
+    Those with most patterns come first: what a larger choice cannot isolate, a part of it cannot either.
+    """
+    cheap = sorted((pattern for pattern, count in groups.items() if count <= c), key=lambda pattern: groups[pattern])
+    for size in range(min(c, len(cheap)), -1, -1):
+        for chosen in itertools.combinations(cheap, size):
+            if sum(groups[pattern] for pattern in chosen) <= c:
+                yield frozenset(chosen)
+
+
+def _isolation(own: tuple[bool, ...], hidden: Sequence[tuple[bool, ...]]) -> float:
+    if own in hidden:
+        return 0.0
+    rows = np.array([own, *hidden], dtype=float)
+    target = np.zeros(len(rows))
+    target[0] = 1.0
+    weights = np.linalg.lstsq(rows, target, rcond=None)[0]  # of all solutions, the one of least norm
+    if np.abs(rows @ weights - target).max() > _EXACT:
+        return 0.0
+    return 1.0 / float(np.linalg.norm(weights))
+
+
+def check_same_state_sums(
+    policy: AggregationPolicy, journal: Journal, context: RoundContext, sites: Sequence[str]
+) -> None:
+    """On one model no two sums whose difference shows the update of one site, with c others known to an attacker."""
+    if policy.dp_active:
+        return  # the noise that was booked covers every release, whatever it is combined with
+    # An exact repeat gives the sum of the old attempt again, and nothing else (section 8).
+    before = [seen.sites for seen in journal.sums if seen.state_hash == context.state_hash]
+    if not before or context.repeats:
+        return
+    for site in sorted(set(sites).union(*before)):
+        if leverage([*before, sites], site, c=policy.c) > leverage(before, site, c=policy.c) + _EXACT:
+            raise PolicyViolation(
+                "with an earlier sum on the same model this set would show the update of one site",
+                where="survivors",
+                hint="the round is held again with the same sites, or the operators decide (`site-agent resume`)",
+            )
+
+
+def exposure(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
+    """The leverage on a site over the sums of several rounds."""
+    return leverage([seen.sites for seen in sums], site, c=policy.c)

@@ -1,0 +1,80 @@
+"""A33: cohorts chosen so that sums of several rounds, combined, show one site, and no two in a row differ by one site.
+
+Nothing stops this without differential privacy: honest dropouts look the same. A site raises an alarm when a
+combination of the sums that it knows of shows it alone, modulo any c others, above a stated leverage. On one and the
+same model, where updates hardly differ, no site agrees to such a set (A13).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from security.crypto.prg import Words
+from security.identity.membership import AggregationPolicy
+from security.secagg import fixed_point
+from security.secagg.effects import Isolated
+from security.secagg.records import SumSeen
+from security.secagg.site import differences
+from tests.support.evil import VICTIM, EvilCoordinator, evil
+from tests.support.secagg_world import small_layout
+from tests.support.spoils import correlation
+
+SPREAD, DRIFT = 0.14, 0.05
+OTHER = "site-01"
+
+
+def chosen_cohorts(times: int = 4) -> tuple[EvilCoordinator, float]:
+    """The victim comes and goes together with another site, which also comes and goes alone; the model moves. Returns
+    how well the victim is estimated."""
+    layout = small_layout(6, words=2000, weight_cap=1)
+    run = evil(6, c=1, layout=layout)
+    generator = np.random.default_rng(5)
+    learned = {name: generator.normal(0, SPREAD, layout.state_words).clip(-0.5, 0.5) for name in run.sites}
+    found: list[tuple[set[str], Words]] = []
+    for away in [set(), {VICTIM, OTHER}, {VICTIM}, {VICTIM, OTHER}] * times:
+        updates = {}
+        for name in run.sites:
+            if name not in away:
+                trained = learned[name] + generator.normal(0, DRIFT, layout.state_words)
+                updates[name] = fixed_point.encode(layout, trained.astype(np.float32), weight=1).words
+        outcome = run.run_round(updates)
+        assert outcome.total is not None, "never a refusal: an honest dropout looks the same"
+        found.append((away, outcome.total.view(layout.signed_dtype).astype(float)))
+    everybody = np.mean([total for away, total in found if not away], axis=0)
+    without = np.mean([total for away, total in found if away == {VICTIM}], axis=0)
+    truth = fixed_point.encode(layout, learned[VICTIM].astype(np.float32), weight=1).words
+    return run, correlation(layout, everybody - without, truth)
+
+
+def alarms(run: EvilCoordinator, name: str) -> list[float]:
+    return [effect.leverage for effect in run.noted.get(name, []) if isinstance(effect, Isolated)]
+
+
+def test_the_victim_raises_an_alarm() -> None:
+    run, fit = chosen_cohorts()
+    assert fit > 0.75, "only differential privacy bounds this"
+    raised = alarms(run, VICTIM)
+    assert raised and raised[0] >= differences.ALARM_LEVERAGE and raised == sorted(raised)
+    assert raised[-1] > 1.3, "it grows with every round that is added"
+    assert not alarms(run, "site-03"), "sites that are in every sum are hidden by each other"
+
+
+def test_the_victim_raises_an_alarm_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Comparing the last two sums only, as an earlier version did, misses it."""
+
+    def lone_change(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
+        return float(len(sums) > 1 and set(sums[-1].sites) ^ set(sums[-2].sites) == {site})
+
+    monkeypatch.setattr(differences, "exposure", lone_change)
+    run, fit = chosen_cohorts()
+    assert fit > 0.75 and not alarms(run, VICTIM)
+
+
+def test_an_alarm_survives_a_restart_of_the_site() -> None:
+    run, _ = chosen_cohorts(1)
+    before = differences.exposure(run.policy, run.machine().core.journal.sums, VICTIM)
+    run.restart_site(VICTIM)
+    assert differences.exposure(run.policy, run.machine().core.journal.sums, VICTIM) == before > 0.5

@@ -1,0 +1,62 @@
+"""Leverage of sums on one site: worked examples, and a second opinion by brute force."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from security.secagg.records import MAX_SUMS, SumSeen
+from security.secagg.site.differences import leverage
+from security.secagg.site.journal import Journal
+
+ALL = ("a", "b", "c", "d", "e")
+
+
+def without(*gone: str) -> tuple[str, ...]:
+    return tuple(site for site in ALL if site not in gone)
+
+
+def test_examples() -> None:
+    assert leverage([ALL], "a", c=1) == 0
+    assert leverage([ALL, ALL], "a", c=2) == 0
+    assert leverage([ALL, without("a")], "a", c=0) == pytest.approx(2**-0.5)
+    assert leverage([ALL, without("a", "b")], "a", c=0) == 0, "two at once hide each other"
+    assert leverage([ALL, without("a", "b")], "a", c=1) == pytest.approx(2**-0.5), "unless one of them is known"
+    assert leverage([ALL, without("a", "b"), without("b")], "a", c=0) > 0.7, "not only neighbours are compared"
+    toggled = [ALL, without("a")] * 8
+    assert leverage(toggled, "a", c=0) == pytest.approx(2.0), "sixteen sums: the norm has shrunk to a half"
+    assert leverage([ALL], "a", c=4) == pytest.approx(1.0), "everybody else is known"
+    assert leverage([ALL], "nobody", c=1) == 0
+
+
+def brute_force(sets: list[tuple[str, ...]], site: str, c: int) -> float:
+    others = [name for name in ALL if name != site]
+    best = 0.0
+    for known in itertools.combinations(others, c):
+        rows = np.array([[name in found for found in sets] for name in (site, *others) if name not in known], float)
+        target = np.eye(len(rows))[0]
+        weights = np.linalg.pinv(rows) @ target
+        if np.allclose(rows @ weights, target, atol=1e-8):
+            best = max(best, 1 / float(np.linalg.norm(weights)))
+    return best
+
+
+@pytest.mark.parametrize("c", [0, 1, 2])
+def test_brute_force_agrees(c: int) -> None:
+    generator = np.random.default_rng(c)
+    for _ in range(60):
+        count = int(generator.integers(1, 6))
+        sets = [tuple(name for name in ALL if generator.random() < 0.7) for _ in range(count)]
+        assert leverage(sets, "a", c=c) == pytest.approx(brute_force(sets, "a", c), abs=1e-6)
+
+
+def test_the_window_is_bounded_and_survives_compaction() -> None:
+    journal = Journal()
+    for number in range(MAX_SUMS + 5):
+        journal._count_sum(number, bytes(32), ALL)
+    journal._count_sum(MAX_SUMS + 4, bytes(32), ALL)
+    assert len(journal.sums) == MAX_SUMS
+    assert journal.sums[-1] == SumSeen(round=MAX_SUMS + 4, state_hash=bytes(32), sites=ALL)
+    assert Journal.replay(journal.compacted(done_round=0)).sums == journal.sums
