@@ -238,8 +238,11 @@ def build_model(spec: ModelSpec) -> SplitModel:
     """Return the one initial model of `spec`: equal at every site, heads included, in channels_last layout."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive(spec.seed, "extractor"))
+        # Transformers with a table of positions are built for one size of image.
+        fixed = timm.get_pretrained_cfg(spec.architecture).fixed_input_size
+        sized = {"img_size": spec.image_size} if fixed else {}
         extractor = timm.create_model(
-            spec.architecture, pretrained=spec.weights == "timm", num_classes=0, in_chans=spec.in_channels
+            spec.architecture, pretrained=spec.weights == "timm", num_classes=0, in_chans=spec.in_channels, **sized
         )
         if spec.weights == "package" or spec.weights.startswith("file:"):
             _load_weights(extractor, spec)

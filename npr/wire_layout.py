@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -209,6 +209,7 @@ _CODE = (
     "data/augment.py",
     "data/loader.py",
     "dp/clipping.py",
+    "dp/engine.py",
     "dp/model_rules.py",
     "dp/private_site.py",
     "dp/releases.py",
@@ -253,10 +254,25 @@ class Exported:
     config_hash: str
 
 
+def with_engine(recipe: Recipe, model: nn.Module) -> Recipe:
+    """The recipe with the engine that `auto` means for this model, after its gradients were compared with autograd.
+
+    :raises PolicyViolation: if no record of this model can be clipped exactly; nothing is written then.
+    """
+    if recipe.privacy is None:
+        return recipe
+    from npr.dp.engine import check_exact
+
+    size = recipe.image_size
+    engine = check_exact(model, recipe.privacy.engine, channels=recipe.in_channels, image_size=size)
+    return replace(recipe, privacy=replace(recipe.privacy, engine=engine))
+
+
 def export(path: Path, spec: ModelSpec, recipe: Recipe, *, rounds: int) -> Exported:
     """Write the one model that everybody starts from, with all that `consortium publish` asks about it."""
     method = registry.build(recipe.config)
     model = method.build_model(spec)
+    recipe = with_engine(recipe, model)
     personal = personal_tensors(method, model, rounds)
     entries = ParameterManifest.of(model).entries
     metadata = {

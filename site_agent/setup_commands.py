@@ -18,6 +18,7 @@ from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
 from lazaret.terminal import ask, emit, say, show_progress
 from security.clock import SystemClock
+from security.dp.accountant import spent
 from security.dp.ledger import Ledger
 from security.identity import enrolment
 from security.identity.enrolment import Identity
@@ -54,9 +55,10 @@ from site_agent.state_writer import WriteAheadLog
 @click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
 @click.option("--resume", is_flag=True, help="Book again after rounds that were paid for and not trained.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
+@click.option("--check", "second", is_flag=True, help="Compute what was booked again, with Opacus' accountants too.")
 @with_config
 @json_option
-def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None, as_json: bool) -> None:
+def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None, second: bool, as_json: bool) -> None:
     """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
     config = SiteConfig.read(config_path)
     _, manifest = read_membership(Identity(folder=config.identity), SystemClock(), dated=False)
@@ -76,10 +78,26 @@ def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None,
         _propose(config, manifest, epsilon, as_json=as_json)
         return
     budget = budget_status(config, manifest) or {}
+    if second:
+        budget["opinions"] = _opinions(config)
     if as_json:
         emit(budget | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
     else:
         click.echo(status_line(budget))
+        for name, value in budget.get("opinions", {}).items():
+            click.echo(f"  {name:<24} {value:.4f}")
+
+
+def _opinions(config: SiteConfig) -> dict[str, float]:
+    """What was booked, by every accountant there is. Each is a bound; only the first is enforced."""
+    from npr.dp.engine import opacus_epsilons
+
+    state = ledger_files(config).peek()
+    if state is None:
+        return {}
+    both, delta = spent(state.history, state.terms.delta), state.terms.delta
+    found = {"booked": state.epsilon, "dp_accounting_rdp": both.rdp, "dp_accounting_pld": both.pld}
+    return found | opacus_epsilons(state.history, delta)
 
 
 def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json: bool) -> None:

@@ -11,6 +11,14 @@ import pytest
 import protos.tls  # noqa: F401  # imported for what it does to the environment
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long forms of tests run only when they are asked for."""
+    if os.environ.get("LAZARET_LONG") != "1":
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason="long; scripts/test --long"))
+
+
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """What a test leaves in the environment is gone after it; the next one on this worker starts processes with it."""

@@ -231,14 +231,15 @@ class ClippedGradient:
         if not size:
             raise ConfigError("the model has no trainable parameter")
         self.sum = torch.zeros(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
-        self._slices: dict[Tensor, Tensor] = dict(zip(self.parameters, _split(self.sum, self.parameters), strict=True))
+        slices = split_like(self.sum, self.parameters)
+        self._slices: dict[Tensor, Tensor] = dict(zip(self.parameters, slices, strict=True))
 
     def zero(self) -> None:
         self.sum.zero_()
 
     def split(self, vector: Tensor) -> list[Tensor]:
         """Views of a flat vector, shaped like the parameters."""
-        return _split(vector, self.parameters)
+        return split_like(vector, self.parameters)
 
     def add(self, per_record_loss: Callable[[], Tensor]) -> Tensor:
         """Run the closure, which gives one loss per record, and add the clipped gradients. Returns the norms.
@@ -250,12 +251,7 @@ class ClippedGradient:
         """
         shares: list[Share] = []
         with _recording(self._layers, shares):
-            losses = per_record_loss()
-            if losses.dim() != 1:
-                raise LocalProtocolError(
-                    f"the loss has shape {tuple(losses.shape)}, not one value per record",
-                    hint='use reduction="none": a mean over the batch couples its records',
-                )
+            losses = check_losses(per_record_loss())
             if not len(losses):
                 return losses.detach()
             if losses.requires_grad:
@@ -304,7 +300,16 @@ def _trainable_layers(model: nn.Module) -> list[nn.Module]:
     return layers
 
 
-def _split(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
+def check_losses(losses: Tensor) -> Tensor:
+    if losses.dim() != 1:
+        raise LocalProtocolError(
+            f"the loss has shape {tuple(losses.shape)}, not one value per record",
+            hint='use reduction="none": a mean over the batch couples its records',
+        )
+    return losses
+
+
+def split_like(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     sizes = [parameter.numel() for parameter in parameters]
     return [part.view(parameter.shape) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]
 

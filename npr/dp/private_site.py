@@ -21,6 +21,7 @@ from lazaret.errors import BudgetExhausted, LocalProtocolError, PolicyViolation
 from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
 from npr.data.loader import Batches
+from npr.dp.engine import check_exact
 from npr.dp.model_rules import check_upstream
 from npr.dp.releases import (
     PrivateCounts,
@@ -42,7 +43,7 @@ from npr.training import LocalReport
 from security.dp.accountant import Mechanism, MechanismEvent
 from security.dp.ledger import LedgerState, Reservation
 from security.dp.noise import NoiseSource
-from security.dp.planner import Schedule
+from security.dp.planner import Engine, Schedule
 from security.dp.sampling import Units
 
 # Losses with one value per record. Each reads its own record and public or booked state, nothing else.
@@ -114,8 +115,15 @@ class PrivateRounds:
     """Keeps what was released (counts, prototypes) from round to round. It is private already, so it may be saved."""
 
     def __init__(
-        self, data: PrivateData, schedule: Schedule, regularisation: Regularisation | None, *, micro_batch: int = 64
+        self,
+        data: PrivateData,
+        schedule: Schedule,
+        regularisation: Regularisation | None,
+        *,
+        micro_batch: int = 64,
+        engine: Engine = "auto",
     ) -> None:
+        self._engine: Engine = engine
         self._data = data
         self._schedule = schedule
         self._regularisation = regularisation
@@ -139,6 +147,7 @@ class PrivateRounds:
             # The rate times the noisy size: public, and off by a constant factor at worst.
             divisor=max(1.0, self._schedule.rate / 2**24 * self.counts.size()),
             micro_batch=self._micro_batch,
+            engine=self._engine,
         )
         return steps.run(lambda indices: self._losses(model, indices))
 
@@ -248,9 +257,13 @@ class PrivateTraining:
         std: tuple[float, ...],
         dimensions: int = 64,
         micro_batch: int = 64,
+        engine: Engine = "auto",
     ) -> None:
         config = site.config
         check_upstream(config)
+        # Before anything is booked: a model whose gradients cannot be clipped exactly is never trained.
+        size = site.train.images.shape[1]
+        engine = check_exact(site.model, engine, channels=len(mean), image_size=size)
         unit = books.state.terms.unit
         if unit.value != site.train.unit_kind:
             raise PolicyViolation(
@@ -283,7 +296,11 @@ class PrivateTraining:
                 hint="set prototypes_sigma for a method with NPR, and None for one without",
             )
         self.rounds = PrivateRounds(
-            data, schedule, regularisation if method.regulariser is not None else None, micro_batch=micro_batch
+            data,
+            schedule,
+            regularisation if method.regulariser is not None else None,
+            micro_batch=micro_batch,
+            engine=engine,
         )
 
     def local_round(self, round_number: int) -> LocalReport:

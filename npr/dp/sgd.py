@@ -2,8 +2,8 @@
 
 docs/spec/differential-privacy.md, sections 2 to 4. Everything that decides the cost is read from the booked event: rate
 and steps for the sampler, clip and sigma for the noise. So sampler and ledger cannot disagree, and there is no second
-place to set them. The engine of Opacus is not used: it derives rate and divisor from the exact number of records, which
-is neither public nor booked.
+place to set them. Opacus' per-record gradients may stand behind the clip (`engine`); its `PrivacyEngine` is not used,
+because it derives rate and divisor from the exact number of records, which is neither public nor booked.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lazaret.errors import BudgetExhausted, ConfigError, LocalProtocolError
-from npr.dp.clipping import ClippedGradient
+from npr.dp.engine import clipped_sum
 from security.dp.accountant import Mechanism
 from security.dp.ledger import Reservation
 from security.dp.noise import grid_step
+from security.dp.planner import Engine
 from security.dp.sampling import PoissonSampler, Units
 
 Indices = NDArray[np.int64]
@@ -41,6 +42,7 @@ class DpSgd:
 
     :param divisor: public number that turns the noisy sum into a mean, such as the rate times the *noisy* size; never
         the length of a batch, which would reveal who was sampled.
+    :param engine: how the clipped sum is computed; it has no influence on the cost.
     :param micro_batch: how many records go through the network at once. Batches are split, never truncated.
     """
 
@@ -53,12 +55,13 @@ class DpSgd:
         units: Units,
         divisor: float,
         micro_batch: int = 64,
+        engine: Engine = "auto",
     ) -> None:
         if not divisor > 0 or micro_batch < 1:
             raise ConfigError("the divisor and the micro-batch of DP-SGD are positive")
         event = reservation.claim(Mechanism.DP_SGD)
         self._optimizer = optimizer
-        self._clipped = ClippedGradient(model, clip=event.sensitivity)
+        self._clipped = clipped_sum(model, clip=event.sensitivity, engine=engine)
         _check_optimizer(optimizer, self._clipped.parameters)
         self._sampler = PoissonSampler(units, rate=event.rate, noise=reservation.noise.fork())
         self._sigma = event.sigma

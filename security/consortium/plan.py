@@ -170,6 +170,12 @@ def _check_private(plan: FederationPlan, settings: Mapping[str, bool | int | flo
             where="federation.toml [privacy]",
             hint="write the table, or export the model without --dp",
         )
+    if private.engine == "auto":
+        raise ConfigError(
+            "the initial model does not say which engine computes its private gradients",
+            where="federation.toml [model] initial",
+            hint="make it with `npr-lab model --dp`, which compares them with autograd and writes the result down",
+        )
     if private.steps != plan.training.steps:
         raise ConfigError(
             f"steps = {plan.training.steps}, but private rounds have {private.steps}",

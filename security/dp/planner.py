@@ -176,6 +176,9 @@ def _within(epsilon: float, state: LedgerState) -> Callable[[Sequence[MechanismE
 PREFIX: Final = "dp."
 Norm = Literal["frozen", "group"]
 NORMS: Final = ("frozen", "group")
+Engine = Literal["auto", "fast", "opacus"]
+ENGINES: Final = ("auto", "fast", "opacus")
+_WORDS: Final = frozenset({"norm", "engine"})
 _WHOLE: Final = frozenset({"steps", "prototypes_every", "dimensions"})
 
 
@@ -187,6 +190,8 @@ class PrivateSettings:
     :param prototypes_sigma: noise of a prototype release; None for a method without prototypes.
     :param dimensions: width that features are projected to before prototypes are released.
     :param norm: what replaces BatchNorm in the initial model (npr/dp/model_rules.py).
+    :param engine: how gradients of each record are computed (npr/dp/engine.py). `npr-lab model` compares it with
+        autograd and writes what `auto` has become, so that a published manifest never has `auto`.
     """
 
     steps: int = 10
@@ -196,14 +201,17 @@ class PrivateSettings:
     prototypes_every: int = 5
     dimensions: int = 64
     norm: Norm = "group"
+    engine: Engine = "auto"
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{value!r} is not a whole number above zero", where=PREFIX + name)
-        if self.norm not in NORMS:
-            raise ConfigError(f"{self.norm!r} is not one of {', '.join(NORMS)}", where=f"{PREFIX}norm")
+        for name, known in (("norm", NORMS), ("engine", ENGINES)):
+            if getattr(self, name) not in known:
+                given = getattr(self, name)
+                raise ConfigError(f"{given!r} is not one of {', '.join(known)}", where=f"{PREFIX}{name}")
         rate_at_least(self.rate)
         counts_event(self.counts_sigma)
         if self.prototypes_sigma is not None:
@@ -239,7 +247,7 @@ class PrivateSettings:
                 raise ConfigError(f"unknown setting {PREFIX}{name}", where=where, hint=f"there are {', '.join(known)}")
         try:
             values: dict[str, Any] = {
-                name: value if name in _WHOLE or name == "norm" else float(value) for name, value in found.items()
+                name: value if name in _WHOLE | _WORDS else float(value) for name, value in found.items()
             }
         except (TypeError, ValueError) as error:
             raise ConfigError("a dp. setting is not a number", where=where) from error

@@ -164,6 +164,7 @@ def _private(
         mean=normal[0],
         std=normal[1],
         dimensions=plan.settings.dimensions,
+        engine=plan.settings.engine,
         micro_batch=context.config.privacy.micro_batch,
     ).local_round
 

@@ -315,6 +315,7 @@ class PrivateTrainer(Trainer):
             mean=self.mean,
             std=self.std,
             dimensions=plan.settings.dimensions,
+            engine=plan.settings.engine,
             micro_batch=micro_batch,
         )
 

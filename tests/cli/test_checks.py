@@ -34,7 +34,8 @@ from tests.support.consortium_world import World
 from tests.support.proxies import GATEWAY, Proxy, gateway_context, listening
 
 pytestmark = pytest.mark.timeout(120)
-PRIVATE = '"dp.steps" = 4\n[privacy]\nepsilon = 8\ndelta = 0.00001\nclip = 1\nnoise_floor = 0.8\nunit = "patient"\n'
+PRIVATE = '"dp.steps" = 4\n"dp.engine" = "fast"\n[privacy]\n'
+PRIVATE += 'epsilon = 8\ndelta = 0.00001\nclip = 1\nnoise_floor = 0.8\nunit = "patient"\n'
 
 
 @pytest.fixture(scope="module")

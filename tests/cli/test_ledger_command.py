@@ -13,8 +13,13 @@ from lazaret.errors import LedgerError
 from npr.wire_layout import export
 from security.clock import SystemClock
 from security.consortium.authority import Authority
+from security.dp.accountant import dp_sgd_event, rate_at_least
+from security.dp.ledger import Ledger
+from security.dp.noise import NoiseSource
 from security.identity.pki import Role
 from site_agent.cli import cli
+from site_agent.config import SiteConfig
+from site_agent.privacy import ledger_files
 from tests.support.consortium_world import World
 from tests.support.private_world import PLAN, RECIPE, ROUNDS, SPEC
 from tests.support.site_world import write_config
@@ -53,3 +58,19 @@ def test_a_ledger_is_begun_once_and_proposes_noise(config: Path) -> None:
     assert Path(told["ledger"]).parent != Path(told["anchor"]).parent
     assert f"{ROUNDS} of {ROUNDS} more rounds fit" in ledger(config).output
     assert isinstance(ledger(config, "--create").exception, LedgerError), "a budget is never begun twice"
+
+
+def test_a_ledger_is_computed_again_by_accountants_that_share_no_code(config: Path) -> None:
+    told = SiteConfig.read(config)
+    if ledger_files(told).peek() is None:
+        ledger(config, "--create")
+    event = dp_sgd_event(multiplier=1.5, clip=1.0, rate=rate_at_least(0.05), steps=40)
+    with ledger_files(told) as files:
+        opened = Ledger.open(files, population=told.privacy.population)
+        opened.commit(opened.reserve(run="other", round_number=1, events=[event], noise=NoiseSource()))
+    found = json.loads(ledger(config, "--check", "--json").stdout)["opinions"]
+    assert set(found) == {"booked", "dp_accounting_rdp", "dp_accounting_pld", "opacus_rdp", "opacus_prv"}
+    assert found["opacus_rdp"] == pytest.approx(found["dp_accounting_rdp"], rel=0.02)
+    assert found["opacus_prv"] == pytest.approx(found["dp_accounting_pld"], rel=0.02)
+    assert found["booked"] >= found["dp_accounting_rdp"]
+    assert "opacus_prv" in ledger(config, "--check").output

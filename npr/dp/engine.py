@@ -1,0 +1,224 @@
+"""Which way the clipped sum of a model is computed, and the test that it is exact (section 3 of the specification).
+
+Two engines have the same form and stand behind the same sampler, clip, noise and ledger. `fast` is `ClippedGradient`:
+closed formulas for the layers of convolutional networks. `opacus` takes per-record gradients from Opacus'
+`GradSampleModule` (its own formulas, and functorch for other layers), which knows many more layers and needs the memory
+of one model for each record. `auto` takes the fast one wherever it has a formula for every trainable layer.
+
+Neither is believed: before anything is booked, gradients of two records are compared with autograd, one by one. A model
+that fails is refused when its file is made, and again when an agent starts.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lazaret.errors import ConfigError, LocalProtocolError, PolicyViolation, ToolkitError
+from npr.dp.clipping import NORM_MARGIN, ClippedGradient, check_losses, split_like
+from security.dp.accountant import RATE_ONE, MechanismEvent, merged
+from security.dp.planner import Engine
+
+TOLERANCE: Final = 1e-4
+"""Largest relative error of a norm, and of the sum of two gradients, against autograd."""
+
+
+class ClippedSum(Protocol):
+    """Accumulates sum_n min(1, C/|g_n|) g_n over micro-batches into one flat vector."""
+
+    clip: float
+    parameters: list[nn.Parameter]
+    sum: Tensor
+
+    def zero(self) -> None: ...
+
+    def split(self, vector: Tensor) -> list[Tensor]: ...
+
+    def add(self, per_record_loss: Callable[[], Tensor]) -> Tensor: ...
+
+
+class OpacusGradient:
+    """The clipped sum from per-record gradients that Opacus' hooks compute."""
+
+    def __init__(self, model: nn.Module, *, clip: float) -> None:
+        self.clip = clip
+        self._model = model
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        if not self.parameters:
+            raise ConfigError("the model has no trainable parameter")
+        size = sum(parameter.numel() for parameter in self.parameters)
+        self.sum = torch.zeros(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
+
+    def zero(self) -> None:
+        self.sum.zero_()
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        return split_like(vector, self.parameters)
+
+    def add(self, per_record_loss: Callable[[], Tensor]) -> Tensor:
+        """As in `ClippedGradient`: each record is clipped by itself, and one that is not finite contributes zero."""
+        with _hooked(self._model):
+            losses = check_losses(per_record_loss())
+            if not len(losses):
+                return losses.detach()
+            torch.autograd.backward(losses.sum())
+            rows = [self._gradients(parameter, len(losses)) for parameter in self.parameters]
+        with torch.no_grad():
+            norms = torch.stack([torch.linalg.vector_norm(row, dim=1).square() for row in rows]).sum(0).sqrt()
+            weights = (self.clip / (norms * (1 + NORM_MARGIN))).clamp_max(1.0)
+            kept = norms.isfinite().nonzero().squeeze(1)
+            for part, row in zip(split_like(self.sum, self.parameters), rows, strict=True):
+                part += (weights[kept] @ row[kept]).view(part.shape)
+        return norms
+
+    def _gradients(self, parameter: nn.Parameter, records: int) -> Tensor:
+        found = getattr(parameter, "grad_sample", None)
+        if not isinstance(found, Tensor) or len(found) != records:
+            # A gradient that is missing would be released without a clip; one of several passes would miss cross terms.
+            raise LocalProtocolError("Opacus has no gradient of each record for a trainable parameter")
+        return found.flatten(1)
+
+
+@contextmanager
+def _hooked(model: nn.Module) -> Iterator[None]:
+    """Opacus' hooks on the model, in training mode, and nothing of them left behind, also after an error."""
+    # Imported here: it takes as long as torch itself, and whoever trains without it never needs it.
+    from opacus import GradSampleModule
+
+    # Opacus and functorch warn about speed; what counts here is that the result equals that of autograd.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield from _with_hooks(model, GradSampleModule)
+
+
+def _with_hooks(model: nn.Module, wrap: Callable[..., nn.Module]) -> Iterator[None]:
+    inplace = [module for module in model.modules() if getattr(module, "inplace", False) is True]
+    try:
+        hooked: Any = wrap(model, loss_reduction="sum", strict=False)
+    except NotImplementedError as error:
+        raise ConfigError(f"Opacus cannot compute gradients of each record: {error}") from error
+    for module in inplace:
+        module.inplace = False  # type: ignore[assignment]  # its hooks do not allow views that are overwritten
+    try:
+        yield
+    finally:
+        for module in inplace:
+            module.inplace = True  # type: ignore[assignment]
+        hooked.remove_hooks()
+        for module in model.modules():
+            for name in ("activations", "max_batch_len"):
+                if hasattr(module, name):
+                    delattr(module, name)
+        for parameter in model.parameters():
+            parameter.grad = None
+            for name in ("grad_sample", "_current_grad_sample", "_forward_counter"):
+                if hasattr(parameter, name):
+                    delattr(parameter, name)
+
+
+def resolved(model: nn.Module, wanted: Engine) -> Engine:
+    """`fast` or `opacus`: what `auto` means for this model."""
+    if wanted != "auto":
+        return wanted
+    try:
+        ClippedGradient(model, clip=1.0)
+    except ConfigError:
+        return "opacus"
+    return "fast"
+
+
+def clipped_sum(model: nn.Module, *, clip: float, engine: Engine) -> ClippedSum:
+    if resolved(model, engine) == "fast":
+        return ClippedGradient(model, clip=clip)
+    return OpacusGradient(model, clip=clip)
+
+
+def check_exact(model: nn.Module, wanted: Engine, *, channels: int, image_size: int) -> Engine:
+    """The engine for this model, after two records were compared with autograd. The records are public noise.
+
+    :raises PolicyViolation: if no engine can train the model with the norms of autograd.
+    """
+    tried: tuple[Engine, ...] = (wanted,)
+    if wanted == "auto":
+        tried = ("fast", "opacus") if resolved(model, "auto") == "fast" else ("opacus",)
+    problems = []
+    for engine in tried:
+        try:
+            error = largest_error(model, engine, channels=channels, image_size=image_size)
+        except (ToolkitError, RuntimeError, ValueError, NotImplementedError, AttributeError, TypeError) as problem:
+            reason = (problem.message if isinstance(problem, ToolkitError) else str(problem)).split("\n")[0]
+            problems.append(f"engine {engine} cannot train this model privately ({reason.split('. ')[0][:160]})")
+            continue
+        if error <= TOLERANCE:
+            return engine
+        problems.append(f"engine {engine} has gradient norms that differ from autograd by {error:.2g}")
+    raise PolicyViolation(
+        "; ".join(problems),
+        where="differential privacy",
+        hint="with wrong norms a patient could change the sum by more than the clip: choose another architecture "
+        "(docs/dp-models.md lists some)",
+    )
+
+
+def largest_error(model: nn.Module, engine: Engine, *, channels: int, image_size: int) -> float:
+    """Largest relative error of two records' norms and of their sum, in training mode, against autograd one by one.
+
+    On a copy in double precision: some models have gradients of which single precision, autograd's included, holds
+    three digits only, and it is the formulas that are tested here.
+    """
+    model = copy.deepcopy(model).double().train()
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(2, channels, image_size, image_size, generator=generator).double()
+    # Two brightnesses, so that a norm that is taken over the whole batch is not right by chance.
+    images = (images * torch.tensor([0.5, 2.0]).view(2, 1, 1, 1)).contiguous(memory_format=torch.channels_last)
+    labels = torch.tensor([0, 1])
+
+    def losses(of: slice) -> Tensor:
+        return functional.cross_entropy(model(images[of]), labels[of], reduction="none")
+
+    _without_dropout(model)
+    clipped = clipped_sum(model, clip=1e30, engine=engine)
+    norms = clipped.add(lambda: losses(slice(0, 2)))
+    rows = [_autograd(losses(slice(n, n + 1)).sum(), clipped.parameters) for n in range(2)]
+    truth = torch.stack([row.norm() for row in rows])
+    total = torch.stack(rows).sum(0)
+    of_norms = float(((norms - truth).abs() / truth).max())
+    of_sum = float((clipped.sum - total).norm() / total.norm())
+    return max(of_norms, of_sum)
+
+
+def _autograd(loss: Tensor, parameters: list[nn.Parameter]) -> Tensor:
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pairs = zip(gradients, parameters, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).flatten() for g, p in pairs])
+
+
+def _without_dropout(model: nn.Module) -> None:
+    """Dropout and stochastic depth would draw other masks in each pass; they keep their rate in one of three places."""
+    for module in model.modules():
+        for name in ("p", "drop_prob", "drop_rate"):
+            if isinstance(getattr(module, name, None), float) and (
+                name != "p" or "drop" in type(module).__name__.lower()
+            ):
+                setattr(module, name, 0.0)
+
+
+def opacus_epsilons(history: Sequence[MechanismEvent], delta: float) -> dict[str, float]:
+    """A second opinion on a ledger by code that shares nothing with dp-accounting: Opacus' RDP and PRV accountants."""
+    from opacus.accountants import PRVAccountant, RDPAccountant
+
+    parts = [(multiplier, rate / RATE_ONE, steps) for multiplier, rate, steps in merged(history)]
+    found = {}
+    for name, accountant in (("opacus_rdp", RDPAccountant()), ("opacus_prv", PRVAccountant())):
+        accountant.history = parts
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = float(accountant.get_epsilon(delta)) if parts else 0.0
+    return found
