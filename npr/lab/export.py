@@ -76,15 +76,18 @@ def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
 
 
 def _config(method: str, texts: tuple[str, ...]) -> Any:
-    from npr.lab.request import SETTINGS, require_known
+    from npr.lab import request
+    from npr.lab.request import require_known
     from npr.methods import registry
 
+    # The laboratory judges every method by the same predictors; a federation's sites predict with the one set here.
+    known = {*request.SETTINGS, "predict", "predict_mix"}
     values = parse_assignments(texts, where="--set")
     own = registry.get(method).method.Options.model_fields
     for key in values:
-        require_known("setting", key, {*SETTINGS, *own}, where="--set")
-    fields = {key: value for key, value in values.items() if key in SETTINGS}
-    options = {key: value for key, value in values.items() if key not in SETTINGS}
+        require_known("setting", key, {*known, *own}, where="--set")
+    fields = {key: value for key, value in values.items() if key in known}
+    options = {key: value for key, value in values.items() if key not in known}
     from npr.config import TrainConfig
 
     return TrainConfig.parse({**fields, "method": method, "method_options": options}, where="--set")

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cli import cli
-from security.consortium.plan import FederationPlan, warnings
+from security.consortium.plan import FederationPlan, _check_private, warnings
 from security.dp.filter import planned_epsilon
 from security.dp.planner import PrivateSettings
 from security.identity.initial_model import InitialModel
@@ -92,12 +92,23 @@ def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Pat
     world.write_plan(start + promise)
     manifest = world.publish()
     settings = PrivateSettings.of(manifest.training.settings)
-    assert settings == PrivateSettings(rate=0.25, steps=9, norm="group")
+    assert settings == PrivateSettings(rate=0.25, steps=9, norm="group", engine="fast"), "auto has become what it means"
     (note,) = [note for note in warnings(manifest) if "noise_floor" in note]
     wanted = re.search(r"noise_floor = ([0-9.]+) all rounds fit", note)
     assert wanted is not None
     schedule = settings.schedule(rounds=4, multiplier=float(wanted[1]), clip=1.0)
     assert planned_epsilon(schedule.events(), 1e-5) <= 8
+
+
+def test_a_model_that_cannot_be_clipped_exactly_is_not_exported_and_not_published(tmp_path: Path) -> None:
+    words = ["model", "--architecture", "test_convnext", "--classes", "3", "--image-size", "32", "--method", "fedavg"]
+    path = tmp_path / "a.safetensors"
+    result = CliRunner().invoke(cli, [*words, "--set", "assign=nearest", "--dp", "rate=0.25", "-o", str(path)])
+    assert isinstance(result.exception, PolicyViolation) and "cannot train" in result.exception.message
+    assert not path.exists()
+    plan = FederationPlan.model_validate({"run": "r", "model": {"initial": "x"}, "training": {"rounds": 1, "steps": 1}})
+    with pytest.raises(ConfigError, match="which engine"):
+        _check_private(plan.model_copy(update={"privacy": object()}), {"dp.steps": 1, "dp.engine": "auto"})
 
 
 def test_what_would_void_epsilon_is_not_exported(tmp_path: Path) -> None:
