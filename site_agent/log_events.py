@@ -13,6 +13,8 @@ from security.secagg.effects import Log
 from security.secagg.relay import SignedHead
 from site_agent.config import DataTable
 from site_agent.contribution import LocalResult
+from site_agent.trainer.channel import IsolationReport
+from site_agent.trainer.isolation import IsolationMode
 
 
 def receipt(message: relay.Receipt, head: SignedHead | None, site: str, connection: int) -> Log:
@@ -45,6 +47,18 @@ def train_done(manifest: Manifest, number: int, result: LocalResult) -> Log:
         method=manifest.training.method, steps=result.steps, wall_ms=result.wall_ms, artefacts=artefacts
     )
     return Log(event, number)
+
+
+def trainer_isolated(asked: IsolationMode, report: IsolationReport) -> ev.TrainerIsolated:
+    return ev.TrainerIsolated(
+        asked=asked,
+        network_namespace=report.network_namespace,
+        seccomp=report.seccomp,
+        landlock=report.landlock,
+        connection=report.connection_possible,
+        keys=report.keys_readable,
+        ranks=bool(report.exception),
+    )
 
 
 def data_opened(table: DataTable, fingerprint: str) -> ev.DataOpened:

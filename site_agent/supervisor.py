@@ -28,7 +28,7 @@ from queue import Empty, SimpleQueue
 from threading import Condition, Event, Thread
 from typing import Any, Final, Protocol, TypeVar
 
-from lazaret.errors import CodecError, ToolkitError, WorkerLost
+from lazaret.errors import CodecError, ConfigError, ToolkitError, WorkerLost
 from security.dp.ledger import Reservation
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel
@@ -62,6 +62,7 @@ from site_agent.trainer.channel import (
     refused,
     shared_vector,
 )
+from site_agent.trainer.isolation import HINT, WHERE, IsolationMode
 
 log = logging.getLogger("site-agent")
 SILENCE_SECONDS: Final = 60.0
@@ -448,6 +449,17 @@ def start_trainer(
         key = identity.data_key().hex()
         return TrainerSetup(site=site, data_key=key, best=vault.best_score, terms=terms), manifest.to_bytes()
 
+    asked: IsolationMode = (
+        "required" if "required" in (config.site.isolation, manifest.training.isolation) else "best"
+    )
+
+    def isolated(report: IsolationReport) -> None:
+        """Into the log first, then judged: a start that is refused is known too."""
+        privacy_log.append(log_events.trainer_isolated(asked, report), run=manifest.run)
+        log.info("%s", report.sentence)
+        if asked == "required" and (report.keys_readable or (report.connection_possible and not report.exception)):
+            raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
+
     def opened(ready: DataReady) -> None:
         vault.note_data({"names": list(ready.class_names), **{side: list(row) for side, row in ready.counts.items()}})
         if budget is not None:
@@ -462,6 +474,7 @@ def start_trainer(
         words=manifest.aggregation.layout.state_words,
         seconds=float(manifest.timing.train),
         budget=budget,
+        isolated=isolated,
         opened=opened,
     )
     supervisor.start()

@@ -29,6 +29,7 @@ TYPES: Final = frozenset(
         "round.declined",
         "round.invited",
         "secagg.survivors",
+        "trainer.isolated",
         "secagg.unmasked",
         "train.done",
     }

@@ -83,6 +83,20 @@ CODES: Final[dict[str, Code]] = {
     "SettingsChanged": _note("configuration or policy was changed between starts", "ask who approved the change"),
     "SettingsUnannounced": _fail("configuration or policy changed and no entry says so", "ask for both versions"),
     "InsecureOption": _note("an agent ran with an option that weakens it", "ask who approved the option"),
+    "IsolationMissing": _fail(
+        "a site trained, and no entry says how the process that saw images was isolated", "ask what ran there, and how"
+    ),
+    "IsolationWeak": _fail(
+        "the process that saw images could open a connection or read keys, which manifest or site forbid",
+        "ask the site for its unit or container, and for `site-agent check`",
+    ),
+    "NotIsolated": _note(
+        "the process that saw images could open a connection or read keys, and the log says so", "ask what prevents it"
+    ),
+    "RanksConnected": _note(
+        "processes that trained together had a network among themselves, and the log says so",
+        "ask which machines it joins",
+    ),
     "AnnexMismatch": _fail("an annex is not what its entry commits to", "ask the site for the annex that opens it"),
     "AnnexUnavailable": _note(
         "annexes are not in this copy (opened: no longer available)", "ask the site's own auditor"

@@ -108,7 +108,7 @@ def digest(value: str, length: int | None = None) -> Span:
     return Span(shown, "code", title=value if shown != value else None)
 
 
-# The six conditions for "prototypes never left", each with what these logs show for it.
+# The seven conditions for "prototypes never left", each with what these logs show for it.
 
 HOLDS, BROKEN, OPEN = "pass", "fault", "unsure"
 WORDS: Final = {HOLDS: "holds", BROKEN: "VIOLATED", OPEN: "not shown"}
@@ -123,7 +123,7 @@ def state_of(findings: Iterable[Finding], codes: frozenset[str]) -> str:
 
 
 def _evidence(result: Crossed) -> list[Row]:
-    """For each of the six: what it says, what is in the logs for it, and whether it holds."""
+    """For each of them: what it says, what is in the logs for it, and whether it holds."""
     rows: list[Row] = []
     for name, words, show in EVIDENCE:
         state, shown = show(result)
@@ -183,6 +183,21 @@ def _matching(result: Crossed) -> tuple[str, Piece]:
     return (state_of(result.findings, text.MATCHING) if result.matched else OPEN), shown
 
 
+def _isolation(result: Crossed) -> tuple[str, Piece]:
+    """Of every process that saw images; one with a way out does not show it, and a rule that was broken denies it."""
+    started = [record.body for history in result.histories for record in history.of("trainer.isolated")]
+    state = state_of(result.findings, frozenset({"IsolationMissing", "IsolationWeak"}))
+    if not started:
+        return (BROKEN if state == BROKEN else OPEN), "no trainer.isolated here"
+    walls = {"network_namespace": "network namespace", "seccomp": "seccomp", "landlock": "Landlock"}
+    common = [words for wall, words in walls.items() if all(body[wall] for body in started)]
+    connected = sum(body["connection"] for body in started)
+    if connected:
+        return (state if state == BROKEN else OPEN), f"{connected} of {len(started)} processes could open a connection"
+    shown = f"{len(started)} processes that saw images could not open a connection: enforced by {', '.join(common)}"
+    return state, shown
+
+
 EVIDENCE: Final = (
     ("Schema", "no message has a field that could carry them; the schema's digest is in every agent.start", _schema),
     ("Egress filter", "one module holds the network channel, and it logs a message before it sends it", _filter),
@@ -193,6 +208,7 @@ EVIDENCE: Final = (
         "the kernel counted no more bytes, over all connections, than the log and TLS explain",
         _network_counters,
     ),
+    ("Isolation", "the process that saw images had no network, as it tried from inside before it began", _isolation),
     ("Matching", "each message that left is the one that arrived, and no other message arrived", _matching),
 )
 

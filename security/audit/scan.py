@@ -76,6 +76,8 @@ class Scan:
         self._boots: set[str] = set()
         self._running = False
         self._config = self._policy = ""
+        self._isolation_known = False
+        self.open_trainers: list[int] = []  # under the manifest in force: entries of processes with a way out
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
         self._names = names
         self._due: dict[tuple[str, str], str] = {}
@@ -90,6 +92,8 @@ class Scan:
             "policy.changed": self._policy_changed,
             "clock.adjusted": self._adjusted,
             "cosigned": self._cosigned,
+            "trainer.isolated": self._isolated,
+            "train.done": self._trained,
             "egress": self._egress,
             "heartbeat": self._heartbeat,
             "key.rotated": self._rotated,
@@ -209,10 +213,11 @@ class Scan:
             self.findings.add("ManifestMismatch", f"entry {seq} replaces another manifest than the one in force", seq)
         self.manifest = match["body_new"][1:-1]
         self.vector_sizes.clear()
+        self.open_trainers.clear()
         self._due.clear()
 
     def _start(self, match: Match, seq: int) -> None:
-        self._running = True
+        self._running, self._isolation_known = True, False
         if self._config not in ("", match["body_config"]):
             self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
         self._config = match["body_config"]
@@ -221,6 +226,21 @@ class Scan:
 
     def _stop_said(self, _match: Match, _seq: int) -> None:
         self._running = False
+
+    def _isolated(self, match: Match, seq: int) -> None:
+        """The site's own rule is judged here, the manifest's by `verify`."""
+        self._isolation_known = True
+        if match["body_keys"] == "true" or (match["body_connection"] == "true" and match["body_ranks"] != "true"):
+            self.open_trainers.append(seq)
+            code = "IsolationWeak" if match["body_asked"] == '"required"' else "NotIsolated"
+            open_to = f"connection {match['body_connection']}, keys {match['body_keys']}"
+            self.findings.add(code, f"entry {seq}: {open_to}", seq)
+        elif match["body_ranks"] == "true":
+            self.findings.add("RanksConnected", f"entry {seq}", seq)
+
+    def _trained(self, _match: Match, seq: int) -> None:
+        if not self._isolation_known:
+            self.findings.add("IsolationMissing", f"entry {seq}: no trainer.isolated since the start", seq)
 
     def _config_changed(self, match: Match, seq: int) -> None:
         self._changed("configuration", self._config or match["body_old"], match, seq)

@@ -89,6 +89,7 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
     _check_genesis(genesis, roster, chain, findings)
     _check_manifest(folder, scan, findings)
     _check_layout(roster, scan, findings)
+    _check_isolation(roster, scan, findings)
     _check_counted(genesis, scan, findings)
     check_epochs(checkpoints, scan.rotations, findings)
     _check_chain_length(chain, scan, findings)
@@ -201,6 +202,13 @@ def _check_layout(roster: Roster | None, scan: Scan, findings: Findings) -> None
     for size, seq in scan.vector_sizes.items():
         if due is not None and size != due:
             findings.add("LayoutMismatch", f"entry {seq} counts on a vector of {size} bytes, {due} are due", seq)
+
+
+def _check_isolation(roster: Roster | None, scan: Scan, findings: Findings) -> None:
+    """What the manifest asks for, of the entries under it; what a site asks of itself is judged in the pass."""
+    if roster is not None and roster.isolation == "required":
+        for seq in scan.open_trainers:
+            findings.add("IsolationWeak", f"entry {seq}: the manifest requires isolation", seq)
 
 
 def _check_counted(genesis: Mapping[str, Any] | None, scan: Scan, findings: Findings) -> None:

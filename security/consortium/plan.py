@@ -65,6 +65,7 @@ class TrainingPlan(Document):
     config_hashes: tuple[Hash, ...] = ()
     weights: Literal["samples", "bucketed", "uniform"] = "samples"
     local_statistics: bool = False
+    isolation: Literal["required", "best"] = "best"
     settings: dict[Word, bool | int | float | str] = Field(default_factory=dict)
 
 
@@ -285,6 +286,7 @@ def _training(plan: FederationPlan, model: InitialModel) -> Training:
         rounds=asked.rounds,
         weights=asked.weights,
         local_statistics=asked.local_statistics,
+        isolation=asked.isolation,
     )
 
 
@@ -402,6 +404,7 @@ steps = 50                            # (required) optimiser steps of a site in 
 # config_hashes = []                  # training configurations that sites may be asked to run; metadata may hold them
 # weights = "samples"                 # or "bucketed", "uniform": how much the sum reveals of a site's size
 # local_statistics = false            # true keeps batch-normalisation statistics at the sites
+# isolation = "best"                  # "required": a site trains only where what sees images has no network
 
 [training.settings]
 learning_rate = 0.001                 # (required)

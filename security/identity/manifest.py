@@ -121,6 +121,7 @@ class Training(Document):
     rounds: Positive
     weights: Literal["samples", "bucketed", "uniform"]
     local_statistics: bool
+    isolation: Literal["required", "best"]
 
 
 class Aggregation(Document):

@@ -255,7 +255,12 @@ def audit_roster(manifest: Manifest) -> Roster:
     """The parties and the keys that speak for their privacy logs. A log's origin is the name of its root key."""
     parties = [_party(manifest.coordinator, COORDINATOR), *(_party(member, SITE) for member in manifest.roster)]
     vector = manifest.aggregation.layout.byte_length
-    return Roster(parties=tuple(parties), digest=manifest.digest.hex(), vector_bytes=vector)
+    return Roster(
+        parties=tuple(parties),
+        digest=manifest.digest.hex(),
+        vector_bytes=vector,
+        isolation=manifest.training.isolation,
+    )
 
 
 def _party(member: Member, role: str) -> Party:

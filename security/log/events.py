@@ -159,6 +159,23 @@ class DataOpened(Event):
     legal_basis: Text
 
 
+@event_type("trainer.isolated")
+class TrainerIsolated(Event):
+    """A process that is to see images has started: what the site asks for, and what holds, as tried from inside.
+
+    `connection`: it could open one. `keys`: it could read a private key. `ranks`: it was given a network on purpose, to
+    train together with other processes of its hospital.
+    """
+
+    asked: Annotated[str, choice("required", "best")]
+    network_namespace: Flag
+    seccomp: Flag
+    landlock: Flag
+    connection: Flag
+    keys: Flag
+    ranks: Flag
+
+
 @event_type("round.invited")
 class RoundInvited(Event):
     """The site agreed to one attempt of a round, under the context that its masks are bound to."""

@@ -42,6 +42,7 @@ class Roster:
     parties: tuple[Party, ...]
     digest: str = field(default="")  # SHA-256 of the manifest, in hexadecimal; empty where there was none
     vector_bytes: int | None = None  # what a whole masked vector of the manifest's layout has
+    isolation: str = "best"  # what the manifest asks of a process that sees images
 
     def __post_init__(self) -> None:
         for what in ("name", "origin"):

@@ -22,6 +22,7 @@ from site_agent.run import Agent
 from tests.integration.test_federation_tls import federation
 from tests.support.consortium_world import World
 from tests.support.site_world import Counting, write_config
+from tests.support.stand_in import standing_in
 
 import grpc  # isort: skip
 
@@ -43,7 +44,7 @@ def agent(world: World, tmp_path: Path) -> Agent:
     path = write_config(tmp_path / "agent", world.identity(SITE).folder, model)
     config = SiteConfig.read(path)
     learner = Counting(1)
-    return assemble(config, clock=SystemClock(), rng=SystemRandomness(), make_learner=lambda *_: (learner, None))
+    return assemble(config, clock=SystemClock(), rng=SystemRandomness(), make_learner=standing_in(learner, None))
 
 
 async def greet(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from scripts.local_federation.known_updates import sees_no_image
 from security.audit.verify import Keys
 from security.clock import ManualClock
 from security.crypto.ring import FRAME_BYTES
@@ -180,6 +181,8 @@ class Federation:
                 insecure=(),
             )
         )
+        if member.party.role == SITE:
+            sees_no_image(member.log)
         member.log.checkpoint()
 
     def restart(self, name: str, *, stop: bool = True) -> None:

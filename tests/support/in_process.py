@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from scripts.local_federation.known_updates import sees_no_image
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
+from security.log.writer import AuditLog
 from security.secagg.effects import Vector
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
@@ -40,9 +42,10 @@ def in_process(
     identity: Identity,
     site: str,
     budget: Budget | None,
-    log: object = None,
+    log: AuditLog | None = None,
 ) -> tuple[InProcess, str]:
     """In the place of `site_agent.supervisor.start_trainer`."""
+    sees_no_image(log)
     trainer, ready = make_trainer(
         config,
         manifest,

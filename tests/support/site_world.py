@@ -38,6 +38,7 @@ from site_agent.contribution import LocalResult
 from site_agent.run import Agent, Job, Left
 from site_agent.setup_commands import site_toml
 from tests.support.consortium_world import PLAN, SITES, World
+from tests.support.stand_in import standing_in
 
 HUB = "hub"
 SLOT_SECONDS = 5
@@ -130,7 +131,7 @@ class SiteWorld:
         write_wide_model(self.model_path)
 
     def make_learner(self, site: str) -> LearnerFactory:
-        return lambda *_: (self.learners[site], "ab" * 32)
+        return standing_in(self.learners[site], "ab" * 32)
 
     def start(self, site: str, agent_type: type[Agent] = Agent) -> Agent:
         config = SiteConfig.read(self.configs[site])

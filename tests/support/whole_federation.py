@@ -31,6 +31,7 @@ from site_agent.config import SiteConfig
 from site_agent.run import Agent, Job, Left
 from tests.support.consortium_world import PLAN, World
 from tests.support.site_world import Counting, write_config, write_wide_model
+from tests.support.stand_in import standing_in
 
 SITES = ("graz", "linz", "vienna", "wels")
 STEP_MS = 250
@@ -95,7 +96,7 @@ class WholeFederation:
         learner = Counting(self.manifest.aggregation.layout.state_words)
         config = SiteConfig.read(self.configs[site])
         self.agents[site] = assemble_site(
-            config, clock=self.clock, rng=self.rng, make_learner=lambda *_: (learner, "ab" * 32)
+            config, clock=self.clock, rng=self.rng, make_learner=standing_in(learner, "ab" * 32)
         )
         self.jobs[site] = deque()
         self.agents[site].submit = self.jobs[site].append

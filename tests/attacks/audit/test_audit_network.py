@@ -26,6 +26,7 @@ from tests.integration.test_site_client import Coordinator, greet, table
 from tests.support.audit_attacks import Lonely, without
 from tests.support.consortium_world import World
 from tests.support.site_world import Counting, write_config
+from tests.support.stand_in import standing_in
 
 PROTOTYPES = 8 * 1280 * 4  # eight classes' prototypes of a small network, as floats
 VECTOR = 16_000_000
@@ -247,7 +248,7 @@ def _agent(world: World, folder: Path) -> Agent:
         SiteConfig.read(path),
         clock=SystemClock(),
         rng=SystemRandomness(),
-        make_learner=lambda *_: (learner, None),
+        make_learner=standing_in(learner, None),
     )
 
 

@@ -1,0 +1,55 @@
+"""The leg of an audit about isolation: a log that is silent, and one that admits a way out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from security.audit.verify import Keys, verify
+from security.log import events as ev
+from tests.support.audit_attacks import Lonely
+
+TRAINED = ev.TrainDone(method="fednpr-per", steps=1, wall_ms=1, artefacts=())
+
+
+def isolated(asked: str = "best", *, connection: bool = False, keys: bool = False, ranks: bool = False) -> ev.Event:
+    return ev.TrainerIsolated(
+        asked=asked,
+        network_namespace=not connection,
+        seccomp=not connection,
+        landlock=not keys,
+        connection=connection,
+        keys=keys,
+        ranks=ranks,
+    )
+
+
+CASES = {
+    "isolated": ([isolated("required"), TRAINED], "best", set()),
+    "silent": ([TRAINED], "best", {"IsolationMissing"}),
+    "too late": ([TRAINED, isolated()], "best", {"IsolationMissing"}),
+    "admitted": ([isolated(connection=True), TRAINED], "best", {"NotIsolated"}),
+    "against its own rule": ([isolated("required", connection=True), TRAINED], "best", {"IsolationWeak"}),
+    "keys, against its own rule": ([isolated("required", keys=True), TRAINED], "best", {"IsolationWeak"}),
+    "against the manifest": ([isolated(connection=True), TRAINED], "required", {"IsolationWeak", "NotIsolated"}),
+    "several processes": ([isolated("required", connection=True, ranks=True), TRAINED], "required", {"RanksConnected"}),
+    "several processes that read keys": (
+        [isolated("required", connection=True, keys=True, ranks=True), TRAINED],
+        "best",
+        {"IsolationWeak"},
+    ),
+}
+OURS = {"IsolationMissing", "IsolationWeak", "NotIsolated", "RanksConnected"}
+
+
+@pytest.mark.parametrize("case", [*CASES])
+def test_what_a_log_says_of_the_process_that_saw_images(case: str, lonely: Lonely) -> None:
+    events, manifest, expected = CASES[case]
+    for event in events:
+        lonely.log.append(event, run="run-1", round=1)
+    lonely.log.checkpoint()
+    roster = replace(lonely.roster, isolation=manifest)
+    found = verify(lonely.folder, Keys(roster=roster, pinned=True))
+    assert {finding.code for finding in found.findings} & OURS == expected
+    assert (found.exit_code == 1) is bool(expected & {"IsolationMissing", "IsolationWeak"})
