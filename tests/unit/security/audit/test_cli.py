@@ -167,7 +167,7 @@ def test_report(signed: Federation, tmp_path: Path, root_pem: Path) -> None:
     ):
         assert heading in text
     assert "<svg" in text
-    assert text.count(">holds</span>") == 6, "the conditions for `prototypes never left`"
+    assert text.count(">holds</span>") == 7, "the conditions for `prototypes never left`"
     assert "<script" not in text
     assert "src=" not in text
     assert _run("report", *signed.folders, "-o", data).exit_code == 0
@@ -198,7 +198,7 @@ def test_usage_errors(tmp_path: Path, signed: Federation) -> None:
 
 def test_unreadable_part_is_no_pass(signed: Federation, tmp_path: Path) -> None:
     path = copied(signed.members["linz"].folder, tmp_path / "linz")
-    (path / "checkpoints" / "3.note").mkdir()
+    (path / "checkpoints" / "4.note").mkdir()
     assert _run("verify", path).exit_code == 3
 
 

@@ -1,0 +1,100 @@
+"""Signals at random moments of a round, to agents, trainers and the coordinator: exit 0, nothing lost, sums exact.
+
+`LAZARET_LONG=1` sends fifty SIGTERMs and twenty SIGKILLs; else a few of each.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from scripts.local_federation import demo_report
+from scripts.local_federation.processes import wait_until
+from scripts.local_federation.sums import manifest_at
+from security.audit.compare import cross
+from security.audit.findings import Severity
+from security.audit.verify import Keys
+from security.identity.membership import audit_roster
+from tests.support.learning_federation import LearningFederation, end
+
+LONG = os.environ.get("LAZARET_LONG") == "1"
+TERMS, KILLS = (50, 20) if LONG else (3, 1)
+SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+pytestmark = pytest.mark.timeout(3600 if LONG else 400)
+
+
+def check_everything(federation: LearningFederation) -> None:
+    """Every sum is that of the updates put aside, and no log has a fault."""
+    exact, _ = demo_report.check_sums(federation.grounds)
+    assert exact
+    manifest = manifest_at(federation.grounds.coordinator / "identity")
+    logs = federation.grounds.logs
+    found = cross(logs, dict.fromkeys(logs, Keys(roster=audit_roster(manifest), pinned=True)))
+    assert [finding for finding in found.findings if finding.severity is Severity.FAIL] == []
+
+
+def kill_trainers(federation: LearningFederation) -> None:
+    chance, begun = random.Random(16), len(federation.outcomes())
+    for _ in range(KILLS):
+        site = federation.sites[chance.choice(sorted(federation.sites))]
+        trainings = site.text().count(": training")
+        wait_until(lambda site=site, n=trainings: site.text().count(": training") > n, "training", seconds=120)
+        time.sleep(chance.uniform(0.0, 0.4))
+        before, lost = federation.published, site.text().count("it was killed by SIGKILL")
+        os.kill(federation.trainer_of(site), signal.SIGKILL)
+        wait_until(
+            lambda site=site, lost=lost: site.text().count("it was killed by SIGKILL") > lost,
+            "the agent noticing", seconds=30, output=site.output,
+        )  # fmt: skip
+        assert site.code is None, "the agent stays"
+        federation.wait_published(before + 1)
+    outcomes = [outcome for outcome in federation.outcomes()[begun:] if outcome is not None]
+    print(f"{KILLS} trainers killed, {len(outcomes)} rounds, {outcomes.count('published')} published")
+    assert set(outcomes) == {"published"}
+
+
+def send_signals(federation: LearningFederation) -> None:
+    chance = random.Random(15)
+    slowest = 0.0
+    for number in range(TERMS):
+        time.sleep(chance.uniform(0.0, 3.0))
+        which = ("agent", "trainer", "coordinator")[number % 3]
+        site = federation.sites[chance.choice(sorted(federation.sites))]
+        told = chance.choice(SIGNALS)
+        if which == "trainer":
+            ended, trainer = site.text().count("it ended with code"), federation.trainer_of(site)
+            started = time.monotonic()
+            os.kill(trainer, told)
+            wait_until(
+                lambda site=site, ended=ended: site.text().count("it ended with code") > ended,
+                "the end of a trainer", seconds=15, output=site.output,
+            )  # fmt: skip
+            taken = time.monotonic() - started
+        else:
+            party = site if which == "agent" else federation.coordinator
+            code, taken = end(party, told)
+            assert code == 0, (which, told, party.text()[-2000:])
+            party.start()
+        slowest = max(slowest, taken)
+    print(f"{TERMS} signals, the slowest end took {slowest:.1f} s")
+    assert all("it ended with code 0" in line for site in federation.sites.values() for line in site.text().splitlines()
+               if "it ended with code" in line)  # fmt: skip
+    federation.wait_published(federation.published + 1)
+
+
+def test_signals_and_kills_lose_nothing(tmp_path: Path) -> None:
+    federation = LearningFederation(tmp_path / "federation", rounds=900)
+    federation.start()
+    try:
+        federation.wait_published(1)
+        kill_trainers(federation)
+        send_signals(federation)
+    finally:
+        codes = federation.stop()
+    assert set(codes) == {0}
+    check_everything(federation)
