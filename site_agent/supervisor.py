@@ -49,6 +49,7 @@ from site_agent.trainer.channel import (
     IsolationReport,
     Message,
     OrderFailed,
+    OutwardAttempt,
     Received,
     ReserveRound,
     RoundReserved,
@@ -93,15 +94,18 @@ class ChildTrainer:
     """A trainer that this process starts.
 
     :param log_format: what `--log-format` says.
+    :param module: the program; another one in attacks only.
     """
 
-    def __init__(self, config: SiteConfig, log_format: str | None = None) -> None:
+    def __init__(
+        self, config: SiteConfig, log_format: str | None = None, *, module: str = "site_agent.trainer"
+    ) -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         scratch = config.state / "scratch"
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir(mode=0o700)
         options = ["--log-format", log_format] if log_format else []
-        command = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), *options]
+        command = [sys.executable, "-m", module, "--config", str(config.path), *options]
         # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
         try:
@@ -280,7 +284,7 @@ class Supervisor:
             message: Message = received[0]
             if isinstance(message, OrderFailed):
                 raise error_of(message)
-            if not isinstance(message, TrainerAlive):
+            if not isinstance(message, TrainerAlive | OutwardAttempt):
                 return message
 
     def _listen(self, life: Life) -> None:
@@ -292,8 +296,13 @@ class Supervisor:
             counted += 1
             if counted > MOST_MESSAGES:
                 raise CodecError("the trainer sends too many messages", where="trainer")
-            if not isinstance(received[0], TrainerAlive):
-                life.answers.put(received)
+            match received[0]:
+                case TrainerAlive():
+                    continue
+                case OutwardAttempt(what=what):
+                    log.error("the trainer tried to reach a network (%s): do not trust the code it runs", what)
+                case _:
+                    life.answers.put(received)
 
     # Orders.
 
@@ -439,6 +448,7 @@ def start_trainer(
     privacy_log: AuditLog,
     *,
     log_format: str | None = None,
+    module: str = "site_agent.trainer",
 ) -> tuple[Supervisor, str | None]:
     """A trainer of this site in a process of its own, with its data open; and the fingerprint of the data."""
     del initial  # the trainer reads it itself
@@ -469,7 +479,7 @@ def start_trainer(
         found.append(ready.fingerprint)
 
     supervisor = Supervisor(
-        lambda: ChildTrainer(config, log_format),
+        lambda: ChildTrainer(config, log_format, module=module),
         setup,
         words=manifest.aggregation.layout.state_words,
         seconds=float(manifest.timing.train),

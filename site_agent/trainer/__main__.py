@@ -58,7 +58,10 @@ def serve(config: SiteConfig, connection: socket.socket) -> None:
     channel.send(IsolationReport(**found.to_json()))
     from site_agent.trainer.orders import OrderLoop
 
-    OrderLoop(config, channel).run()
+    orders = OrderLoop(config, channel)
+    if not found.exception:
+        orders.report_attempts()
+    orders.run()
 
 
 @click.command()

@@ -159,6 +159,14 @@ class TrainerAlive(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OutwardAttempt(Message):
+    """Code in the trainer has asked for a socket. The walls have refused it; people should know."""
+
+    kind: Literal["attempt"] = "attempt"
+    what: Literal["socket.__new__", "socket.connect", "socket.sendto", "socket.getaddrinfo", "socket.gethostbyname"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReserveRound(Message):
     """What this round would release: asked for before data are read."""
 
@@ -227,7 +235,14 @@ class OrderFailed(Message):
 
 FromAgent = TrainerSetup | TrainRound | EvaluateRound | RoundReserved | ReserveRefused | TrainerStop
 FromTrainer = (
-    IsolationReport | DataReady | TrainerAlive | ReserveRound | TrainedRound | EvaluatedRound | OrderFailed
+    IsolationReport
+    | DataReady
+    | TrainerAlive
+    | OutwardAttempt
+    | ReserveRound
+    | TrainedRound
+    | EvaluatedRound
+    | OrderFailed
 )
 RECEIVED_BY_TRAINER: Final = TypeAdapter[Any](Annotated[FromAgent, Field(discriminator="kind")])
 RECEIVED_BY_AGENT: Final = TypeAdapter[Any](Annotated[FromTrainer, Field(discriminator="kind")])

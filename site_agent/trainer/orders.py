@@ -7,14 +7,16 @@ and on SIGTERM, SIGINT and SIGHUP: nothing on disk is ever half written, and an 
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final
+from typing import Any, Final, get_args, get_type_hints
 
 from lazaret.errors import LocalProtocolError, PolicyViolation, ToolkitError
 from security.crypto import encoding
@@ -33,6 +35,7 @@ from site_agent.trainer.channel import (
     EvaluatedRound,
     EvaluateRound,
     Message,
+    OutwardAttempt,
     Received,
     ReserveRefused,
     ReserveRound,
@@ -78,6 +81,21 @@ class OrderLoop:
                     self._obey(trainer, *order)
             except ToolkitError as error:
                 self._channel.send(failed(error))
+
+    def report_attempts(self) -> None:
+        """Tell the agent once of each way in which code here asks for a network. Native code can do so unseen: what
+        stops an attempt are the walls, this only makes it known.
+        """
+        left = set(get_args(get_type_hints(OutwardAttempt)["what"]))
+
+        def hook(event: str, arguments: tuple[object, ...]) -> None:
+            del arguments
+            if event in left:
+                left.discard(event)
+                with contextlib.suppress(ToolkitError):
+                    self._channel.send(OutwardAttempt(what=event))  # type: ignore[arg-type]
+
+        sys.addaudithook(hook)
 
     def _read(self) -> None:
         """The end of the channel is the end of the process, whatever it is doing."""
