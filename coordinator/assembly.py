@@ -223,6 +223,7 @@ def _engine(
         load_state=storage.load_state,
     )
     model = storage.load_state(chain.head.state_hash) if chain.head else initial
+    core.movements = history.result(chain.head.result_hash).movements if chain.head else b""
     engine = RoundEngine(
         core,
         book,

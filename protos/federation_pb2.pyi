@@ -507,7 +507,7 @@ class Unmask(_message.Message):
     def __init__(self, site: _Optional[str] = ..., kx: _Optional[bytes] = ..., survivors: _Optional[bytes] = ..., shares: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("context", "adverts", "deals", "uploads", "agreements", "verdict", "sum_root", "seeds", "keys", "state_hash", "signature")
+    __slots__ = ("context", "adverts", "deals", "uploads", "agreements", "verdict", "sum_root", "seeds", "keys", "state_hash", "movements", "signature")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     ADVERTS_FIELD_NUMBER: _ClassVar[int]
     DEALS_FIELD_NUMBER: _ClassVar[int]
@@ -518,6 +518,7 @@ class Result(_message.Message):
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
     STATE_HASH_FIELD_NUMBER: _ClassVar[int]
+    MOVEMENTS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     context: RoundContext
     adverts: _containers.RepeatedCompositeFieldContainer[Advert]
@@ -529,8 +530,9 @@ class Result(_message.Message):
     seeds: _containers.RepeatedScalarFieldContainer[bytes]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
     state_hash: bytes
+    movements: bytes
     signature: bytes
-    def __init__(self, context: _Optional[_Union[RoundContext, _Mapping]] = ..., adverts: _Optional[_Iterable[_Union[Advert, _Mapping]]] = ..., deals: _Optional[bytes] = ..., uploads: _Optional[_Iterable[_Union[NamedRoot, _Mapping]]] = ..., agreements: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., verdict: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., seeds: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[bytes]] = ..., state_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[RoundContext, _Mapping]] = ..., adverts: _Optional[_Iterable[_Union[Advert, _Mapping]]] = ..., deals: _Optional[bytes] = ..., uploads: _Optional[_Iterable[_Union[NamedRoot, _Mapping]]] = ..., agreements: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., verdict: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., seeds: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[bytes]] = ..., state_hash: _Optional[bytes] = ..., movements: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SumFrame(_message.Message):
     __slots__ = ("result", "index", "data")

@@ -119,6 +119,7 @@ class LoopbackFederation:
         allow_two_site: bool = False,
         config_hash: bytes = bytes(32),
         dp_active: bool = False,
+        movement: states.MovementRule = states.CEILINGS_ALONE,
         randomness: Randomness | None = None,
         clock: Clock | None = None,
         spool: Spool | None = None,
@@ -145,6 +146,7 @@ class LoopbackFederation:
             single_history=single_history,
             allow_two_site=allow_two_site,
             dp_active=dp_active,
+            movement=movement,
         )
         self.core = CoordinatorCore(
             mandate=BareMandate(self.policy, Signer(COORDINATOR, self.keys[COORDINATOR])),
@@ -274,7 +276,7 @@ class LoopbackFederation:
         if publication is None:
             raise RoundLost("there is no result")
         self.model = attempt.model
-        self.prev_result = publication.result_hash
+        self.prev_result, self.core.movements = publication.result_hash, publication.result.movements
         if audit and attempt.state is CoordinatorState.PUBLISHED:
             self._cover(attempt, publication)
         self.check = publication.certificate()

@@ -23,7 +23,7 @@ from security.identity.initial_model import blocks_of
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import HITS, LOSS, Block, Clips, Layout
-from security.secagg.state import canonical
+from security.secagg.state import CEILINGS_ALONE, MovementRule, canonical
 from security.secagg.thresholds import LEAST_SURVIVORS
 
 # Beside a model a method may send numbers up to 2^10, which the ring of 64 bits resolves to 3e-8.
@@ -43,9 +43,17 @@ class SecureAggregator:
     """Sums for one federation. A run that continues after a kill starts the protocol again from its newest model.
 
     :param layout: of a manifest, for the very numbers that a federation over the wire computes; else one is derived.
+    :param movement: of the same manifest; else a step is bounded by the layout's ceilings alone.
     """
 
-    def __init__(self, federation: Federation, *, rounds: int, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        *,
+        rounds: int,
+        layout: Layout | None = None,
+        movement: MovementRule = CEILINGS_ALONE,
+    ) -> None:
         require_enough_sites(len(federation.sites))
         self._federation = federation
         # Under DP a refusal that depends on the data would be a release of its own, so values are cut to their clips.
@@ -55,6 +63,7 @@ class SecureAggregator:
         self._wire = WireModel(self.layout, federation.model)
         self._start_canonical()
         self._scratch = copy.deepcopy(federation.model)
+        self._movement = movement
         self._protocol: LoopbackFederation | None = None
 
     def _start_canonical(self) -> None:
@@ -115,7 +124,9 @@ class SecureAggregator:
     def _machines(self, state: Vector) -> LoopbackFederation:
         if self._protocol is None or not np.array_equal(self._protocol.model, state):
             names = [site.name for site in self._federation.sites]
-            self._protocol = LoopbackFederation(self.layout, names, state, dp_active=self._private)
+            self._protocol = LoopbackFederation(
+                self.layout, names, state, dp_active=self._private, movement=self._movement
+            )
         return self._protocol
 
 

@@ -41,7 +41,7 @@ def check_sums(grounds: Grounds) -> tuple[bool, int]:
     manifest = sums.manifest_at(grounds.coordinator / "identity")
     layout = manifest.aggregation.layout
     _, state = pinned_model(grounds.initial, manifest)
-    exact, checked = True, 0
+    exact, checked, movements = True, 0, b""
     for result in sums.read_published(grounds.coordinator):
         words = {site: sums.open_kept(grounds.site(site), result.round, layout) for site in result.survivors}
         for site, vector in words.items():
@@ -50,7 +50,7 @@ def check_sums(grounds: Grounds) -> tuple[bool, int]:
             np.save(target, vector, allow_pickle=False)
         exact &= sums.is_exact(result, words, layout)
         checked += result.checked
-        state = sums.follows(result, state, layout)
+        state, movements = sums.follows(result, state, manifest, movements), result.movements
     return exact, checked
 
 

@@ -17,6 +17,7 @@ from security.clock import SystemClock
 from security.crypto import masking
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
+from security.identity.membership import movement_rule
 from security.rng import SystemRandomness
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
@@ -48,6 +49,7 @@ class Published:
     after: bytes
     good: bool
     checked: bool
+    movements: bytes
 
 
 def manifest_at(identity: Path) -> Manifest:
@@ -92,6 +94,7 @@ def _published(result: Result, total: Words | None, *, checked: bool) -> Publish
         after=result.state_hash,
         good=result.verdict == SumVerdict.GOOD,
         checked=checked,
+        movements=result.movements,
     )
 
 
@@ -116,14 +119,22 @@ def is_exact(result: Published, words: Mapping[str, Words], layout: Layout) -> b
     return result.total is not None and bool(np.array_equal(result.total, expected))
 
 
-def follows(result: Published, state: states.State, layout: Layout) -> states.State:
+def follows(result: Published, state: states.State, manifest: Manifest, movements: bytes) -> states.State:
     """The model after a result, recomputed as every site does.
 
+    :param movements: those of the result before, nothing before the first one.
     :raises ConfigError: if it is not the one that the result names.
     """
     if result.total is None or states.state_hash(state) != result.before:
         raise ConfigError(f"the sum of round {result.round} cannot be applied", where="sums")
-    outcome = states.next_state(layout, state, result.total, survivors=len(result.survivors))
-    if outcome.state_hash != result.after:
+    outcome = states.next_state(
+        manifest.aggregation.layout,
+        state,
+        result.total,
+        survivors=len(result.survivors),
+        rule=movement_rule(manifest.aggregation),
+        movements=movements,
+    )
+    if (outcome.state_hash, outcome.movements) != (result.after, result.movements):
         raise ConfigError(f"round {result.round} names another model than its sum gives", where="sums")
     return outcome.state

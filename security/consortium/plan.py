@@ -22,6 +22,7 @@ from security.dp.filter import check_delta, planned_epsilon
 from security.dp.planner import PrivateSettings, propose_multiplier
 from security.identity.initial_model import InitialModel, blocks_of, initial_state_hash
 from security.identity.manifest import (
+    MAX_WINDOW,
     Aggregation,
     Audit,
     Count,
@@ -78,6 +79,8 @@ class AggregationPlan(Document):
     weight_cap: Positive = 16_384
     report_metrics: bool = True
     clip_margin: Real = 8
+    movement_window: Annotated[int, Field(ge=0, le=MAX_WINDOW)] = 5
+    movement_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | Annotated[int, Field(ge=1)] = 2
     clip_exponents: dict[str, int] = Field(default_factory=dict)
 
 
@@ -304,6 +307,8 @@ def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregatio
         single_history=asked.single_history,
         allow_two_sites=asked.allow_two_sites,
         server_rule="mean",
+        movement_window=asked.movement_window,
+        movement_factor=decimal_text(asked.movement_factor),
         layout=layout,
     )
 
@@ -418,6 +423,8 @@ learning_rate = 0.001                 # (required)
 # weight_cap = 16384                  # the power of two above the largest site's number of samples
 # report_metrics = true               # training loss and hit counts are part of the masked sum
 # clip_margin = 8
+# movement_window = 5                 # a tensor's step is cut to movement_factor x the median of so many steps; 0: off
+# movement_factor = 2
 # clip_exponents = { "blocks.0.*" = 3 }
 
 [audit]

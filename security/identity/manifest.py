@@ -26,6 +26,7 @@ from security.secagg.layout import MAX_ROSTER, Layout
 
 FORMAT: Final = "lazaret-manifest/1"
 MAX_BYTES: Final = 4 * 1024 * 1024
+MAX_WINDOW: Final = 16
 _FETCH: Final = "it may be cut off or edited: get the manifest from the consortium again"
 _DECIMAL = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{0,17}[1-9])?")
 
@@ -132,6 +133,8 @@ class Aggregation(Document):
     single_history: bool
     allow_two_sites: bool
     server_rule: Literal["mean"]
+    movement_window: Annotated[int, Field(ge=0, le=MAX_WINDOW)]
+    movement_factor: DecimalText
     layout: LayoutField
 
 

@@ -18,17 +18,19 @@ import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from enum import StrEnum
+from fractions import Fraction
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from lazaret.errors import ConfigError, PolicyViolation
 from security.crypto.encoding import MAX_INT
 from security.crypto.signing import VerifyKey
-from security.identity.manifest import Manifest, Member
+from security.identity.manifest import Aggregation, Manifest, Member
 from security.log.note import VerifierKey
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.secagg import thresholds
 from security.secagg.layout import Layout
+from security.secagg.state import CEILINGS_ALONE, MovementRule
 from security.secagg.thresholds import Thresholds
 
 if TYPE_CHECKING:
@@ -69,6 +71,7 @@ class AggregationPolicy:
     :param dp_active: whether this site's own privacy ledger is in force; the only local field besides `revoked`.
     :param method: how the federation trains, as entries of the privacy log name it.
     :param strict: do not even train on a state whose sum has not been checked.
+    :param movement: how far a tensor may move in a round, beside its ceiling in the layout.
     :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
     """
 
@@ -93,6 +96,7 @@ class AggregationPolicy:
     strict: bool = False
     method: str = "none"
     expires_ms: int = MAX_INT
+    movement: MovementRule = CEILINGS_ALONE
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -225,7 +229,13 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         strict=audit.strict,
         method=manifest.training.method,
         expires_ms=manifest.expires_at_ms,
+        movement=movement_rule(numbers),
     )
+
+
+def movement_rule(numbers: Aggregation) -> MovementRule:
+    """The movement caps beside the ceilings of the layout."""
+    return MovementRule(numbers.movement_window, Fraction(numbers.movement_factor))
 
 
 def _certificate_dates(manifest: Manifest) -> list[int]:

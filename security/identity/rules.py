@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from fractions import Fraction
 from typing import Final
 
 from cryptography import x509
@@ -27,6 +28,7 @@ from security.identity.manifest import Manifest, Member, real, unseal
 from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
 from security.secagg import thresholds
+from security.secagg.certificates import MAX_MOVEMENTS
 
 # Order of the base point of P-256 (SEC 2, section 2.4.2).
 P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -168,6 +170,15 @@ def check_privacy(manifest: Manifest) -> None:
         check_delta(real(manifest.privacy.delta), least_patients=least, where=f"{_where(manifest)} [privacy] delta")
 
 
+def check_movement(manifest: Manifest) -> None:
+    """Caps that follow the history must let it go on: below one, every round would move less than the one before."""
+    numbers = manifest.aggregation
+    if Fraction(numbers.movement_factor) < 1:
+        raise ManifestRejected("movement_factor must be 1 or more", where=_where(manifest))
+    if len(numbers.layout.state_blocks) * numbers.movement_window * 8 > MAX_MOVEMENTS:
+        raise ManifestRejected("movement_window is too long for so many tensors", where=_where(manifest))
+
+
 def check_expiry(manifest: Manifest) -> None:
     """A manifest holds for a while, no longer than a year: a party that gets no newer one notices that something is
     withheld from it. Whether it has expired is asked when a party acts, so that old logs can still be read."""
@@ -193,6 +204,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_thresholds,
     check_audit,
     check_privacy,
+    check_movement,
     check_expiry,
     check_version_one,
     check_configs,

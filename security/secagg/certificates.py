@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 from security.crypto.ring import FRAME_BYTES
 from security.secagg.fields import (
@@ -168,6 +168,10 @@ class CheckCertificate(Wire):
 
     acks: Annotated[tuple[Ack, ...], Many(Nested(Ack), limit=1024)]
 
+
+# How far tensors moved in the newest rounds: eight bytes for each round and tensor (`state.MovementRule`).
+MAX_MOVEMENTS: Final = 256 * 1024
+Movements = Annotated[bytes, Bounded(MAX_MOVEMENTS), DataClass.AGGREGATE]
 
 SHARE_BYTES = 32
 Share = Annotated[bytes, Fixed(SHARE_BYTES)]

@@ -158,10 +158,12 @@ def result_digest(
     seeds: Sequence[bytes],
     keys: Sequence[bytes],
     state_hash: bytes,
+    movements: bytes = b"",
 ) -> bytes:
-    """R: the sum, the secrets that were opened for it, and the model that follows; links the next round to this one."""
+    """R: the sum, the secrets that were opened for it, the model that follows and how far its tensors have moved
+    lately; links the next round to this one."""
     opened = encoding.array(encoding.tlv(seed) for seed in seeds) + encoding.array(encoding.tlv(key) for key in keys)
-    return digest(labels.RESULT, kx, survivors, encoding.u64(verdict), sum_root, opened, state_hash)
+    return digest(labels.RESULT, kx, survivors, encoding.u64(verdict), sum_root, opened, state_hash, movements)
 
 
 ZERO_DIGEST = bytes(fields.DIGEST.length)

@@ -20,6 +20,7 @@ from security.secagg.certificates import (
     AbortCode,
     Advert,
     CheckCertificate,
+    Movements,
     NamedRoots,
     RepeatCertificate,
     SignedList,
@@ -313,6 +314,7 @@ class Result(Wire):
     seeds: OpenedMasks
     keys: OpenedMasks
     state_hash: Digest
+    movements: Movements
     signature: Signature
 
 

@@ -14,7 +14,7 @@ from lazaret.errors import CodecError
 from security.crypto import encoding
 from security.crypto.encoding import Reader
 from security.secagg import messages
-from security.secagg.certificates import AbortCode, Ack, Advert
+from security.secagg.certificates import AbortCode, Ack, Advert, Movements
 from security.secagg.context import RoundContext
 from security.secagg.fields import DIGEST, MAX_NAME, Bounded, Count, Digest, Many, Nested, Number, SiteId, SiteIds, Wire
 
@@ -143,6 +143,7 @@ class ResultAccepted(Wire):
     quorum: Count
     verdict: Count
     survivors: SiteIds
+    movements: Movements = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

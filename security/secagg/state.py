@@ -8,7 +8,8 @@ chooses a model (docs/spec/secure-aggregation.md, "The next model").
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
@@ -21,7 +22,7 @@ from security import labels
 from security.crypto.prg import Words
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import CHUNK_WORDS, step_size
-from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout
+from security.secagg.layout import HITS, LOSS, WEIGHT, Layout
 
 State = npt.NDArray[np.float32]
 _EXPONENT_BITS: Final = np.uint32(0x7F80_0000)
@@ -29,12 +30,18 @@ _EXPONENT_BITS: Final = np.uint32(0x7F80_0000)
 
 @dataclass(frozen=True, slots=True)
 class SumOutcome:
-    """The verdict on a sum and the state that follows: the old one if the sum is void, with the reason for the log."""
+    """The verdict on a sum and the state that follows: the old one if the sum is void, with the reason for the log.
+
+    :ivar movements: how far tensors moved in the newest rounds, this one included; see `MovementRule`.
+    :ivar capped: tensors whose step was shortened to their cap.
+    """
 
     verdict: SumVerdict
     state: State
     state_hash: bytes
     reason: str = ""
+    movements: bytes = b""
+    capped: tuple[str, ...] = ()
 
 
 def _flush(state: State) -> bool:
@@ -89,11 +96,73 @@ def unflatten(layout: Layout, state: State) -> dict[str, State]:
     return {block.name: state[place].reshape(block.shape) for block, place in layout.placed()}
 
 
-def next_state(layout: Layout, state: State, total: Words, *, survivors: int) -> SumOutcome:
-    """Judge a sum over `survivors` sites and apply it to `state`."""
+# How far a tensor may move in one round. A cap bounds the length of a step, not its direction, and whoever steers the
+# sum feeds the history that the cap is made from: docs/threat-model.md says what that leaves possible.
+
+STEP_BITS: Final = 20  # lengths are counted in units of 2^-20 of the tensor's clip
+SCALE_BITS: Final = 31  # a step is multiplied with a whole number below 2^31 and divided by 2^31
+
+
+@dataclass(frozen=True, slots=True)
+class MovementRule:
+    """The manifest's movement caps: the smaller of a tensor's ceiling and `factor` times the median length of its steps
+    in the newest `window` rounds in which it moved. Window 0: the ceilings alone.
+
+    The lengths are whole numbers that follow from published sums, so that every site has the same ones. They are a
+    table of `window` numbers for each tensor, newest first, zero where there is none yet. R covers it.
+    """
+
+    window: int = 0
+    factor: Fraction = Fraction(2)
+
+    def _table(self, layout: Layout, movements: bytes) -> npt.NDArray[np.uint64]:
+        rows = len(layout.state_blocks)
+        if not movements:
+            return np.zeros((rows, self.window), dtype=">u8")
+        if len(movements) != rows * self.window * 8:
+            raise LocalProtocolError("the table of movements is not the layout's", where="result")
+        return np.frombuffer(movements, dtype=">u8").reshape(rows, self.window).copy()
+
+    def caps(self, layout: Layout, movements: bytes) -> list[int]:
+        """The cap of each tensor for the next step."""
+        caps = []
+        for block, row in zip(layout.state_blocks, self._table(layout, movements).tolist(), strict=True):
+            seen = sorted(length for length in row if length)
+            ceiling = 1 << max(0, block.movement_exponent - block.clip_exponent + STEP_BITS)
+            # The lower of two middle ones: a median that is itself a step that was taken.
+            usual = seen[(len(seen) - 1) // 2] if seen else 0
+            caps.append(min(ceiling, max(1, math.floor(self.factor * usual))) if usual else ceiling)
+        return caps
+
+    def after(self, layout: Layout, movements: bytes, lengths: Sequence[int]) -> bytes:
+        """The table with a round more. What was cut off does not count: it would raise the next cap."""
+        table = self._table(layout, movements)
+        for row, length in zip(table, lengths, strict=True):
+            if length and self.window:
+                row[1:] = row[:-1].copy()
+                row[0] = length
+        return table.tobytes()
+
+
+CEILINGS_ALONE: Final = MovementRule()
+
+
+def next_state(
+    layout: Layout,
+    state: State,
+    total: Words,
+    *,
+    survivors: int,
+    rule: MovementRule = CEILINGS_ALONE,
+    movements: bytes = b"",
+) -> SumOutcome:
+    """Judge a sum over `survivors` sites and apply it to `state`.
+
+    :param movements: those of the result before.
+    """
     successor = Successor(layout, state, total)
     successor.extend(layout.words)
-    return successor.outcome(survivors=survivors)
+    return successor.outcome(survivors=survivors, rule=rule, movements=movements)
 
 
 class Successor:
@@ -145,16 +214,37 @@ class Successor:
             if here.start < here.stop:
                 np.maximum(self._moved[here], np.float32(0), out=self._moved[here])
 
-    def outcome(self, *, survivors: int) -> SumOutcome:
-        """Judge the sum, all of which is there now."""
+    def outcome(
+        self, *, survivors: int, rule: MovementRule = CEILINGS_ALONE, movements: bytes = b""
+    ) -> SumOutcome:
+        """Judge the sum, all of which is there now, and shorten the steps that are longer than their caps."""
         if self._done < self._layout.state_words:
             raise LocalProtocolError("the sum is not all there")
-        reason = judge(self._layout, self._signed, survivors=survivors)
-        if not reason and not self._finite:
-            reason = "the next model would not be finite"
+        layout = self._layout
+        reason = judge(layout, self._signed, survivors=survivors)
         if reason:
-            return SumOutcome(SumVerdict.VOID, self._state, state_hash(self._state), reason)
-        return SumOutcome(SumVerdict.GOOD, self._moved, self._digest.digest())
+            return SumOutcome(SumVerdict.VOID, self._state, state_hash(self._state), reason, movements)
+        steps = step_lengths(layout, self._signed)
+        caps = rule.caps(layout, movements)
+        measured = zip(layout.state_blocks, steps, caps, strict=True)
+        capped = tuple(block.name for block, step, cap in measured if step > cap)
+        if capped:
+            self._shorten(steps, caps)
+        if not self._finite:
+            reason = "the next model would not be finite"
+            return SumOutcome(SumVerdict.VOID, self._state, state_hash(self._state), reason, movements)
+        after = rule.after(layout, movements, [min(step, cap) for step, cap in zip(steps, caps, strict=True)])
+        return SumOutcome(SumVerdict.GOOD, self._moved, self._digest.digest(), "", after, capped)
+
+    def _shorten(self, steps: Sequence[int], caps: Sequence[int]) -> None:
+        """Make the model once more, from a sum in which long steps are shortened. The published sum stays as it is."""
+        signed = self._signed.copy()
+        for (_, place), step, cap in zip(self._layout.placed(), steps, caps, strict=True):
+            if step > cap:
+                signed[place] = shortened(signed[place], cap, step)
+        self._signed, self._done, self._finite = signed, 0, True
+        self._digest = hashlib.sha256(labels.STATE)
+        self.extend(self._layout.words)
 
 
 def _add_step(state: State, signed: Words, step: npt.NDArray[np.float64], value: npt.NDArray[np.float64]) -> None:
@@ -196,22 +286,33 @@ def judge(layout: Layout, signed: Words, *, survivors: int) -> str:
         return "the loss sum is out of range"
     if layout.has(HITS) and not 0 <= int(signed[layout.slot(HITS)][0]) <= survivors * layout.block(HITS).maximum:
         return "the hit count is out of range"
-    for block, place in layout.placed():
-        if _moves_too_far(layout, block, signed[place], weight):
-            return f"tensor {block.name} moves further than its movement cap"
     return ""
 
 
-def _moves_too_far(layout: Layout, block: Block, signed: Words, weight: int) -> bool:
-    """Compare the L2 norm of a tensor's step with its cap, as whole numbers."""
+def step_lengths(layout: Layout, signed: Words) -> list[int]:
+    """The L2 norm of each tensor's averaged step, in whole units."""
+    weight = int(signed[layout.slot(WEIGHT)][0])
+    return [_step_length(layout, signed[place], weight) for _, place in layout.placed()]
+
+
+def shortened(signed: Words, cap: int, length: int) -> Words:
+    """A tensor of a sum, scaled to `cap / length` and rounded down, in whole numbers."""
+    scale = (cap << SCALE_BITS) // length
+    wide = signed.astype(np.int64)
+    # In two halves, so that no product leaves 63 bits: floor(S k / 2^31) = high k + floor(low k / 2^31).
+    high, low = wide >> SCALE_BITS, wide & ((1 << SCALE_BITS) - 1)
+    scaled: Words = (high * scale + ((low * scale) >> SCALE_BITS)).astype(signed.dtype)
+    return scaled
+
+
+def _step_length(layout: Layout, signed: Words, weight: int) -> int:
     coarse = max(0, (layout.roster_size * layout.quantum).bit_length() - 31)
     # So much that 2^22 squares fit 64 bits, and no more, so that small steps count.
     shift = 2 * min(layout.ring_bits, 32) - 40
     moved = sum(_movement(signed[part], coarse, shift) for part in _chunks(slice(0, len(signed))))
     # The step is S*C*W / (Q*weight) with S = s * 2^coarse, and `moved` is the sum of s^2 / 2^shift.
-    step = (moved << (shift + 2 * coarse)) * layout.weight_cap**2
-    bound = (layout.quantum * weight) ** 2
-    return step * Fraction(4) ** (block.clip_exponent - block.movement_exponent) > bound
+    step = (moved << (shift + 2 * coarse + 2 * STEP_BITS)) * layout.weight_cap**2
+    return math.isqrt(step // (layout.quantum * weight) ** 2)
 
 
 def _movement(part: Words, coarse: int, shift: int) -> int:

@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.steering import CAPS, Steering
 from security.crypto.prg import Words
 from security.secagg import fixed_point
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
 from security.secagg.layout import Block, Layout
-from tests.support.evil import EvilCoordinator, evil
+from security.secagg.state import CEILINGS_ALONE, MovementRule, State
+from tests.support.evil import VICTIM, EvilCoordinator, evil
 
 Poison = Callable[[Layout, dict[str, Words]], Words]
 
@@ -41,9 +43,12 @@ def poisoned_round(poison: Poison, layout: Layout | None = None) -> tuple[EvilCo
     return run, run.run_round(updates)
 
 
+def start_of(run: EvilCoordinator) -> State:
+    return evil(wide=False, layout=run.policy.layout).model
+
+
 def largest_step(run: EvilCoordinator) -> float:
-    start = evil(wide=False, layout=run.policy.layout).model
-    return float(np.abs(run.machine().intake.model - start).max())
+    return float(np.abs(run.machine().intake.model - start_of(run)).max())
 
 
 @pytest.mark.parametrize("poison", [a_huge_word, weights_that_add_up_to_one])
@@ -78,12 +83,48 @@ def whole_clip(layout: Layout, updates: dict[str, Words]) -> Words:
     return fixed_point.encode(layout, np.full(layout.state_words, 0.9, dtype=np.float32), weight=1).words
 
 
-def test_a_step_beyond_the_movement_cap_is_void() -> None:
+def test_a_step_beyond_the_movement_cap_is_shortened() -> None:
+    """The round is not lost for it: every site shortens the step in whole numbers, to the same model."""
     run, outcome = poisoned_round(whole_clip, capped())
-    assert outcome.verdict is SumVerdict.VOID and largest_step(run) == 0
+    assert outcome.verdict is SumVerdict.GOOD and 0 < largest_step(run) < 0.11
+    assert len({run.machine(name).core.head for name in run.sites}) == 1
+    assert np.linalg.norm(run.machine().intake.model - start_of(run)) == pytest.approx(2, rel=1e-3)
 
 
 def test_a_step_beyond_the_movement_cap_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "_moves_too_far", lambda *_: False)
+    monkeypatch.setattr(MovementRule, "caps", lambda self, layout, movements: [2**62] * len(layout.state_blocks))
     run, outcome = poisoned_round(whole_clip, capped())
     assert outcome.verdict is SumVerdict.GOOD and largest_step(run) > 0.2
+
+
+# Steering over rounds. A cap bounds how far, not where to: the correlation stays high, and the tests say so.
+
+
+def test_caps_bound_how_far_one_site_moves_the_model_and_not_where_to() -> None:
+    steered = Steering(CAPS, before=5).run(attacked=True)
+    honest = Steering(CAPS, before=5).run(attacked=False)
+    assert steered["rounds_with_a_sum"] == honest["rounds_with_a_sum"] == 8
+    assert max(honest["ratchet"]) < 1.2, "no honest step is near its cap"
+    assert steered["length"] < 5 * honest["length"]
+    # Twice as far every third round: with a window of five the median is the attacker's own step from the third on.
+    assert steered["ratchet"] == pytest.approx([2, 2, 2, 4, 4, 4, 8, 8], rel=0.1)
+    assert steered["correlation"] > 0.9, "this is what stays possible; see docs/threat-model.md"
+
+
+def test_caps_that_follow_no_history_twin() -> None:
+    """The ceilings alone, which leave room for the largest honest step of a whole run."""
+    steered = Steering(CEILINGS_ALONE, before=5).run(attacked=True)
+    honest = Steering(CEILINGS_ALONE, before=5).run(attacked=False)
+    assert steered["length"] > 15 * honest["length"]
+    assert min(steered["ratchet"]) > 12
+
+
+def test_all_sites_have_the_same_history_also_after_a_restart() -> None:
+    run = evil(wide=False, movement=CAPS)
+    for seed in range(1, 4):
+        run.run_round(run.updates(seed))
+    known = {run.machine(name).core.head.movements for name in run.sites}
+    assert len(known) == 1 and any(known.pop())
+    head = run.machine().core.head
+    run.restart_site(VICTIM)
+    assert run.machine().core.head == head, "a restart keeps it"

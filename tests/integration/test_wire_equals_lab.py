@@ -16,6 +16,7 @@ from npr.wire_layout import WireModel, spec_of
 from scripts.local_federation.processes import Party
 from scripts.local_federation.setup import Grounds, command
 from scripts.local_federation.sums import Published, manifest_at, read_published
+from security.identity.membership import movement_rule
 from security.secagg.fixed_point import step_size
 from security.secagg.layout import Layout
 from security.secagg.state import canonical, state_hash
@@ -104,7 +105,8 @@ def in_the_lab(grounds: Grounds, layout: Layout | None) -> list[np.ndarray]:
     spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
     federation = Federation(dataset=dataset, spec=spec, config=recipe.config, seed=recipe.seed)
     if layout is not None:
-        federation.aggregator = SecureAggregator(federation, rounds=ROUNDS, layout=layout)
+        rule = movement_rule(manifest.aggregation)
+        federation.aggregator = SecureAggregator(federation, rounds=ROUNDS, layout=layout, movement=rule)
     wire = WireModel(manifest.aggregation.layout, federation.model)
     states = []
     for _ in range(ROUNDS):

@@ -108,8 +108,9 @@ class NumberFederation:
                 words = {site: words_of(layout, site, result.round) for site in result.survivors}
                 assert is_exact(result, words, layout), f"round {result.round}"
         if all(result.total is not None for result in results):
+            movements = b""
             for result in results:
-                state = follows(result, state, layout)
+                state, movements = follows(result, state, manifest, movements), result.movements
         return [(result.round, result.survivors) for result in results]
 
     def said(self, home: Path) -> dict[tuple[str, str], set[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from security.crypto.signing import SigningKey, VerifyKey, statement
 from security.secagg import fixed_point
 from security.secagg.context import SumVerdict
 from security.secagg.layout import Layout
-from security.secagg.state import next_state, state_hash
+from security.secagg.state import MovementRule, next_state, state_hash
 from security.secrets import Secret
 
 HERE = Path(__file__).parent
@@ -178,7 +179,11 @@ def test_states(case: Case) -> None:
     state = np.frombuffer(unhex(case["state"]), dtype="<f4")
     total = layout.ring.unpack(unhex(case["sum"]))
     assert state_hash(state).hex() == case["state_hash"]
-    outcome = next_state(layout, state, total, survivors=case["survivors"])
+    told = case.get("movement", {"window": 0, "factor": "2", "before": [], "after": []})
+    rule = MovementRule(told["window"], Fraction(told["factor"]))
+    before, after = (np.array(told[name], dtype=">u8").tobytes() for name in ("before", "after"))
+    outcome = next_state(layout, state, total, survivors=case["survivors"], rule=rule, movements=before)
+    assert outcome.movements == after
     assert outcome.verdict == SumVerdict(case["verdict"])
     assert bool(outcome.reason) == (outcome.verdict is SumVerdict.VOID)
     assert outcome.state.tobytes().hex() == case["next"]

@@ -345,7 +345,8 @@ class CoordinatorAttempt:
         total = self.uploads.sum
         adverts = [self.dealing.adverts[site] for site in self.context.sites]
         total.unmask(opened_masks(self.dealing.kx, adverts, survivors, *secrets), workers=self.core.workers)
-        outcome = states.next_state(layout, self.model, total.total, survivors=len(survivors))
+        rule, known, k = self.core.policy.movement, self.core.movements, len(survivors)
+        outcome = states.next_state(layout, self.model, total.total, survivors=k, rule=rule, movements=known)
         root = masking.words_root(total.total, layout.ring)
         result = build_result(
             self.core.signer, self.dealing, self.survivors, self.quorum, secrets, sum_root=root, outcome=outcome

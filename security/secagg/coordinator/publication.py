@@ -49,6 +49,7 @@ def build_result(
         seeds=secrets[0],
         keys=secrets[1],
         state_hash=outcome.state_hash,
+        movements=outcome.movements,
         signature=bytes(64),
     )
     _, _, result_hash = result_checks.result_digests(unsigned)

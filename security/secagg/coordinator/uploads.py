@@ -73,6 +73,7 @@ class CoordinatorCore:
     """The coordinator's identity, policy and tools.
 
     :param mandate: the policy and the signing key in force, always read through: certificates begin and end in mid-run.
+    :ivar movements: those of the newest result of the chain; whoever extends the chain sets it.
     """
 
     mandate: Mandate
@@ -80,6 +81,7 @@ class CoordinatorCore:
     clock: Clock
     timeouts: Timeouts = field(default_factory=Timeouts)
     workers: int = 1
+    movements: bytes = b""
 
     @property
     def policy(self) -> AggregationPolicy:

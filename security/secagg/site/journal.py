@@ -44,6 +44,7 @@ class NewestResult:
     quorum: int = 0
     survivors: tuple[str, ...] = ()
     vouched: bool = False
+    movements: bytes = b""
 
 
 @dataclass
@@ -132,6 +133,7 @@ class Journal:
                     trained_on=record.trained_on,
                     quorum=record.quorum,
                     survivors=record.survivors,
+                    movements=record.movements,
                 )
             case records.ResultVouched():
                 if self.last is not None and self.last.result == record.result:
@@ -240,6 +242,7 @@ class Journal:
             quorum=head.quorum,
             verdict=0,
             survivors=head.survivors,
+            movements=head.movements,
         )
         return [accepted, records.ResultVouched(result=head.result)] if head.vouched else [accepted]
 

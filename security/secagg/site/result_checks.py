@@ -125,7 +125,8 @@ def check_sum_root(leaves: Sequence[bytes], root: bytes) -> None:
 
 def check_next_state(outcome: SumOutcome, result: Result) -> None:
     """The site computes verdict and model itself; the coordinator announces them and cannot choose them."""
-    if outcome.verdict != result.verdict or outcome.state_hash != result.state_hash:
+    announced = (result.verdict, result.state_hash, result.movements)
+    if (outcome.verdict, outcome.state_hash, outcome.movements) != announced:
         raise VerificationFailed("the announced model does not follow from the sum", where="result")
 
 
@@ -173,6 +174,7 @@ def result_digests(result: Result) -> tuple[bytes, bytes, bytes]:
         seeds=result.seeds,
         keys=result.keys,
         state_hash=result.state_hash,
+        movements=result.movements,
     )
     return kx, survivors, result_hash
 

@@ -174,7 +174,8 @@ class Intake:
     def _advance(self, download: Download, successor: states.Successor) -> Effects:
         header, result = download.header, download.header.result
         total = download.finish()
-        outcome = successor.outcome(survivors=len(header.survivors))
+        rule, known = self.core.policy.movement, self.core.head.movements
+        outcome = successor.outcome(survivors=len(header.survivors), rule=rule, movements=known)
         result_checks.check_next_state(outcome, result)
         state_hash, good = outcome.state_hash, outcome.verdict is SumVerdict.GOOD
         accepted = records.ResultAccepted(
@@ -186,10 +187,13 @@ class Intake:
             quorum=result.context.t,
             verdict=outcome.verdict,
             survivors=header.survivors,
+            movements=outcome.movements,
         )
         before = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
         self.model = outcome.state
-        effects: list[Effect] = [SaveState(state_hash, outcome.state, drafted=good), self.core.record(accepted)]
+        # The draft was made before the whole sum was there, without the caps.
+        saved = SaveState(state_hash, outcome.state, drafted=good and not outcome.capped)
+        effects: list[Effect] = [saved, self.core.record(accepted)]
         effects.append(
             Advanced(
                 result.context.round,
@@ -319,6 +323,7 @@ class Intake:
             quorum=context.t,
             verdict=jump.result.verdict,
             survivors=tuple(line.site for line in jump.result.uploads),
+            movements=jump.result.movements,
         )
         self.model, self.audit = state, None
         saved = (

@@ -139,6 +139,9 @@ def states() -> Iterator[tuple[str, Case]]:
     drawn = Drawn("states of 24 bits")
     yield from _good_states(drawn, 24)
     yield from _void_states(drawn, layout(ring_bits=24), "u24_void")
+    drawn = Drawn("capped states")
+    for bits in (24, 32, 64):
+        yield from _capped_states(drawn, bits)
     yield "subnormal_and_minus_zero", _vanishing()
     yield "fused_multiply_add_differs", _midpoints()
 
@@ -164,7 +167,6 @@ def _void_states(drawn: Drawn, told: dict[str, Any], prefix: str) -> Iterator[tu
         "loss_too_large": {at + 1: 3 * numbers.quantum(told) + 1},
         "negative_hits": {at + 2: -1},
         "too_many_hits": {at + 2: 15_001},
-        "moves_too_far": {i: numbers.quantum(told) * 900 // 1000 for i in range(6)},
     }
     for name, changes in faults.items():
         wrong = [changes.get(i, value) for i, value in enumerate(total)]
@@ -173,9 +175,34 @@ def _void_states(drawn: Drawn, told: dict[str, Any], prefix: str) -> Iterator[tu
         yield f"{prefix}_{name}", case
 
 
-def _state_case(comment: str, told: dict[str, Any], state: list[float], total: list[int], survivors: int) -> Case:
-    verdict, moved = numbers.next_state(told, state, total, survivors)
+def _capped_states(drawn: Drawn, bits: int) -> Iterator[tuple[str, Case]]:
+    """One long step against the ceiling, and steps against the history that they make themselves."""
+    told = layout(ring_bits=bits)
+    state = [0.25] * len(numbers.clips(told))
+    total = _sum(told, drawn, [10, 900, 77])
+    far = {i: (-1) ** i * (numbers.quantum(told) * 900 // 1000) for i in range(6)}
+    long = [far.get(i, value) for i, value in enumerate(total)]
+    yield f"u{bits}_beyond_the_ceiling", _state_case("shortened to the ceiling", told, state, long, 3)
+    usual = [value // 64 if i < len(state) else value for i, value in enumerate(total)]
+    movement: dict[str, Any] = {"window": 3, "factor": "1.5", "before": [[0, 0, 0]] * 4}
+    for number, sent in enumerate([usual, usual, long, long, long, long]):
+        case = _state_case("capped by the steps before", told, state, sent, 3, movement)
+        yield f"u{bits}_history_{number}", case
+        state, movement = numbers.floats(case["next"]), {**movement, "before": case["movement"]["after"]}
+
+
+def _state_case(
+    comment: str,
+    told: dict[str, Any],
+    state: list[float],
+    total: list[int],
+    survivors: int,
+    movement: dict[str, Any] | None = None,
+) -> Case:
+    rule = (movement["window"], Fraction(movement["factor"]), movement["before"]) if movement else ()
+    verdict, moved, after = numbers.next_state(told, state, total, survivors, *rule)
     return {
+        **({"movement": {**movement, "after": after}} if movement else {}),
         "comment": comment,
         "expect": "ok",
         "layout": told,

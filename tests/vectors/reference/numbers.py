@@ -131,7 +131,7 @@ def state_hash(state: list[float]) -> bytes:
 
 
 def is_void(layout: Layout, total: list[int], survivors: int) -> bool:
-    """The range tests and the movement cap."""
+    """The range tests."""
     q, cap = quantum(layout), layout["weight_cap"]
     words = len(clips(layout))
     weight = total[words]
@@ -143,7 +143,6 @@ def is_void(layout: Layout, total: list[int], survivors: int) -> bool:
     if any(total[used:]):
         return True
     at = 0
-    coarse = max(0, (layout["roster_size"] * q).bit_length() - 31)
     for block in layout["blocks"]:
         part = total[at : at + size(block)]
         at += size(block)
@@ -151,19 +150,55 @@ def is_void(layout: Layout, total: list[int], survivors: int) -> bool:
             return True
         if block["kind"] == "count" and not 0 <= part[0] <= survivors * block["maximum"]:
             return True
-        if block["kind"] in ("mean", "statistic"):
-            shift = 8 if layout["ring_bits"] == 24 else 24
-            moved = sum((value >> coarse) ** 2 >> shift for value in part)
-            norm_squared = Fraction(moved * 2**shift * 4**coarse) * Fraction(cap, q * weight) ** 2
-            if norm_squared * Fraction(4) ** block["clip_exponent"] > Fraction(4) ** block["movement_exponent"]:
-                return True
     return False
 
 
-def next_state(layout: Layout, state: list[float], total: list[int], survivors: int) -> tuple[int, list[float]]:
-    """Verdict (0 good, 1 void) and state. Product and sum are rounded apart, each to a double."""
+History = list[list[int]]
+
+
+def shorten(
+    layout: Layout, total: list[int], window: int, factor: Fraction, history: History
+) -> tuple[list[int], History]:
+    """The sum with long steps cut to their caps, and the lengths of the newest steps, this one first."""
+    weight = total[len(clips(layout))]
+    whole = layout["roster_size"] * quantum(layout)
+    coarse = max(0, whole.bit_length() - 31)
+    shift = 8 if layout["ring_bits"] == 24 else 24
+    out, after, at = list(total), [], 0
+    for block, before in zip(layout["blocks"], history, strict=False):
+        part = total[at : at + size(block)]
+        squares = sum((value >> coarse) ** 2 >> shift for value in part) * 2**shift * 4**coarse
+        scale = Fraction(layout["weight_cap"], quantum(layout) * weight)
+        length = math.isqrt(math.floor(squares * scale**2 * 4**20))
+        ceiling = 2 ** max(0, block["movement_exponent"] - block["clip_exponent"] + 20)
+        moves = sorted(value for value in before if value)
+        cap = ceiling
+        if moves:
+            cap = min(ceiling, max(1, math.floor(factor * moves[(len(moves) - 1) // 2])))
+        if length > cap:
+            multiplier = cap * 2**31 // length
+            out[at : at + size(block)] = [value * multiplier // 2**31 for value in part]
+        done = min(length, cap)
+        after.append(([done, *before] if done else before)[:window])
+        at += size(block)
+    return out, after
+
+
+def next_state(
+    layout: Layout,
+    state: list[float],
+    total: list[int],
+    survivors: int,
+    window: int = 0,
+    factor: Fraction = Fraction(2),
+    history: History | None = None,
+) -> tuple[int, list[float], History]:
+    """Verdict (0 good, 1 void), state and history. Product and sum are rounded apart, each to a double."""
+    tensors = [block for block in layout["blocks"] if block["kind"] in ("mean", "statistic")]
+    known = history or [[0] * window for _ in tensors]
     if is_void(layout, total, survivors):
-        return 1, state
+        return 1, state, known
+    total, after = shorten(layout, total, window, factor, known)
     weight = total[len(clips(layout))]
     out = []
     for old, summed, clip in zip(state, total, clips(layout), strict=False):
@@ -174,4 +209,4 @@ def next_state(layout: Layout, state: list[float], total: list[int], survivors: 
         if block.get("nonnegative"):
             out[at : at + size(block)] = [max(value, 0.0) for value in out[at : at + size(block)]]
         at += size(block)
-    return 0, [canonical(value) for value in out]
+    return 0, [canonical(value) for value in out], after

@@ -160,7 +160,7 @@ def attempt(name: str, ids: list[str], *, c: int, dropped: list[str], bits: int 
     total = _unmask(parties, dropped, told)
     plain = [numbers.encode(told, party.update, party.weight, 3.5, 7) for party in alive]
     assert numbers.from_words(told, total) == [sum(column) for column in zip(*plain, strict=True)]
-    verdict, moved = numbers.next_state(told, state, numbers.from_words(told, total), len(alive))
+    verdict, moved, _ = numbers.next_state(told, state, numbers.from_words(told, total), len(alive))
     opened = [party.mask_scalar for party in parties if party.site in dropped]
     sum_root, next_hash = transcript.vector_root(total), numbers.state_hash(moved)
     seeds = [party.seed for party in alive]

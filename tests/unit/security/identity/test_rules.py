@@ -141,6 +141,10 @@ def impossible_thresholds(world: World, manifest: Manifest) -> bytes:
     return world.signed(with_(manifest, aggregation=with_(manifest.aggregation, colluders=2)))
 
 
+def shrinking_caps(world: World, manifest: Manifest) -> bytes:
+    return world.signed(with_(manifest, aggregation=with_(manifest.aggregation, movement_factor="0.5")))
+
+
 def valid_for_ever(world: World, manifest: Manifest) -> bytes:
     return world.signed(with_(manifest, expires_at_ms=NOW + 400 * DAY))
 
@@ -182,6 +186,7 @@ BAD: list[tuple[Forge, type[ToolkitError], str]] = [
     (two_survivors, PolicyViolation, "rules.check_two_sites"),
     (impossible_thresholds, PolicyViolation, "rules.check_thresholds"),
     (audit_of_nothing, ManifestRejected, "rules.check_audit"),
+    (shrinking_caps, ManifestRejected, "rules.check_movement"),
     (valid_for_ever, ManifestRejected, "rules.check_expiry"),
     (expired_when_issued, ManifestRejected, "rules.check_expiry"),
     (orphan_version, ManifestRejected, "rules.check_version_one"),

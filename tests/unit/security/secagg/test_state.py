@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from security.secagg import state as states
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Block, Layout
-from security.secagg.state import Successor, canonical, flatten, next_state, state_hash, unflatten
+from security.secagg.state import MovementRule, Successor, canonical, flatten, next_state, state_hash, unflatten
 
 SIZE = 70_000
 
@@ -190,23 +192,67 @@ def push_one_tensor() -> float:
 
 
 def test_movement_cap() -> None:
-    assert push_one_tensor() == 0.0
+    assert push_one_tensor() == pytest.approx(2**3, rel=1e-3)
 
 
 def test_movement_cap_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(states, "_moves_too_far", lambda *args: False)
-    assert push_one_tensor() > 2**3
+    monkeypatch.setattr(states.MovementRule, "caps", lambda self, told, movements: [2**62] * len(told.state_blocks))
+    assert push_one_tensor() > 2**3 * 1.1
+
+
+def steady(told: Layout, part: float) -> Any:
+    words = encode(told, np.full(100, part, dtype=np.float32), weight=8).words
+    return words * words.dtype.type(3)
+
+
+def test_caps_follow_the_median_of_the_newest_steps() -> None:
+    block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=4)
+    told = Layout.of([block], roster_size=3, weight_cap=8)
+    rule, state, known = MovementRule(3, Fraction(2)), np.zeros(100, dtype="<f4"), b""
+    lengths = []
+    for part in (0.01, 0.012, 0.4, 0.4, 0.4, 0.4, 0.01):
+        outcome = next_state(told, state, steady(told, part), survivors=3, rule=rule, movements=known)
+        assert outcome.verdict is SumVerdict.GOOD and bool(outcome.capped) == (part == 0.4)
+        lengths.append(float(np.linalg.norm(outcome.state - state)))
+        state, known = outcome.state, outcome.movements
+        assert len(known) == 24
+    # Twice the lower median of: (.1, .12), (.1, .12, .2), (.12, .2, .24), (.2, .24, .4); what was cut off is forgotten.
+    assert lengths == pytest.approx([0.1, 0.12, 0.2, 0.24, 0.4, 0.48, 0.1], rel=1e-2)
+
+
+def test_a_tensor_that_rested_is_not_frozen() -> None:
+    """A head that is trained in later rounds only has no history: its ceiling counts, not a median of nothing."""
+    block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=4)
+    told = Layout.of([block], roster_size=3, weight_cap=8)
+    rule, state = MovementRule(3, Fraction(2)), np.zeros(100, dtype="<f4")
+    rested = next_state(told, state, steady(told, 0.0), survivors=3, rule=rule)
+    assert rested.movements == bytes(24)
+    moved = next_state(told, state, steady(told, 0.4), survivors=3, rule=rule, movements=rested.movements)
+    assert not moved.capped and np.linalg.norm(moved.state) == pytest.approx(4, rel=1e-3)
+
+
+def test_a_void_sum_leaves_the_history_alone_and_a_wrong_table_is_refused() -> None:
+    told = layout()
+    total = np.zeros(told.words, dtype=told.dtype)
+    total[told.slot("weight")] = 0
+    rule = MovementRule(2, Fraction(2))
+    table = bytes(range(16)) * len(told.state_blocks)
+    assert next_state(told, start(), total, survivors=3, rule=rule, movements=table).movements == table
+    with pytest.raises(LocalProtocolError, match="table of movements"):
+        rule.caps(told, bytes(8))
 
 
 @pytest.mark.parametrize("ring_bits", BITS)
 def test_movement_cap_is_where_it_says(ring_bits: int) -> None:
-    """A step of L2 norm just below 2 passes a cap of 2**1, one just above does not."""
+    """A step of L2 norm just below 2 passes a cap of 2**1, one just above is shortened to it."""
     block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=1)
     told = Layout.of([block], roster_size=3, weight_cap=8, ring_bits=ring_bits)
-    for part, verdict in ((0.1999, SumVerdict.GOOD), (0.2001, SumVerdict.VOID)):
+    for part, capped in ((0.1999, ()), (0.2001, ("w",))):
         words = encode(told, np.full(100, part, dtype=np.float32), weight=8).words
         total = words * words.dtype.type(3)
-        assert next_state(told, np.zeros(100, dtype="<f4"), total, survivors=3).verdict is verdict
+        outcome = next_state(told, np.zeros(100, dtype="<f4"), total, survivors=3)
+        assert outcome.verdict is SumVerdict.GOOD and outcome.capped == capped
+        assert np.linalg.norm(outcome.state) == pytest.approx(min(10 * part, 2), rel=1e-3)
 
 
 def test_flush_to_zero_does_not_change_the_model() -> None:

@@ -43,11 +43,11 @@ def changing_one(chunk: int) -> Callable[..., states.SumOutcome]:
     """The coordinator, first to look at the sum, changes one coordinate, consistently in everything it signs."""
     original = states.next_state
 
-    def next_state(layout: Layout, state: Any, total: Any, *, survivors: int) -> states.SumOutcome:
+    def next_state(layout: Layout, state: Any, total: Any, **rules: Any) -> states.SumOutcome:
         if not changed:
             changed.append(True)
             total[chunk * layout.ring.frame_words] += 1
-        return original(layout, state, total, survivors=survivors)
+        return original(layout, state, total, **rules)
 
     changed: list[bool] = []
     return next_state
@@ -329,7 +329,7 @@ def test_a_site_that_was_away_replays_the_sums() -> None:
 
 
 def test_a_new_site_starts_from_a_certified_state() -> None:
-    run = federation(5)
+    run = federation(5, movement=states.MovementRule(3))
     first = run.model
     for number in range(2):
         run.run_round(random_updates(run.policy.layout, run.sites, number))
@@ -348,6 +348,7 @@ def test_a_new_site_starts_from_a_certified_state() -> None:
     assert any(isinstance(effect, Advanced) for effect in effects)
     assert late.core.head.vouched and late.core.head.result == publication.result_hash
     assert late.intake.model.tobytes() == run.model.tobytes()
+    assert any(late.core.head.movements) and late.core.head.movements == run.core.movements, "it has the same caps"
     with pytest.raises(PolicyViolation, match="not newer"):
         late.receive(jump)
 

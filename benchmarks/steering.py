@@ -1,0 +1,148 @@
+"""How far one listed site steers the model: `python -m benchmarks.steering --json`.
+
+Ten sites sum their updates over the real protocol, in one process. Nine are honest: a common drift with noise of their
+own, 300 samples each. The tenth states one sample and sends the largest vector that still passes the range tests,
+towards a target of its own choice. Reported for each way of bounding it: the correlation of the model's movement over
+eight rounds with the target (Pearson for each tensor, median over the tensors), how long the movement is compared with
+that of the same rounds without the attacker, and how many rounds gave a sum. `ratchet` is the longest step of a tensor
+in each round, compared with the usual one before the attack: the attacker feeds the history from which caps are made.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from protos.loopback import LoopbackFederation
+from security.crypto.prg import Words
+from security.secagg import fixed_point
+from security.secagg import state as states
+from security.secagg.context import SumVerdict
+from security.secagg.layout import WEIGHT, Clips, Layout
+from security.secagg.state import MovementRule
+
+SITES: Final = 10
+ROUNDS: Final = 8
+SAMPLES: Final = 300
+BEFORE: Final = 5  # honest rounds before the attack, where there is a history
+SIZES: Final = (16, 64, 144, 400, 576, 1024, 2304, 4000)
+REACH: Final = 0.05  # learning rate x steps: how far a weight may go in a round
+USUAL: Final = 0.01  # how far it does go
+CAPS: Final = MovementRule(5, Fraction(2))
+
+
+def layout_of() -> Layout:
+    """Clips and ceilings as `consortium publish` derives them."""
+    clips = Clips(learning_rate=REACH, steps=1)
+    blocks = [clips.weights(f"layer{number}", (size,)) for number, size in enumerate(SIZES)]
+    return Layout.of(blocks, roster_size=SITES, weight_cap=1024)
+
+
+@dataclass
+class Steering:
+    """A federation, and what its sites send."""
+
+    rule: MovementRule
+    before: int = 0
+
+    def __post_init__(self) -> None:
+        self.layout = layout_of()
+        self.draw = np.random.default_rng(1)
+        words = self.layout.state_words
+        self.target = self.draw.choice([-1.0, 1.0], words)
+        self.drift = self.draw.normal(0, 1, words)
+        self.names = [f"site-{number:02d}" for number in range(SITES)]
+        model = states.canonical(self.draw.normal(0, 0.1, words))
+        self.federation = LoopbackFederation(self.layout, self.names, model, movement=self.rule)
+
+    def _honest(self) -> dict[str, Words]:
+        """Common drift and own noise, in equal parts."""
+        words, found = self.layout.state_words, {}
+        for name in self.names:
+            update = USUAL * (self.drift + self.draw.normal(0, 1, words)) / np.sqrt(2)
+            found[name] = fixed_point.encode(self.layout, update.astype(np.float32), weight=SAMPLES).words
+        return found
+
+    def _attack(self, honest: dict[str, Words]) -> Words:
+        """One sample, and in every coordinate nine tenths of what the range test lets through."""
+        layout, signed = self.layout, self.layout.signed_dtype
+        weight = SAMPLES * (SITES - 1) + 1
+        reach = 0.9 * layout.quantum * weight / layout.weight_cap
+        vector = np.zeros(layout.words, dtype=signed)
+        vector[: layout.state_words] = np.rint(self.target * reach).astype(signed)
+        vector[layout.slot(WEIGHT)] = 1
+        words: Words = vector.view(layout.dtype)
+        del honest
+        return words
+
+    def round(self, *, attacked: bool) -> bool:
+        """One round; returns whether it gave a sum that moved the model."""
+        updates = self._honest()
+        if attacked:
+            updates[self.names[-1]] = self._attack(updates)
+        return self.federation.run_round(updates).verdict is SumVerdict.GOOD
+
+    def lengths(self, before: np.ndarray[Any, Any]) -> list[float]:
+        moved = self.federation.model - before
+        return [float(np.linalg.norm(moved[place])) for _, place in self.layout.placed()]
+
+    def run(self, *, attacked: bool) -> dict[str, Any]:
+        for _ in range(self.before):
+            start = self.federation.model
+            self.round(attacked=False)
+        usual = self.lengths(start) if self.before else None
+        first, good, ratchet = self.federation.model, 0, []
+        for _ in range(ROUNDS):
+            start = self.federation.model
+            good += self.round(attacked=attacked)
+            if usual is not None:
+                ratchet.append(max(now / then for now, then in zip(self.lengths(start), usual, strict=True)))
+        moved = self.federation.model - first
+        tensors = [moved[place] for _, place in self.layout.placed()]
+        targets = [self.target[place] for _, place in self.layout.placed()]
+        correlations = [np.corrcoef(tensor, aim)[0, 1] for tensor, aim in zip(tensors, targets, strict=True)]
+        return {
+            "correlation": float(np.median(correlations)),
+            "length": float(np.median([np.linalg.norm(tensor) for tensor in tensors])),
+            "rounds_with_a_sum": good,
+            "ratchet": [round(value, 2) for value in ratchet],
+        }
+
+
+def measure() -> dict[str, Any]:
+    """Every way of bounding, attacked and not."""
+    ways = {
+        "ceilings": (states.CEILINGS_ALONE, 0),
+        "caps_from_the_first_round": (CAPS, 0),
+        "caps_after_honest_rounds": (CAPS, BEFORE),
+    }
+    report: dict[str, Any] = {"sites": SITES, "rounds": ROUNDS, "attackers_weight": f"1 of {SAMPLES * (SITES - 1) + 1}"}
+    for name, (rule, before) in ways.items():
+        honest = Steering(rule, before).run(attacked=False)
+        attacked = Steering(rule, before).run(attacked=True)
+        report[name] = attacked | {
+            "times_the_honest_length": round(attacked["length"] / honest["length"], 2),
+            "honest_rounds_with_a_sum": honest["rounds_with_a_sum"],
+        }
+    return report
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True)
+def main(as_json: bool) -> None:
+    """Print the figures."""
+    report = measure()
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+        return
+    for name, figures in report.items():
+        click.echo(f"{name}: {figures}")
+
+
+if __name__ == "__main__":
+    main()
