@@ -48,7 +48,9 @@ class TrainConfig(BaseModel):
     logit_norm: Literal["none", "layernorm"] = "none"
     npr_balance: Literal["none", "prior", "class_mean"] = "none"
     lambda_added: bool = False
+    lambda_rounds: Annotated[int, Field(ge=0)] = 0
     clusters: Count = 4
+    clusters_by: Literal["count", "explained"] = "count"
     min_per_cluster: Count = 4
     epsilon: Positive = 0.05
     assign: Literal["sinkhorn_argmax", "sinkhorn_soft", "nearest", "random_subset"] = "sinkhorn_argmax"

@@ -16,6 +16,8 @@ from npr.config import TrainConfig
 from npr.sinkhorn import balanced_plan
 
 _CHUNK = 4096
+_HELD_BACK = 4
+_WORTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,56 @@ def make_prototypes(
     """
     unit = functional.normalize(features.float(), dim=1)
     per_class = cluster_counts(torch.bincount(labels, minlength=num_classes), config.clusters, config.min_per_cluster)
+    if config.clusters_by == "explained":
+        per_class = explained_counts(unit, labels, per_class, config)
     owners = torch.repeat_interleave(torch.arange(num_classes), per_class)
     warm = previous is not None and torch.equal(previous.owners, owners)
     current = previous.vectors if warm and previous is not None else _far_apart(unit, labels, per_class)
-    for _ in range(config.alternations if warm else config.alternations_first):
-        weights = _assignment(unit, labels, current, per_class, config, generator)
-        current = _centres(unit, labels, weights, current, per_class)
+    current = _alternate(unit, labels, current, per_class, config, generator, warm=warm)
     if warm and previous is not None and config.prototype_momentum > 0.0:
         kept = config.prototype_momentum
         current = functional.normalize(kept * previous.vectors + (1.0 - kept) * current, dim=1)
     return Prototypes(current, owners)
+
+
+def _alternate(
+    unit: Tensor,
+    labels: Tensor,
+    current: Tensor,
+    per_class: Tensor,
+    config: TrainConfig,
+    generator: torch.Generator | None,
+    *,
+    warm: bool,
+) -> Tensor:
+    for _ in range(config.alternations if warm else config.alternations_first):
+        weights = _assignment(unit, labels, current, per_class, config, generator)
+        current = _centres(unit, labels, weights, current, per_class)
+    return current
+
+
+def explained_counts(unit: Tensor, labels: Tensor, most: Tensor, config: TrainConfig) -> Tensor:
+    """K_c by what a further sub-cluster explains: as many as make held-back features of the class clearly nearer.
+
+    One feature in `_HELD_BACK` is held back, by a draw that is always the same. One more prototype is accepted while it
+    takes at least `_WORTH` of the remaining distance 1 - cosine of those; at most `most`.
+    """
+    chosen = most.clone()
+    for owner in torch.nonzero(most > 1).flatten().tolist():
+        own = unit[labels == owner]
+        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(owner))
+        held, shown = own[order[: len(own) // _HELD_BACK]], own[order[len(own) // _HELD_BACK :]]
+        left = None
+        for count in range(1, int(most[owner]) + 1):
+            counts, zeros = torch.tensor([count]), torch.zeros(len(shown), dtype=torch.int64)
+            seeds = _far_apart(shown, zeros, counts)
+            centres = _alternate(shown, zeros, seeds, counts, config, None, warm=False)
+            distance = 1.0 - float((held @ centres.T).amax(1).mean())
+            if left is not None and distance > (1.0 - _WORTH) * left:
+                chosen[owner] = count - 1
+                break
+            left = distance
+    return chosen
 
 
 def _own_columns(labels: Tensor, per_class: Tensor) -> Tensor:

@@ -72,6 +72,8 @@ _ALLOWED: Final[tuple[tuple[str, Any, str], ...]] = (
     ("assign", "nearest", "one record moves others to other sub-clusters, without bound"),
     ("prototype_source", "exact", "features of sampled records would be used a second time"),
     ("prototype_momentum", 0.0, "has no private form"),
+    ("clusters_by", "count", "reads features to choose the number of prototypes"),
+    ("lambda_rounds", 0, "has no private form"),
     ("personal_start", "shared", "seeds the head on records"),
     ("predict_present_only", False, "reveals exactly which classes a site does not have"),
     ("local_bn", False, "there is no BatchNorm under DP"),

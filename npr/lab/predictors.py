@@ -29,7 +29,7 @@ PARTS: Final = ("head", "prototypes", "refit")
 _SHARES: Final = (0.25, 0.5, 0.75)
 # Inverse strength of the penalty of `refit`, on features scaled to unit variance.
 REFIT_C: Final = 0.01
-_REFIT_STEPS: Final = 300
+_REFIT_STEPS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class LogisticHead:
         model = LogisticRegression(C=REFIT_C, class_weight="balanced", max_iter=_REFIT_STEPS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # after so many steps it is near enough to predict by
-            model.fit(((features - centre) / scale).double().numpy(), labels.numpy())
+            model.fit(((features - centre) / scale).numpy(), labels.numpy())
         rows, offsets = (torch.from_numpy(np.asarray(part)).float() for part in (model.coef_, model.intercept_))
         if len(present) == 2:  # scikit-learn gives one row for two classes
             rows, offsets = torch.cat([torch.zeros_like(rows), rows]), torch.cat([torch.zeros_like(offsets), offsets])

@@ -14,6 +14,8 @@ from npr.seeds import generator
 from npr.training import extract
 
 Seen = list[tuple[Tensor, Tensor]]
+# The share of lambda in this round, among what a site keeps until the round's end.
+_SHARE = "npr_share"
 
 
 class Regulariser:
@@ -26,6 +28,8 @@ class Regulariser:
     """
 
     def begin_round(self, site: Site, round_number: int) -> None:
+        # Early features are those of the initial model: what is near to what is not worth much yet.
+        site.within_round[_SHARE] = min(1.0, round_number / (site.config.lambda_rounds + 1))
         if site.config.prototype_source == "exact" or site.prototypes is None:
             site.prototypes = cluster(site, *_read(site, site.model), round_number, start=site.prototypes)
 
@@ -33,7 +37,8 @@ class Regulariser:
         if site.prototypes is None:
             raise LocalProtocolError("a step with NPR before begin_round made the site's prototypes")
         npr = npr_loss(features, labels, site.prototypes, site.config, site.prior)
-        return regularised(supervised, npr, site.config)
+        share = site.within_round.get(_SHARE, 1.0)
+        return regularised(supervised, npr if share == 1.0 else share * npr, site.config)
 
     def end_round(self, site: Site, round_number: int, seen: Seen) -> None:
         """`seen` holds features and labels of the last epoch's steps, detached."""

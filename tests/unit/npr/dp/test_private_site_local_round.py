@@ -153,6 +153,8 @@ def test_settings_that_obey_the_upstream_rule_pass() -> None:
         {"logit_norm": "layernorm"},
         {"lambda_added": True},
         {"prototype_momentum": 0.5},
+        {"clusters_by": "explained"},
+        {"lambda_rounds": 2},
         {"method": "fedprox"},
     ],
 )
