@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from lazaret.terminal import log_option, log_to_stderr, run_command
+from lazaret.terminal import log_option, log_to_stderr, remark, run_command
 from npr.lab.export import model
 from npr.lab.plan import LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
 
@@ -95,13 +95,18 @@ def list_methods(as_json: bool) -> None:
 @click.option("--ray-address", help="An existing cluster; without it a local one is started.")
 @click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL[:PREDICTOR]] to compare with.")
 @click.option("--plots/--no-plots", default=True, show_default=True)
-@click.option("--dry-run", is_flag=True, help="Show the cells and stop.")
+@click.option("--dry-run", is_flag=True, help="Check data and folds, show the cells and stop.")
 @_reports
 def run(as_json: bool, dry_run: bool, **given: Any) -> None:
     """Run every cell that is not finished in --out, then write results.json, table.md and plots there."""
     plan = _plan(given)
     _require_reference(given["reference"], {cell.variant for cell in plan.cells})
+    for cell in plan.dropped:
+        remark("npr-lab", f"left out: {cell.key} would repeat another cell")
     if dry_run:
+        from npr.lab.cell import check_cells
+
+        check_cells(plan.settings, plan.cells)
         _print_plan(plan, as_json)
         return
     from npr.lab.run import Engine, run_plan

@@ -91,10 +91,14 @@ class Cell(Frozen):
 
 
 class LabPlan(Frozen):
-    """Settings and the cells in the order in which they run."""
+    """Settings and the cells in the order in which they run.
+
+    :ivar dropped: cells that were asked for and would only repeat another one.
+    """
 
     settings: Settings
     cells: tuple[Cell, ...]
+    dropped: tuple[Cell, ...] = ()
 
 
 def make_cells(

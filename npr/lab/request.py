@@ -238,7 +238,26 @@ def make_plan(
     for cell in cells:
         registry.build(train_config(settings, cell))
         private_plan(settings, cell)
-    return LabPlan(settings=settings, cells=cells)
+    unlike: dict[str, Cell] = {}
+    for cell in cells:
+        unlike.setdefault(_training_of(settings, cell), cell)
+    kept = tuple(unlike.values())
+    return LabPlan(settings=settings, cells=kept, dropped=tuple(cell for cell in cells if cell not in kept))
+
+
+# Keys of the regulariser that neither training without it nor any predictor reads.
+_REGULARISER_ONLY = {
+    "lambda_npr", "lambda_rounds", "lambda_added", "npr_balance", "logit_norm", "prototype_source",
+    "prototype_momentum", "alternations",
+}
+
+
+def _training_of(settings: Settings, cell: Cell) -> str:
+    """Equal for two cells that would come out the same: another name of a method, or a value that it does not read."""
+    entry = registry.get(cell.method)
+    config = train_config(settings, cell).model_dump(mode="json", exclude=set() if entry.npr else _REGULARISER_ONLY)
+    private = {key: value for key, value in cell.values.items() if key in KEYS}
+    return repr((entry.original, {**config, "method": entry.original}, private, cell.seed, cell.fold))
 
 
 def private_plan(settings: Settings, cell: Cell) -> PrivateSchedule | None:

@@ -310,6 +310,15 @@ def test_a_dry_run_names_the_cells(lab, tmp_path):
     assert len(lab("run", *TINY, *grid, "--out", out).out.splitlines()) == 6
     assert len(json.loads(lab("run", *TINY, *grid, "--out", out, "--json").out)["cells"]) == 6
     assert not out.exists()
+    assert "no fold 9" in lab("run", *TINY, "--folds", "9", "--dry-run", "--out", out, expect=2).err
+
+
+def test_cells_that_would_repeat_another_are_left_out_and_named(lab, tmp_path):
+    grid = ["--methods", "fedavg,fednpr,fedavg+npr", "--grid", "lambda_npr=0.1,1", "--dry-run"]
+    done = lab("run", *TINY, *grid, "--out", tmp_path / "out")
+    kept = ["fedavg[lambda_npr=0.1]", "fednpr[lambda_npr=0.1]", "fednpr[lambda_npr=1]"]
+    assert [line.partition(" ")[0] for line in done.out.splitlines()] == kept
+    assert done.err.count("would repeat another cell") == 3
 
 
 def test_tables_of_a_run(lab, tmp_path):
