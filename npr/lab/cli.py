@@ -242,7 +242,7 @@ def audit(canaries: int, epsilon: float, delta: float, as_json: bool) -> None:
     else:
         for name, part in report["attacks"].items():
             verdict = "consistent" if part["consistent"] else "MORE THAN CLAIMED"
-            click.echo(f"{name:<12} found {part['found']:.3f}, allowed {part['allowed']:.3f}: {verdict}")
+            click.echo(f"{name:<31} found {part['found']:.3f}, allowed {part['allowed']:.3f}: {verdict}")
     if not report["consistent"]:
         sys.exit(1)
 
