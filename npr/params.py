@@ -50,7 +50,7 @@ class ParameterManifest:
     def of(cls, model: nn.Module, groups: Collection[str] | None = None) -> ParameterManifest:
         """List the tensors of `model` in `groups`, or all of them, in the model's own order."""
         entries = _entries(model)
-        unknown = set(groups or ()) - {entry.group for entry in entries} - {"norm", "statistics"}
+        unknown = set(groups or ()) - {entry.group for entry in entries} - {"norm", "statistics", "extractor"}
         if unknown:
             raise LocalProtocolError(f"the model has no parameter group {sorted(unknown)}")
         return cls(tuple(entry for entry in entries if groups is None or entry.group in groups))
@@ -96,7 +96,7 @@ class ParameterManifest:
 
 def _entries(model: nn.Module) -> list[ParameterEntry]:
     normalised = {f"{name}." for name, module in model.named_modules() if isinstance(module, _NormBase)}
-    learned = {name for name, _ in model.named_parameters()}
+    learned = {name for name, _ in model.named_parameters()} - getattr(model, "constants", frozenset())
     entries = []
     for name, tensor in model.state_dict().items():
         layer, _, leaf = name.rpartition(".")

@@ -311,6 +311,8 @@ def spec_of(architecture: str, classes: int, recipe: Recipe) -> ModelSpec:
         weights="none",
         seed=recipe.seed,
         norm=recipe.norm,
+        trainable="all" if recipe.privacy is None else recipe.privacy.trainable,
+        projection=0 if recipe.privacy is None else recipe.privacy.projection,
     )
 
 

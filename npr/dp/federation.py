@@ -25,7 +25,7 @@ from security.dp.accountant import Spent
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
-from security.dp.planner import Schedule, propose_multiplier, terms_for
+from security.dp.planner import Schedule, Trains, propose_multiplier, terms_for
 
 _KEPT = "dp/"
 _LEDGER = "dp/ledger"
@@ -40,12 +40,15 @@ class PrivateSchedule:
     delta: float
     dimensions: int = 64
     micro_batch: int = 64
+    trainable: Trains = "all"
+    projection: int = 0
+    views: int = 1
 
     @classmethod
-    def for_epsilon(cls, epsilon: float, *, delta: float, schedule: Schedule, dimensions: int = 64) -> PrivateSchedule:
+    def for_epsilon(cls, epsilon: float, *, delta: float, schedule: Schedule, **more: Any) -> PrivateSchedule:
         """The schedule with the least gradient noise that keeps the whole run within epsilon."""
         multiplier = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
-        return cls(schedule=replace(schedule, multiplier=multiplier), cap=epsilon, delta=delta, dimensions=dimensions)
+        return cls(schedule=replace(schedule, multiplier=multiplier), cap=epsilon, delta=delta, **more)
 
 
 class PrivateFederation(Federation):
@@ -61,7 +64,12 @@ class PrivateFederation(Federation):
         seed: int = 0,
         aggregator: Aggregator | None = None,
     ) -> None:
-        spec = replace(spec, norm="group" if spec.weights == "none" else "frozen")
+        spec = replace(
+            spec,
+            norm="group" if spec.weights == "none" else "frozen",
+            trainable=plan.trainable,
+            projection=plan.projection,
+        )
         super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator)
         self._plan = plan
         self._stores = {site.name: MemoryStore() for site in self.sites}
@@ -91,6 +99,7 @@ class PrivateFederation(Federation):
             std=std,
             dimensions=self._plan.dimensions,
             micro_batch=self._plan.micro_batch,
+            views=self._plan.views,
         )
 
     def _local_round(self, site: Site, number: int) -> LocalReport:

@@ -122,8 +122,12 @@ class PrivateRounds:
         *,
         micro_batch: int = 64,
         engine: Engine = "auto",
+        views: int = 1,
     ) -> None:
         self._engine: Engine = engine
+        self._views = views
+        self._table: Tensor | None = None
+        self._public_features = False
         self._data = data
         self._schedule = schedule
         self._regularisation = regularisation
@@ -134,6 +138,8 @@ class PrivateRounds:
     def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, reservation: Reservation) -> list[StepReport]:
         """Everything booked for this round, and nothing that is not: the reservation says what is due."""
         data = self._data
+        # Asked here: during a step no parameter requires a gradient.
+        self._public_features = _frozen(model)
         if reservation.holds(Mechanism.CLASS_COUNTS) or self.counts is None:
             self.counts = release_counts(data.labels, data.units, data.classes, reservation)
         if self._regularisation is not None and reservation.holds(Mechanism.PROTOTYPES):
@@ -148,6 +154,7 @@ class PrivateRounds:
             divisor=max(1.0, self._schedule.rate / 2**24 * self.counts.size()),
             micro_batch=self._micro_batch,
             engine=self._engine,
+            views=self._views,
         )
         return steps.run(lambda indices: self._losses(model, indices))
 
@@ -180,7 +187,9 @@ class PrivateRounds:
             raise LocalProtocolError("class counts are released before the first step")
         network = cast(FeatureModel, model)
         labels = torch.from_numpy(self._data.labels[indices])
-        features = network.features(self._data.training(indices))
+        if indices.ndim == 2:
+            return self._over_views(model, indices, labels, self.counts.prior())
+        features = self._features(model, indices)
         losses = balanced_softmax_per_record(network.logits(features), labels, self.counts.prior())
         if self._regularisation is None or self.prototypes is None:
             return losses
@@ -188,6 +197,24 @@ class PrivateRounds:
             features, labels, self.prototypes, self._active(), temperature=self._regularisation.temperature
         )
         return losses + self._regularisation.weight * npr
+
+    def _over_views(self, model: nn.Module, indices: Indices, labels: Tensor, prior: NDArray[np.float64]) -> Tensor:
+        """The mean over each patient's views. The head sees them as positions of one record, whose norm is exact."""
+        features = self._features(model, indices.reshape(-1)).view(*indices.shape, -1)
+        logits = cast(FeatureModel, model).logits(features)
+        losses = balanced_softmax_per_record(logits.flatten(0, 1), labels.flatten(), prior)
+        return losses.view(indices.shape).mean(1)
+
+    def _features(self, model: nn.Module, indices: Indices) -> Tensor:
+        """Of a frozen extractor they are read once, without augmentation, and looked up afterwards."""
+        network = cast(FeatureModel, model)
+        if not self._public_features:
+            return network.features(self._data.training(indices))
+        if self._table is None or len(self._table) != len(self._data.labels):
+            with torch.no_grad():
+                rows = np.array_split(np.arange(len(self._data.labels)), max(1, len(self._data.labels) // 128))
+                self._table = torch.cat([network.features(self._data.reading(part)) for part in rows])
+        return self._table[torch.from_numpy(indices)]
 
     def _active(self) -> NDArray[np.bool_]:
         """Classes whose noisy count gives a prototype a chance against its own noise."""
@@ -224,6 +251,11 @@ class PrivateRounds:
             yield features.double().cpu().numpy()
 
 
+def _frozen(model: nn.Module) -> bool:
+    extractor = getattr(model, "extractor", None)
+    return isinstance(extractor, nn.Module) and not any(p.requires_grad for p in extractor.parameters())
+
+
 class Bookings(Protocol):
     """A ledger, or what stands before one: an agent adds its limits and its log."""
 
@@ -258,6 +290,7 @@ class PrivateTraining:
         dimensions: int = 64,
         micro_batch: int = 64,
         engine: Engine = "auto",
+        views: int = 1,
     ) -> None:
         config = site.config
         check_upstream(config)
@@ -301,6 +334,7 @@ class PrivateTraining:
             regularisation if method.regulariser is not None else None,
             micro_batch=micro_batch,
             engine=engine,
+            views=views,
         )
 
     def local_round(self, round_number: int) -> LocalReport:

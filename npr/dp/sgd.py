@@ -43,6 +43,8 @@ class DpSgd:
     :param divisor: public number that turns the noisy sum into a mean, such as the rate times the *noisy* size; never
         the length of a batch, which would reveal who was sampled.
     :param engine: how the clipped sum is computed; it has no influence on the cost.
+    :param views: how many images of a patient the mean gradient is taken over; the closure then gets a table of
+        indices, one row for each patient.
     :param micro_batch: how many records go through the network at once. Batches are split, never truncated.
     """
 
@@ -56,6 +58,7 @@ class DpSgd:
         divisor: float,
         micro_batch: int = 64,
         engine: Engine = "auto",
+        views: int = 1,
     ) -> None:
         if not divisor > 0 or micro_batch < 1:
             raise ConfigError("the divisor and the micro-batch of DP-SGD are positive")
@@ -67,6 +70,7 @@ class DpSgd:
         self._sigma = event.sigma
         self._divisor = divisor
         self._micro_batch = micro_batch
+        self._views = views
         self.steps_left = event.steps
         self._noise = reservation.noise.fork()
         self._drawn = np.empty(self._clipped.sum.numel(), dtype=np.float64)
@@ -86,7 +90,7 @@ class DpSgd:
         self.steps_left -= 1
         # The noise needs no data, so a second thread makes it while the network computes.
         noise = self._second_thread.submit(self._noise.gaussian, self._drawn)
-        drawn = self._sampler.draw()
+        drawn = self._sampler.draw() if self._views == 1 else self._sampler.draw_views(self._views)
         self._clipped.zero()
         dropped = 0
         for start in range(0, len(drawn), self._micro_batch):

@@ -48,6 +48,8 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
         drop_rate=recipe.drop_rate,
         seed=recipe.seed,
         norm=recipe.norm,
+        trainable="all" if recipe.privacy is None else recipe.privacy.trainable,
+        projection=0 if recipe.privacy is None else recipe.privacy.projection,
     )
     if recipe.privacy is not None:
         from npr.dp.model_rules import check_upstream

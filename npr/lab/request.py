@@ -20,7 +20,7 @@ from npr.federation import Federation
 from npr.lab.plan import Cell, DataSettings, Frozen, Grid, LabPlan, ModelSettings, Settings, Value, make_cells
 from npr.methods import registry
 from security.dp.filter import MOST_DELTA
-from security.dp.planner import PREFIX, PrivateSettings
+from security.dp.planner import PREFIX, PrivateSettings, Trains
 
 # Names that a user types.
 
@@ -131,6 +131,9 @@ class PrivateOptions(Frozen):
     prototypes_sigma: float = Field(default=10.0, gt=0)
     prototypes_every: int = Field(default=5, ge=1)
     dimensions: int = Field(default=64, ge=1)
+    trainable: Trains = "all"
+    projection: int = Field(default=0, ge=0)
+    views: int = Field(default=1, ge=1)
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> PrivateOptions:
@@ -156,10 +159,20 @@ class PrivateOptions(Frozen):
             prototypes_sigma=self.prototypes_sigma if prototypes else None,
             prototypes_every=self.prototypes_every,
             dimensions=self.dimensions,
+            trainable=self.trainable,
+            projection=self.projection,
+            views=self.views,
         )
         schedule = settings.schedule(rounds=rounds, multiplier=1.0, clip=self.clip)
         return PrivateSchedule.for_epsilon(
-            self.epsilon, delta=self.delta, schedule=schedule, dimensions=self.dimensions
+            self.epsilon,
+            delta=self.delta,
+            schedule=schedule,
+            dimensions=self.dimensions,
+            micro_batch=4096 if self.trainable == "head" else 64,
+            trainable=self.trainable,
+            projection=self.projection,
+            views=self.views,
         )
 
 

@@ -178,8 +178,11 @@ Norm = Literal["frozen", "group"]
 NORMS: Final = ("frozen", "group")
 Engine = Literal["auto", "fast", "opacus"]
 ENGINES: Final = ("auto", "fast", "opacus")
-_WORDS: Final = frozenset({"norm", "engine"})
-_WHOLE: Final = frozenset({"steps", "prototypes_every", "dimensions"})
+Trains = Literal["all", "last_blocks", "head"]
+TRAINS: Final = ("all", "last_blocks", "head")
+_WORDS: Final = frozenset({"norm", "engine", "trainable"})
+_WHOLE: Final = frozenset({"steps", "prototypes_every", "dimensions", "views"})
+_MAYBE_ZERO: Final = frozenset({"projection"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +195,9 @@ class PrivateSettings:
     :param norm: what replaces BatchNorm in the initial model (npr/dp/model_rules.py).
     :param engine: how gradients of each record are computed (npr/dp/engine.py). `npr-lab model` compares it with
         autograd and writes what `auto` has become, so that a published manifest never has `auto`.
+    :param trainable: what learns; the rest is the public network of the initial file, and is not sent.
+    :param projection: numbers that features are projected to by a public matrix before the head; 0 for none.
+    :param views: images of a patient over which the gradient is averaged before its one clip; with `head` only.
     """
 
     steps: int = 10
@@ -202,13 +208,20 @@ class PrivateSettings:
     dimensions: int = 64
     norm: Norm = "group"
     engine: Engine = "auto"
+    trainable: Trains = "all"
+    projection: int = 0
+    views: int = 1
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{value!r} is not a whole number above zero", where=PREFIX + name)
-        for name, known in (("norm", NORMS), ("engine", ENGINES)):
+        if type(self.projection) is not int or self.projection < 0:
+            raise ConfigError(f"{self.projection!r} is not a whole number", where=f"{PREFIX}projection")
+        if self.views > 1 and self.trainable != "head":
+            raise ConfigError("several views of a patient need trainable = head", where=f"{PREFIX}views")
+        for name, known in (("norm", NORMS), ("engine", ENGINES), ("trainable", TRAINS)):
             if getattr(self, name) not in known:
                 given = getattr(self, name)
                 raise ConfigError(f"{given!r} is not one of {', '.join(known)}", where=f"{PREFIX}{name}")
@@ -247,7 +260,7 @@ class PrivateSettings:
                 raise ConfigError(f"unknown setting {PREFIX}{name}", where=where, hint=f"there are {', '.join(known)}")
         try:
             values: dict[str, Any] = {
-                name: value if name in _WHOLE | _WORDS else float(value) for name, value in found.items()
+                name: value if name in _WHOLE | _WORDS | _MAYBE_ZERO else float(value) for name, value in found.items()
             }
         except (TypeError, ValueError) as error:
             raise ConfigError("a dp. setting is not a number", where=where) from error

@@ -51,11 +51,24 @@ class PoissonSampler:
         self._rate = rate
         self._noise = noise
 
+    def draw_views(self, views: int) -> NDArray[np.int64]:
+        """(sampled units, views): each unit's images in random order, over and over, until there are so many.
+
+        The mean of a patient's gradients over several images is one gradient of that patient: it is clipped once.
+        """
+        drawn = np.flatnonzero(self._coins() < self._rate)
+        sizes = self._units.sizes[drawn]
+        start = self._noise.below(sizes.astype(np.uint64)).astype(np.int64)
+        positions = (start[:, None] + np.arange(views)[None, :]) % sizes[:, None]
+        return self._units.image_of(np.repeat(drawn[:, None], views, axis=1), positions)
+
+    def _coins(self) -> NDArray[np.uint32]:
+        """24 fresh bits for each unit, to compare with the booked rate: both are whole, so the rate is exact."""
+        return np.frombuffer(self._noise.bytes(4 * len(self._units)), dtype=np.uint32) >> np.uint32(8)
+
     def draw(self) -> NDArray[np.int64]:
         """Indices of the sampled images. An empty batch is possible; it still gets its noise and is charged, because to
         skip it would reveal that nobody was sampled (section 2)."""
-        # 24 fresh bits for each unit, compared with the booked rate: both are whole numbers, so the rate is exact.
-        coins = np.frombuffer(self._noise.bytes(4 * len(self._units)), dtype=np.uint32) >> np.uint32(8)
-        drawn = np.flatnonzero(coins < self._rate)
+        drawn = np.flatnonzero(self._coins() < self._rate)
         sizes = self._units.sizes[drawn].astype(np.uint64)
         return self._units.image_of(drawn, self._noise.below(sizes).astype(np.int64))

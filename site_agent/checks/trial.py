@@ -165,6 +165,7 @@ def _private(
         std=normal[1],
         dimensions=plan.settings.dimensions,
         engine=plan.settings.engine,
+        views=plan.settings.views,
         micro_batch=context.config.privacy.micro_batch,
     ).local_round
 

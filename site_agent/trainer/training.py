@@ -316,6 +316,7 @@ class PrivateTrainer(Trainer):
             std=self.std,
             dimensions=plan.settings.dimensions,
             engine=plan.settings.engine,
+            views=plan.settings.views,
             micro_batch=micro_batch,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from lazaret.errors import BudgetExhausted, ConfigError
 from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.federation import Federation
-from security.dp.accountant import rate_at_least
+from security.dp.accountant import RATE_ONE, rate_at_least
 from security.dp.planner import Schedule
 
 SCHEDULE = Schedule(
@@ -71,3 +72,30 @@ def test_two_runs_of_one_seed_differ(private: Callable[..., PrivateFederation]) 
         federation.run_round()
         results.append(torch.cat([p.detach().flatten() for p in federation.model.parameters()]))
     assert not torch.allclose(*results)
+
+
+def test_a_private_head_on_a_public_network_sends_the_head_alone(private: Callable[..., PrivateFederation]) -> None:
+    schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
+    plan = PrivateSchedule.for_epsilon(
+        8.0, delta=1e-5, schedule=schedule, micro_batch=4096, trainable="head", projection=6, views=3
+    )
+    federation = private(plan, method="fedavg")
+    start = {name: tensor.clone() for name, tensor in federation.model.state_dict().items()}
+    report = federation.run_round()
+    classes = federation.spec.num_classes
+    assert report.vector_size == 6 * classes + classes, "head and bias on six public numbers"
+    moved = {name for name, tensor in federation.model.state_dict().items() if not torch.equal(start[name], tensor)}
+    assert moved == {"head.weight", "head.bias"}
+    assert np.isfinite(federation.evaluate("global")[0].scores).all()
+
+
+def test_the_last_blocks_learn_and_the_first_stay_public(private: Callable[..., PrivateFederation]) -> None:
+    schedule = replace(SCHEDULE, prototypes_sigma=None)
+    federation = private(
+        PrivateSchedule.for_epsilon(8.0, delta=1e-5, schedule=schedule, trainable="last_blocks"), method="fedavg"
+    )
+    start = {name: tensor.clone() for name, tensor in federation.model.state_dict().items()}
+    federation.run_round()
+    moved = {name for name, tensor in federation.model.state_dict().items() if not torch.equal(start[name], tensor)}
+    assert moved and not moved & federation.model.constants
+    assert any(name.startswith("extractor.") for name in moved) and federation.model.constants

@@ -207,3 +207,50 @@ def test_a_channels_last_model_moves_like_any_other(fused: bool) -> None:
         DpSgd(model, optimizer, reservation=paid, units=Units(range(5)), divisor=1.0).step(losses_of(model, x, y))
         moved.append(conv.weight.detach().contiguous())
     torch.testing.assert_close(*moved, rtol=1e-3, atol=2 * grid_step(0.5))
+
+
+def test_a_patient_with_several_views_is_clipped_once() -> None:
+    """The mean over a patient's images is one gradient: removing the patient moves the sum by the clip at most, and the
+    twin that clips each image moves it by more."""
+    torch.manual_seed(1)
+    head = nn.Linear(10, 3)
+    features, labels = 20 * torch.randn(12, 10), torch.arange(12) % 3
+    owners = [0, 0, 0, 0, 1, 1, 2, 3, 3, 3, 4, 5]
+
+    def per_patient(indices: np.ndarray) -> Tensor:
+        chosen = torch.from_numpy(indices)
+        losses = functional.cross_entropy(
+            head(features[chosen]).flatten(0, 1), labels[chosen].flatten(), reduction="none"
+        )
+        return losses.view(indices.shape).mean(1)
+
+    def released(patients: list[int]) -> Tensor:
+        kept = [row for row, owner in enumerate(owners) if owner in patients]
+        units = Units([owners[row] for row in kept])
+        rows = np.array(kept)
+        steps = DpSgd(
+            head,
+            sgd(head, 0.0),
+            reservation=reservation(clip=0.5, noise=Silent()),
+            units=units,
+            divisor=1.0,
+            # Every number of images here divides it, so that each patient's mean is the same in both worlds.
+            views=12,
+        )
+        steps.step(lambda indices: per_patient(rows[indices]))
+        return gradient(head)
+
+    everybody = released([0, 1, 2, 3, 4, 5])
+    for patient in range(6):
+        without = released([other for other in range(6) if other != patient])
+        assert float((everybody - without).norm()) <= 0.5 + 0.01, "the clip, and the rounding of two releases"
+    clip_each = [0.5 * g / g.norm() for g in _gradients(head, features[:4], labels[:4])]
+    assert float(torch.stack(clip_each).sum(0).norm()) > 0.5, "a clip for each image would bound nothing"
+
+
+def _gradients(head: nn.Module, features: Tensor, labels: Tensor) -> list[Tensor]:
+    losses = functional.cross_entropy(head(features), labels, reduction="none")
+    parameters = list(head.parameters())
+    return [
+        torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)]) for loss in losses
+    ]

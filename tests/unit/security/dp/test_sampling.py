@@ -67,3 +67,13 @@ def test_impossible_shares_are_refused(q: float) -> None:
 @pytest.mark.parametrize("q", [1.0, 64 / 2700, 2.0**-24, 1e-9])
 def test_a_rate_is_never_rounded_down(q: float) -> None:
     assert rate_at_least(q) / RATE_ONE >= q
+
+
+def test_views_are_the_images_of_the_patient_each_as_often_as_another() -> None:
+    owners = [0, 0, 0, 1, 2, 2]
+    views = PoissonSampler(Units(owners), rate=RATE_ONE, noise=NoiseSource()).draw_views(6)
+    assert views.shape == (3, 6)
+    for row in views:
+        (owner,) = {owners[image] for image in row}
+        held = [image for image, other in enumerate(owners) if other == owner]
+        assert sorted(row.tolist()) == sorted(held * (6 // len(held)))
