@@ -29,7 +29,7 @@ from lazaret.errors import ConfigError, ToolkitError
 from protos.schema import schema_digest
 from security.clock import Clock
 from security.identity import pki
-from security.identity.enrolment import Identity
+from security.identity.enrolment import Identity, installed_manifest
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
 from security.identity.membership import AggregationPolicy, Membership, Seat
@@ -136,14 +136,7 @@ def refuse_lost_database(state: Path, run: str) -> None:
 
 
 def read_manifest(identity: Identity, clock: Clock) -> Manifest:
-    manifest = identity.manifest(now_ms=clock.now_ms())
-    if manifest is None:
-        raise ConfigError(
-            "there is no manifest yet",
-            where=str(identity.manifest_path),
-            hint="install the one the consortium has published: coordinator join --manifest FILE",
-        )
-    return manifest
+    return installed_manifest(identity, now_ms=clock.now_ms(), program="coordinator")
 
 
 def check_certificate(identity: Identity, manifest: Manifest, clock: Clock) -> Certificate:

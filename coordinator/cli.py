@@ -5,6 +5,7 @@ Torch and gRPC are imported inside the commands that need them, so that `--help`
 
 from __future__ import annotations
 
+import logging
 import re
 import socket
 import sys
@@ -14,6 +15,7 @@ from typing import Any, Final
 import click
 
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
+from lazaret import software
 from lazaret.checks import report, skip_option
 from lazaret.control import pause_commands
 from lazaret.errors import ConfigError
@@ -147,10 +149,11 @@ def run(config_path: Path, *, log_format: str | None = None) -> None:
 
     :param log_format: `text` or `json`; the configuration's if not given.
     """
-    from coordinator.service import run_until_stopped
-
     config, base = CoordinatorConfig.read(config_path)
     log_to_stderr("coordinator", log_format, json_lines=config.logging.json_lines)
+    logging.getLogger("coordinator").info("version %s starts with %s", software.version(), config_path)
+    from coordinator.service import run_until_stopped  # behind the first line: it takes a while
+
     run_until_stopped(config, base)
 
 
@@ -173,18 +176,14 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def status(config_path: Path, as_json: bool) -> None:
     """Show the rounds so far, from the database of a coordinator that is running or stopped."""
-    from coordinator.status import overview, standstill
+    from coordinator.status import lines, overview
 
     found = overview(config_path)
     if as_json:
         emit(found)
         return
-    click.echo(f"run {found['run']}: {found['completed']} of {found['rounds_planned']} rounds completed")
-    line = standstill(found, SystemClock().now_ms())
-    if line is not None:
+    for line in lines(found, SystemClock().now_ms()):
         click.echo(line)
-    for row in found["rounds"]:
-        click.echo(f"  round {row['number']:>4}  {row['outcome'] or 'open'}")
 
 
 @cli.command()

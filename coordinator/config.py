@@ -8,6 +8,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from lazaret.alerts import AlertsTable
 from lazaret.settings import read_settings
 
 KEPT_MODELS: Final = 10
@@ -46,6 +47,11 @@ listen = "127.0.0.1:7480"        # the operator's page and /metrics, for a brows
 # token = "dashboard.token"      # a file of mode 0600; on other addresses than this machine's own, this or client_ca is
                                  # required, and the page is served under the coordinator's own certificate
 # client_ca = "operators.pem"    # browsers must show a certificate of this authority
+
+[alerts]                         # who hears of a stalled run, a missing site, certificates, the disk
+# command = ["/usr/local/bin/page-me"]  # gets one JSON object on its standard input for each alert
+# webhook = "https://chat.example/hook" # gets the same object as a POST
+# after = 60                     # minutes that a stalled run or a missing site lasts before it is told
 """
 
 
@@ -96,6 +102,7 @@ class CoordinatorConfig(_Section):
     storage: StorageSection = StorageSection()
     logging: CoordinatorLogging = CoordinatorLogging()
     dashboard: Dashboard = Dashboard()
+    alerts: AlertsTable = AlertsTable()
 
     @classmethod
     def read(cls, path: Path) -> tuple[Self, Path]:

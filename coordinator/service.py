@@ -22,6 +22,7 @@ from coordinator.dashboard.server import Watch, open_dashboard
 from coordinator.ingress_log import Arrived
 from coordinator.run import Shell
 from coordinator.send_queue import Stream, Turns
+from coordinator.status import RunPresence
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.tcp_info import Meter
@@ -352,13 +353,20 @@ def run_until_stopped(
     malloc.keep_small()
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
     malloc.settle()
+    seen = RunPresence(ready.shell, ready.manifest, config)
 
     async def serve() -> None:
         service = service_type(ready.shell, ready.identity, ready.seat)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, service.stop)
-        with open_dashboard(config, base, ready) as service.watch:
+        with open_dashboard(config, base, ready) as watch:
+
+            def look() -> None:
+                watch()
+                seen.look()
+
+            service.watch = look
             await service.serve(config.listen, ready.begin)
 
     try:
@@ -366,8 +374,10 @@ def run_until_stopped(
             asyncio.run(serve())
     except BaseException as error:
         with suppress(Exception):  # as above
+            seen.stop(coarse(error))
             _close(ready.shell, coarse(error))
         raise
+    seen.stop("stopped by a signal")
     _close(ready.shell, "stopped by a signal")
 
 

@@ -1,19 +1,29 @@
-"""What an operator asks a state folder: read-only, also while the coordinator runs."""
+"""What an operator asks a state folder, also while the coordinator runs; and what a running one says of itself there.
+
+A running coordinator writes `now.json` every few seconds, so that the command can say whether it runs, what it waits
+for and how each site is.
+"""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from coordinator.assembly import read_manifest
 from coordinator.config import CoordinatorConfig
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory, UncheckedSum
+from lazaret.alerts import Alerts, certificate_alerts, disk_alert
+from lazaret.control import NowFile, PauseFile
 from security.clock import Clock, SystemClock
-from security.identity.enrolment import Identity
+from security.identity.enrolment import Identity, installed_manifest
 from security.identity.manifest import Manifest
 
+if TYPE_CHECKING:
+    from coordinator.run import Shell
+
 PATIENCE_MS: Final = 120_000
+ALERT_MS: Final = 60_000
 
 
 def _unchecked(found: UncheckedSum | None, manifest: Manifest) -> dict[str, Any] | None:
@@ -42,17 +52,119 @@ def standstill(told: dict[str, Any], now_ms: int) -> str | None:
 
 
 def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
-    """Rounds with their outcomes, sites with their last contact."""
+    """Rounds with their outcomes, sites with their last contact, and whether a coordinator runs."""
     config, base = CoordinatorConfig.read(config_path)
-    manifest = read_manifest(Identity(folder=base / config.identity), clock or SystemClock())
+    now = (clock or SystemClock()).now_ms()
+    identity = Identity(folder=base / config.identity)
+    manifest = installed_manifest(identity, now_ms=now, program="coordinator")
     with ReadOnlyHistory(base / config.state / FILE) as history:
         rounds, sessions = history.rounds(), history.sessions()
         unchecked, completed = history.unchecked_sum(), history.completed()
+    pause = PauseFile(base / config.state).read()
+    ends = certificate_ends(manifest)
     return {
         "run": manifest.run,
         "unchecked": _unchecked(unchecked, manifest),
         "rounds_planned": manifest.training.rounds,
         "completed": completed,
+        "complete": completed >= manifest.training.rounds,
+        "paused": None if pause is None else pause.reason,
+        "service": NowFile(base / config.state).read(now_ms=now),
         "rounds": [row._asdict() for row in rounds],
-        "sites": [{"site": site, "last_connected_ms": seen} for site, (_, seen) in sorted(sessions.items())],
+        "sites": [
+            {"site": site, "last_connected_ms": sessions.get(site, (0, None))[1], "certificate_ends_ms": ends[site]}
+            for site in manifest.sites
+        ],
+        "certificate_ends_ms": ends[manifest.coordinator.id],
     }
+
+
+def certificate_ends(manifest: Manifest) -> dict[str, int]:
+    """The last instant of every member's signing certificate."""
+    members = (*manifest.roster, manifest.coordinator)
+    return {member.id: int(1000 * member.certificate.not_valid_after_utc.timestamp()) for member in members}
+
+
+def lines(told: dict[str, Any], now_ms: int) -> list[str]:
+    """`status` as text: whether it runs, what it waits for, sites, rounds."""
+    found = [_running(told["service"])]
+    found.append(f"run {told['run']}: {told['completed']} of {told['rounds_planned']} rounds completed")
+    if told["complete"]:
+        found.append("the run is complete")
+    waits = told["service"].get("hindrance") if told["service"]["running"] else None
+    paused = f"paused: {told['paused']}" if told["paused"] else None
+    found += [line for line in (waits or paused, standstill(told, now_ms)) if line]
+    ends = {site["site"]: site["certificate_ends_ms"] for site in told["sites"]}
+    found += certificate_alerts(ends | {"the coordinator": told["certificate_ends_ms"]}, now_ms).values()
+    states = told["service"].get("sites", {}) if told["service"]["running"] else {}
+    width = max(len(site) for site in ends)
+    for site in told["sites"]:
+        state, seen = states.get(site["site"], "not known"), site["last_connected_ms"]
+        contact = "never connected" if seen is None else f"last connected {clock_text(seen)}"
+        found.append(f"  site {site['site']:<{width}}  {state:<12}  {contact}")
+    found += [f"  round {row['number']:>4}  {row['outcome'] or 'open'}" for row in told["rounds"]]
+    return found
+
+
+def _running(service: dict[str, Any]) -> str:
+    if not service.get("at_ms"):
+        return "not running: no coordinator has run here"
+    when = clock_text(service["at_ms"])
+    if service.get("stopped"):
+        return f"not running: ended {when}, {service['stopped']}"
+    if not service["running"]:
+        return f"not running: last sign of it {when}; it was killed, or hangs"
+    return f"running: {service['phase']}, round {service['round']}"
+
+
+def clock_text(ms: int) -> str:
+    """A local time with its zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(ms / 1000))
+
+
+class RunPresence:
+    """Looks at a running coordinator several times a second, writes down how it is, and tells the operator's alerts."""
+
+    def __init__(
+        self, shell: Shell, manifest: Manifest, config: CoordinatorConfig, alerts: Alerts | None = None
+    ) -> None:
+        self._shell = shell
+        self._manifest = manifest
+        self._file = NowFile(shell.storage.folder)
+        self._alerts = alerts or Alerts("coordinator", config.alerts)
+        self._after_ms = 60_000 * config.alerts.after
+        self._alert_ms = 0
+        self._since: dict[str, int] = {}  # what may become an alert, since when
+
+    def look(self) -> None:
+        from coordinator.dashboard.live import Live
+
+        clock, live = self._shell.clock, Live.of(self._shell)
+        told = {
+            "phase": str(live.phase),
+            "round": live.round,
+            "hindrance": live.hindrance,
+            "sites": {site.name: site.state for site in live.sites},
+        }
+        self._file.beat(told, now_ms=clock.now_ms(), mono_ms=clock.mono_ms())
+        if clock.mono_ms() >= self._alert_ms:
+            self._alert_ms = clock.mono_ms() + ALERT_MS
+            self._alerts.look(self.conditions(told), now_ms=clock.now_ms())
+
+    def conditions(self, told: dict[str, Any]) -> dict[str, str]:
+        """What the operator's alerts are told of, by name."""
+        found = disk_alert(self._shell.storage.folder)
+        found |= certificate_alerts(certificate_ends(self._manifest), self._shell.clock.now_ms())
+        blamed = self._shell.engine.book.excluded
+        found |= {f"excluded:{site}": f"{site} is excluded: {reason}" for site, reason in blamed.items()}
+        lasting = {} if told["hindrance"] is None else {"stalled": told["hindrance"]}
+        away = [site for site, state in told["sites"].items() if state == "away"]
+        lasting |= {f"site-missing:{site}": f"{site} is not connected" for site in away}
+        if self._shell.engine.auditing:
+            lasting["unchecked-sum"] = "the newest sum has no certificate (docs/operators.md)"
+        now = self._shell.clock.mono_ms()
+        self._since = {name: self._since.get(name, now) for name in lasting}
+        return found | {name: text for name, text in lasting.items() if now - self._since[name] >= self._after_ms}
+
+    def stop(self, reason: str) -> None:
+        self._file.stop(reason, now_ms=self._shell.clock.now_ms())

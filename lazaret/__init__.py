@@ -6,6 +6,7 @@ patients.
 Imported by: coordinator, lazaret.web, npr, protos, security, site_agent.
 
     errors     one tree of errors with stable codes; each has a message, a place and a hint
+    alerts     hooks of the operator that hear when something needs a person
     control    pause and present state: two small files between people and a running process
     files      reading and writing so that a refusal of the disk names the file
     settings   TOML files of people, read strictly into pydantic models

@@ -12,7 +12,7 @@ from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
 from security.clock import Clock
 from security.identity import pki
-from security.identity.enrolment import Identity
+from security.identity.enrolment import Identity, installed_manifest
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
@@ -115,13 +115,7 @@ def read_membership(identity: Identity, clock: Clock, *, dated: bool = True) -> 
     subject = pki.subject_of(certificate, str(identity.tls_path))
     if dated:
         pki.check_dates(certificate, now, str(identity.tls_path))
-    manifest = identity.manifest(now_ms=now)
-    if manifest is None:
-        raise ConfigError(
-            "there is no manifest yet",
-            where=str(identity.manifest_path),
-            hint="install the one the consortium has published: site-agent join --manifest FILE",
-        )
+    manifest = installed_manifest(identity, now_ms=now, program="site-agent")
     if subject.role is not Role.SITE:
         raise ConfigError(
             "the certificate is not a site's", where=str(identity.tls_path), hint="is this the right identity folder?"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +13,7 @@ from typing import Any, Final, NoReturn
 
 import click
 
+from lazaret import software
 from lazaret.control import pause_commands
 from lazaret.terminal import emit, log_option, log_to_stderr, run_command, say
 from security.clock import SystemClock
@@ -49,14 +51,17 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     :param agent_type: the class that carries out effects; `Agent` if not given.
     :param log_format: `text` or `json`; the configuration's if not given.
     """
+    config = SiteConfig.read(config_path)
+    log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
+    logging.getLogger("site-agent").info("version %s starts with %s", software.version(), config_path)
+    # Behind the first line: these take seconds.
     from site_agent.assembly import assemble
     from site_agent.client import serve
     from site_agent.metrics import open_metrics
     from site_agent.run import Agent
+    from site_agent.status import AgentPresence
     from site_agent.supervisor import start_trainer
 
-    config = SiteConfig.read(config_path)
-    log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
     place = RankPlace.read()
     if place is not None and place.rank > 0:
         help_agent(config, place)
@@ -69,8 +74,9 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
             make_learner=partial(start_trainer, log_format=log_format),
             agent_type=agent_type or Agent,
         )
+        seen = AgentPresence(config, agent)
         with open_metrics(config, agent):
-            asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+            asyncio.run(serve(agent, config.coordinator, until=stop_on_signals, watch=seen.look, ended=seen.stop))
 
 
 @contextmanager
@@ -129,7 +135,7 @@ def join(
 @json_option
 def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
     """Show what this site has done so far, from its state folder; the agent may be running."""
-    from site_agent.status import overview
+    from site_agent.status import lines, overview
 
     if web:
         from site_agent.page.content import show_page
@@ -140,19 +146,14 @@ def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
     if as_json:
         emit(found)
         return
-    model = found["model"][:16]
-    click.echo(f"site {found['site']}, run {found['run']}: round {found['round']} accepted, model {model}")
-    if found["stopped"]:
-        click.echo(f"stopped, the operator must act: {found['stopped']}")
-    if found["waits_for_operator"]:
-        click.echo("too many updates on one model, the operator must act: see `site-agent permit --help`")
-    for path in found["evidence"]:
-        click.echo(f"evidence against the coordinator, for the consortium: {path}")
+    for line in lines(found, SystemClock().now_ms()):
+        click.echo(line)
     if found["privacy"]:
         click.echo(status_line(found["privacy"]))
     for row in found["metrics"]:
         figures = row.get("test") or row.get("validation") or {}
-        click.echo(f"  round {row['round']:>4}  balanced accuracy {figures.get('bacc')}")
+        shown = "not known" if figures.get("bacc") is None else f"{figures['bacc']:.3f}"
+        click.echo(f"  round {row['round']:>4}  balanced accuracy {shown}")
 
 
 pausing = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")

@@ -72,6 +72,7 @@ class Client:
         self.table = table
         self.traffic = SecondLedger(agent.log, meter_for(table))
         self.stopped = asyncio.Event()
+        self.watch: Callable[[], None] = lambda: None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None
         self._connected = math.inf  # since when, on the loop's clock
@@ -101,6 +102,7 @@ class Client:
             await asyncio.sleep(TICK_SECONDS)
             self._events.put_nowait(self.agent.ticked)
             self.traffic.tick(self._loop.time())
+            self.watch()
             if self._loop.time() >= heartbeat:
                 heartbeat = self._loop.time() + HEARTBEAT_SECONDS
                 self.agent.heartbeat()
@@ -170,7 +172,7 @@ class Client:
                 wait = float(self.table.least_wait)  # it lasted for a while; an attempt that timed out did not
             # Jitter keeps sites from connecting at the same moment; nothing secret depends on it.
             pause = wait * random.uniform(0.5, 1.0)
-            log.info("%s; trying %s again in %.1f s", reason, self.table.address, pause)
+            log.warning("%s; trying %s again in %.1f s", reason, self.table.address, pause)
             await asyncio.sleep(pause)
             wait = min(2 * wait, float(self.table.most_wait))
 
@@ -303,12 +305,22 @@ def _raising(error: Exception) -> Finish:
     return finish
 
 
-async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[asyncio.Event], None]) -> None:
+async def serve(
+    agent: Agent,
+    table: CoordinatorTable,
+    *,
+    until: Callable[[asyncio.Event], None],
+    watch: Callable[[], None] = lambda: None,
+    ended: Callable[[str], None] = lambda _: None,
+) -> None:
     """Run an agent; `until` gets the event that stops it, for signal handlers.
 
+    :param watch: called several times a second.
+    :param ended: hears why the agent ends.
     :raises ToolkitError: when there is no use in trying again. The log ends in order either way.
     """
     client = Client(agent, table)
+    client.watch = watch
     until(client.stopped)
     gc.freeze()  # what exists now stays; garbage collection during an aggregation need not visit it
     reason = "stopped by a signal"
@@ -319,6 +331,7 @@ async def serve(agent: Agent, table: CoordinatorTable, *, until: Callable[[async
         raise
     finally:
         agent.learner.close()  # first: it may still write to the log
+        ended(reason)
         agent.log.close(partial(_end, client.traffic, reason))
         agent.wal.close()
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from lazaret.alerts import AlertsTable
 from lazaret.settings import read_settings
 from site_agent.policy import SitePolicy
 
@@ -136,6 +137,7 @@ class SiteConfig(ConfigTable):
     privacy: PrivacyTable = PrivacyTable()
     metrics: MetricsTable = MetricsTable()
     logging: SiteLogging = SiteLogging()
+    alerts: AlertsTable = AlertsTable()
     path: Path = Field(default=Path("site.toml"), exclude=True)
 
     @classmethod

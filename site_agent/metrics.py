@@ -22,6 +22,7 @@ from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.run import Agent
 from site_agent.session import SessionPhase
+from site_agent.status import certificate_end
 
 log = logging.getLogger("site-agent")
 
@@ -49,6 +50,11 @@ class AgentCollector(Collector):
         blocked = agent.outbox.blocked
         yield CounterMetricFamily("lazaret_agent_blocked", "Messages blocked by the egress filter.", blocked)
         yield GaugeMetricFamily("lazaret_agent_log_entries", "Entries in this site's privacy log.", agent.log.size)
+        certificate = agent.manifest.site(session.site).certificate
+        ends = certificate_end(agent.identity, certificate) / 1000
+        yield GaugeMetricFamily("lazaret_agent_certificate_end_timestamp_seconds", "When the certificates end.", ends)
+        declined = session.declined is not None
+        yield GaugeMetricFamily("lazaret_agent_declined", "1 after an order was declined.", declined)
         yield from self._privacy()
         build = GaugeMetricFamily("lazaret_agent_build_info", "The version that runs.", labels=("version",))
         build.add_metric((software.version(),), 1)

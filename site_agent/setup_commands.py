@@ -267,6 +267,11 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 [metrics]
 # listen = "127.0.0.1:7481"           # figures for a Prometheus on this machine; no other address is permitted
 
+[alerts]                              # who hears of a lost connection, certificates, the disk, the budget
+# command = ["/usr/local/bin/page-me"] # gets one JSON object on its standard input for each alert
+# webhook = "https://chat.example/hook" # gets the same object as a POST; nothing of patients or results is in it
+# after = 60                          # minutes without a connection before it is told
+
 [policy]                              # what this hospital permits; the coordinator cannot override it
 # methods = ["fednpr-per"]            # default: whatever the manifest names
 # architectures = ["efficientnet_b0"]

@@ -1,9 +1,18 @@
-"""What `site-agent status` shows: read from the state directory, whether or not the agent is running."""
+"""What `site-agent status` shows, read from the state folder; and what a running agent says of itself there.
+
+A running agent writes `now.json` every few seconds: connected or not, since when, its last warning, what it has
+declined and until when. So the command and the page can say that an agent is dead, which no other file does.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import logging
+import time
+from typing import TYPE_CHECKING, Any, Final
 
+from lazaret.alerts import Alerts, certificate_alerts, disk_alert
+from lazaret.control import NowFile, PauseFile
+from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity
 from security.identity.membership import aggregation_policy
@@ -13,24 +22,33 @@ from security.secagg.site.checks import updates_left
 from security.secagg.site.journal import Journal, NewestResult
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
-from site_agent.privacy import budget_status
+from site_agent.privacy import budget_status, ledger_files
 from site_agent.state_dir import Vault
 from site_agent.state_writer import read_records
+
+if TYPE_CHECKING:
+    from site_agent.run import Agent
+
+CONTACT_MS: Final = 10_000  # a finer time would make every state a new one
+ALERT_MS: Final = 60_000
+BUDGET_SHARE: Final = 0.9
 
 
 def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
     clock = clock or SystemClock()
-    identity = Identity(folder=config.identity)
+    identity, now = Identity(folder=config.identity), clock.now_ms()
     site, manifest = read_membership(identity, clock, dated=False)
     vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
     journal = Journal.replay(read_records(vault.wal))
-    head = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms()))
+    head = journal.head(aggregation_policy(manifest, now_ms=now))
     heads = LogFolder(vault.log).checkpoint_sizes() if vault.log.exists() else []
+    pause = PauseFile(config.state).read()
     return {
         "site": site,
         "federation": manifest.federation,
         "manifest_version": manifest.version,
         "run": manifest.run,
+        "rounds_planned": manifest.training.rounds,
         "round": head.round,
         "model": head.state_hash.hex(),
         "vouched": head.vouched,
@@ -42,9 +60,168 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
         "log_size": heads[-1] if heads else 0,
         "metrics": vault.read_metrics(),
         "privacy": budget_status(config, manifest),
+        "certificate_ends_ms": certificate_end(identity, manifest.site(site).certificate),
+        "paused": None if pause is None else pause.reason,
+        "agent": NowFile(config.state).read(now_ms=now),
     }
 
 
 def _waits_for_operator(journal: Journal, head: NewestResult, *, private: bool) -> bool:
     """Whether this site sends nothing more on its model before `site-agent permit`."""
     return not private and journal.uploaded_on == head.state_hash and updates_left(journal) == 0
+
+
+def certificate_end(identity: Identity, signing: Any) -> int:
+    """The end of the first of this site's two certificates to end."""
+    ends = (identity.tls_certificate().not_valid_after_utc, signing.not_valid_after_utc)
+    return int(1000 * min(end.timestamp() for end in ends))
+
+
+def clock_text(ms: int) -> str:
+    """A local time with its zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(ms / 1000))
+
+
+def lines(told: dict[str, Any], now_ms: int) -> list[str]:
+    """`status` as text: first whether it runs, last the figures of the rounds."""
+    found = [_running(told["agent"]), _standing(told)]
+    found += [text for _, text in remarks(told, now_ms)]
+    found += [f"evidence against the coordinator, for the consortium: {path}" for path in told["evidence"]]
+    ends = told["certificate_ends_ms"]
+    found.append(f"certificates valid until {clock_text(ends)} ({(ends - now_ms) // 86_400_000} days)")
+    return found
+
+
+def _running(agent: dict[str, Any]) -> str:
+    if not agent.get("at_ms"):
+        return "not running: no agent has run here"
+    if agent.get("stopped"):
+        return f"not running: ended {clock_text(agent['at_ms'])}, {agent['stopped']}"
+    if not agent["running"]:
+        return f"not running: last sign of the agent {clock_text(agent['at_ms'])}; it was killed, or hangs"
+    since, contact = agent.get("connected_ms"), agent.get("contact_ms")
+    if not since:
+        return "running, not connected to the coordinator"
+    doing = f", training round {agent['training']}" if agent.get("training") else ", waiting for the next round"
+    return f"running, connected since {clock_text(since)}, last contact {clock_text(contact or since)}{doing}"
+
+
+def _standing(told: dict[str, Any]) -> str:
+    verified = "verified" if told["vouched"] else "not verified yet"
+    place = f"round {told['round']} of {told['rounds_planned']}"
+    return f"site {told['site']}, run {told['run']}: {place} accepted, model {told['model'][:16]}, {verified}"
+
+
+def remarks(told: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
+    """What needs a person's eyes, worst first: (level, text)."""
+    agent, found = told["agent"], []
+    if told["stopped"]:
+        found.append(("bad", f"stopped, the operator must act: {told['stopped']}"))
+    if told["waits_for_operator"]:
+        found.append(("bad", "too many updates on one model, the operator must act: see `site-agent permit --help`"))
+    if not agent["running"]:
+        found.append(("bad", _running(agent)))
+    ending = certificate_alerts({"this site": told["certificate_ends_ms"]}, now_ms)
+    found += [("bad" if "-1:" in name else "look", text) for name, text in ending.items()]
+    if told["paused"]:
+        found.append(("look", f"paused: {told['paused']}; `site-agent resume` goes on"))
+    if agent["running"]:
+        found += _of_running(agent)
+    return sorted(found, key=lambda one: ("bad", "look", "good").index(one[0]))
+
+
+def _of_running(agent: dict[str, Any]) -> list[tuple[str, str]]:
+    found, trouble, declined = [], agent.get("trouble"), agent.get("declined")
+    since = agent.get("connected_ms")
+    if not since:
+        found.append(("look", "not connected to the coordinator"))
+    if trouble and (not since or trouble["at_ms"] > since):
+        found.append(("look", f"last warning, {clock_text(trouble['at_ms'])}: {trouble['text']}"))
+    if declined:
+        until = f", until {clock_text(declined['until_ms'])}" if declined["until_ms"] else ""
+        found.append(("look", f"declined round {declined['round']}: {declined['reason']}{until}"))
+    return found
+
+
+class LastWarning(logging.Handler):
+    """Keeps the newest line of the agent's log that was more than information."""
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(logging.WARNING)
+        self._clock = clock
+        self.newest: dict[str, Any] | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.newest = {"text": record.getMessage()[:400], "at_ms": self._clock.now_ms()}
+
+
+class AgentPresence:
+    """Looks at a running agent several times a second, writes down how it is, and tells the hospital's alerts."""
+
+    def __init__(self, config: SiteConfig, agent: Agent, alerts: Alerts | None = None) -> None:
+        self._config = config
+        self._agent = agent
+        self._file = NowFile(config.state)
+        self._warning = LastWarning(agent.clock)
+        self._alerts = alerts or Alerts("site-agent", config.alerts)
+        self._since: int | None = None
+        self._contact: tuple[int, int] = (0, 0)  # how many messages, when
+        self._away_ms = agent.clock.mono_ms()
+        self._alert_ms = 0
+        logging.getLogger("site-agent").addHandler(self._warning)
+
+    def look(self) -> None:
+        agent, clock = self._agent, self._agent.clock
+        now, mono = clock.now_ms(), clock.mono_ms()
+        live = agent.session.phase == "live"
+        if live != (self._since is not None):
+            self._since = now if live else None
+            self._away_ms = mono
+        if agent.expected != self._contact[0]:
+            self._contact = (agent.expected, now // CONTACT_MS * CONTACT_MS)
+        self._file.beat(self.told(), now_ms=now, mono_ms=mono)
+        if mono >= self._alert_ms:
+            self._alert_ms = mono + ALERT_MS
+            self._alerts.look(self.conditions(), now_ms=now)
+
+    def told(self) -> dict[str, Any]:
+        session = self._agent.session
+        declined = session.declined and dict(zip(("round", "reason", "until_ms"), session.declined, strict=True))
+        return {
+            "connected_ms": self._since,
+            "contact_ms": self._contact[1] or None,
+            "phase": str(session.phase),
+            "training": session.training,
+            "declined": declined,
+            "trouble": self._warning.newest,
+        }
+
+    def conditions(self) -> dict[str, str]:
+        """What the hospital's alerts are told of, by name."""
+        agent, clock = self._agent, self._agent.clock
+        found = disk_alert(self._config.state)
+        certificate = agent.manifest.site(agent.session.site).certificate
+        found |= certificate_alerts({agent.session.site: certificate_end(agent.identity, certificate)}, clock.now_ms())
+        away = (clock.mono_ms() - self._away_ms) // 60_000
+        if self._since is None and away >= self._config.alerts.after:
+            found["disconnected"] = "the agent has had no connection to the coordinator for a long time"
+        if (reason := agent.session.machine.core.journal.stopped) is not None:
+            found["stopped"] = f"the agent has stopped and waits for a person: {reason}"
+        if agent.outbox.blocked:
+            found["egress-blocked"] = "the egress filter has blocked a message; `privacy-audit egress` has more"
+        return found | self._budget()
+
+    def _budget(self) -> dict[str, str]:
+        try:
+            state = ledger_files(self._config).peek()
+        except ToolkitError as error:
+            return {"ledger": str(error)}
+        if state is None or state.epsilon < BUDGET_SHARE * state.terms.cap:
+            return {}
+        return {"budget": f"more than {BUDGET_SHARE:.0%} of the privacy budget is spent"}
+
+    def stop(self, reason: str) -> None:
+        """The agent ends. What ends it by an error is an alert that stays."""
+        now = self._agent.clock.now_ms()
+        self._file.stop(reason, now_ms=now)
+        logging.getLogger("site-agent").removeHandler(self._warning)

@@ -12,6 +12,7 @@ from security.log.note import Note
 
 AWAY: Final = "away"
 EXCLUDED: Final = "excluded"
+HOUR_MS: Final = 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +49,12 @@ class AggregationProgress:
 class Live:
     """Everything the page shows that is not on disk.
 
+    :param now_ms: the hour: certificates are compared with it, and a finer time would make every picture a new one.
     :param hindrance: what keeps the run from going on; None if nothing does.
     :param witnessed: how much of which log a witness holds: (witness, origin of the log) -> size.
     """
 
+    now_ms: int
     phase: RunPhase
     round: int
     completed: int
@@ -77,6 +80,7 @@ class Live:
         waits = engine.phase in (RunPhase.TRAINING, RunPhase.PINGING)
         previous = engine.previous if engine.auditing else None
         return cls(
+            now_ms=clock.now_ms() // HOUR_MS * HOUR_MS,
             phase=engine.phase,
             round=engine.round.start.round if engine.round else 0,
             completed=engine.completed,

@@ -48,6 +48,14 @@ class RunCollector(Collector):
         yield GaugeMetricFamily("lazaret_rounds_planned", "Models to be published in this run.", live.planned)
         yield from self._rounds()
         yield from self._of_phases(live)
+        hindered = live.hindrance is not None
+        yield GaugeMetricFamily("lazaret_hindered", "1 while something keeps the run from going on.", hindered)
+        ends = GaugeMetricFamily(
+            "lazaret_certificate_end_timestamp_seconds", "When a member's certificate ends.", labels=("member",)
+        )
+        for member, until in self._board.certificates.items():
+            ends.add_metric((member,), until / 1000)
+        yield ends
         yield from _of_sites(live, self._board)
         traffic = CounterMetricFamily(
             "lazaret_bytes", "Bytes of messages since this start.", labels=("direction", "message")

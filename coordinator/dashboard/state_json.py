@@ -9,13 +9,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
 from coordinator.effects import PUBLISHED
 from coordinator.phases import RunPhase
 from coordinator.round_history import Cohort, LastAttempt, ReadOnlyHistory
+from coordinator.status import certificate_ends
 from lazaret import software
+from lazaret.alerts import certificate_alerts
 from lazaret.errors import CodecError, LocalProtocolError
 from lazaret.web.http import Response
 from security.identity.manifest import Manifest
@@ -127,9 +130,14 @@ class Health:
         return {"level": self.level, "sentence": self.sentence, "remarks": remarks}
 
 
-def judge(live: Live, told: PageHistory) -> Health:
-    """Pure: the same picture gives the same words."""
-    remarks = [*_of_sites(live, told), *_of_rounds(live, told)]
+def judge(live: Live, told: PageHistory, ends: Mapping[str, int] = MappingProxyType({}), *, now_ms: int = 0) -> Health:
+    """Pure: the same picture gives the same words.
+
+    :param ends: when the certificates of members end.
+    """
+    ending = certificate_alerts(ends, now_ms)
+    certificates = [(BAD if "-1:" in name else LOOK, text) for name, text in ending.items()]
+    remarks = [*_of_sites(live, told), *_of_rounds(live, told), *certificates]
     level = max((level for level, _ in remarks), key=_ORDER.index, default=GOOD)
     return Health(level=level, sentence=_sentence(live), remarks=tuple(remarks))
 
@@ -266,6 +274,7 @@ class Board:
         self._live: Live | None = None
         self._history: tuple[int, PageHistory] | None = None
         self._shown: tuple[object, Response] | None = None
+        self.certificates = certificate_ends(manifest)
         self._about = {
             "federation": manifest.federation,
             "run": manifest.run,
@@ -310,7 +319,7 @@ class Board:
         """One JSON object. Its rounds, nearly all of it in a long run, come written already."""
         rest = {
             "about": self._about,
-            "health": judge(live, told).to_json(),
+            "health": judge(live, told, self.certificates, now_ms=live.now_ms).to_json(),
             "now": _now(live),
             "sites": [_site(site, told) for site in live.sites],
             "columns": COLUMNS,

@@ -416,3 +416,19 @@ def check_root_fingerprint(root: x509.Certificate, known: str) -> None:
             where="root certificate",
             hint="stop here; call the consortium and compare fingerprints",
         )
+
+
+def installed_manifest(identity: Identity, *, now_ms: int, program: str) -> Manifest:
+    """The manifest in force.
+
+    :param program: whose command installs one.
+    :raises ConfigError: if there is none yet.
+    """
+    manifest = identity.manifest(now_ms=now_ms)
+    if manifest is None:
+        raise ConfigError(
+            "there is no manifest yet",
+            where=str(identity.manifest_path),
+            hint=f"install the one the consortium has published: {program} join --manifest FILE",
+        )
+    return manifest

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from lazaret.control import BEAT_MS
 from lazaret.errors import ToolkitError
 from lazaret.terminal import say
 from lazaret.web.access import Guard, require_loopback
@@ -26,12 +27,11 @@ from lazaret.web.pages import Pages, assets
 from lazaret.web.server import WebServer
 from security.clock import Clock, SystemClock
 from security.log.events import Egress, EgressBlocked, RoundDeclined
-from security.log.machine import HEARTBEAT_MS
 from security.log.reader import LogFollower
 from security.rng import Randomness, SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
-from site_agent.status import overview
+from site_agent.status import overview, remarks
 
 # What was trained, from the files of the state folder. Nothing of it leaves the site.
 
@@ -173,8 +173,10 @@ class Outflow:
         }
 
 
-SILENT_MS: Final = 2 * HEARTBEAT_MS
-ABOUT: Final = ("site", "federation", "manifest_version", "run", "round", "model", "vouched", "stopped")
+ABOUT: Final = (
+    "site", "federation", "manifest_version", "run", "round", "model", "vouched", "stopped",
+    "certificate_ends_ms",
+)  # fmt: skip
 Stamp = tuple[tuple[str, int, int], ...]
 
 
@@ -192,15 +194,15 @@ class Content:
         now = self._clock.now_ms()
         self._outflow.catch_up()
         egress, slow = self._outflow.to_json(now), self._read()
-        silent = now - egress["newest"] > SILENT_MS
-        key = (egress, slow, silent, day_of(now))
+        key = (egress, slow, day_of(now))
         if self._shown is None or self._shown[0] != key:
-            content = {**slow, "egress": egress, "health": judge(slow, egress, silent=silent)}
+            content = {**slow, "egress": egress, "health": judge(slow, egress)}
             self._shown = (key, Response.of_json(content))
         return self._shown[1]
 
     def _read(self) -> dict[str, Any]:
-        stamp = self._stamp()
+        # A dead agent changes no file: whether it lives is looked at again every few seconds.
+        stamp = (*self._stamp(), ("now", self._clock.now_ms() // BEAT_MS, 0))
         if self._slow is None or self._slow[0] != stamp:
             self._slow = (stamp, self._gather())
         return self._slow[1]
@@ -208,7 +210,7 @@ class Content:
     def _stamp(self) -> Stamp:
         state, found = self._config.state, []
         memory = newest_memory(state / "memory")
-        names = [state / name for name in ("wal", "run", "metrics.jsonl", "data.json")]
+        names = [state / name for name in ("wal", "run", "metrics.jsonl", "data.json", "pause.json", "now.json")]
         for path in (*names, self._config.ledger, *([memory] if memory else [])):
             try:
                 status = path.stat()
@@ -236,7 +238,13 @@ class Content:
             found = overview(self._config, self._clock)
         except ToolkitError as error:
             return {"problem": str(error)}, []
-        return {name: found[name] for name in ABOUT}, found["metrics"]
+        now = self._clock.now_ms()
+        told = [{"level": level, "text": text} for level, text in remarks(found, now)]
+        return {name: found[name] for name in ABOUT} | {
+            "remarks": told,
+            "running": found["agent"]["running"],
+            "connected": found["agent"].get("connected_ms") if found["agent"]["running"] else None,
+        }, found["metrics"]
 
 
 def spent(config: SiteConfig) -> dict[str, Any] | None:
@@ -261,14 +269,12 @@ def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().split(b"\n")[:-1]
 
 
-def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict[str, Any]:
+def judge(slow: dict[str, Any], egress: dict[str, Any]) -> dict[str, Any]:
     """One sentence about today, and what to look at. Pure."""
     about, privacy = slow["about"], slow["privacy"] or {}
-    remarks = []
+    remarks = [(one["level"], one["text"]) for one in about.get("remarks", ())]
     if about.get("problem"):
         remarks.append(("bad", about["problem"]))
-    if about.get("stopped"):
-        remarks.append(("bad", f"stopped, the operator must act: {about['stopped']}"))
     if privacy.get("problem"):
         remarks.append(("bad", privacy["problem"]))
     if egress["blocked"]:
@@ -278,10 +284,10 @@ def judge(slow: dict[str, Any], egress: dict[str, Any], *, silent: bool) -> dict
         remarks.append((level, f"{blocked}; `privacy-audit egress` has more"))
     if egress["declined_today"]:
         remarks.append(("look", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
-    if silent:
-        remarks.append(("look", "the agent has written nothing for a while: is it running?"))
     sent = sum(row[2] for row in egress["today"])
     sentence = "Nothing was sent today" if not sent else "What was sent today was masked or part of the protocol"
+    if not about.get("running", True):
+        sentence = f"The agent is not running. {sentence}"
     level = max((one for one, _ in remarks), key=("good", "look", "bad").index, default="good")
     return {
         "level": level,

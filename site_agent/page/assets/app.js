@@ -18,6 +18,8 @@ function verdict({ level, sentence, remarks }, about) {
 }
 
 const facts = ({ about, egress }) => el("dl", { class: "facts" }, [
+  ["agent", about.running === undefined ? "–" : !about.running ? "not running" : about.connected ? "running, connected" : "running, not connected"],
+  ["certificates end", about.certificate_ends_ms ? ago(about.certificate_ends_ms) : "–"],
   ["round accepted", about.round ?? "–"],
   ["model", digest(about.model, 16)],
   ["verified", about.vouched === undefined ? "–" : about.vouched ? "yes" : "not yet"],

@@ -39,6 +39,8 @@ RUN = {
     "lazaret_round_seconds_count": {},
     "lazaret_round_seconds_sum": {},
     "lazaret_aborts_total": {"reason": {*REASONS, OTHER}},
+    "lazaret_hindered": {},
+    "lazaret_certificate_end_timestamp_seconds": {"member": SITES | {"hub"}},
     "lazaret_phase": {"phase": set(RunPhase)},
     "lazaret_phase_seconds_total": {"phase": set(RunPhase)},
     "lazaret_sites": {"state": {"listed", "connected", "ready", "excluded"}},
@@ -58,6 +60,8 @@ AGENT = {
     "lazaret_agent_log_entries": {},
     "lazaret_agent_epsilon": {},
     "lazaret_agent_epsilon_cap": {},
+    "lazaret_agent_certificate_end_timestamp_seconds": {},
+    "lazaret_agent_declined": {},
     "lazaret_agent_build_info": {"version": VERSION},
 }
 ONLY_PRIVATE = {"lazaret_agent_epsilon", "lazaret_agent_epsilon_cap"}
@@ -169,6 +173,17 @@ def test_the_grafana_file_asks_for_nothing_that_is_not_told() -> None:
     labels = {name for query in queries for name in re.findall(r"by \(([a-z, ]+)\)", query)}
     known = {label for allowed in (*RUN.values(), *AGENT.values()) for label in allowed} | {"instance"}
     assert {part.strip() for names in labels for part in names.split(",")} <= known
+
+
+RULES = ROOT / "deploy" / "prometheus" / "lazaret.rules.yml"
+
+
+def test_the_alert_rules_ask_for_nothing_that_is_not_told() -> None:
+    text = RULES.read_text(encoding="utf-8")
+    asked = set(re.findall(r"\blazaret_\w+", text))
+    assert asked <= set(RUN) | set(AGENT)
+    alerts = re.findall(r"- alert: (\w+)\n\s+expr: (.+)\n\s+for: \w+\n\s+labels: .+\n\s+annotations: .+\n", text)
+    assert len(alerts) == text.count("- alert:") >= 8, "each has an expression, a time, a severity and words"
 
 
 def test_its_panels_do_not_lie_upon_each_other_and_have_names_of_their_own() -> None:

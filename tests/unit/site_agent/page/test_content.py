@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from lazaret.control import STALE_MS
 from lazaret.errors import ConfigError
 from lazaret.web.pages import exposition
 from security.audit.facts import read_history
@@ -26,8 +27,9 @@ from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.metrics import AgentCollector, open_metrics
 from site_agent.page import content as learnt
-from site_agent.page.content import SILENT_MS, Content, Outflow, judge, open_page
+from site_agent.page.content import Content, Outflow, judge, open_page
 from site_agent.privacy import ledger_files
+from site_agent.status import AgentPresence
 from tests.support.site_world import SiteWorld
 
 SITE = "graz"
@@ -158,23 +160,30 @@ NOTHING: dict[str, Any] = {"about": {}, "privacy": None}
 
 
 def test_sentences() -> None:
-    assert judge(NOTHING, CALM, silent=False)["level"] == "good"
-    assert judge(NOTHING, CALM | {"today": []}, silent=False)["sentence"] == "Nothing was sent today"
-    assert judge(NOTHING, CALM, silent=True)["level"] == "look"
-    assert judge(NOTHING, CALM | {"blocked": 2, "blocked_today": 1}, silent=False)["level"] == "bad"
-    assert judge(NOTHING, CALM | {"blocked": 2}, silent=False)["level"] == "look"
-    assert judge(NOTHING, CALM | {"declined_today": 1}, silent=False)["level"] == "look"
-    assert judge(NOTHING | {"about": {"stopped": "rollback"}}, CALM, silent=False)["level"] == "bad"
+    assert judge(NOTHING, CALM)["level"] == "good"
+    assert judge(NOTHING, CALM | {"today": []})["sentence"] == "Nothing was sent today"
+    assert judge(NOTHING, CALM | {"blocked": 2, "blocked_today": 1})["level"] == "bad"
+    assert judge(NOTHING, CALM | {"blocked": 2})["level"] == "look"
+    assert judge(NOTHING, CALM | {"declined_today": 1})["level"] == "look"
+    assert judge(NOTHING | {"about": {"remarks": [{"level": "bad", "text": "stopped"}]}}, CALM)["level"] == "bad"
 
 
-def test_a_silent_agent_is_noticed(world: SiteWorld) -> None:
-    page = Content(config_of(world), world.clock)
-    assert "is it running" not in page.state().body.decode()
-    world.clock.advance(SILENT_MS + 1)
+def test_a_dead_agent_is_noticed(world: SiteWorld) -> None:
+    """Nothing writes any more: only that `now.json` grows old shows it."""
+    config, clock = config_of(world), world.clock
+    page, seen = Content(config, clock), AgentPresence(config, world.agents[SITE])
+    seen.look()
+    told = json.loads(page.state().body)
+    assert told["about"]["running"] and "not running" not in told["health"]["sentence"]
+    clock.advance(STALE_MS)
     try:
-        assert "is it running" in page.state().body.decode()
+        told = json.loads(page.state().body)
+        assert told["health"]["level"] == "bad" and "The agent is not running" in told["health"]["sentence"]
+        assert "it was killed, or hangs" in told["health"]["remarks"][0]["text"]
     finally:
-        world.clock.advance(-SILENT_MS - 1)
+        clock.advance(-STALE_MS)
+    seen.stop("stopped by a signal")
+    assert "stopped by a signal" in json.loads(page.state().body)["health"]["remarks"][0]["text"]
 
 
 def test_epsilon_is_the_ledgers(world: SiteWorld) -> None:

@@ -1,0 +1,135 @@
+"""Alerts: a command of the operator's, or a web address, that hears when something needs a person, and when it is over.
+
+A party says which conditions hold now, each under a name. One that begins or ends is told once, as one JSON object: on
+the standard input of the command, or as the body of a POST. Both run in a process of their own: a hook that hangs or
+fails costs nothing but a line in the log, and what a webhook sends is not traffic of the party itself. Texts are made
+of states, names of members and dates; nothing about patients, images or results is in them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import queue
+import shutil
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+DAY_MS: Final = 86_400_000
+CERTIFICATE_DAYS: Final = (1, 7, 30)
+HOOK_SECONDS: Final = 60
+LEAST_FREE: Final = 512 * 1024 * 1024
+Message = dict[str, Any]
+
+
+class AlertsTable(BaseModel):
+    """The table [alerts] of a configuration.
+
+    :ivar after: minutes that a stalled run or a missing party lasts before it is told.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    command: tuple[str, ...] | None = None
+    webhook: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    after: Annotated[int, Field(ge=1)] = 60
+
+    def hooks(self) -> list[tuple[str, ...]]:
+        """The processes to start for each message."""
+        post = (sys.executable, "-m", "lazaret.alerts", self.webhook) if self.webhook else None
+        return [hook for hook in (self.command, post) if hook]
+
+
+class Alerts:
+    """Compares what holds now with what held before, and tells the difference.
+
+    :param tell: takes one message; the hooks of the table if not given.
+    """
+
+    def __init__(self, party: str, table: AlertsTable, tell: Callable[[Message], None] | None = None) -> None:
+        self._party = party
+        self._standing: dict[str, str] = {}
+        self._tell = tell or _Hooks(table.hooks(), party)
+
+    def look(self, found: Mapping[str, str], *, now_ms: int) -> None:
+        """:param found: the conditions that hold, by name, in words."""
+        for name, text in found.items():
+            if name not in self._standing:
+                self._send("began", name, text, now_ms)
+        for name, text in self._standing.items():
+            if name not in found:
+                self._send("ended", name, text, now_ms)
+        self._standing = dict(found)
+
+    def _send(self, state: str, name: str, text: str, now_ms: int) -> None:
+        self._tell({"party": self._party, "alert": name, "state": state, "text": text, "at_ms": now_ms})
+
+
+class _Hooks:
+    """Starts the hooks one after the other, beside the work."""
+
+    def __init__(self, hooks: list[tuple[str, ...]], party: str) -> None:
+        self._hooks = hooks
+        self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._log = logging.getLogger(party)
+        if hooks:
+            threading.Thread(target=self._work, name="alerts", daemon=True).start()
+
+    def __call__(self, message: Message) -> None:
+        if self._hooks:
+            self._waiting.put(message)
+
+    def _work(self) -> None:
+        while True:
+            data = json.dumps(self._waiting.get(), ensure_ascii=False).encode() + b"\n"
+            for hook in self._hooks:
+                try:
+                    subprocess.run(hook, input=data, timeout=HOOK_SECONDS, check=True, capture_output=True)
+                except (OSError, subprocess.SubprocessError) as error:
+                    self._log.warning("the alert hook %s failed: %s", hook[0], error)
+
+
+def certificate_alerts(ends: Mapping[str, int], now_ms: int) -> dict[str, str]:
+    """Certificates that end soon, each under the narrowest of 30, 7 and 1 days; so each of them is told.
+
+    :param ends: the last instant of each member's certificate.
+    """
+    found = {}
+    for member, until in ends.items():
+        limit = next((days for days in CERTIFICATE_DAYS if until - now_ms <= days * DAY_MS), None)
+        if limit is not None:
+            found[f"certificate-{limit}:{member}"] = certificate_line(member, until, now_ms)
+    return found
+
+
+def certificate_line(member: str, until_ms: int, now_ms: int) -> str:
+    """When a certificate ends, and what to do."""
+    left = (until_ms - now_ms) // DAY_MS
+    when = "has ended" if until_ms < now_ms else "ends today" if left == 0 else f"ends in {left} days"
+    return f"the certificate of {member} {when}: renew it (docs/consortium.md, Renew)"
+
+
+def disk_alert(folder: Path, least: int = LEAST_FREE) -> dict[str, str]:
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return {}
+    return {"disk": f"{free // 1024**2} MB are left on the disk of {folder}"} if free < least else {}
+
+
+def post(url: str, data: bytes) -> None:
+    """What a webhook does."""
+    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=HOOK_SECONDS / 2):
+        pass
+
+
+if __name__ == "__main__":
+    post(sys.argv[1], sys.stdin.buffer.read())

@@ -1,0 +1,93 @@
+"""What a hospital's people are told: whether the agent runs, what it waits for, and what needs them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from lazaret.alerts import Alerts, AlertsTable
+from lazaret.control import STALE_MS, PauseFile
+from site_agent.config import SiteConfig
+from site_agent.policy import SitePolicy
+from site_agent.status import AgentPresence, lines, overview
+from tests.support.consortium_world import DAY
+from tests.support.site_world import SiteWorld
+
+SITE = "linz"
+MINUTE = 60_000
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> SiteWorld:
+    made = SiteWorld(tmp_path)
+    made.start_all()
+    return made
+
+
+def told(world: SiteWorld) -> str:
+    config = SiteConfig.read(world.configs[SITE])
+    return "\n".join(lines(overview(config, world.clock), world.clock.now_ms()))
+
+
+def present(world: SiteWorld, heard: list[dict[str, object]] | None = None) -> AgentPresence:
+    alerts = Alerts("site-agent", AlertsTable(), (heard if heard is not None else []).append)
+    return AgentPresence(SiteConfig.read(world.configs[SITE]), world.agents[SITE], alerts)
+
+
+def test_running_connected_and_dead(world: SiteWorld) -> None:
+    assert told(world).startswith("not running: no agent has run here")
+    seen = present(world)
+    seen.look()
+    assert told(world).startswith("running, connected since ") and "waiting for the next round" in told(world)
+    world.hub.disconnect(SITE)
+    seen.look()
+    assert told(world).startswith("running, not connected")
+    world.clock.advance(STALE_MS)
+    assert told(world).startswith("not running: last sign of the agent") and "it was killed, or hangs" in told(world)
+    seen.stop("stopped by a signal")
+    assert "stopped by a signal" in told(world).splitlines()[0]
+
+
+def test_the_last_warning_and_a_decline_are_told(world: SiteWorld) -> None:
+    seen = present(world)
+    world.agents[SITE].session.policy = SitePolicy(hours="00:00-00:01")
+    world.hub.order((SITE,))
+    logging.getLogger("site-agent").warning("the disk is slow")
+    world.clock.advance(1000)
+    seen.look()
+    world.hub.disconnect(SITE)
+    seen.look()
+    text = told(world)
+    assert "declined round 1: [policy] hours: " in text and "next at" in text and ", until " in text
+    assert "the disk is slow" in text
+    PauseFile(world.agents[SITE].vault.folder).set("new scanner", now_ms=0)
+    assert "paused: new scanner" in told(world)
+    seen.stop("stopped by a signal")
+
+
+def test_status_needs_no_valid_certificate_and_says_when_it_ends(world: SiteWorld) -> None:
+    world.clock.advance(340 * DAY)
+    assert "the certificate of this site ends in 25 days" in told(world)
+    world.clock.advance(100 * DAY)
+    assert "the certificate of this site has ended" in told(world)
+
+
+def test_the_hospital_is_told_of_a_lost_connection_once(world: SiteWorld) -> None:
+    heard: list[dict[str, object]] = []
+    seen = present(world, heard)
+    for _ in range(3):
+        world.clock.advance(40 * MINUTE)
+        seen.look()
+    assert heard == []
+    world.hub.disconnect(SITE)
+    for _ in range(5):
+        world.clock.advance(40 * MINUTE)
+        seen.look()
+    assert [(one["alert"], one["state"]) for one in heard] == [("disconnected", "began")]
+    world.hub.connect(SITE)
+    world.clock.advance(2 * MINUTE)
+    seen.look()
+    assert heard[-1]["state"] == "ended"
+    seen.stop("stopped by a signal")
