@@ -6,6 +6,7 @@ recompute what it publishes. A service that never exports does not load torch.
 Imported by: coordinator.dashboard.
 
     cli             the command `coordinator`
+    commands        its commands beside the service: init, join, renew, check, status, export and others
     checks          `coordinator check`
     config          `coordinator.toml`
     assembly        from a configuration to a coordinator that can run

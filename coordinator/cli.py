@@ -1,136 +1,38 @@
-"""The command `coordinator`: the service itself, and init, join, renew, check, status, export and the log commands.
-
-Torch and gRPC are imported inside the commands that need them, so that `--help` is fast.
-"""
+"""The command `coordinator`: the service itself; its other commands are imported when they are run (`commands`)."""
 
 from __future__ import annotations
 
 import logging
-import re
-import socket
-import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 
-from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from lazaret import software
-from lazaret.checks import report, skip_option
-from lazaret.control import pause_commands
-from lazaret.errors import ConfigError
-from lazaret.terminal import ask, config_option, emit, log_option, log_to_stderr, run_command, say
-from security.clock import SystemClock
-from security.identity import enrolment
-from security.identity.enrolment import Identity
-from security.identity.membership import audit_roster
-from security.identity.pki import Role, Subject
-from security.log.log_commands import keeper_commands
-from security.log.writer import AuditLog
-from security.rng import SystemRandomness
+from lazaret.terminal import config_option, late_group, log_option, log_to_stderr, run_command
 
 with_config = config_option(Path("coordinator.toml"), "This coordinator's configuration.")
+Group = late_group(
+    {
+        "coordinator.commands": {
+            "init": "Make keys, a request for the consortium and a coordinator.toml.",
+            "join": "Install the consortium's answer and its manifest.",
+            "renew": "Make new keys and a request for the consortium.",
+            "check": "Check everything that a start needs, and say what to do.",
+            "status": "Show whether it runs, what it waits for, sites and rounds.",
+            "pause": "Begin no new round until `resume`.",
+            "resume": "End the pause.",
+            "export": "Write the global model as safetensors.",
+            "recover": "Take a run up again after the state folder was lost.",
+            "log-export": "Copy the privacy log for an auditor.",
+            "log-note": "Record an action of yours in the privacy log.",
+            "log-erase": "Erase private annexes of entries of the privacy log.",
+        }
+    }
+)
 
 
-# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
-
-
-def open_for_people(config_path: Path) -> AuditLog:
-    """This coordinator's log, if no coordinator holds it."""
-    from coordinator.assembly import read_manifest
-
-    config, base = CoordinatorConfig.read(config_path)
-    clock, identity = SystemClock(), Identity(folder=base / config.identity)
-    manifest = read_manifest(identity, clock)
-    roster = audit_roster(manifest)
-    keys = identity.folder / "keys" / "epochs"
-    party = roster.by_name[manifest.coordinator.id]
-    return AuditLog.open(
-        base / config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness()
-    )
-
-
-log_commands = keeper_commands(open_for_people, with_config)
-
-
-def state_folder(config_path: Path) -> Path:
-    config, base = CoordinatorConfig.read(config_path)
-    return base / config.state
-
-
-pausing = pause_commands(state_folder, with_config, "the run")
-
-
-# `renew`: new keys. The old ones stay in force until the answer of the consortium is installed.
-
-
-@click.command()
-@with_config
-@click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; if not given, unchanged.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
-    """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
-    config, base = CoordinatorConfig.read(config_path)
-    identity = Identity(folder=base / config.identity)
-    request = enrolment.renew(identity, Role.COORDINATOR, hosts=hosts)
-    if as_json:
-        emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
-        return
-    say(f"new keys and their request are in {identity.folder}; the old ones stay valid until the answer is installed")
-    say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
-    say(f"then `coordinator join {request.member}.json --manifest manifest.json` and restart")
-
-
-# `init` and `check`.
-
-LISTEN: Final = "0.0.0.0:7443"
-
-
-@click.command()
-@click.argument("folder", type=click.Path(path_type=Path), default=Path("."))
-@click.option("--federation", help="Name of the federation, as the consortium calls it.")
-@click.option("--name", help="Name of this coordinator in the roster.")
-@click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; may be repeated.")
-@click.option("--listen", help=f"Address and port to listen on; {LISTEN} if left out.")
-def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[str, ...], listen: str | None) -> None:
-    """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
-    config = folder / "coordinator.toml"
-    if config.exists():
-        raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")
-    subject = Subject(
-        federation=ask(federation, "--federation", "Name of the federation, as the consortium calls it"),
-        role=Role.COORDINATOR,
-        member=ask(name, "--name", "Name of this coordinator in the roster"),
-    )
-    dialled = hosts or _listed(ask(None, "--host", f"Names and addresses for sites, such as {socket.getfqdn()}"))
-    address = ask(listen, "--listen", "Address and port to listen on", default=LISTEN)
-    if not re.fullmatch(r"\S+:[0-9]{1,5}", address) or int(address.rpartition(":")[2]) > HIGHEST_PORT:
-        raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
-    folder.mkdir(parents=True, exist_ok=True)
-    identity = Identity(folder=folder / "identity")
-    request = identity.create(subject, hosts=dialled)
-    text = TEMPLATE.format(identity="identity", state="state", listen=address, initial="initial.safetensors")
-    config.write_text(text, "utf-8")
-    say(f"keys and request are in {identity.folder}; configuration in {config}")
-    say(f"give {identity.request_path} to the consortium and read them this fingerprint: {request.fingerprint}")
-
-
-def _listed(answer: str) -> tuple[str, ...]:
-    return tuple(filter(None, re.split(r"[\s,]+", answer)))
-
-
-@click.command()
-@skip_option(CHECK_NAMES)
-@with_config
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
-    """Check everything that a start needs, and say what to do. Starts nothing."""
-    from coordinator.checks import look
-
-    sys.exit(report(look(config_path, skip=skipped), as_json=as_json))
-
-
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @with_config
 @log_option
 @click.pass_context
@@ -149,81 +51,14 @@ def run(config_path: Path, *, log_format: str | None = None) -> None:
 
     :param log_format: `text` or `json`; the configuration's if not given.
     """
+    from coordinator.config import CoordinatorConfig
+
     config, base = CoordinatorConfig.read(config_path)
     log_to_stderr("coordinator", log_format, json_lines=config.logging.json_lines)
     logging.getLogger("coordinator").info("version %s starts with %s", software.version(), config_path)
     from coordinator.service import run_until_stopped  # behind the first line: it takes a while
 
     run_until_stopped(config, base)
-
-
-@cli.command()
-@click.argument("answer", type=click.Path(path_type=Path), required=False)
-@click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
-@click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
-@with_config
-def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
-    """Install the consortium's ANSWER and its manifest."""
-    config, base = CoordinatorConfig.read(config_path)
-    identity, now = Identity(folder=base / config.identity), SystemClock().now_ms()
-    lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
-    for line in lines:
-        say(line)
-
-
-@cli.command()
-@with_config
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def status(config_path: Path, as_json: bool) -> None:
-    """Show the rounds so far, from the database of a coordinator that is running or stopped."""
-    from coordinator.status import lines, overview
-
-    found = overview(config_path)
-    if as_json:
-        emit(found)
-        return
-    for line in lines(found, SystemClock().now_ms()):
-        click.echo(line)
-
-
-@cli.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@with_config
-@click.option("--completed", type=click.IntRange(1), help="Models published so far, if not what the file says.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def recover(file: Path, config_path: Path, completed: int | None, as_json: bool) -> None:
-    """Take a run up again after the state folder was lost, from a FILE that a site wrote with `site-agent handover`."""
-    from coordinator.recover import recover as take_up
-
-    found = take_up(config_path, file, completed=completed)
-    if as_json:
-        emit(found)
-        return
-    say(f"run {found['run']} continues after round {found['round']}, with {found['completed']} models published")
-
-
-@cli.command()
-@click.argument("target", type=click.Path(path_type=Path))
-@with_config
-@click.option("--round", "number", type=int, help="After this round; the newest if not given.")
-@click.option("--onnx", is_flag=True, help="Also write an ONNX file, and check it: extra [export].")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_json: bool) -> None:
-    """Write the global model as safetensors, tensor by tensor, to TARGET, and its description beside it."""
-    from coordinator.export import export_model
-
-    written = export_model(config_path, target, number, onnx=onnx)
-    if as_json:
-        emit(written)
-        return
-    say(f"model after round {written['round']} written to {target} (state {written['state_hash'][:16]}...)")
-    if onnx:
-        found = written["checked"]["onnx"]
-        say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} drawn images")
-
-
-for command in (init, renew, check, *pausing, *log_commands):
-    cli.add_command(command)
 
 
 def main() -> Any:

@@ -10,11 +10,12 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, ClassVar, Final, NoReturn, TypeVar
 
 import click
 
@@ -25,6 +26,53 @@ INTERRUPTED = 130
 SECONDS_BETWEEN_LINES: Final = 10.0
 TEXT_TIME: Final = "%Y-%m-%d %H:%M:%S%z"  # a service runs for months, in a zone that the reader may not know
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class LateCommands(MutableMapping[str, click.Command]):
+    """The commands of a group; one that is named by its place is imported when it is asked for."""
+
+    def __init__(self, places: Mapping[str, str]) -> None:
+        self._known: dict[str, click.Command | str] = dict(places)
+
+    def __getitem__(self, name: str) -> click.Command:
+        found = self._known[name]
+        if isinstance(found, str):
+            module, _, attribute = found.partition(":")
+            found = self._known[name] = getattr(import_module(module), attribute)
+        return found
+
+    def __setitem__(self, name: str, command: click.Command) -> None:
+        self._known[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._known[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+
+def late_group(modules: Mapping[str, Mapping[str, str]]) -> type[click.Group]:
+    """A group whose commands are imported when they are run, so that `--help` is quick.
+
+    :param modules: by module, the commands in it and their lines in the list; a command `log-note` is `log_note` there.
+    """
+    places = {name: f"{module}:{name.replace('-', '_')}" for module, named in modules.items() for name in named}
+
+    class LateGroup(click.Group):
+        texts: ClassVar = {name: text for named in modules.values() for name, text in named.items()}
+
+        def __init__(self, *words: Any, **more: Any) -> None:
+            super().__init__(*words, **more)
+            self.commands = LateCommands(places)
+
+        def format_commands(self, _: click.Context, formatter: click.HelpFormatter) -> None:
+            with formatter.section("Commands"):
+                formatter.write_dl(sorted(self.texts.items()))
+
+    return LateGroup
 
 
 def run_command(command: click.Command, program: str, *, interrupted: str = "interrupted") -> NoReturn:

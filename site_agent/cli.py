@@ -14,24 +14,39 @@ from typing import Any, Final, NoReturn
 import click
 
 from lazaret import software
-from lazaret.control import pause_commands
-from lazaret.terminal import emit, log_option, log_to_stderr, run_command, say
-from security.clock import SystemClock
-from security.identity import enrolment
-from security.identity.enrolment import Identity
-from security.rng import SystemRandomness
-from site_agent.config import SiteConfig
-from site_agent.model_commands import evaluate, export, help_agent, predict, worker
-from site_agent.options import json_option, with_config
-from site_agent.privacy import status_line
-from site_agent.setup_commands import check, handover, init, ledger, log_commands, permit, renew
-from site_agent.trainer.process import own_process
-from site_agent.trainer.ranks import RankPlace
+from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
+from site_agent.options import own_process, with_config
+
+Group = late_group(
+    {
+        "site_agent.setup_commands": {
+            "init": "Make keys, a request for the consortium and a site.toml.",
+            "join": "Install the consortium's answer and its manifest.",
+            "renew": "Make new keys and a request for the consortium.",
+            "check": "Check everything that a start needs, and say what to do.",
+            "status": "Show whether the agent runs, and what this site has done.",
+            "pause": "Decline training until `resume`.",
+            "resume": "End the pause.",
+            "permit": "Permit further updates on a model that did not change.",
+            "ledger": "Show or create the privacy ledger of this site's patients.",
+            "handover": "Write the shared model and the signatures on it to a file.",
+            "log-export": "Copy the privacy log for an auditor.",
+            "log-note": "Record an action of yours in the privacy log.",
+            "log-erase": "Erase private annexes of entries of the privacy log.",
+        },
+        "site_agent.model_commands": {
+            "evaluate": "Evaluate this site's model on its own held-out images.",
+            "predict": "Predict a folder, a file, or the images of a CSV table.",
+            "export": "Write this site's model and its card into a folder.",
+            "worker": "Train with the agent on another machine of this hospital.",
+        },
+    }
+)
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 @with_config
 @log_option
 @click.pass_context
@@ -51,16 +66,22 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     :param agent_type: the class that carries out effects; `Agent` if not given.
     :param log_format: `text` or `json`; the configuration's if not given.
     """
+    from site_agent.config import SiteConfig
+
     config = SiteConfig.read(config_path)
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
     logging.getLogger("site-agent").info("version %s starts with %s", software.version(), config_path)
     # Behind the first line: these take seconds.
+    from security.clock import SystemClock
+    from security.rng import SystemRandomness
     from site_agent.assembly import assemble
     from site_agent.client import serve
     from site_agent.metrics import open_metrics
+    from site_agent.model_commands import help_agent
     from site_agent.run import Agent
     from site_agent.status import AgentPresence
     from site_agent.supervisor import start_trainer
+    from site_agent.trainer.ranks import RankPlace
 
     place = RankPlace.read()
     if place is not None and place.rank > 0:
@@ -108,70 +129,6 @@ def stop_on_signals(stopped: asyncio.Event) -> None:
 
     for number in ENDING:
         signal.signal(number, stop)
-
-
-@cli.command()
-@click.argument("answer", type=click.Path(path_type=Path), required=False)
-@click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
-@click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
-@with_config
-def join(
-    config_path: Path,
-    answer: Path | None,
-    root_fingerprint: str | None,
-    manifest: Path | None,
-) -> None:
-    """Install the consortium's ANSWER and its manifest."""
-    identity, now = Identity(folder=SiteConfig.read(config_path).identity), SystemClock().now_ms()
-    lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
-    for line in lines:
-        say(line)
-
-
-@cli.command()
-@click.option("--web", is_flag=True, help="Show it as a page to a browser on this machine, until Ctrl-C.")
-@click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where the page is; port 0 takes a free one.")
-@with_config
-@json_option
-def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
-    """Show what this site has done so far, from its state folder; the agent may be running."""
-    from site_agent.status import lines, overview
-
-    if web:
-        from site_agent.page.content import show_page
-
-        show_page(SiteConfig.read(config_path), listen)
-        return
-    found = overview(SiteConfig.read(config_path))
-    if as_json:
-        emit(found)
-        return
-    for line in lines(found, SystemClock().now_ms()):
-        click.echo(line)
-    if found["privacy"]:
-        click.echo(status_line(found["privacy"]))
-    for row in found["metrics"]:
-        figures = row.get("test") or row.get("validation") or {}
-        shown = "not known" if figures.get("bacc") is None else f"{figures['bacc']:.3f}"
-        click.echo(f"  round {row['round']:>4}  balanced accuracy {shown}")
-
-
-pausing = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")
-for command in (
-    init,
-    renew,
-    permit,
-    check,
-    *pausing,
-    handover,
-    ledger,
-    evaluate,
-    predict,
-    export,
-    worker,
-    *log_commands,
-):
-    cli.add_command(command)
 
 
 def main() -> None:

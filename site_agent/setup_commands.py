@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from lazaret import software
 from lazaret.checks import report, skip_option
+from lazaret.control import pause_commands
 from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
 from lazaret.terminal import ask, emit, say, show_progress
@@ -132,7 +133,8 @@ def open_for_people(config_path: Path) -> AuditLog:
     return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
 
 
-log_commands = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
+pause, resume = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")
 
 
 # `handover`: the shared model and what the sites have signed of it, for a replacement of a lost coordinator.
@@ -385,3 +387,52 @@ def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
     if not as_json:
         show_progress()
     sys.exit(report(look(config_path, skip=skipped), as_json=as_json))
+
+
+# `join` and `status`.
+
+
+@click.command()
+@click.argument("answer", type=click.Path(path_type=Path), required=False)
+@click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
+@click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
+@with_config
+def join(
+    config_path: Path,
+    answer: Path | None,
+    root_fingerprint: str | None,
+    manifest: Path | None,
+) -> None:
+    """Install the consortium's ANSWER and its manifest."""
+    identity, now = Identity(folder=SiteConfig.read(config_path).identity), SystemClock().now_ms()
+    lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
+    for line in lines:
+        say(line)
+
+
+@click.command()
+@click.option("--web", is_flag=True, help="Show it as a page to a browser on this machine, until Ctrl-C.")
+@click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where the page is; port 0 takes a free one.")
+@with_config
+@json_option
+def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
+    """Show what this site has done so far, from its state folder; the agent may be running."""
+    from site_agent.status import lines, overview
+
+    if web:
+        from site_agent.page.content import show_page
+
+        show_page(SiteConfig.read(config_path), listen)
+        return
+    found = overview(SiteConfig.read(config_path))
+    if as_json:
+        emit(found)
+        return
+    for line in lines(found, SystemClock().now_ms()):
+        click.echo(line)
+    if found["privacy"]:
+        click.echo(status_line(found["privacy"]))
+    for row in found["metrics"]:
+        figures = row.get("test") or row.get("validation") or {}
+        shown = "not known" if figures.get("bacc") is None else f"{figures['bacc']:.3f}"
+        click.echo(f"  round {row['round']:>4}  balanced accuracy {shown}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import sys
 from collections.abc import Callable
@@ -54,13 +55,39 @@ def _print_json(value: object) -> None:
     click.echo(json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False))
 
 
+def _registered() -> list[dict[str, Any]]:
+    """The methods as the program knows them, those of plugins among them. Loads torch."""
+    from npr.lab.request import method_rows
+
+    return method_rows()
+
+
+def _listed() -> list[dict[str, Any]]:
+    """The same rows without plugins, from the source of the methods: a list should not take seconds to load torch."""
+    folder = Path(__file__).parents[1] / "methods"
+    modules = next(
+        ast.literal_eval(node.value)
+        for node in ast.parse((folder / "registry.py").read_bytes()).body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_MODULES"
+    )
+    rows = []
+    for module in modules:
+        for node in ast.parse((folder / f"{module}.py").read_bytes()).body:
+            for call in reversed(node.decorator_list) if isinstance(node, ast.ClassDef) else ():
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "register":
+                    name, summary = (ast.literal_eval(word) for word in call.args)
+                    more = {word.arg: ast.literal_eval(word.value) for word in call.keywords}
+                    row = {"name": name, "summary": summary, "npr": more.get("npr", False), "alias_of": None}
+                    rows.append(row)
+                    rows += [row | {"name": alias, "alias_of": name} for alias in more.get("aliases", ())]
+    return rows
+
+
 @cli.command("list")
 @_reports
 def list_methods(as_json: bool) -> None:
     """List the methods that can be run, with aliases as separate rows."""
-    from npr.lab.request import method_rows
-
-    rows = method_rows()
+    rows = _listed() if not click.get_current_context().find_root().params["plugins"] else _registered()
     if as_json:
         _print_json({"methods": rows})
         return

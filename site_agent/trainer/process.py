@@ -15,8 +15,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -26,6 +25,7 @@ from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
 from site_agent.config import SiteConfig
+from site_agent.options import OWN_PROCESS
 from site_agent.trainer import isolation, kernel
 from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
@@ -33,7 +33,6 @@ from site_agent.trainer.isolation import Isolation
 # The only secrets that the work opens. They guard this site's own disk and log; neither proves who the site is.
 STORAGE_KEYS: Final = ("sealing.key", "data.key")
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_own_process: ContextVar[bool] = ContextVar("own_process", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,19 +46,6 @@ class Workplace:
     target: Path | None = None
 
 
-@contextlib.contextmanager
-def own_process() -> Iterator[None]:
-    """Commands in here may start a child and isolate it: nothing runs in this process but one command.
-
-    The console script says so. A program that calls a command as a function does not, and is never isolated by it.
-    """
-    token = _own_process.set(True)
-    try:
-        yield
-    finally:
-        _own_process.reset(token)
-
-
 def isolate(config: SiteConfig, *, source: Path | None = None, target: Path | None = None) -> Workplace:
     """Go on in a child that is isolated. Only the child returns; this process waits for it and ends as it did.
 
@@ -67,7 +53,7 @@ def isolate(config: SiteConfig, *, source: Path | None = None, target: Path | No
     :param target: the file or folder that the user wants written, if any.
     :raises ConfigError: if `site.toml` requires isolation and it is not to be had.
     """
-    if not _own_process.get():
+    if not OWN_PROCESS.get():
         missing = dict.fromkeys(isolation.MECHANISMS, "the command was called from inside another program")
         place = Workplace(isolation=Isolation(missing=missing), target=target)
         isolation.require(config.site.isolation, place.isolation)

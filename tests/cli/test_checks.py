@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from coordinator.checks import CHECKS as COORDINATOR_CHECKS
 from coordinator.checks import CoordinatorCheckContext as CoordinatorContext
-from coordinator.cli import check as coordinator_check
+from coordinator.commands import check as coordinator_check
 from lazaret.checks import CheckList, CheckVerdict, Line, ok, run
 from lazaret.errors import LocalProtocolError
 from scripts.local_federation.setup import command, free_port

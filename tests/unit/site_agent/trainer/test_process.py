@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
-from site_agent.trainer import process
+from site_agent.options import OWN_PROCESS, own_process
 from site_agent.trainer.process import Folders
 
 
@@ -52,7 +52,7 @@ def test_what_exists_already_is_not_staged(tmp_path: Path) -> None:
 
 
 def test_a_program_that_calls_a_command_is_not_isolated() -> None:
-    assert process._own_process.get() is False
-    with process.own_process():
-        assert process._own_process.get() is True
-    assert process._own_process.get() is False
+    assert OWN_PROCESS.get() is False
+    with own_process():
+        assert OWN_PROCESS.get() is True
+    assert OWN_PROCESS.get() is False

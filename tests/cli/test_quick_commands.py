@@ -1,0 +1,59 @@
+"""Commands that people wait for load only what they need: counted in modules, because seconds depend on the machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import click
+import pytest
+
+from coordinator.cli import cli as coordinator
+from npr.lab.cli import _listed, _registered
+from site_agent.cli import cli as site_agent
+
+HEAVY = ("torch", "timm", "grpc", "scipy", "pandas", "sklearn", "dp_accounting", "numpy", "pydantic", "cryptography")
+CODE = """
+import sys
+sys.argv = {words!r}
+try:
+    from {module} import main
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+print(len(sys.modules), *(name for name in {heavy!r} if name in sys.modules), file=sys.stderr)
+"""
+
+
+def loaded(module: str, *words: str) -> tuple[int, set[str]]:
+    """How many modules a command loads, and which of the heavy ones."""
+    code = CODE.format(words=["x", *words], module=module, heavy=HEAVY)
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    count, *heavy = told.stderr.split("\n")[-2].split()
+    return int(count), set(heavy)
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "most"),
+    [
+        ("site_agent.cli", ("--help",), 300),
+        ("coordinator.cli", ("--help",), 300),
+        ("security.audit.cli", ("--help",), 300),
+        ("npr.lab.cli", ("--help",), 350),
+        ("npr.lab.cli", ("list",), 350),
+    ],
+)
+def test_what_is_only_read_loads_nothing_heavy(module: str, words: tuple[str, ...], most: int) -> None:
+    count, heavy = loaded(module, *words)
+    assert heavy <= {"pydantic"} and count < most, (count, heavy)
+
+
+def test_the_list_of_methods_is_the_registrys() -> None:
+    assert _listed() == _registered()
+
+
+@pytest.mark.parametrize("group", [site_agent, coordinator])
+def test_every_command_is_where_its_group_says(group: click.Group) -> None:
+    assert set(group.texts) == set(group.commands)  # type: ignore[attr-defined]  # of the late group
+    for name in group.commands:
+        assert isinstance(group.commands[name], click.Command) and group.commands[name].name == name
