@@ -53,6 +53,8 @@ log = logging.getLogger("site-agent")
 TICK_SECONDS: Final = 0.1
 HEARTBEAT_SECONDS: Final = 30.0
 CONNECT_SECONDS: Final = 20.0
+MOST_APART_MS: Final = 300_000
+SAY_AGAIN_SECONDS: Final = 600.0
 ASK_SECONDS: Final = 1.0
 _OTHER_END: Final = (
     "something answers, but TLS with it fails: another federation's coordinator, a certificate that has expired, or a "
@@ -75,6 +77,7 @@ class Client:
         self.watch: Callable[[], None] = lambda: None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None
+        self._compared: Any = None  # the stream whose clock was looked at
         self._connected = math.inf  # since when, on the loop's clock
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
@@ -164,7 +167,7 @@ class Client:
             raise error
 
     async def _stay_connected(self) -> None:
-        wait = float(self.table.least_wait)
+        wait, said = float(self.table.least_wait), ("", 0.0)
         while True:
             self._connected = math.inf
             reason = await self._one_connection()
@@ -172,7 +175,10 @@ class Client:
                 wait = float(self.table.least_wait)  # it lasted for a while; an attempt that timed out did not
             # Jitter keeps sites from connecting at the same moment; nothing secret depends on it.
             pause = wait * random.uniform(0.5, 1.0)
-            log.warning("%s; trying %s again in %.1f s", reason, self.table.address, pause)
+            # The same every minute would fill a disk in months.
+            if reason != said[0] or wait < float(self.table.most_wait) or self._loop.time() >= said[1]:
+                said = (reason, self._loop.time() + SAY_AGAIN_SECONDS)
+                log.warning("%s; trying %s again in %.1f s", reason, self.table.address, pause)
             await asyncio.sleep(pause)
             wait = min(2 * wait, float(self.table.most_wait))
 
@@ -236,6 +242,9 @@ class Client:
     async def _read(self, call: Any) -> str:
         try:
             while (data := await call.read()) is not grpc.aio.EOF:
+                if (apart := await self._clocks_apart(call)) is not None:
+                    call.cancel()
+                    return apart
                 self._events.put_nowait(partial(self._received, call, data))
             code, details = await call.code(), await call.details()
         except grpc.RpcError as error:
@@ -246,12 +255,25 @@ class Client:
                 raise
             return "the stream was closed"
         if code in _TURNED_AWAY:
-            raise ToolkitError(
-                f"refused by the coordinator: {details}",
-                where=self.table.address,
-                hint="`site-agent check` tests certificate and manifest; the operator's log has the reason",
+            # A new site may be started before the operator has installed the manifest that lists it.
+            return (
+                f"refused by the coordinator: {details} (the operator may not have the newest manifest yet; "
+                "`site-agent check` tests certificate and manifest, the operator's log has the reason)"
             )
         return f"the stream has ended ({code.name.lower()})"
+
+    async def _clocks_apart(self, call: Any) -> str | None:
+        """Why nothing of this stream is used: this machine's time and the coordinator's differ by too much. Its entries
+        and cosignatures would have times that other logs contradict, and every auditor would find that."""
+        told = next((value for key, value in await call.initial_metadata() or () if key == tls.TIME_KEY), None)
+        if self._compared is call or told is None or not str(told).isdigit():
+            return None
+        self._compared = call
+        apart = self.agent.clock.now_ms() - int(told)
+        if abs(apart) <= MOST_APART_MS:
+            return None
+        way = "ahead of" if apart > 0 else "behind"
+        return f"this machine's clock is {abs(apart) // 1000} s {way} the coordinator's: set it, and keep it with NTP"
 
     def _received(self, call: Any, data: bytes) -> Iterator[bytes]:
         """Bytes of a stream that is over by the time their turn comes mean nothing any more."""

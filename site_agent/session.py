@@ -77,8 +77,8 @@ _REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = 
     CloseReason.NOT_LISTED: (
         PolicyViolation,
         "the coordinator's manifest does not list this site",
-        "the consortium must enrol this site and publish; revoked sites stay out",
-        False,
+        "the operator must install the manifest that lists it; revoked sites stay out; this site tries again",
+        True,
     ),
     CloseReason.OLD_MANIFEST: (
         PolicyViolation,

@@ -13,7 +13,7 @@ from security.identity.membership import Seat
 from security.log import events as ev
 from security.log.note import Note, checkpoint_of
 from security.log.schema import MAX_COUNT
-from security.log.witness import Witness
+from security.log.witness import Witness, check_cosigned_now
 from security.log.writer import AuditLog
 from security.secagg import relay
 from security.secagg.fields import Wire
@@ -93,4 +93,5 @@ class Witnessing:
     def _keep(self, message: relay.Cosignature) -> None:
         if message.origin != self._log.origin:
             raise RemoteProtocolError("a cosignature for another log", where=message.origin)
+        check_cosigned_now(message.signature.line, self.witness.now_ms())
         self._log.add_cosignature(message.size, message.signature.line)

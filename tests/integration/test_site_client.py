@@ -104,6 +104,30 @@ async def until(client: Client, event: asyncio.Event, seconds: float = 30) -> No
     await running
 
 
+async def two_hours_behind(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:
+    await context.send_initial_metadata(((tls.TIME_KEY, str(SystemClock().now_ms() - 7_200_000)),))
+    if coordinator.streams > 2:
+        coordinator.done.set()
+    await greet(coordinator, requests, context)
+
+
+def test_an_agent_whose_clock_is_wrong_does_not_take_part(
+    world: World, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It says so, tries again, and has said nothing but Open: no Hello, no training, no cosignature."""
+
+    async def scenario() -> Coordinator:
+        coordinator = Coordinator(world, two_hours_behind)
+        port = await coordinator.start()
+        await until(Client(agent, table(port)), coordinator.done)
+        await coordinator.server.stop(0)
+        return coordinator
+
+    coordinator = asyncio.run(scenario())
+    assert {type(message) for message in coordinator.heard} == {relay.Open}
+    assert "this machine's clock is 7200 s ahead of the coordinator's" in caplog.text
+
+
 def test_open_welcome_hello_ping(world: World, agent: Agent) -> None:
     async def scenario() -> Coordinator:
         coordinator = Coordinator(world, greet)
@@ -187,22 +211,26 @@ def test_a_proxy_in_the_environment_is_not_obeyed(world: World, agent: Agent, mo
     assert asyncio.run(scenario()).done.is_set()
 
 
-async def turn_away(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:
-    await context.abort(grpc.StatusCode.PERMISSION_DENIED, "certificate is not accepted here")
+async def turn_away_at_first(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:
+    if coordinator.streams < 3:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "certificate is not accepted here")
+    await greet(coordinator, requests, context)
 
 
-def test_a_site_that_is_turned_away_stops_with_the_reason(world: World, agent: Agent) -> None:
-    async def scenario() -> None:
-        coordinator = Coordinator(world, turn_away)
+def test_a_site_that_is_turned_away_waits_for_the_operator_and_says_why(
+    world: World, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new hospital may be started before the operator has the manifest that lists it."""
+
+    async def scenario() -> Coordinator:
+        coordinator = Coordinator(world, turn_away_at_first)
         port = await coordinator.start()
-        try:
-            await asyncio.wait_for(Client(agent, table(port)).run(), 30)
-        finally:
-            await coordinator.server.stop(0)
+        await until(Client(agent, table(port)), coordinator.done)
+        await coordinator.server.stop(0)
+        return coordinator
 
-    with pytest.raises(ToolkitError, match="certificate is not accepted here") as caught:
-        asyncio.run(scenario())
-    assert "check" in (caught.value.hint or "")
+    assert asyncio.run(scenario()).done.is_set()
+    assert "refused by the coordinator: certificate is not accepted here" in caplog.text
 
 
 async def say_goodbye(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:

@@ -18,7 +18,7 @@ from coordinator.send_queue import Stream
 from coordinator.service import Service
 from lazaret.errors import ToolkitError
 from protos.parse import FROM_SITE
-from security.clock import ManualClock
+from security.clock import Clock, ManualClock
 from security.identity.manifest import Manifest
 from security.identity.pki import key_fingerprint
 from security.identity.rules import check_tls_peer
@@ -44,6 +44,7 @@ class WholeFederation:
     def __init__(self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50) -> None:
         self.folder = folder
         self.hub = "hub"
+        self.clocks: dict[str, Clock] = {}  # of sites whose clock is another one
         self.world = World.make(folder, sites)
         self.clock: ManualClock = self.world.clock  # type: ignore[assignment]
         self.world.write_plan(PLAN.replace("rounds = 5", f"rounds = {rounds}") + TIMING)
@@ -96,7 +97,10 @@ class WholeFederation:
         learner = Counting(self.manifest.aggregation.layout.state_words)
         config = SiteConfig.read(self.configs[site])
         self.agents[site] = assemble_site(
-            config, clock=self.clock, rng=self.rng, make_learner=standing_in(learner, "ab" * 32)
+            config,
+            clock=self.clocks.get(site, self.clock),
+            rng=self.rng,
+            make_learner=standing_in(learner, "ab" * 32),
         )
         self.jobs[site] = deque()
         self.agents[site].submit = self.jobs[site].append
