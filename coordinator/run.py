@@ -50,7 +50,7 @@ from security.secagg.relay import CloseReason, Cosignature, Goodbye, Head, Held
 
 log = logging.getLogger("coordinator")
 _HEADS = (Head, Cosignature, Held)
-SAY_AGAIN_MS: Final = 3_600_000  # what hinders the run is said again while it lasts
+SAY_AGAIN_MS: Final = 3_600_000  # what hinders the run is said again while it lasts, at last once a day
 
 
 class Shell:
@@ -135,7 +135,7 @@ class Shell:
         elif reason != known or now >= again:
             minutes = (now - since) // 60_000
             log.warning("%s%s", reason, f" (for {minutes} min)" if minutes else "")
-            self._hindered = (reason, since, now + SAY_AGAIN_MS)
+            self._hindered = (reason, since, now + min(max(SAY_AGAIN_MS, now - since), 24 * SAY_AGAIN_MS))
 
     def settle_receipts(self) -> None:
         """Give the receipts that are owed, each to its own stream."""

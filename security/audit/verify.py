@@ -7,7 +7,7 @@ pins with the consortium's root certificate or takes as it is (`keys_for`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -308,9 +308,18 @@ def keys_for(path: Path, root_key: Path | None) -> Keys:
     if not manifest.exists():
         return Keys(roster=None, pinned=False)
     try:
-        return Keys(roster=_roster(manifest, root), pinned=root is not None)
+        roster = _roster(manifest, root)
+        older = [_roster(path, root) for path in sorted(LogFolder(path).older_manifests.glob("*.json"))]
+        return Keys(roster=_with_former(roster, older), pinned=root is not None)
     except ToolkitError as error:
         return Keys(roster=None, pinned=False, problem=Finding(code="ManifestRejected", log="", detail=error.message))
+
+
+def _with_former(newest: Roster, older: Sequence[Roster]) -> Roster:
+    """The roster in force, and who has left it: the consortium has signed for their keys too."""
+    left = {party.origin: party for roster in older for party in roster.parties if party.origin not in newest.by_origin}
+    names = {party.name for party in newest.parties}
+    return replace(newest, former=tuple(party for party in left.values() if party.name not in names))
 
 
 def roster_from(manifest: Path, root_key: Path | None) -> Roster:

@@ -2,6 +2,7 @@
 
 FORMAT                    the version of this layout
 manifest.json             a copy of the signed manifest: who is who
+manifests/                those before it, by their SHA-256: who has left since
 segments/00000000.jsonl   the entries, 65,536 to a file; the only thing synced for every entry
 leaves.bin                32 bytes for each entry; derived, rebuilt at will, never aged out
 checkpoints/<size>.note   signed checkpoints, with the cosignatures they collected
@@ -56,6 +57,7 @@ class LogFolder:
         self.evidence = path / "evidence"
         self.format = path / "FORMAT"
         self.manifest = path / "manifest.json"
+        self.older_manifests = path / "manifests"
 
     def segment(self, number: int) -> Path:
         """The file of one segment."""

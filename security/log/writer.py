@@ -369,8 +369,11 @@ class AuditLog:
     def adopt_manifest(self, data: bytes, version: int, roster: Roster) -> None:
         """Take over a newer signed manifest, which the caller has checked: log it, then replace the copy."""
         with self._guard("adopt a manifest"):
-            old = sha256(self._writer.manifest.read_bytes()).hexdigest()
+            before = self._writer.manifest.read_bytes()
+            old = sha256(before).hexdigest()
             self.append(ManifestAdopted(version=version, old=old, new=sha256(data).hexdigest()))
+            # An auditor meets signatures of members that have left since.
+            self._writer.disk.publish(self._writer.older_manifests / f"{old}.json", before)
             self._writer.disk.publish(self._writer.manifest, data)
             self._roster = roster
 

@@ -1,0 +1,19 @@
+"""Half a year of a federation in short weeks: `scripts/six-months` is the long form, with ten hospitals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from scripts.local_federation.six_months import HalfYear
+
+
+@pytest.mark.timeout(600)
+def test_every_round_completes_and_every_log_audits_clean(tmp_path: Path) -> None:
+    half = HalfYear(tmp_path, sites=5, rounds=24, weeks=8, week_days=1)
+    half.live()
+    told = half.report()
+    assert told["rounds_completed"] == 24 and len(told["events"]) == 6
+    assert set(told["rounds_not_completed"]) <= {"the manifest changed"}
+    assert told["failures"] == 0, told["logs"]
