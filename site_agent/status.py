@@ -135,7 +135,8 @@ def _of_running(agent: dict[str, Any]) -> list[tuple[str, str]]:
     since = agent.get("connected_ms")
     if not since:
         found.append(("look", "not connected to the coordinator"))
-    if trouble and (not since or trouble["at_ms"] > since):
+    twice = declined and trouble and declined["reason"] in trouble["text"]
+    if trouble and not twice and (not since or trouble["at_ms"] > since):
         found.append(("look", f"last warning, {clock_text(trouble['at_ms'])}: {trouble['text']}"))
     if declined:
         until = f", until {clock_text(declined['until_ms'])}" if declined["until_ms"] else ""

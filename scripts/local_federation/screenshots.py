@@ -125,14 +125,20 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option("--states", is_flag=True, help="Only the pages in the states that an operator meets.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=ROOT / "docs" / "images")
-def main(out: Path) -> None:
+def main(out: Path, states: bool) -> None:
     """Take all pictures again."""
     path, tell = chromium(), Told()
     if path is None:
         raise ConfigError("there is no Chromium", where="PATH", hint="install chromium, or set CHROMIUM to its path")
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="lazaret-screenshots-") as folder, running(path) as browser:
+        if states:
+            from scripts.local_federation.state_pictures import take_states
+
+            take_states(browser, out, Path(folder), tell)
+            return
         wishes = Wishes(
             out=Path(folder), model="test_efficientnet", rounds=ROUNDS, sites=5, data="generated:scale=0.05"
         )

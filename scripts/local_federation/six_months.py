@@ -34,6 +34,7 @@ from site_agent.setup_commands import write_handover
 from tests.support.whole_federation import WholeFederation
 
 DAY_MS: Final = 86_400_000
+ENDS: Final = 0.25  # of the time is over when one certificate has ended
 SHORT_LIVED, LEAVER, JOINER, FULL = "site1", "site2", "site-new", "site3"
 
 
@@ -61,15 +62,17 @@ class HalfYear:
 
     def calendar(self) -> dict[int, list[Callable[[], None]]]:
         """By week; the same order however many weeks there are."""
-        at = lambda share: max(1, round(share * self.weeks))  # noqa: E731
         events = (
-            (0.25, self.certificate_ends), (0.32, self.certificate_renewed), (0.45, self.hospital_leaves),
+            (ENDS, self.certificate_ends), (0.32, self.certificate_renewed), (0.45, self.hospital_leaves),
             (0.55, self.hospital_joins), (0.65, self.disk_is_full), (0.78, self.coordinator_lost),
         )  # fmt: skip
         found: dict[int, list[Callable[[], None]]] = {}
         for share, event in events:
-            found.setdefault(at(share), []).append(event)
+            found.setdefault(self._week(share), []).append(event)
         return found
+
+    def _week(self, share: float) -> int:
+        return max(2, round(share * self.weeks))
 
     def live(self) -> None:
         self._short_lived()
@@ -84,9 +87,9 @@ class HalfYear:
             self.growth.append(used_bytes(self.federation.folder))
 
     def _short_lived(self) -> None:
-        """One site's certificates end after a quarter of the time."""
+        """One site's certificates end the day before the week in which that is looked at."""
         world, federation = self.federation.world, self.federation
-        days = max(1, round(0.25 * self.week_days * self.weeks))
+        days = self._week(ENDS) * self.week_days - 1
         world.authority.renew(world.key, SHORT_LIVED, None, now_ms=world.now, days=days)
         world.install(SHORT_LIVED)
         federation.manifest = world.publish()
@@ -116,7 +119,6 @@ class HalfYear:
 
     def certificate_ends(self) -> None:
         federation = self.federation
-        self._rest(federation.clock.now_ms() + DAY_MS)
         self._work(1)
         assert SHORT_LIVED not in federation.survivors()[-1], "its certificate has ended"
         self.events.append(f"the certificate of {SHORT_LIVED} has ended; the others go on")

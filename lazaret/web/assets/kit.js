@@ -183,7 +183,7 @@ export function follow(url, show, every = 1000) {
       }
       failedSince = null;
       show(value);
-      state("live", "good");
+      state("page up to date", "good");
     } catch (error) {
       failedSince ??= Date.now();
       state(`no answer for ${span(Date.now() - failedSince)}: these figures are old`, "bad");

@@ -1,0 +1,137 @@
+"""Pictures of both pages in the states that an operator meets: `scripts/screenshots --states`.
+
+The pages are the real ones, of a federation in one process whose clock is moved by hand
+(`tests/support/whole_federation.py`): hours pass, a certificate ends, an agent dies, and the run completes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from PIL import Image
+
+from coordinator.dashboard.live import Live
+from coordinator.dashboard.metrics import PhaseClock
+from coordinator.dashboard.server import pages
+from coordinator.dashboard.state_json import Board, LogCheckpoints
+from coordinator.phases import RunPhase
+from coordinator.round_history import ReadOnlyHistory
+from lazaret.control import STALE_MS, PauseFile
+from lazaret.web.access import Address, Guard
+from lazaret.web.server import WebServer
+from security.identity.membership import audit_roster
+from security.rng import SystemRandomness
+from site_agent.config import SiteConfig
+from site_agent.page.content import open_page
+from site_agent.policy import SitePolicy
+from site_agent.status import AgentPresence
+from tests.support.whole_federation import WholeFederation
+
+DAY_MS: Final = 86_400_000
+SITE: Final = "graz"
+WIDTH, HEIGHT, COLOURS = 1180, 560, 96
+
+
+class StateAlbum:
+    """Takes the upper part of a page, at the federation's own time."""
+
+    def __init__(self, browser: Any, out: Path, federation: WholeFederation) -> None:
+        self._browser = browser
+        self._out = out
+        self._federation = federation
+
+    def take(self, url: str, name: str) -> None:
+        page = self._browser.new_page(viewport={"width": WIDTH, "height": HEIGHT})
+        now = self._federation.clock.now_ms()
+        page.add_init_script(f"Date.now = () => {now}; Date.parse = () => {now};")
+        page.goto(url)
+        page.wait_for_selector("#alive.good")
+        page.wait_for_timeout(300)
+        image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        image.quantize(COLOURS, dither=Image.Dither.NONE).save(self._out / f"{name}.png", optimize=True)
+        page.close()
+
+
+@contextmanager
+def dashboard(federation: WholeFederation) -> Iterator[str]:
+    """The operator's page as it is now."""
+    shell, manifest = federation.shell, federation.manifest
+    assert shell is not None
+    heads = LogCheckpoints(shell.storage.log, audit_roster(manifest), manifest.coordinator.id)
+    history = ReadOnlyHistory(shell.storage.path)
+    board = Board(manifest, history, heads)
+    board.look(Live.of(shell))
+    server = WebServer(pages(board, PhaseClock(), Guard()).answer, Address(host="127.0.0.1", port=0))
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+        history.close()
+
+
+def take_states(browser: Any, out: Path, folder: Path, tell: Callable[[str], None]) -> None:
+    """Every state, one after the other, in one run."""
+    federation = WholeFederation(folder, rounds=6)
+    album = StateAlbum(browser, out, federation)
+    federation.start_all()
+    agent = federation.agents[SITE]
+    config = SiteConfig.read(federation.configs[SITE])
+    seen = AgentPresence(config, agent)
+
+    def both(name: str) -> None:
+        server, address = open_page(config, "127.0.0.1:0", clock=federation.clock, rng=SystemRandomness())
+        try:
+            album.take(address, f"hospital-{name}")
+        finally:
+            server.stop()
+        with dashboard(federation) as url:
+            album.take(url, f"dashboard-{name}")
+        tell(name)
+
+    federation.run_rounds(3)
+    seen.look()
+    both("healthy")
+
+    agent.session.policy = SitePolicy(hours=_hours(federation.clock.now_ms() + DAY_MS // 4))
+    federation.run_rounds(1)
+    federation.run(lambda: agent.session.declined is not None)
+    seen.look()
+    both("waiting-for-hours")
+    agent.session.policy = SitePolicy()
+    federation.clock.advance(DAY_MS)
+    federation.run(lambda: agent.session.declined is None)
+
+    PauseFile(config.state).set("the server room is moved", now_ms=federation.clock.now_ms())
+    assert federation.shell is not None
+    federation.shell.pause.set("the server room is moved", now_ms=federation.clock.now_ms())
+    federation.run(lambda: federation.engine.phase is RunPhase.WAITING)
+    seen.look()
+    both("paused")
+    federation.shell.pause.clear()
+    PauseFile(config.state).clear()
+
+    federation.run_rounds(6 - federation.published)
+    seen.look()
+    both("run-complete")
+
+    federation.clock.advance(360 * DAY_MS)
+    federation.step()
+    seen.look()
+    both("certificate-ending")
+
+    federation.disconnect(SITE)
+    federation.clock.advance(STALE_MS)
+    both("agent-dead")
+    federation.kill_hub()
+    for site in list(federation.agents):
+        federation.kill(site)
+
+
+def _hours(begin_ms: int) -> str:
+    minute = begin_ms // 60_000 % 1440
+    return f"{minute // 60:02}:{minute % 60:02}-{(minute // 60 + 2) % 24:02}:{minute % 60:02}"
