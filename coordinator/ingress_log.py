@@ -18,6 +18,7 @@ from security.log.events import (
     AggregatePublished,
     CheckpointSeen,
     Ingress,
+    IngressPartial,
     PeerEnrolled,
     PeerRevoked,
     SecaggSurvivors,
@@ -55,6 +56,7 @@ class Arrived:
 class _Upload:
     """Frames of one upload on one stream: logged as a whole, by the root that the site signed."""
 
+    session: int
     sequence: int
     size: int = 0
 
@@ -78,11 +80,15 @@ class IngressLog:
         return self.log.append(event, run=self._run, round=round_number)
 
     def arrived(self, item: Arrived, *, round_number: int | None) -> None:
-        """Log a message, before it is acted upon. Frames are counted, and logged by `upload_complete`."""
+        """Log a message, before it is acted upon. Frames are counted, and logged by `upload_complete`.
+
+        A site sends the frames of an upload without a break. So whatever follows them settles what did not become one.
+        """
         if isinstance(item.message, UploadFrame):
-            upload = self._uploads.setdefault(item.site, _Upload(item.sequence))
+            upload = self._uploads.setdefault(item.site, _Upload(item.session, item.sequence))
             upload.size += item.size
             return
+        self._settle(item.site)
         self._ingress(item, round_number=round_number)
 
     def upload_complete(self, site: str, session: int, root: bytes, *, round_number: int) -> None:
@@ -100,9 +106,16 @@ class IngressLog:
         )
         self._ingress(item, round_number=round_number)
 
+    def _settle(self, site: str) -> None:
+        """Log frames that did not become an upload: every byte that reached us has an entry."""
+        upload = self._uploads.pop(site, None)
+        if upload is not None:
+            name = relay.message_id(site, upload.session, upload.sequence, from_site=True)
+            self.write(IngressPartial(msg_id=name, sender=site, bytes=upload.size))
+
     def forget_stream(self, site: str) -> None:
-        """A stream has ended: what was under way is lost, and receipts for it come with nothing."""
-        self._uploads.pop(site, None)
+        """A stream has ended: what was under way is settled, and receipts for it come with nothing."""
+        self._settle(site)
         self._owed.pop(site, None)
 
     def _ingress(self, item: Arrived, *, round_number: int | None) -> None:

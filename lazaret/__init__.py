@@ -5,6 +5,7 @@ patients.
 
 Imported by: coordinator, lazaret.web, npr, protos, security, site_agent.
 
+    commands   the five commands as they are installed, each with the extra that it needs
     errors     one tree of errors with stable codes; each has a message, a place and a hint
     alerts     hooks of the operator that hear when something needs a person
     control    pause and present state: two small files between people and a running process

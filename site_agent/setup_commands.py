@@ -254,7 +254,7 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # validation = 0.1                    # part of the training patients held out to choose the best personal model
 # seed = 0                            # of the folds, not of training
 # class_names = ["nevus", "melanoma"] # the federation's classes in its order, for sources that learn them from labels
-# purpose = "model training"          # these two are written to the privacy log when the data are opened
+# purpose = "model training"          # these two are written to the privacy log; an audit is not clean without both
 # legal_basis = ""
 
 [privacy]                             # if the manifest demands differential privacy

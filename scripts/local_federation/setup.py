@@ -12,6 +12,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -39,6 +40,9 @@ def command(which: click.Command, *words: object) -> str:
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(io.StringIO()):
         which.main([str(word) for word in words], standalone_mode=False)
     return said.getvalue()
+
+
+LEGAL_BASIS: Final = "none: generated or public images"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +123,7 @@ class Grounds:
             "--address", f"{self.host}:{self.port}", "--data", self.sources[name],
         )  # fmt: skip
         config = home / "site.toml"
-        text = config.read_text()
+        text = config.read_text().replace('# legal_basis = ""', f'legal_basis = "{LEGAL_BASIS}"')
         for table, lines in self.site_settings.items():
             more = lines.replace("{data}", self.data_names.get(name, name))
             text = re.sub(rf"^\[{table}\].*$", lambda found, more=more: f"{found[0]}\n{more}", text, flags=re.M)

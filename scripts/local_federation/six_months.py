@@ -25,8 +25,9 @@ from coordinator.phases import RunPhase
 from coordinator.recover import recover
 from lazaret.checks import used_bytes
 from lazaret.terminal import emit, run_command, say
+from security.audit.agreement import keys_for
 from security.audit.findings import Severity
-from security.audit.verify import keys_for, verify
+from security.audit.verify import verify
 from security.identity.pki import Role
 from security.log.machine import HEARTBEAT_MS
 from site_agent.run import Agent

@@ -10,8 +10,12 @@ a network, or accept an entry because it is well formed.
 Imported by: site_agent.
 
     cli             the commands
-    verify          one log: every check, and where the auditor's keys come from
-    scan            the pass over all entries: form, order, time, tree, and what left
+    verify          one log: every check
+    agreement       every manifest version of a log folder: keys to believe and rules to judge by
+    conformance     the rules, one small function each
+    completeness    the steps of a round
+    scan            the pass over all entries: form, order, time, tree, what left, and the rules in force
+    safe_files      files of a folder that somebody else made
     checkpoints     the checkpoints of one log and who signed them
     egress_ledger   bytes that left, against the kernel's count
     facts           the history in a log, and what all logs say about one round
@@ -21,6 +25,7 @@ Imported by: site_agent.
     findings        every code, what it means and what to ask next
     text            what was found, for a terminal
     report          what was found, as a page
+    conditions      why "prototypes never left" holds, and pieces of the page
     charts          the charts of the page
     bench           what logging and verifying cost
 """

@@ -1,7 +1,7 @@
 """What logging and verifying cost, as ratios taken in one process: to a bare synced write, and to a plain read.
 
-The log that is verified is a real one: entries of a site's rounds, a checkpoint every `CHECKPOINT_EVERY` entries, and
-every check of `verify` on.
+The log that is verified is a real one: a site's rounds from invitation to check, a checkpoint every
+`CHECKPOINT_EVERY` entries, a manifest's rules in force, and every check of `verify` on.
 """
 
 from __future__ import annotations
@@ -18,21 +18,39 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from security.audit.verify import Keys, verify
+from security.audit.agreement import AgreedRules, Agreement, Agreements, Keys
+from security.audit.verify import verify
 from security.clock import ManualClock, SystemClock
 from security.log.egress import due_bytes, permitted, recorded_shape
-from security.log.events import Egress, Heartbeat, NetCounter, ReceiptReceived
+from security.log.events import (
+    AgentStart,
+    AgentStop,
+    DataOpened,
+    Egress,
+    Heartbeat,
+    ModelReceived,
+    NetCounter,
+    ReceiptReceived,
+    RoundInvited,
+    SecaggSurvivors,
+    SecaggUnmasked,
+    TrainDone,
+    TrainerIsolated,
+)
 from security.log.note import KeyType, NoteSigner, checkpoint_of
 from security.log.roster import Party, Roster
-from security.log.schema import decimal
+from security.log.schema import Event, decimal
 from security.log.store import Disk, LogFolder
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
+from security.secagg import thresholds
 from security.secagg.registry import Shape
 
 CHECKPOINT_EVERY: Final = 85  # a checkpoint after every batch of messages: what a site's log has
 STEP_MS: Final = 700
+VECTOR_BYTES: Final = 16_000_000
+ROUND_ENTRIES: Final = 1000
 
 
 class _Unsynced(Disk):
@@ -47,20 +65,49 @@ class _Unsynced(Disk):
         path.chmod(mode)
 
 
-def _parties(rng: SystemRandomness) -> tuple[Roster, list[tuple[Party, NoteSigner, NoteSigner]]]:
+def _parties(rng: SystemRandomness, sites: int = 3) -> tuple[Roster, list[tuple[Party, NoteSigner, NoteSigner]]]:
     made = []
-    for name, role in (("hub", "coordinator"), ("site-a", "site"), ("site-b", "site"), ("site-c", "site")):
+    names = [(f"site-{chr(ord('a') + place)}", "site") for place in range(sites)]
+    for name, role in (("hub", "coordinator"), *names):
         root = NoteSigner.from_seed(f"{name}.bench/audit", rng.bytes(32))
         cosigner = NoteSigner.from_seed(f"{name}.bench/witness", rng.bytes(32), KeyType.COSIGNER)
         party = Party(name=name, role=role, origin=root.key.name, root=root.key, cosigner=cosigner.key)
         made.append((party, root, cosigner))
-    return Roster(parties=tuple(party for party, _, _ in made)), made
+    return Roster(parties=tuple(party for party, _, _ in made), vector_bytes=VECTOR_BYTES), made
+
+
+_SOME: Final = "be" * 32  # stands for every digest that the manifest and the log share
+
+
+def _keys(roster: Roster) -> Keys:
+    """Rules like those of a manifest with differential privacy, so that every rule has something to do."""
+    names = [party.name for party in roster.parties]
+    sites = len(roster.sites)
+    colluders = thresholds.default_colluders(sites)
+    rules = AgreedRules(
+        run="bench",
+        rounds=1 << 20,
+        method="fednpr-per",
+        configs=frozenset({_SOME}),
+        layout=_SOME,
+        initial_state=_SOME,
+        colluders=colluders,
+        least_survivors=3,
+        least_cohort=thresholds.least_cohort(c=colluders, m=3, roster=sites),
+        max_rounds_unwitnessed=3,
+        destinations=frozenset({_SOME}),
+        certificates=dict.fromkeys(names, (0, 1 << 50)),
+        purposes=frozenset({"model training"}),
+        packages=frozenset({_SOME}),
+        schemas=frozenset({_SOME}),
+    )
+    return Keys(agreements=Agreements(fixed=Agreement(digest="", roster=roster, version=1, rules=rules)), pinned=True)
 
 
 @cache
 def _length(message: str, frame: int) -> tuple[dict[str, Any], int]:
     cohort = ("site-a", "site-b", "site-c")
-    shape = Shape(federation="bench", site="site-a", cohort=cohort, vector_bytes=16_000_000, frame=frame)
+    shape = Shape(federation="bench", site="site-a", cohort=cohort, vector_bytes=VECTOR_BYTES, frame=frame)
     numbers = recorded_shape(shape)
     return numbers, due_bytes(message, shape.origin, numbers) or 0
 
@@ -70,7 +117,7 @@ def _entry(number: int, head: int) -> Egress | ReceiptReceived:
     ident, digest = f"{number // 2:032x}", sha256(number.to_bytes(8, "big")).hexdigest()
     if number % 2:
         return ReceiptReceived(msg_id=ident, head_size=head, head_root=digest, ingress=number, proof=digest)
-    message = "UploadFrame" if number % 8 else "Agree"
+    message = "UploadFrame" if number % 8 else ("Agree", "Unmask", "Ack")[number // 8 % 3]
     vector = message == "UploadFrame"
     shape, due = _length(message, number % 61)
     return Egress(
@@ -84,8 +131,47 @@ def _entry(number: int, head: int) -> Egress | ReceiptReceived:
         masked=vector,
         modulus_bits=32 if vector else None,
         uniformity=decimal(0.25 + number % 1000 / 2000) if vector else None,
-        destination=digest,
+        destination=_SOME,
         head=head,
+    )
+
+
+def _begin(number: int) -> list[Event]:
+    """What a round writes before its first message."""
+    return [
+        ModelReceived(model=_SOME, bytes=VECTOR_BYTES, layout=_SOME, sender=_SOME),
+        TrainDone(method="fednpr-per", steps=40, wall_ms=60_000, artefacts=()),
+        RoundInvited(
+            method="fednpr-per",
+            attempt=0,
+            context=f"{number:064x}",
+            cohort=_SOME,
+            cohort_size=3,
+            config=_SOME,
+            rule="bench",
+        ),
+    ]
+
+
+def _end(number: int) -> list[Event]:
+    """What a round writes after its last message."""
+    context = f"{number:064x}"
+    names = ("site-a", "site-b", "site-c")
+    return [
+        SecaggSurvivors(attempt=0, context=context, survivors=_SOME, count=3, threshold=3, dropouts=()),
+        SecaggUnmasked(attempt=0, context=context, self_mask=names, mask_key=()),
+    ]
+
+
+def _started() -> AgentStart:
+    return AgentStart(
+        version="bench",
+        package=_SOME,
+        dependencies=_SOME,
+        proto=_SOME,
+        image=None,
+        config=_SOME,
+        insecure=(),
     )
 
 
@@ -108,10 +194,18 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
         disk=_Unsynced(),
     )
     number = sent = 0
+    log.append(_started())
+    walls = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
+    log.append(TrainerIsolated(asked="best", **walls, connection=False, keys=False, ranks=False))
+    log.append(DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent"), run="bench")
     while log.size < entries:
         clock.advance(STEP_MS)
+        at = number // ROUND_ENTRIES
+        if number % ROUND_ENTRIES == 0:
+            for event in (*(_end(at - 1) if at else ()), *_begin(at)):
+                log.append(event, run="bench", round=at - isinstance(event, SecaggSurvivors | SecaggUnmasked))
         event = _entry(number, checkpoint_of(log.newest_checkpoint).size)
-        log.append(event, run="bench", round=number // 1000)
+        log.append(event, run="bench", round=at)
         sent += event.bytes if isinstance(event, Egress) else 0
         number += 1
         if number % CHECKPOINT_EVERY == 0:
@@ -120,7 +214,10 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
             log.checkpoint()
             progress(log.size)
             sent = 0
+    for event in _end(number // ROUND_ENTRIES):
+        log.append(event, run="bench", round=number // ROUND_ENTRIES)
     log.append(Heartbeat(size=log.size))
+    log.append(AgentStop(reason="bench"))
     log.checkpoint()
     for other, _, cosigner in made:
         if other is not party:
@@ -145,7 +242,7 @@ def plain_read(path: Path) -> int:
 def bench_verify(folder: Path, entries: int, progress: Callable[[int], object]) -> dict[str, Any]:
     """Verify against a plain read of the same lines, in turns."""
     path, roster = make_log(folder, entries, progress)
-    keys = Keys(roster=roster, pinned=True)
+    keys = _keys(roster)
     plain, full, codes = [], [], set[str]()
     for _ in range(3):
         gc.collect()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lazaret.errors import CodecError, VerificationFailed
+from security.audit.agreement import Agreements
 from security.audit.findings import Findings
 from security.log.keys import EpochChain
 from security.log.note import Checkpoint, KeyType, Note, VerifierKey, checkpoint_of
@@ -38,26 +39,27 @@ class Checkpoints:
 
 
 def read_checkpoints(
-    folder: LogFolder, chain: EpochChain | None, roster: Roster | None, findings: Findings
-) -> Checkpoints:
-    """Check every signature on every checkpoint. What fails is a finding and is left out."""
-    origin = findings.log
-    cosigners = roster.cosigners_for(origin) if roster else ()
-    keys = (*(chain.keys if chain else ()), *cosigners)
+    folder: LogFolder, chain: EpochChain | None, agreements: Agreements, findings: Findings
+) -> tuple[VerifiedCheckpoint, ...]:
+    """Check every signature on every checkpoint. What fails is a finding and is left out.
+
+    A witness is anybody who was a member in any version; which of them make a quorum, `witnessed` decides.
+    """
+    known = bool(agreements.versions)
+    keys = (*(chain.keys if chain else ()), *agreements.cosigners_for(findings.log))
     strange = [path.name for path in folder.checkpoints.glob("*") if not _is_checkpoint_name(path.name)]
     for name in strange:
         findings.add("BadHead", f"checkpoints/ holds {name[:40]!r}, which is no head")
     found = []
     for size in folder.checkpoint_sizes():
         where = f"checkpoints/{size}.note"
-        one = _read_checkpoint(folder.checkpoint_path(size).read_bytes(), where, keys, chain, roster, findings)
+        one = _read_checkpoint(folder.checkpoint_path(size).read_bytes(), where, keys, chain, known, findings)
         if one is not None and one.checkpoint.size != size:
             findings.add("BadHead", f"{where} is a head of size {one.checkpoint.size}")
         elif one is not None:
             found.append(one)
-    witnessed, missing = _newest_witnessed(found, roster, origin)
-    _check_cosigned_note(folder, found, keys, chain, roster, findings)
-    return Checkpoints(signed=tuple(found), witnessed=witnessed, missing=missing)
+    _check_cosigned_note(folder, found, keys, chain, known, findings)
+    return tuple(found)
 
 
 def _is_checkpoint_name(name: str) -> bool:
@@ -69,7 +71,7 @@ def _read_checkpoint(
     where: str,
     keys: Sequence[VerifierKey],
     chain: EpochChain | None,
-    roster: Roster | None,
+    known: bool,
     findings: Findings,
 ) -> VerifiedCheckpoint | None:
     try:
@@ -88,8 +90,8 @@ def _read_checkpoint(
     except VerificationFailed as error:
         findings.add("BadSignature", f"{where}: {error.message}")
         return None
-    # Without a roster the witnesses' keys are unknown, and C2SP says to ignore unknown signers.
-    if roster is not None and note.unknown(keys):
+    # Without a manifest the witnesses' keys are unknown, and C2SP says to ignore unknown signers.
+    if known and note.unknown(keys):
         findings.add("UnknownSigner", f"{where} is also signed by {note.unknown(keys)[0].name[:60]!r}")
     epochs = tuple(number for number, key in enumerate(chain.keys) if key in verified)
     if not epochs:
@@ -99,25 +101,28 @@ def _read_checkpoint(
     return VerifiedCheckpoint(checkpoint=checkpoint, note=note, epochs=epochs, cosigners=times)
 
 
-def _newest_witnessed(
-    found: Sequence[VerifiedCheckpoint], roster: Roster | None, origin: str
-) -> tuple[VerifiedCheckpoint | None, tuple[str, ...]]:
+def witnessed(
+    signed: Sequence[VerifiedCheckpoint], roster_at: Callable[[int], Roster | None], origin: str
+) -> Checkpoints:
     """The newest checkpoint with a quorum, or else what the newest one lacks.
 
     A witness of a larger one has checked that it extends the smaller one, so its cosignature counts for both.
+
+    :param roster_at: the parties in force when an entry was written.
     """
-    if roster is None or not found:
-        return None, ("the manifest",)
-    missing: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ("the manifest",)
     seen: dict[VerifierKey, int] = {}
-    for one in reversed(found):
+    for one in reversed(signed):
         for key, time in one.cosigners.items():
             seen.setdefault(key, time)
+        roster = roster_at(max(one.checkpoint.size - 1, 0))
+        if roster is None:
+            continue
         lacking = roster.missing_for_quorum(origin, seen)
         if not lacking:
-            return replace(one, cosigners=dict(seen)), ()
+            return Checkpoints(signed=tuple(signed), witnessed=replace(one, cosigners=dict(seen)), missing=())
         missing = lacking
-    return None, missing
+    return Checkpoints(signed=tuple(signed), witnessed=None, missing=missing)
 
 
 def _check_cosigned_note(
@@ -125,13 +130,13 @@ def _check_cosigned_note(
     found: Iterable[VerifiedCheckpoint],
     keys: Sequence[VerifierKey],
     chain: EpochChain | None,
-    roster: Roster | None,
+    known: bool,
     findings: Findings,
 ) -> None:
     """cosigned.note is what a party hands out as proof: it must be one of the checkpoints, and genuine throughout."""
     if not folder.cosigned.exists():
         return
-    handed_out = _read_checkpoint(folder.cosigned.read_bytes(), "cosigned.note", keys, chain, roster, findings)
+    handed_out = _read_checkpoint(folder.cosigned.read_bytes(), "cosigned.note", keys, chain, known, findings)
     if handed_out is not None and all(other.checkpoint != handed_out.checkpoint for other in found):
         if handed_out.checkpoint.size > max((other.checkpoint.size for other in found), default=0):
             findings.add("TruncatedTail", f"cosigned.note speaks of {handed_out.checkpoint.size} entries")

@@ -10,11 +10,11 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from lazaret.errors import CannotDecide, ConfigError, ToolkitError
+from lazaret.errors import CannotDecide, CodecError, ConfigError, ToolkitError, VerificationFailed
 
 if TYPE_CHECKING:
     from security.audit.compare import Crossed
@@ -72,12 +72,15 @@ def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], EpsilonStatement 
 
     if not log.types.get("dp.reserved") and not log.types.get("dp.committed"):
         return log.findings, None
-    from security.audit.epsilon import replay
+    from security.audit.epsilon import check_run_epsilon, replay
 
     findings = Findings(log.origin)
-    party = log.roster.by_origin.get(log.origin) if log.roster else None
+    party = log.agreements.party(log.origin)
     name = party.name if party else log.origin
-    statement = replay(read_history(log.folder, origin=log.origin, name=name, role=log.role), findings)
+    history = read_history(log.folder, origin=log.origin, name=name, role=log.role)
+    statement = replay(history, findings)
+    if statement is not None:
+        check_run_epsilon(history, log.rules_at, findings)
     return (*log.findings, *findings.listed()), statement
 
 
@@ -95,18 +98,18 @@ def _held_file(path: Path) -> Any:
 def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as_json: bool) -> None:
     """Check each log by itself: entries, tree, signatures, epochs, witnesses, lengths, masks, epsilon."""
     from security.audit import text
+    from security.audit.agreement import keys_for
     from security.audit.findings import exit_code
-    from security.audit.verify import keys_for
+    from security.audit.verify import believed, origin_of
     from security.audit.verify import verify as verify_log
 
     given = [_held_file(path) for path in held]
     everything: list[Finding] = []
-    shown = []
+    shown, results = [], []
     for path in logs:
-        result = verify_log(path, keys_for(path, root_key))
-        mine = [one for one in given if one.checkpoint.origin == result.origin]
-        if mine:
-            result = verify_log(path, keys_for(path, root_key), mine)
+        keys, origin = keys_for(path, root_key), origin_of(path)
+        result = verify_log(path, keys, [one for one in given if believed(one, keys, origin)])
+        results.append(result)
         findings, statement = _with_privacy(result)
         everything.extend(findings)
         shown.append(text.log_json(result, findings, statement))
@@ -115,13 +118,16 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
                 click.echo(line)
     code = exit_code(everything)
     if as_json:
-        _emit({"verdict": text.VERDICTS[code], "logs": shown})
+        _emit({"verdict": text.VERDICTS[code], **text.verdicts_json(everything), "logs": shown})
+    else:
+        for line in text.verdict_lines(everything, results):
+            click.echo(line)
     _finish(code, quiet=as_json)
 
 
 def _crossed(paths: Sequence[Path], root_key: Path | None, *, second_opinion: bool = False) -> Crossed:
+    from security.audit.agreement import keys_for
     from security.audit.compare import cross as cross_logs
-    from security.audit.verify import keys_for
 
     return cross_logs(paths, {path: keys_for(path, root_key) for path in paths}, second_opinion=second_opinion)
 
@@ -150,6 +156,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
         _emit(
             {
                 "verdict": text.VERDICTS[result.exit_code],
+                **text.verdicts_json(result.findings),
                 "matched_messages": result.matched,
                 "fitting_receipts": result.receipts,
                 "logs": [text.log_json(log, log.findings, found) for log, found in by_log.values()],
@@ -169,6 +176,8 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
     if text.clean(between, text.AGREEMENT):
         click.echo("ok    all saw the same models, cohorts and survivors; no mask was opened twice")
     for line in text.finding_lines(sorted(between, key=lambda item: item.severity is Severity.NOTE)):
+        click.echo(line)
+    for line in text.verdict_lines(result.findings, result.logs):
         click.echo(line)
     _finish(result.exit_code)
 
@@ -254,7 +263,7 @@ def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
 def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
     """Show who cosigned which checkpoint, and when."""
     from security.audit import text
-    from security.audit.verify import keys_for
+    from security.audit.agreement import keys_for
     from security.audit.verify import verify as verify_log
 
     result = verify_log(log, keys_for(log, root_key))
@@ -298,77 +307,36 @@ def prove(log: Path, seq: int, output: Path) -> None:
 @root_key
 @as_json
 def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_json: bool) -> None:
-    """Check a proof of an entry, of a fork or of a wrong sum, without the log."""
-    from security.audit import text
-    from security.audit.proof import Proof
-    from security.audit.verify import roster_from
-    from security.log.note import checkpoint_of
-    from security.secagg.site.results import HEADING
+    """Check a proof of an entry, of a fork or of a wrong sum, without the log.
 
-    content = proof.read_bytes()
-    if content.startswith(b"{"):
-        _check_fork(content, manifest, root_key, as_json)
-    if content.startswith(HEADING):
-        _check_sum(content, manifest, root_key, as_json)
-    parsed = Proof.parse(content)
-    origin = checkpoint_of(parsed.note).origin
-    if manifest is None:
-        click.echo(text.plain(f"????  {origin}: whose key signed this is not known; give --manifest"), err=True)
+    Exit codes: 0 proven, 1 false, 2 not readable as a proof, 3 cannot decide because the keys are not known.
+    """
+    from security.audit.proof import PROOF_BYTES, check_file
+    from security.audit.safe_files import read_capped
+    from security.audit.text import plain
+
+    try:
+        found = check_file(read_capped(proof, PROOF_BYTES), manifest, root_key)
+    except CodecError as error:
+        raise ConfigError(f"this is no proof: {error.message}", where=str(proof)) from error
+    except VerificationFailed as error:
+        if as_json:
+            _emit({"proven": False, "detail": plain(error.message)})
+        else:
+            click.echo(plain(f"FALSE {error.message}; this file is no evidence"))
+        sys.exit(1)
+    if found.proves is None:
+        click.echo(plain(f"????  {found.detail}; give --manifest"), err=True)
         sys.exit(3)
-    roster = roster_from(manifest, root_key)
-    if origin not in roster.by_origin:
-        raise ConfigError("the manifest knows no log of this name", where=text.plain(origin))
-    entry = parsed.check(roster.by_origin[origin].root)
-    witnesses = parsed.witnesses(roster)
     if as_json:
-        _emit({"origin": origin, "entry": entry, "witnesses": witnesses, "pinned": root_key is not None})
+        told = {"proven": True, "proves": found.proves, "detail": found.detail, "pinned": root_key is not None}
+        _emit({**told, **found.facts})
         return
-    click.echo(
-        text.plain(f"ok    entry {entry['seq']} of {origin}: {entry['type']} at {text.when(entry['ts'] / 1000)}")
-    )
-    seen = ", ".join(f"{name} {text.when(time)}" for name, time in sorted(witnesses.items()))
-    click.echo(text.plain(f"      head {checkpoint_of(parsed.note).size}, cosigned by {seen or 'nobody'}"))
+    click.echo(plain(f"ok    {found.proves}: {found.detail}; this file proves it"))
+    for line in found.lines:
+        click.echo(plain(f"      {line}"))
     if root_key is None:
         click.echo("note  keys taken from the manifest as given; pin them with --root-key")
-
-
-def _check_fork(content: bytes, manifest: Path | None, root_key: Path | None, as_json: bool) -> NoReturn:
-    from security.audit.text import plain
-    from security.audit.verify import roster_from
-    from security.log.witness import Fork
-
-    fork = Fork.parse(content)
-    if manifest is None:
-        click.echo(plain(f"????  {fork.origin}: whose keys signed this is not known; give --manifest"), err=True)
-        sys.exit(3)
-    fork.verify(roster_from(manifest, root_key).by_origin[fork.origin].root)
-    _convict("Fork", f"{fork.origin} signed two histories", as_json)
-
-
-def _check_sum(content: bytes, manifest: Path | None, root_key: Path | None, as_json: bool) -> NoReturn:
-    from security.audit.verify import manifest_from
-    from security.identity.membership import aggregation_policy
-    from security.secagg.site.results import WrongSumEvidence
-
-    evidence = WrongSumEvidence.parse(content)
-    if manifest is None:
-        click.echo("????  whose keys signed this result is not known; give --manifest", err=True)
-        sys.exit(3)
-    agreed = manifest_from(manifest, root_key)
-    # As of the day it was issued: signatures do not lapse with the certificates that were valid when they were made.
-    evidence.verify(aggregation_policy(agreed, now_ms=agreed.issued_at_ms))
-    where = f"chunk {evidence.chunk} of round {evidence.result.context.round}"
-    _convict("WrongSum", f"{agreed.coordinator.id} signed a sum that is not that of the uploads: {where}", as_json)
-
-
-def _convict(code: str, what: str, as_json: bool) -> NoReturn:
-    from security.audit.text import plain
-
-    if as_json:
-        _emit({"proves": code, "detail": what})
-    else:
-        click.echo(plain(f"FAIL  {code}  {what}; this file proves it"))
-    sys.exit(1)
 
 
 @main.command()
@@ -378,7 +346,10 @@ def _convict(code: str, what: str, as_json: bool) -> NoReturn:
 def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
     """One self-contained page (or JSON) that says what was checked, what was found, and how to repeat it."""
     from security.audit import text
+    from security.audit.agreement import read_root
     from security.audit.report import render, report_json
+    from security.clock import SystemClock
+    from security.identity.pki import fingerprint
 
     if output.suffix not in (".html", ".json"):
         raise ConfigError("a report is .html or .json", where=str(output))
@@ -386,9 +357,47 @@ def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
     if output.suffix == ".json":
         output.write_text(json.dumps(report_json(result), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     else:
-        output.write_text(render(result, pinned=root_key is not None), encoding="utf-8")
+        root = read_root(root_key)
+        page = render(
+            result,
+            pinned=root is not None,
+            root=fingerprint(root) if root is not None else None,
+            checked_ms=SystemClock().now_ms(),
+        )
+        output.write_text(page, encoding="utf-8")
     click.echo(f"{output}: {text.VERDICTS[result.exit_code]}")
     sys.exit(result.exit_code)
+
+
+@main.command()
+@logs
+@click.option("--format", "form", type=click.Choice(["csv", "jsonl"]), default="csv", show_default=True)
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: standard output.")
+def export(logs: Sequence[Path], form: str, output: Path | None) -> None:
+    """What left each site by run, round and class of data, for a spreadsheet or a log collector."""
+    import csv
+    import io
+
+    from security.audit.facts import CSV_COLUMNS, egress_rows, read_history
+    from security.audit.text import plain
+    from security.audit.verify import origin_of
+
+    names = [(path, origin_of(path)) for path in logs]
+    histories = [
+        read_history(path, origin=origin, name=plain(origin.split(".", 1)[0]), role="") for path, origin in names
+    ]
+    rows, out = egress_rows(histories), io.StringIO()
+    if form == "csv":
+        writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        out.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    if output is None:
+        click.echo(out.getvalue(), nl=False)
+    else:
+        output.write_text(out.getvalue(), encoding="utf-8")
+        click.echo(f"{output}: {len(rows)} rows")
 
 
 @main.command()

@@ -14,18 +14,28 @@ from pathlib import Path
 
 from lazaret.errors import ToolkitError
 from security.audit import epsilon
+from security.audit.agreement import Agreements, Keys, site_names
+from security.audit.egress_ledger import (
+    FRAMING_OUT,
+    PER_CONNECTION,
+    PER_MESSAGE,
+    PER_SECOND,
+    UNSEEN_PER_CONNECTION,
+)
 from security.audit.epsilon import EpsilonStatement
 from security.audit.facts import LogHistory, read_history
 from security.audit.findings import Finding, Findings, exit_code
-from security.audit.scan import SKEW_MS
-from security.audit.verify import Keys, Verified, verify
+from security.audit.safe_files import hostile
+from security.audit.verify import Verified, origin_of, verify, verify_held
 from security.crypto.merkle import Tree
+from security.log.machine import SKEW_MS
 from security.log.reader import LogReader, Record
-from security.log.roster import COORDINATOR, SITE, Roster
+from security.log.roster import COORDINATOR, SITE
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
 
 RECONNECT = "Open"
+MOST_SITES = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +63,17 @@ class Crossed:
 
 def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False) -> Crossed:
     """Verify each log against the checkpoints that the others hold of it, then compare what they say."""
-    roster = next((found.roster for found in keys.values() if found.roster is not None), None)
-    held = held_checkpoints(paths, roster)
-    logs = tuple(_verify(path, keys[path], held, roster) for path in paths)
-    histories = tuple(_history(log, roster) for log in logs)
+    agreements = Agreements()
+    for found in keys.values():
+        agreements |= found.agreements
+    held = held_checkpoints(paths, agreements)
+    logs = tuple(_verify(path, keys[path], held) for path in paths)
+    histories = tuple(_history(log, agreements) for log in logs)
     joint = Findings("between the logs")
-    matched = _join_messages(histories, roster, joint)
-    trees = {log.origin: tree_of(log.folder) for log in logs}
+    for one, other in agreements.conflicts():
+        joint.add("ManifestConflict", f"{one.digest[:16]} and {other.digest[:16]} are both version {one.version}")
+    matched = _join_messages(histories, agreements, joint)
+    trees = {log.origin: tree_of(log.folder) for log in logs if log.size}
     receipts = _join_receipts(trees, histories, joint)
     join_seen(histories, trees, joint)
     _join_models(histories, joint)
@@ -68,9 +82,11 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
     _join_held(held, logs, joint)
     _join_payments(histories, joint)
     statements, privacy = [], list[Finding]()
-    for history in histories:
+    for log, history in zip(logs, histories, strict=True):
         findings = Findings(history.origin)
         statement = epsilon.replay(history, findings, second_opinion=second_opinion)
+        if statement is not None:
+            epsilon.check_run_epsilon(history, log.rules_at, findings)
         privacy.extend(findings.listed())
         if statement is not None:
             statements.append(statement)
@@ -86,42 +102,46 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
     )
 
 
-def held_checkpoints(paths: Iterable[Path], roster: Roster | None) -> dict[str, list[HeldCheckpoint]]:
-    """For each log, the genuine checkpoints of it that the given folders hold."""
+def held_checkpoints(paths: Iterable[Path], agreements: Agreements) -> dict[str, list[HeldCheckpoint]]:
+    """For each log, the genuine checkpoints of it that the given folders hold: under a listed key, or not at all."""
     found: dict[str, list[HeldCheckpoint]] = {}
     for path in paths:
-        for file in sorted(LogFolder(path).witness.glob("*.json")):
+        folder = LogFolder(path)
+        for file in sorted(folder.witness.glob("*.json")) if not any(hostile(folder)) else ():
             try:
                 kept = HeldCheckpoint.parse(file.read_bytes())
                 origin = kept.checkpoint.origin
-                if roster is not None:
-                    kept.verify(roster.by_origin[origin].root, origin)
-            except (ToolkitError, KeyError):
+                verify_held(kept, agreements, origin)
+            except ToolkitError:
                 continue  # verify() of the folder that holds it says so
             found.setdefault(origin, []).append(kept)
     return found
 
 
-def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[HeldCheckpoint]], roster: Roster | None) -> Verified:
-    first = verify(path, keys)
-    others = held.get(first.origin, ()) if roster is not None else ()
-    return verify(path, keys, others) if others else first
+def _verify(path: Path, keys: Keys, held: Mapping[str, Sequence[HeldCheckpoint]]) -> Verified:
+    others = held.get(origin_of(path), ())
+    return verify(path, keys, others)
 
 
-def _history(log: Verified, roster: Roster | None) -> LogHistory:
-    party = roster.by_origin.get(log.origin) if roster else None
+def _history(log: Verified, agreements: Agreements) -> LogHistory:
+    party = agreements.party(log.origin)
     name = party.name if party else log.origin.split(".", 1)[0]
+    if not log.size:
+        return LogHistory(origin=log.origin, name=name, role=log.role)
     return read_history(log.folder, origin=log.origin, name=name, role=log.role)
 
 
 # Messages: each that left has one that arrived
 
 
-def _join_messages(histories: Sequence[LogHistory], roster: Roster | None, joint: Findings) -> int:
+def _join_messages(histories: Sequence[LogHistory], agreements: Agreements, joint: Findings) -> int:
     hub = next((history for history in histories if history.role == COORDINATOR), None)
     sites = [history for history in histories if history.role == SITE]
-    known = {party.name for party in roster.sites} if roster else set()
-    missing = sorted(known - {history.name for history in sites})
+    known = site_names(agreements.versions)
+    heard = {record.body["sender"] for record in hub.of("ingress")} if hub else set()
+    # A hospital that has left is missed where it took part, one that is a member always.
+    due = site_names([agreements.newest] if agreements.newest else []) | (known & heard)
+    missing = sorted(due - {history.name for history in sites})
     if missing:
         joint.add("LogMissing", f"no log of {', '.join(missing)}")
     if hub is None:
@@ -132,7 +152,8 @@ def _join_messages(histories: Sequence[LogHistory], roster: Roster | None, joint
         arrived.setdefault((record.body["sender"], record.body["msg_id"]), []).append(record)
     matched = 0
     for site in sites:
-        matched += _match_site(site, hub, arrived, joint)
+        matched += _match_site(site, hub, arrived, _settled(site, hub, joint), joint)
+    _join_counts(hub, joint)
     given = {site.name for site in sites}
     for (sender, _), records in arrived.items():
         if sender in given or sender not in known:
@@ -141,8 +162,44 @@ def _join_messages(histories: Sequence[LogHistory], roster: Roster | None, joint
     return matched
 
 
+def _settled(site: LogHistory, hub: LogHistory, joint: Findings) -> set[str]:
+    """Uploads that arrived in part. Frames that belong to no upload of the site's log are bytes it did not log."""
+    sent = {record.body["msg_id"]: record.body["bytes"] for record in site.of("egress")}
+    found = set()
+    for record in hub.of("ingress.partial"):
+        name, size = record.body["msg_id"], record.body["bytes"]
+        if record.body["sender"] != site.name:
+            continue
+        if size > sent.get(name, 0):
+            detail = f"{site.name}: {size} bytes of frames at {hub.name}, of which the site logged {sent.get(name, 0)}"
+            joint.add("IngressUnexplained", detail, record.seq)
+        found.add(name)
+    return found
+
+
+def _join_counts(hub: LogHistory, joint: Findings) -> None:
+    """What the coordinator's kernel counted as received, against what its log explains.
+
+    Anybody may connect to its port, so more is a note; less means that entries name bytes that never came.
+    """
+    readings = list(hub.of("net.counter"))
+    logged = sum(record.body["bytes"] for record in hub.of("ingress", "ingress.partial"))
+    counted = sum(record.body["bytes_in"] for record in readings)
+    opened = sum(record.body["connections"] for record in readings) + len(hub.boots)
+    if readings and counted + opened * UNSEEN_PER_CONNECTION < logged:
+        joint.add("UnloggedTraffic", f"{hub.name} logged {logged} bytes in, and its kernel counted {counted}")
+    most = logged * (1 + FRAMING_OUT) + PER_MESSAGE * len(hub.by_type.get("ingress", ())) + PER_CONNECTION * opened
+    seconds = sum(last - first for first, last in hub.boots.values()) / 1000
+    if readings and counted > most + PER_SECOND * seconds * MOST_SITES:
+        joint.add("IngressSurplus", f"{hub.name}: its kernel counted {counted} bytes in, its log explains {logged}")
+
+
 def _match_site(
-    site: LogHistory, hub: LogHistory, arrived: dict[tuple[str, str], list[Record]], joint: Findings
+    site: LogHistory,
+    hub: LogHistory,
+    arrived: dict[tuple[str, str], list[Record]],
+    settled: set[str],
+    joint: Findings,
 ) -> int:
     """Take each message's counterpart out of `arrived`; what is left there had none."""
     matched, waiting = 0, list[Record]()
@@ -158,7 +215,8 @@ def _match_site(
             joint.add("DuplicateMessage", f"{site.name} used {body['msg_id']} for two messages", record.seq)
         queue = arrived.get((site.name, body["msg_id"]))
         if not queue:
-            waiting.append(record)
+            if body["msg_id"] not in settled:
+                waiting.append(record)
             continue
         for lost in waiting:
             joint.add("EgressUnacknowledged", f"{site.name}: {lost.body['message']}, entry {lost.seq}", lost.seq)
@@ -352,7 +410,8 @@ def _join_payments(histories: Sequence[LogHistory], joint: Findings) -> None:
                 continue
             seen.add(key)
             paid = {entry.key for entry in site.of("dp.committed")}
-            if (paid or site.by_type.get("dp.reserved")) and record.key not in paid:
+            budgeted = {entry.run for entry in site.of("dp.committed", "dp.reserved")}
+            if record.run in budgeted and record.key not in paid:
                 joint.add("UnaccountedRound", f"{site.name} took part in round {record.round} unpaid", record.seq)
 
 

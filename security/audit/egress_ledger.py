@@ -21,6 +21,9 @@ FRAMING_IN: Final = 0.0003
 PER_MESSAGE: Final = 100
 PER_CONNECTION: Final = 4096
 PER_SECOND: Final = 4
+# Attempts to connect that failed leave no entry. An agent waits longer after each, up to a minute.
+FEW_ATTEMPTS: Final = 8
+ATTEMPT_SECONDS: Final = 15
 # What a connection carries between the meter's last look and its sudden end is not counted.
 UNSEEN_PER_CONNECTION: Final = 256 * 1024
 
@@ -86,7 +89,9 @@ class EgressLedger:
 
     def _overhead(self, mono: int) -> int:
         shares = FRAMING_OUT * self._logged + FRAMING_IN * self._in
-        return int(shares + PER_MESSAGE * self._sent + PER_CONNECTION * self._opened + PER_SECOND * mono / 1000)
+        # A connection begins with a logged Open, or it failed before that; attempts are at least so far apart.
+        opened = min(self._opened, self._connections + FEW_ATTEMPTS + mono / 1000 / ATTEMPT_SECONDS)
+        return int(shares + PER_MESSAGE * self._sent + PER_CONNECTION * opened + PER_SECOND * mono / 1000)
 
     @property
     def total(self) -> int:

@@ -6,10 +6,12 @@ Imports the accountant, and with it dp-accounting, only when asked to compute.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from lazaret.errors import ConfigError
+from security.audit.agreement import AgreedPrivacy, AgreedRules
 from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 from security.log.reader import Record
@@ -65,13 +67,20 @@ def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = Fa
     _check_paid(history, {record.key for record in committed}, findings)
     if not reserved:
         return None
-    terms = {name: reserved[0].body[name] for name in _TERMS}
-    for record in (*reserved, *committed):
-        changed = [name for name in _TERMS if record.body[name] != terms[name]]
-        if changed:
-            findings.add("DpTermsChanged", f"entry {record.seq} has another {', '.join(changed)}", record.seq)
-    series, spent = _recompute(reserved, committed, terms, findings)
-    best, pld = _opinions(spent, float(terms["delta"]), second_opinion)
+    _check_terms((*reserved, *committed), findings)
+    terms: dict[str, Any] = {}
+    series: list[Spending] = []
+    spent: list[MechanismEvent] = []
+    for ledger in _ledgers(reserved):
+        # Each ledger has its own terms, and counts for itself; the statement is on the one that was used last.
+        terms = {name: ledger[0].body[name] for name in _TERMS}
+        try:
+            series, spent = _recompute(ledger, committed, terms, findings)
+            best, pld = _opinions(spent, float(terms["delta"]), second_opinion)
+        except (ConfigError, OverflowError, ValueError) as error:
+            what = error.message if isinstance(error, ConfigError) else "its numbers are out of range"
+            findings.add("EpsilonMismatch", f"entry {ledger[0].seq}: {what}", ledger[0].seq)
+            return None
     return EpsilonStatement(
         site=history.name,
         unit=terms["unit"],
@@ -84,6 +93,52 @@ def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = Fa
         best_rdp=best,
         pld=pld,
     )
+
+
+def _check_terms(records: Sequence[Record], findings: Findings) -> None:
+    """Within a run the terms stay what they were; another run may have another ledger."""
+    first: dict[str | None, dict[str, Any]] = {}
+    for record in sorted(records, key=lambda record: record.seq):
+        terms = first.setdefault(record.run, record.body)
+        changed = [name for name in _TERMS if record.body[name] != terms[name]]
+        if changed:
+            findings.add("DpTermsChanged", f"entry {record.seq} has another {', '.join(changed)}", record.seq)
+
+
+def _ledgers(reserved: Sequence[Record]) -> list[list[Record]]:
+    """Reservations by the terms of the ledger that they are in, the ledger that was used last at the end."""
+    found: dict[tuple[str, ...], list[Record]] = {}
+    for record in reserved:
+        key = tuple(str(record.body[name]) for name in _TERMS)
+        found[key] = [*found.pop(key, []), record]
+    return list(found.values())
+
+
+def check_run_epsilon(history: LogHistory, rules_at: Callable[[int], AgreedRules | None], findings: Findings) -> None:
+    """What each run spent, against what the manifest in force permits a run to spend.
+
+    By the tightest of the analyses: a site's own rule is stricter, so that what it admitted is never above this.
+    """
+    from security.dp.accountant import MechanismEvent, pld_epsilon, rdp_epsilon
+
+    spent: dict[str | None, list[MechanismEvent]] = {}
+    last: dict[str | None, tuple[Record, AgreedPrivacy]] = {}
+    for record in history.of("dp.reserved"):
+        rules = rules_at(record.seq)
+        if rules is None or rules.privacy is None or record.run != rules.run:
+            continue
+        try:
+            spent.setdefault(record.run, []).extend(map(MechanismEvent.from_json, record.body["mechanisms"]))
+        except (ConfigError, OverflowError, ValueError):
+            continue  # `replay` has a finding for it
+        last[record.run] = record, rules.privacy
+    for run, (record, privacy) in last.items():
+        epsilon = rdp_epsilon(spent[run], privacy.delta)[0]
+        if epsilon > privacy.epsilon:
+            epsilon = min(epsilon, pld_epsilon(spent[run], privacy.delta))
+        if epsilon > privacy.epsilon * (1 + TOLERANCE):
+            detail = f"epsilon {epsilon:.3f} of run {run}, at most {privacy.epsilon:g}"
+            findings.add("RunEpsilonExceeded", detail, record.seq)
 
 
 def _recompute(
@@ -155,9 +210,10 @@ def _check_commits(reserved: Sequence[Record], committed: Sequence[Record], find
 
 
 def _check_paid(history: LogHistory, paid: set[tuple[str | None, int | None]], findings: Findings) -> None:
-    """Under a budget, no masked vector leaves in a round that was not paid for."""
+    """In a run under a budget, no masked vector leaves in a round that was not paid for."""
+    budgeted = {record.run for record in history.of("dp.reserved", "dp.committed")}
     for record in history.of("egress"):
-        if record.body["data_class"] == "masked-vector" and record.key not in paid:
+        if record.body["data_class"] == "masked-vector" and record.run in budgeted and record.key not in paid:
             findings.add(
                 "UnaccountedRound",
                 f"round {record.round}: a vector left at entry {record.seq} without dp.committed",

@@ -8,20 +8,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from security.audit.safe_files import refuse_hostile
 from security.log.reader import LogReader, Record
 
 TYPES: Final = frozenset(
     {
+        "access.exported",
         "agent.start",
         "agent.stop",
+        "annex.erased",
         "aggregate.published",
         "checkpoint.seen",
         "cosigned",
+        "data.opened",
         "dp.committed",
         "dp.reserved",
         "egress",
         "egress.blocked",
         "ingress",
+        "ingress.partial",
         "key.rotated",
         "model.received",
         "net.counter",
@@ -53,7 +58,8 @@ class LogHistory:
 
 
 def read_history(path: Path, *, origin: str, name: str, role: str) -> LogHistory:
-    """Read a log that was verified; lines that are no entries are left to the verifier's findings."""
+    """Read a log; lines that are no entries are left to the verifier's findings."""
+    refuse_hostile(path)
     history = LogHistory(origin=origin, name=name, role=role)
     for record in LogReader(path, gaps=True).records(*TYPES):
         history.by_type.setdefault(record.type, []).append(record)
@@ -134,3 +140,48 @@ def round_json(histories: Sequence[LogHistory], key: Round) -> dict[str, Any]:
         "bytes": dict(facts.bytes),
         "surplus": facts.surplus,
     }
+
+
+# What each party states about its processing
+
+
+def processing_json(history: LogHistory) -> dict[str, Any]:
+    """Software, purpose, legal basis, exports and erasures of one party, as its log states them; each value once."""
+
+    def each(kind: str, name: str) -> list[Any]:
+        return list(dict.fromkeys(record.body[name] for record in history.of(kind)))
+
+    return {
+        "party": history.name,
+        "versions": each("agent.start", "version"),
+        "packages": each("agent.start", "package"),
+        "purposes": each("data.opened", "purpose"),
+        "legal_bases": each("data.opened", "legal_basis"),
+        "exports": [
+            {"entry": record.seq, "auditor": record.body["auditor"], "purpose": record.body["purpose"]}
+            for record in history.of("access.exported")
+        ],
+        "erasures": [
+            {"entry": record.seq, "first": record.body["first"], "last": record.body["last"]}
+            for record in history.of("annex.erased")
+        ],
+    }
+
+
+CSV_COLUMNS: Final = ("party", "run", "round", "data_class", "messages", "bytes", "surplus")
+
+
+def egress_rows(histories: Sequence[LogHistory]) -> list[dict[str, Any]]:
+    """What left each site, by run, round and class of data: one row each, in order."""
+    rows: dict[tuple[str, str, int, str], list[int]] = {}
+    for history in histories:
+        for record in history.of("egress"):
+            number = -1 if record.round is None else record.round
+            row = rows.setdefault((history.name, record.run or "", number, record.body["data_class"]), [0, 0, 0])
+            row[0] += 1
+            row[1] += record.body["bytes"]
+            row[2] += record.body["bytes"] - record.body["expected_bytes"]
+    return [
+        dict(zip(CSV_COLUMNS, (party, run or None, None if number < 0 else number, name, *totals), strict=True))
+        for (party, run, number, name), totals in sorted(rows.items())
+    ]

@@ -14,6 +14,13 @@ from typing import Any, Final
 from lazaret.errors import LocalProtocolError
 
 
+class Concern(Enum):
+    """Which of the two verdicts a finding is about."""
+
+    RECORD = "record intact"
+    RULES = "rules kept"
+
+
 class Severity(Enum):
     """How much a finding weighs. Only `NOTE` leaves an audit clean."""
 
@@ -29,10 +36,19 @@ class Code:
     severity: Severity
     meaning: str
     ask: str
+    concern: Concern = Concern.RECORD
 
 
 def _fail(meaning: str, ask: str) -> Code:
     return Code(severity=Severity.FAIL, meaning=meaning, ask=ask)
+
+
+def _breach(meaning: str, ask: str) -> Code:
+    return Code(severity=Severity.FAIL, meaning=meaning, ask=ask, concern=Concern.RULES)
+
+
+def _unjudged(meaning: str, ask: str) -> Code:
+    return Code(severity=Severity.UNDECIDED, meaning=meaning, ask=ask, concern=Concern.RULES)
 
 
 def _undecided(meaning: str, ask: str) -> Code:
@@ -44,6 +60,8 @@ def _note(meaning: str, ask: str) -> Code:
 
 
 _SITE_COPY: Final = "ask the party for a new copy of the whole folder, and the witnesses for the checkpoints they hold"
+_CONSORTIUM: Final = "ask the consortium which manifest was in force, and the party why it did not keep to it"
+_LEDGER: Final = "ask the site for its privacy ledger and its configuration at that time"
 _BOTH: Final = "ask both parties for the entries named, and for the messages themselves if they are kept"
 
 CODES: Final[dict[str, Code]] = {
@@ -57,8 +75,13 @@ CODES: Final[dict[str, Code]] = {
     "ManifestMismatch": _fail("the manifest copy is not the one the log says is in force", "ask the consortium for it"),
     "ManifestRejected": _fail("the manifest is not signed by the root key given", "check the root key's fingerprint"),
     "ManifestMissing": _undecided(
-        "no manifest, so the keys of other parties are not known", "ask the consortium for it"
+        "a manifest that was in force is not here, so its keys and rules are not known", "ask the consortium for it"
     ),
+    "ManifestConflict": _fail(
+        "two different signed manifests have one version", "ask the consortium who used its root key, and when"
+    ),
+    "HostileFolder": _fail("the folder holds what no party writes; nothing more of it was read", _SITE_COPY),
+    "EmptyLog": _undecided("there is no privacy log in this folder", "ask for the whole folder, with FORMAT"),
     "KeysNotPinned": _note(
         "keys taken from the log itself; pin them with --root-key", "ask the consortium for its root"
     ),
@@ -80,13 +103,16 @@ CODES: Final[dict[str, Code]] = {
     "TornWrite": _note(
         "a crash left an incomplete write, which was moved to evidence/", "examine the file in evidence/"
     ),
+    "NoStop": _undecided(
+        "the log ends while the agent is running: it is incomplete, or the end was cut off", "ask for a newer copy"
+    ),
     "SettingsChanged": _note("configuration or policy was changed between starts", "ask who approved the change"),
     "SettingsUnannounced": _fail("configuration or policy changed and no entry says so", "ask for both versions"),
-    "InsecureOption": _note("an agent ran with an option that weakens it", "ask who approved the option"),
-    "IsolationMissing": _fail(
+    "InsecureOption": _breach("an agent ran with an option that weakens it", "ask who approved the option"),
+    "IsolationMissing": _breach(
         "a site trained, and no entry says how the process that saw images was isolated", "ask what ran there, and how"
     ),
-    "IsolationWeak": _fail(
+    "IsolationWeak": _breach(
         "the process that saw images could open a connection or read keys, which manifest or site forbid",
         "ask the site for its unit or container, and for `site-agent check`",
     ),
@@ -119,6 +145,16 @@ CODES: Final[dict[str, Code]] = {
     "EpochWithoutHeartbeat": _fail("an epoch has no heartbeat", "ask what the agent did in that time"),
     "NotWitnessed": _undecided("cannot decide beyond the newest witnessed checkpoint", "ask the witnesses named"),
     "BeyondWitnessed": _note("the last entries have only this log's own signature so far", "ask the witnesses again"),
+    "WitnessFolderMissing": _undecided(
+        "what this party holds of the others' logs is not here", "ask for the whole folder, with witness/"
+    ),
+    "WitnessClock": _note("a witness's time is far from the log's own, and does not count", "ask the witness"),
+    "EvidenceInvalid": _note(
+        "a file of evidence proves nothing: its signatures are not those of a listed key", "ask where it came from"
+    ),
+    "CosignatureMissing": _undecided(
+        "a cosignature that the log itself names is not in this copy", "ask for a new copy, and the witness named"
+    ),
     "WitnessRecordInvalid": _fail(
         "a checkpoint kept for another log is not genuine", "ask that log's owner for its checkpoint"
     ),
@@ -126,24 +162,61 @@ CODES: Final[dict[str, Code]] = {
         "one log has shown two histories; both signed checkpoints are evidence", "keep the evidence, stop the party"
     ),
     # What left
-    "SurplusBytes": _fail(
+    "SurplusBytes": _breach(
         "a message was not as long as its type must be", "ask for the message; bytes were hidden in it"
     ),
-    "ForbiddenMessage": _fail(
+    "ForbiddenMessage": _breach(
         "a message was sent whose type may not contain this data", "ask why the egress filter permitted it"
     ),
-    "UnmaskedVector": _fail(
+    "UnmaskedVector": _breach(
         "a vector was sent that was not masked, or did not look masked", "stop the site; find the message"
     ),
-    "LayoutMismatch": _fail(
+    "LayoutMismatch": _breach(
         "a vector had another length than the manifest's layout gives", "ask for the manifest then"
     ),
     "ReceiptInvalid": _fail("a receipt fits neither what was sent nor what was logged as arrived", _BOTH),
     "NoNetworkCounter": _note(
         "nothing but the log itself counts what left", "ask why the agent could not read the kernel's counters"
     ),
-    "UnloggedTraffic": _fail("the network counted other bytes than the log explains", "ask for the counters' source"),
+    "UnloggedTraffic": _breach("the network counted other bytes than the log explains", "ask for the counters' source"),
     "DuplicateMessage": _fail("one message id was used twice", _BOTH),
+    "IngressSurplus": _note(
+        "the coordinator's kernel counted more bytes in than its log explains; anybody may connect to its port",
+        "ask the operator for the firewall's count",
+    ),
+    "CounterCoverage": _unjudged(
+        "too little of what left was counted by the kernel", "ask why readings are missing, and for a firewall's count"
+    ),
+    # Rules of the manifest in force
+    "RulesUnknown": _unjudged("the rules in force are not known, so none was checked", "ask the consortium for them"),
+    "DestinationUnknown": _breach("a message went to a key that is not the coordinator's", _CONSORTIUM),
+    "SenderUnlisted": _breach("a message of a site that the manifest in force does not list was taken", _CONSORTIUM),
+    "CertificateInvalid": _breach("a party acted outside of the dates of its certificate", _CONSORTIUM),
+    "CohortTooSmall": _breach("a cohort was smaller than the manifest permits", _CONSORTIUM),
+    "SurvivorsTooFew": _breach("a sum was over fewer sites than the manifest permits", _CONSORTIUM),
+    "ThresholdWrong": _breach("a threshold does not follow from cohort and colluder bound", _CONSORTIUM),
+    "SecondSum": _breach("one round has two sums: their difference reveals updates", "treat these updates as exposed"),
+    "SumMismatch": _breach("a sum is not over the survivors that were agreed", _BOTH),
+    "VectorBlocked": _breach(
+        "the egress filter stopped a vector and nobody explained it",
+        'ask the site; it explains with `site-agent log-note "entry N: reason"`',
+    ),
+    "SoftwareUnlisted": _breach("software or wire schema is none of those that the manifest lists", _CONSORTIUM),
+    "MethodMismatch": _breach("a method, model or layout is not the one that the manifest names", _CONSORTIUM),
+    "SettingsMismatch": _breach("training settings are none of those that the manifest lists", _CONSORTIUM),
+    "RoundsExceeded": _breach("there were more rounds than the manifest permits", _CONSORTIUM),
+    "RunMismatch": _breach("an entry is of another run than the manifest in force", _CONSORTIUM),
+    "PurposeNotStated": _breach("data were opened without a stated purpose or legal basis", "ask the site for both"),
+    "PurposeNotAgreed": _breach("data were opened for a purpose or on a basis that was not agreed", _CONSORTIUM),
+    "PrivacyMissing": _breach("a vector left without the differential privacy that is demanded", _LEDGER),
+    "PrivacyTerms": _breach("unit or delta is not what the manifest demands", _LEDGER),
+    "NoiseBelowFloor": _breach("noise was below the floor that the manifest demands", _LEDGER),
+    "ClipExceeded": _breach("a clip was above the one that the manifest demands", _LEDGER),
+    "ScheduleMismatch": _breach("steps or sampling rate are not those of the manifest's schedule", _LEDGER),
+    "RunEpsilonExceeded": _breach("a run spent more epsilon than the manifest permits", _LEDGER),
+    "StepMissing": _breach("a step of a round is not in the log, and nothing explains its absence", _SITE_COPY),
+    "RoundUnfinished": _note("rounds that began here and did not end in a sum with this site", "compare all logs"),
+    "ResultUnchecked": _note("results that this site took over and did not check itself", "compare all logs"),
     # Between logs
     "EgressUnacknowledged": _fail("a message left a site and never reached the coordinator's log", _BOTH),
     "IngressUnexplained": _fail("the coordinator logged a message that no site's log explains", _BOTH),
@@ -153,7 +226,7 @@ CODES: Final[dict[str, Code]] = {
     "HeadContradicted": _fail(
         "a party was shown a checkpoint that the log does not lead to", "ask both for that message"
     ),
-    "MaskExposure": _fail("both kinds of mask share were opened for one site", "treat that site's update as exposed"),
+    "MaskExposure": _breach("both kinds of mask share were opened for one site", "treat that site's update as exposed"),
     "ClockSkew": _fail("two parties' clocks differ by more than the tolerance", "ask both for their time source"),
     "LogMissing": _undecided("a party's log was not given, so its side could not be compared", "ask for that log"),
     "InFlight": _note(
@@ -162,9 +235,9 @@ CODES: Final[dict[str, Code]] = {
     ),
     # Differential privacy
     "EpsilonMismatch": _fail("the epsilon written is not what its inputs give", "ask for the privacy ledger"),
-    "UnaccountedRound": _fail("a site under a privacy budget took part without paying", "ask for the privacy ledger"),
-    "BudgetExceeded": _fail("epsilon is above its cap", "ask who raised or ignored the cap"),
-    "DpTermsChanged": _fail("delta, unit, order or cap changed in mid-run", "ask who changed the terms"),
+    "UnaccountedRound": _breach("a site under a privacy budget took part without paying", "ask for the privacy ledger"),
+    "BudgetExceeded": _breach("epsilon is above its cap", "ask who raised or ignored the cap"),
+    "DpTermsChanged": _breach("delta, unit, order or cap changed in mid-run", "ask who changed the terms"),
 }
 
 
@@ -192,6 +265,11 @@ class Finding:
         return CODES[self.code].meaning
 
     @property
+    def concern(self) -> Concern:
+        """Whether it is about the record or about the rules."""
+        return CODES[self.code].concern
+
+    @property
     def ask(self) -> str:
         """What to ask for next."""
         return CODES[self.code].ask
@@ -201,6 +279,7 @@ class Finding:
         return {
             "code": self.code,
             "severity": self.severity.value,
+            "concern": self.concern.value,
             "log": self.log,
             "entries": list(self.entries),
             "detail": self.detail,
@@ -215,6 +294,15 @@ def exit_code(findings: Iterable[Finding]) -> int:
     if Severity.FAIL in severities:
         return 1
     return 3 if Severity.UNDECIDED in severities else 0
+
+
+def verdict_on(findings: Iterable[Finding], concern: Concern) -> int:
+    """The same for one of the two verdicts. Where the record cannot be relied on, nothing is known of the rules."""
+    found = tuple(findings)
+    own = exit_code(finding for finding in found if finding.concern is concern)
+    if concern is Concern.RULES and own == 0:
+        return 3 if exit_code(finding for finding in found if finding.concern is Concern.RECORD) else 0
+    return own
 
 
 # The findings of one log

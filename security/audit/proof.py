@@ -1,13 +1,18 @@
-"""A single entry with everything needed to check it, in C2SP's tlog-proof form: to hand one fact to one person."""
+"""A single entry with everything needed to check it, in C2SP's tlog-proof form: to hand one fact to one person.
+
+`check_file` checks such a file, and the two other kinds of evidence that travel: of a fork and of a wrong sum.
+"""
 
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from lazaret.errors import CodecError, ConfigError, VerificationFailed
+from security.audit.agreement import manifest_from, roster_from
+from security.audit.safe_files import refuse_hostile
 from security.crypto import encoding
 from security.crypto.merkle import MAX_PATH, Tree, leaf_hash, verify_inclusion
 from security.log.keys import EpochChain
@@ -16,7 +21,9 @@ from security.log.reader import LogReader
 from security.log.roster import Roster
 from security.log.schema import read_line
 from security.log.store import LogFolder
+from security.log.witness import Fork
 
+PROOF_BYTES: Final = 1 << 28  # evidence of a wrong sum holds a chunk of every upload
 HEADER: Final = "c2sp.org/tlog-proof@v1"
 
 
@@ -82,12 +89,85 @@ class Proof:
         return {key.name: time or 0 for key, time in self.note.verify(keys).items()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a file proves; None where it cannot be told without the keys."""
+
+    proves: str | None
+    detail: str
+    lines: tuple[str, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
+    """Check a file of evidence of any kind.
+
+    :raises CodecError: if it is none.
+    :raises VerificationFailed: if what it claims is false.
+    """
+    from security.secagg.site.results import HEADING
+
+    if content.startswith(b"{"):
+        return _check_fork(Fork.parse(content), manifest, root_key)
+    if content.startswith(HEADING):
+        return _check_sum(content, manifest, root_key)
+    return _check_entry(Proof.parse(content), manifest, root_key)
+
+
+def _check_entry(proof: Proof, manifest: Path | None, root_key: Path | None) -> Checked:
+    from security.audit.text import when
+
+    origin = checkpoint_of(proof.note).origin
+    if manifest is None:
+        return Checked(proves=None, detail=f"{origin}: whose key signed this is not known")
+    roster = roster_from(manifest, root_key)
+    entry = proof.check(_root_of(roster, origin))
+    witnesses = proof.witnesses(roster)
+    seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items()))
+    return Checked(
+        proves="Entry",
+        detail=f"entry {entry['seq']} of {origin}: {entry['type']} at {when(entry['ts'] / 1000)}",
+        lines=(f"head {checkpoint_of(proof.note).size}, cosigned by {seen or 'nobody'}",),
+        facts={"origin": origin, "entry": entry, "witnesses": witnesses},
+    )
+
+
+def _root_of(roster: Roster, origin: str) -> VerifierKey:
+    if origin not in roster.by_origin:
+        raise VerificationFailed("the manifest knows no log of this name", where=origin)
+    return roster.by_origin[origin].root
+
+
+def _check_fork(fork: Fork, manifest: Path | None, root_key: Path | None) -> Checked:
+    if manifest is None:
+        return Checked(proves=None, detail=f"{fork.origin}: whose keys signed this is not known")
+    fork.verify(_root_of(roster_from(manifest, root_key), fork.origin))
+    return Checked(proves="Fork", detail=f"{fork.origin} signed two histories")
+
+
+def _check_sum(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
+    from security.identity.membership import aggregation_policy
+    from security.secagg.site.results import WrongSumEvidence
+
+    evidence = WrongSumEvidence.parse(content)
+    if manifest is None:
+        return Checked(proves=None, detail="whose keys signed this result is not known")
+    agreed = manifest_from(manifest, root_key)
+    # As of the day it was issued: signatures do not lapse with the certificates that were valid when they were made.
+    evidence.verify(aggregation_policy(agreed, now_ms=agreed.issued_at_ms))
+    where = f"chunk {evidence.chunk} of round {evidence.result.context.round}"
+    return Checked(
+        proves="WrongSum", detail=f"{agreed.coordinator.id} signed a sum that is not that of the uploads: {where}"
+    )
+
+
 def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
 def prove(path: Path, seq: int) -> Proof:
     """Prove one entry under the newest witnessed checkpoint that covers it, or else the newest one."""
+    refuse_hostile(path)
     folder = LogFolder(path)
     folder.check_format()
     tree, wanted = Tree(), b""

@@ -7,15 +7,26 @@ text: it is escaped, and characters that do not print are replaced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from lazaret import software
 from security.audit import charts, text
 from security.audit.compare import Crossed
-from security.audit.facts import RoundFacts, round_json, rounds_of
-from security.audit.findings import Finding, Severity
+from security.audit.conditions import (
+    BROKEN,
+    HOLDS,
+    OPEN,
+    Piece,
+    Row,
+    Span,
+    digest,
+    evidence_rows,
+    patient_sentence,
+    state_of,
+)
+from security.audit.facts import RoundFacts, processing_json, round_json, rounds_of
+from security.audit.findings import Concern, Finding, Severity, verdict_on
 from security.log.roster import SITE
 
 if TYPE_CHECKING:
@@ -25,6 +36,8 @@ def report_json(result: Crossed) -> dict[str, Any]:
     """The same facts for machines."""
     return {
         "verdict": text.VERDICTS[result.exit_code],
+        **text.verdicts_json(result.findings),
+        "processing": [processing_json(history) for history in result.histories],
         "matched_messages": result.matched,
         "fitting_receipts": result.receipts,
         "logs": [text.log_json(log, log.findings, None) for log in result.logs],
@@ -34,9 +47,16 @@ def report_json(result: Crossed) -> dict[str, Any]:
     }
 
 
-def render(result: Crossed, *, pinned: bool) -> str:
-    """The page."""
-    return environment().get_template("report.html").render(page_facts(result, pinned))
+def render(result: Crossed, *, pinned: bool, root: str | None = None, checked_ms: int | None = None) -> str:
+    """The page.
+
+    :param root: fingerprint of the consortium's root certificate that pinned the keys.
+    :param checked_ms: when the check was made.
+    """
+    facts = page_facts(result, pinned)
+    facts["about"] += [("Root certificate (SHA-256)", root)] if root else []
+    facts["about"] += [("Date of the check", text.when(checked_ms / 1000))] if checked_ms else []
+    return environment().get_template("report.html").render(facts)
 
 
 def environment() -> Environment:
@@ -73,9 +93,10 @@ def page_facts(result: Crossed, pinned: bool) -> dict[str, Any]:
         "about": _about(result, pinned),
         "checked": {"done": _done(result), "open": _not_done(result, pinned)},
         "logs": _logs(result),
+        "processing": _processing(result),
         "findings": _findings(result.findings),
         "notes": _notes(result.findings),
-        "evidence": _evidence(result),
+        "evidence": evidence_rows(result),
         "record_clean": text.clean(result.findings, text.RECORD),
         "rounds": _rounds(result),
         "egress": _egress(result),
@@ -89,130 +110,6 @@ def page_facts(result: Crossed, pinned: bool) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Text with a style: strong, alarm, code, or a class of the style sheet."""
-
-    words: Piece
-    style: str = "strong"
-    title: str | None = None
-
-
-Piece = str | int | Span | tuple["Piece", ...]
-Row = Sequence[Piece]
-
-
-def digest(value: str, length: int | None = None) -> Span:
-    """A digest or name in fixed width, shortened for reading, whole on hover."""
-    shown = value if length is None or len(value) <= length else value[:length] + "\N{HORIZONTAL ELLIPSIS}"
-    return Span(shown, "code", title=value if shown != value else None)
-
-
-# The seven conditions for "prototypes never left", each with what these logs show for it.
-
-HOLDS, BROKEN, OPEN = "pass", "fault", "unsure"
-WORDS: Final = {HOLDS: "holds", BROKEN: "VIOLATED", OPEN: "not shown"}
-
-
-def state_of(findings: Iterable[Finding], codes: frozenset[str]) -> str:
-    """How a group of checks came out."""
-    found = {finding.severity for finding in findings if finding.code in codes}
-    if Severity.FAIL in found:
-        return BROKEN
-    return OPEN if Severity.UNDECIDED in found else HOLDS
-
-
-def _evidence(result: Crossed) -> list[Row]:
-    """For each of them: what it says, what is in the logs for it, and whether it holds."""
-    rows: list[Row] = []
-    for name, words, show in EVIDENCE:
-        state, shown = show(result)
-        rows.append((Span(name), words, shown, Span(WORDS[state], f"mark {state}")))
-    return rows
-
-
-def _digests(result: Crossed, field: str) -> tuple[str, Piece]:
-    """One digest that all agents ran with, or how many."""
-    found = {record.body[field] for history in result.histories for record in history.of("agent.start")}
-    if len(found) == 1:
-        return HOLDS, ("one for all: ", digest(next(iter(found)), 16))
-    return OPEN, f"{len(found)} different ones: compare them with the releases" if found else "no agent.start here"
-
-
-def _schema(result: Crossed) -> tuple[str, Piece]:
-    return _digests(result, "proto")
-
-
-def _filter(result: Crossed) -> tuple[str, Piece]:
-    state, shown = _digests(result, "package")
-    return state, ("package digest, ", shown)
-
-
-def _sizes(result: Crossed) -> tuple[str, Piece]:
-    count = sum(log.ledger.count for log in result.logs)
-    state = state_of(result.findings, frozenset({"SurplusBytes", "LayoutMismatch", "ForbiddenMessage"}))
-    return (state if count else OPEN), f"{count:,} messages recomputed"
-
-
-def _uniformity(result: Crossed) -> tuple[str, Piece]:
-    seen = [
-        float(record.body["uniformity"] or 0)
-        for history in result.histories
-        for record in history.of("egress")
-        if record.body["data_class"] == "masked-vector"
-    ]
-    blocked = sum(log.types.get("egress.blocked", 0) for log in result.logs)
-    state = state_of(result.findings, frozenset({"UnmaskedVector"}))
-    shown = f"{len(seen):,} vectors, smallest p-value {min(seen):.2g}; {blocked} blocked" if seen else "no vector left"
-    return (state if seen else OPEN), shown
-
-
-def _network_counters(result: Crossed) -> tuple[str, Piece]:
-    sites = [log.ledger for log in result.logs if log.role == SITE and log.ledger.count]
-    counted, logged = sum(ledger.counted for ledger in sites), sum(ledger.covered for ledger in sites)
-    total = sum(ledger.total for ledger in sites)
-    if not counted:
-        return OPEN, "no readings"
-    rest = f"; {text.quantity(total - logged)} without a reading" if total > logged else ""
-    shown = f"{text.quantity(counted)} counted, {text.quantity(logged)} logged{rest}"
-    return state_of(result.findings, frozenset({"UnloggedTraffic"})), shown
-
-
-def _matching(result: Crossed) -> tuple[str, Piece]:
-    shown = f"{result.matched:,} messages, {result.receipts:,} receipts"
-    return (state_of(result.findings, text.MATCHING) if result.matched else OPEN), shown
-
-
-def _isolation(result: Crossed) -> tuple[str, Piece]:
-    """Of every process that saw images; one with a way out does not show it, and a rule that was broken denies it."""
-    started = [record.body for history in result.histories for record in history.of("trainer.isolated")]
-    state = state_of(result.findings, frozenset({"IsolationMissing", "IsolationWeak"}))
-    if not started:
-        return (BROKEN if state == BROKEN else OPEN), "no trainer.isolated here"
-    walls = {"network_namespace": "network namespace", "seccomp": "seccomp", "landlock": "Landlock"}
-    common = [words for wall, words in walls.items() if all(body[wall] for body in started)]
-    connected = sum(body["connection"] for body in started)
-    if connected:
-        return (state if state == BROKEN else OPEN), f"{connected} of {len(started)} processes could open a connection"
-    shown = f"{len(started)} processes that saw images could not open a connection: enforced by {', '.join(common)}"
-    return state, shown
-
-
-EVIDENCE: Final = (
-    ("Schema", "no message has a field that could carry them; the schema's digest is in every agent.start", _schema),
-    ("Egress filter", "one module holds the network channel, and it logs a message before it sends it", _filter),
-    ("Size equation", "the length of each message follows exactly from its type, cohort and dimension", _sizes),
-    ("Uniformity", "a vector that does not look random is blocked before it leaves", _uniformity),
-    (
-        "Network counters",
-        "the kernel counted no more bytes, over all connections, than the log and TLS explain",
-        _network_counters,
-    ),
-    ("Isolation", "the process that saw images had no network, as it tried from inside before it began", _isolation),
-    ("Matching", "each message that left is the one that arrived, and no other message arrived", _matching),
-)
-
-
 # The sections.
 
 
@@ -222,6 +119,11 @@ def _verdict(result: Crossed) -> dict[str, Any]:
     reasons = {finding.code: finding.meaning for finding in result.findings if finding.severity is not Severity.NOTE}
     return {
         "exit_code": result.exit_code,
+        "answers": [
+            (concern.value, text.ANSWERS[code], {0: HOLDS, 1: BROKEN, 3: OPEN}[code])
+            for concern in Concern
+            for code in (verdict_on(result.findings, concern),)
+        ],
         "reasons": list(reasons.items()),
         "failed": counts[Severity.FAIL],
         "undecided": counts[Severity.UNDECIDED],
@@ -238,9 +140,36 @@ def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
         ("Federation", ", ".join(sorted(federations))),
         ("Run", ", ".join(sorted(runs)) or "none"),
         ("Keys", "pinned by the consortium's root certificate" if pinned else "taken from the logs themselves"),
+        ("Manifests in force", _versions(result)),
         ("Checked with", f"privacy-audit of lazaret {software.version()}"),
     ]
     return [*told, ("Time covered", f"{text.when(min(ends))} to {text.when(max(ends))}")] if ends else told
+
+
+def _versions(result: Crossed) -> str:
+    versions = {one.version: one.issued_at_ms for log in result.logs for one in log.agreements.versions}
+    told = [f"{version} of {text.when(issued / 1000)}" for version, issued in sorted(versions.items())]
+    return ", ".join(told) or "none"
+
+
+def _processing(result: Crossed) -> list[Row]:
+    """What each party states: software, purpose and legal basis, to whom its log went, what was erased."""
+    rows: list[Row] = []
+    for log, history in zip(result.logs, result.histories, strict=True):
+        told = processing_json(history)
+        outside = log.size - log.covered
+        rows.append(
+            (
+                Span(history.name),
+                (", ".join(told["versions"]) or "-", " ", *(digest(one, 10) for one in told["packages"])),
+                "; ".join(told["purposes"]) or "-",
+                "; ".join(told["legal_bases"]) or "-",
+                "; ".join(f"{one['auditor']} ({one['purpose']})" for one in told["exports"]) or "none",
+                f"{len(told['erasures'])}",
+                f"{outside:,} of {log.size:,}",
+            )
+        )
+    return rows
 
 
 def _done(result: Crossed) -> list[tuple[str, str]]:
@@ -395,6 +324,9 @@ def _privacy(result: Crossed) -> dict[str, Any]:
     others = [history.name for history in result.histories if history.role == SITE and history.name not in claimed]
     return {
         "rows": rows,
+        "sentences": [
+            (statement.site, patient_sentence(statement.epsilon, statement.delta)) for statement in result.statements
+        ],
         "unclaimed": others,
         "chart": charts.epsilon_chart(result.statements) if result.statements else None,
     }

@@ -1,4 +1,4 @@
-"""One pass over all entries of a log: form, order, time, tree, and what left.
+"""One pass over all entries of a log: form, order, time, tree, what left, and whether the rules in force were kept.
 
 This is the verifier's hot loop. A line is hashed and matched against its type's expression; only what a check needs
 is turned into numbers. On a large log this costs less than reading the same lines with `json.loads`.
@@ -9,28 +9,35 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-from security.audit.checkpoints import Checkpoints
+from security.audit.agreement import Agreement, Agreements
+from security.audit.checkpoints import VerifiedCheckpoint
+from security.audit.completeness import RoundBook
+from security.audit.conformance import RULES, breaches
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Findings
 from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
 from security.log.keys import EpochChain
-from security.log.machine import HEARTBEAT_MS, SEGMENT
-from security.log.reader import LineBlock, blocks
+from security.log.machine import HEARTBEAT_MS, SEGMENT, SKEW_MS
+from security.log.reader import LineBlock, Record, blocks
 from security.log.roster import SITE
 from security.log.schema import MAX_LINE, SCHEMAS, explain
 from security.log.store import LogFolder
 from security.log.witness import HeldCheckpoint
 
-SKEW_MS: Final = 5 * 60 * 1000
 SILENCE_MS: Final = 2 * HEARTBEAT_MS
 QUOTE: Final = '"'
+UNDATED: Final = frozenset({"control", "checkpoint"})  # a member whose certificate ended may still say so
 RECONNECT: Final = '"Open"'  # the first message of every connection
+
+# Everything that a rule or the steps of a round are judged by, besides what has a handler of its own.
+JUDGED: Final = frozenset(RULES) | {"dp.committed", "egress.blocked", "operator.action", "secagg.unmasked"}
 
 Match = re.Match[str]
 
@@ -41,11 +48,11 @@ class Scan:
     def __init__(
         self,
         folder: LogFolder,
-        checkpoints: Checkpoints,
+        signed: Sequence[VerifiedCheckpoint],
         chain: EpochChain | None,
         findings: Findings,
+        agreements: Agreements,
         held: Sequence[HeldCheckpoint] = (),
-        names: Collection[str] = (),
     ) -> None:
         self.folder = folder
         self.findings = findings
@@ -57,15 +64,20 @@ class Scan:
         self.types: dict[str, int] = {}
         self.manifest: str | None = None
         self.latest_at: dict[int, int] = {}  # for each checkpoint, the latest time among the entries it covers
-        self.rounds_after_witness: set[str] = set()
-        self.vector_sizes: dict[int, int] = {}  # under the manifest in force: each length, and an entry that has it
-        self._checkpoints = {one.checkpoint.size: one for one in checkpoints.signed}
+        self.uploads: list[tuple[int, str, str]] = []  # the first vector of each run and round: entry, run, round
+        self.given: dict[str, int] = {}  # for each other log, the largest checkpoint of it that was cosigned here
+        self.cosigned: dict[int, dict[str, int]] = {}  # own checkpoints: who cosigned each, and the entry that says so
+        self.running = False  # whether the agent was started and has not said that it stops
+        self.rounds = RoundBook(findings)
+        self._agreements = agreements
+        self._adopted_at: list[int] = []  # entries from which on another manifest is in force,
+        self._in_force: list[Agreement | None] = []  # and which one
+        self._checkpoints = {one.checkpoint.size: one for one in signed}
         self._held: dict[int, list[HeldCheckpoint]] = {}
         for other in held:
             self._held.setdefault(other.checkpoint.size, []).append(other)
         self._stops = iter([*sorted({*self._checkpoints, *self._held}), 1 << 62])
         self._stop = next(self._stops)
-        self._witnessed = checkpoints.witnessed.checkpoint.size if checkpoints.witnessed else 0
         self._chain = chain
         self._origin = f'"{findings.log}"'
         self._pending: list[bytes] = []
@@ -74,12 +86,15 @@ class Scan:
         self._heartbeats = 0
         self._boot = ""
         self._boots: set[str] = set()
-        self._running = False
         self._config = self._policy = ""
         self._isolation_known = False
-        self.open_trainers: list[int] = []  # under the manifest in force: entries of processes with a way out
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
-        self._names = names
+        self._role = ""
+        self._names: frozenset[str] | set[str] = frozenset()
+        self._destinations: frozenset[str] = frozenset()
+        self._windows: Mapping[str, tuple[int, int]] = {}
+        self._own_window = (0, 1 << 62)
+        self._sent: set[tuple[str, str, str]] = set()
         self._due: dict[tuple[str, str], str] = {}
         self._segment = sha256()
         self._leaves = folder.leaves.open("rb") if folder.leaves.exists() else io.BytesIO()
@@ -96,6 +111,7 @@ class Scan:
             "train.done": self._trained,
             "egress": self._egress,
             "heartbeat": self._heartbeat,
+            "ingress": self._ingress,
             "key.rotated": self._rotated,
             "log.recovered": self._recovered,
             "net.counter": self.ledger.counter,
@@ -118,6 +134,18 @@ class Scan:
         while self._stop <= self.size:
             self._reach_checkpoint()
         self._check_leaves_end()
+        self.rounds.close(self._role)
+
+    @property
+    def adoptions(self) -> tuple[tuple[int, str], ...]:
+        """From which entry on which manifest was in force."""
+        digests = [one.digest if one else "" for one in self._in_force]
+        return tuple(zip(self._adopted_at, digests, strict=True))
+
+    def agreement_at(self, seq: int) -> Agreement | None:
+        """The manifest version in force when an entry was written."""
+        place = bisect_right(self._adopted_at, seq)
+        return self._in_force[place - 1] if place else None
 
     def _block(self, block: LineBlock) -> None:
         lines, leaves, done = block.lines, block.leaves(), 0
@@ -168,6 +196,47 @@ class Scan:
         handler = self._handlers.get(kind)
         if handler is not None:
             handler(match, seq)
+        if kind in JUDGED:
+            self._judge(text, seq)
+
+    def _judge(self, text: str, seq: int) -> None:
+        """Hold one entry against the rules in force. Few entries come here: messages and receipts do not."""
+        entry = json.loads(text)
+        record = Record(
+            seq=seq,
+            ts=entry["ts"],
+            boot=entry["boot"],
+            type=entry["type"],
+            run=entry["run"],
+            round=entry["round"],
+            body=entry["body"],
+        )
+        agreement = self._in_force[-1] if self._in_force else None
+        rules = agreement.rules if agreement else None
+        self.rounds.take(record, rules)
+        if rules is not None:
+            for code, detail in breaches(record, rules):
+                where = "" if record.round is None else f"round {record.round}, "
+                self.findings.add(code, f"{where}entry {seq}: {detail}", seq)
+
+    def _take_force(self, digest: str, seq: int) -> None:
+        """From here on, entries are judged under another manifest version."""
+        self.manifest = digest
+        agreement = self._agreements.of(digest)
+        self._adopted_at.append(seq)
+        self._in_force.append(agreement)
+        self._due.clear()
+        self._sent.clear()
+        self._names = {*agreement.roster.by_name, *agreement.roster.by_origin} if agreement else frozenset()
+        rules = agreement.rules if agreement else None
+        self._destinations = frozenset(f'"{key}"' for key in rules.destinations) if rules else frozenset()
+        self._windows = rules.certificates if rules else {}
+        party = agreement.roster.by_origin.get(self.findings.log) if agreement else None
+        self._own_window = self._windows.get(party.name, (0, 1 << 62)) if party else (0, 1 << 62)
+        if agreement is None:
+            self.findings.add("ManifestMissing", f"the manifest in force from entry {seq} on is not here", seq)
+        elif rules is None:
+            self.findings.add("RulesUnknown", f"no manifest was given for entries from {seq} on", seq)
 
     def _time(self, kind: str, boot: str, wall: int, mono: int, match: Match, seq: int) -> None:
         if wall < self._ts and (kind != "clock.adjusted" or int(match["body_offset_ms"]) > wall - self._ts + SKEW_MS):
@@ -192,9 +261,9 @@ class Scan:
     def _new_boot(self, boot: str, mono: int, seq: int) -> None:
         if boot in self._boots:
             self.findings.add("MonotonicRollback", f"entry {seq} goes back to an earlier boot", seq)
-        if self._running:
+        if self.running:
             self.findings.add("UncleanStop", f"a boot ends at entry {seq - 1} without agent.stop", seq - 1)
-            self._running = False
+            self.running = False
         self.ledger.started(mono)
         self._boots.add(boot)
         self._boot, self._sealed_mono = boot, mono
@@ -204,35 +273,39 @@ class Scan:
     def _genesis(self, match: Match, seq: int) -> None:
         if seq:
             self.findings.add("GenesisInvalid", f"a second genesis at entry {seq}", seq)
-        self.manifest = match["body_manifest"][1:-1]
+        self._take_force(match["body_manifest"][1:-1], seq)
         self._policy = match["body_policy"]
-        self.ledger.bounded = match["body_role"] == f'"{SITE}"'
+        self._role = match["body_role"][1:-1]
+        self.ledger.bounded = self._role == SITE
 
     def _adopted(self, match: Match, seq: int) -> None:
         if match["body_old"][1:-1] != self.manifest:
             self.findings.add("ManifestMismatch", f"entry {seq} replaces another manifest than the one in force", seq)
-        self.manifest = match["body_new"][1:-1]
-        self.vector_sizes.clear()
-        self.open_trainers.clear()
-        self._due.clear()
+        before = self._in_force[-1] if self._in_force else None
+        self._take_force(match["body_new"][1:-1], seq)
+        after = self._in_force[-1]
+        if before and after and after.version <= before.version and after is not before:
+            detail = f"entry {seq} goes from version {before.version} to {after.version}"
+            self.findings.add("ManifestMismatch", detail, seq)
+        if after and after.rules and match["body_version"] != str(after.version):
+            self.findings.add("ManifestMismatch", f"entry {seq} names another version than the file has", seq)
 
     def _start(self, match: Match, seq: int) -> None:
-        self._running, self._isolation_known = True, False
+        self.running, self._isolation_known = True, False
         if self._config not in ("", match["body_config"]):
             self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
         self._config = match["body_config"]
-        if match["body_insecure"] != "[]":
-            self.findings.add("InsecureOption", f"entry {seq}: {match['body_insecure'][:200]}", seq)
 
     def _stop_said(self, _match: Match, _seq: int) -> None:
-        self._running = False
+        self.running = False
 
     def _isolated(self, match: Match, seq: int) -> None:
-        """The site's own rule is judged here, the manifest's by `verify`."""
+        """What the site asks of itself, and what the manifest in force asks of it."""
         self._isolation_known = True
+        agreement = self._in_force[-1] if self._in_force else None
         if match["body_keys"] == "true" or (match["body_connection"] == "true" and match["body_ranks"] != "true"):
-            self.open_trainers.append(seq)
-            code = "IsolationWeak" if match["body_asked"] == '"required"' else "NotIsolated"
+            required = match["body_asked"] == '"required"' or (agreement and agreement.roster.isolation == "required")
+            code = "IsolationWeak" if required else "NotIsolated"
             open_to = f"connection {match['body_connection']}, keys {match['body_keys']}"
             self.findings.add(code, f"entry {seq}: {open_to}", seq)
         elif match["body_ranks"] == "true":
@@ -260,9 +333,18 @@ class Scan:
         # A step back that is owned up to moves the lower bound with it; witnesses' times still bound it from above.
         self._floor = min(self._floor, self._ts)
 
-    def _cosigned(self, match: Match, _seq: int) -> None:
-        if match["body_origin"] == self._origin:
-            self._floor = max(self._floor, int(match["body_timestamp"]) * 1000 - SKEW_MS)
+    def _cosigned(self, match: Match, seq: int) -> None:
+        if match["body_origin"] != self._origin:
+            given = match["body_origin"][1:-1]
+            self.given[given] = max(self.given.get(given, 0), int(match["body_size"]))
+            return
+        self.cosigned.setdefault(int(match["body_size"]), {})[match["body_cosigner"][1:-1]] = seq
+        seen = int(match["body_timestamp"]) * 1000
+        if abs(seen - self._ts) > SKEW_MS:
+            # Else a witness with a false clock could make an honest log look backdated.
+            self.findings.add("WitnessClock", f"entry {seq}: {abs(seen - self._ts) // 1000} s from the log's time", seq)
+        else:
+            self._floor = max(self._floor, seen - SKEW_MS)
 
     def _heartbeat(self, _match: Match, _seq: int) -> None:
         self._heartbeats += 1
@@ -271,6 +353,7 @@ class Scan:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
 
     def _egress(self, match: Match, seq: int) -> None:
+        run, number, destination = match.group("run", "round", "body_destination")
         msg_id, message, data_class, size, expected, masked, evenness, head, shape = match.group(
             "body_msg_id",
             "body_message",
@@ -296,13 +379,46 @@ class Scan:
         if message == RECONNECT:
             self.ledger.reconnected()
         self.ledger.add(data_class[1:-1], int(size), msg_id)
-        if seq >= self._witnessed and is_vector:
-            self.rounds_after_witness.add(match["round"])
+        if destination not in self._destinations and self._destinations:
+            self.findings.add("DestinationUnknown", f"entry {seq} went to {destination[1:17]}", seq)
+        if (run, number, message) not in self._sent:
+            self._sent.add((run, number, message))
+            self._first_sent(run, number, message[1:-1], seq, is_vector=is_vector)
+
+    def _first_sent(self, run: str, number: str, message: str, seq: int, *, is_vector: bool) -> None:
+        """A message type for the first time in a round: enough for the steps of a round and the dates of a member."""
+        if is_vector:
+            self.uploads.append((seq, run, number))
+        first, last = self._own_window
+        if permitted().get(message) not in UNDATED and not first - SKEW_MS <= self._ts <= last + SKEW_MS:
+            detail = f"{message} at entry {seq}, outside of the dates of its certificate"
+            self.findings.add("CertificateInvalid", detail, seq)
+        agreement = self._in_force[-1] if self._in_force else None
+        rules = agreement.rules if agreement else None
+        self.rounds.sent(json.loads(run), json.loads(number), message, seq, rules)
+
+    def _ingress(self, match: Match, seq: int) -> None:
+        sender = match["body_sender"][1:-1]
+        if not self._windows:
+            return
+        window = self._windows.get(sender)
+        if window is None:
+            self.findings.add("SenderUnlisted", f"entry {seq}: {match['body_message'][1:-1]} of {sender}", seq)
+        elif not window[0] - SKEW_MS <= self._ts <= window[1] + SKEW_MS and (
+            permitted().get(match["body_message"][1:-1]) not in UNDATED
+        ):
+            detail = f"entry {seq}: {match['body_message'][1:-1]} of {sender}, whose certificate was not valid"
+            self.findings.add("CertificateInvalid", detail, seq)
 
     def _recompute(self, message: str, shape: str, seq: int) -> str:
         """The size equation, from the numbers in the entry; a name it counts must be one of the roster's."""
         numbers = json.loads(shape)
-        self.vector_sizes.setdefault(numbers["vector_bytes"], seq)
+        agreement = self._in_force[-1] if self._in_force else None
+        due = agreement.roster.vector_bytes if agreement else None
+        if due is not None and numbers["vector_bytes"] != due:
+            # The size equation starts from the vector's length, which the manifest fixes: an entry cannot choose it.
+            detail = f"entry {seq} counts on a vector of {numbers['vector_bytes']} bytes, {due} are due"
+            self.findings.add("LayoutMismatch", detail, seq)
         named = numbers["named"]
         if named is not None and self._names and named not in self._names:
             return "none"

@@ -7,13 +7,26 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from security.audit.epsilon import EpsilonStatement
-from security.audit.findings import CODES, Finding, Severity
+from security.audit.findings import CODES, Concern, Finding, Severity, verdict_on
 from security.audit.verify import Verified
 
 EGRESS: Final = frozenset(
     {"SurplusBytes", "LayoutMismatch", "ForbiddenMessage", "UnmaskedVector", "UnloggedTraffic", "DuplicateMessage"}
 )
-PRIVACY: Final = frozenset({"EpsilonMismatch", "UnaccountedRound", "BudgetExceeded", "DpTermsChanged"})
+PRIVACY: Final = frozenset(
+    {
+        "EpsilonMismatch",
+        "UnaccountedRound",
+        "BudgetExceeded",
+        "DpTermsChanged",
+        "PrivacyMissing",
+        "PrivacyTerms",
+        "NoiseBelowFloor",
+        "ClipExceeded",
+        "ScheduleMismatch",
+        "RunEpsilonExceeded",
+    }
+)
 MATCHING: Final = frozenset(
     {
         "EgressUnacknowledged",
@@ -26,9 +39,11 @@ MATCHING: Final = frozenset(
     }
 )
 AGREEMENT: Final = frozenset({"ModelInconsistency", "SplitCohort", "MaskExposure", "Fork", "LogMissing"})
-RECORD: Final = frozenset(CODES) - EGRESS - PRIVACY - MATCHING - AGREEMENT | {"Fork"}
+RULES: Final = frozenset(name for name, code in CODES.items() if code.concern is Concern.RULES)
+RECORD: Final = frozenset(CODES) - EGRESS - PRIVACY - MATCHING - AGREEMENT - RULES | {"Fork"}
 
 VERDICTS: Final = {0: "clean", 1: "findings", 3: "cannot decide"}
+ANSWERS: Final = {0: "yes", 1: "no", 3: "cannot decide"}
 MARKS: Final = {Severity.FAIL: "FAIL", Severity.UNDECIDED: "????", Severity.NOTE: "note"}
 
 
@@ -50,6 +65,25 @@ def quantity(count: int) -> str:
             return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} TB"
+
+
+def verdict_lines(findings: Iterable[Finding], logs: Iterable[Verified]) -> Iterator[str]:
+    """The two verdicts, and up to which entry of each log they hold."""
+    found = tuple(findings)
+    for concern in Concern:
+        yield f"{concern.value + ':':<15}{ANSWERS[verdict_on(found, concern)]}"
+    for log in logs:
+        if log.size:
+            rest = log.size - log.covered
+            outside = f"; the {rest} entries after it are outside of the verdict" if rest else ""
+            covered = f"up to entry {log.covered - 1}" if log.covered else "for no entry: nothing is witnessed"
+            yield plain(f"{'holds:':<15}{log.origin} {covered}{outside}")
+
+
+def verdicts_json(findings: Iterable[Finding]) -> dict[str, str]:
+    """The same for machines."""
+    found = tuple(findings)
+    return {concern.name.lower(): ANSWERS[verdict_on(found, concern)] for concern in Concern}
 
 
 def clean(findings: Iterable[Finding], codes: frozenset[str]) -> bool:
@@ -95,6 +129,9 @@ def log_lines(log: Verified, findings: Iterable[Finding], statement: EpsilonStat
         unread = log.ledger.total - log.ledger.covered
         rest = f"; {quantity(unread)} have no reading (a kill, or a copy in between)" if unread else ""
         yield f"ok    the kernel counted {quantity(log.ledger.counted)} out, within the stated overhead{rest}"
+    if log.size and clean(found, RULES):
+        versions = ", ".join(str(one.version) for one in log.agreements.versions)
+        yield f"ok    every entry keeps the rules of the manifest in force (versions {versions})"
     if statement is not None and clean(found, PRIVACY):
         yield "ok    " + epsilon_line(statement)
     yield from finding_lines(found)
@@ -119,6 +156,8 @@ def log_json(log: Verified, findings: Iterable[Finding], statement: EpsilonState
         "heads": len(log.checkpoints.signed),
         "head": newest.checkpoint.size if newest else None,
         "witnessed": witnessed.checkpoint.size if witnessed else None,
+        "covered": log.covered,
+        "manifests": [one.version for one in log.agreements.versions],
         "witnesses": sorted(key.name for key in witnessed.cosigners) if witnessed else [],
         "egress": {
             name: {"messages": log.ledger.messages[name], "bytes": log.ledger.bytes[name]}

@@ -1,47 +1,38 @@
-"""One log, from a copy of its folder: is it whole, unchanged, signed, witnessed, and did only masked bytes leave?
+"""One log, from a copy of its folder: is the record whole, unchanged, signed and witnessed, and were the rules kept?
 
-`verify` runs every check. The keys that it believes come from the signed manifest in the folder, which the auditor
-pins with the consortium's root certificate or takes as it is (`keys_for`).
+`verify` runs every check. The keys and rules that it believes come from the signed manifests in the folder, which the
+auditor pins with the consortium's root certificate or takes as they are (`agreement.keys_for`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from statistics import median_low
+from typing import Any, Final
 from urllib.parse import unquote
 
-from lazaret.errors import AuditLogError, CodecError, ConfigError, ToolkitError, VerificationFailed
-from security.audit.checkpoints import Checkpoints, check_epochs, read_checkpoints
+from lazaret.errors import AuditLogError, CodecError, ToolkitError, VerificationFailed
+from security.audit.agreement import AgreedRules, Agreements, Keys
+from security.audit.checkpoints import Checkpoints, check_epochs, read_checkpoints, witnessed
 from security.audit.egress_ledger import EgressLedger
-from security.audit.findings import Finding, Findings, exit_code
-from security.audit.scan import SKEW_MS, Scan
+from security.audit.findings import Concern, Finding, Findings, exit_code, verdict_on
+from security.audit.safe_files import hostile
+from security.audit.scan import Scan
 from security.log.keys import EpochChain
+from security.log.machine import SKEW_MS
 from security.log.note import VerifierKey
 from security.log.reader import LogReader
 from security.log.roster import SITE, Roster
 from security.log.schema import read_line
 from security.log.store import FORMAT, Annex, LogFolder
-from security.log.witness import HeldCheckpoint
+from security.log.witness import Fork, HeldCheckpoint
 
-if TYPE_CHECKING:
-    from cryptography.x509 import Certificate
-
-    from security.identity.manifest import Manifest
-
-
-MAX_ROUNDS_UNWITNESSED: Final = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keys:
-    """Whom to believe: the roster, and whether the auditor pinned it or took it from the log folder itself."""
-
-    roster: Roster | None
-    pinned: bool
-    problem: Finding | None = None
+MAX_ROUNDS_UNWITNESSED: Final = 3  # where the manifest is not known
+LEAST_COUNTED: Final = 0.5  # of the bytes that left, the share that readings of the kernel must cover
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +49,23 @@ class Verified:
     types: Mapping[str, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
     roster: Roster | None = None
+    agreements: Agreements = field(default_factory=Agreements)
+    adopted: tuple[tuple[int, str], ...] = ()
+
+    @property
+    def covered(self) -> int:
+        """How many entries witnesses cover. What follows them is outside of the verdict."""
+        return self.checkpoints.witnessed.checkpoint.size if self.checkpoints.witnessed else 0
+
+    def rules_at(self, seq: int) -> AgreedRules | None:
+        """The rules in force when an entry was written."""
+        digest = next((name for first, name in reversed(self.adopted) if first <= seq), None)
+        agreement = self.agreements.of(digest)
+        return agreement.rules if agreement else None
+
+    def verdict(self, concern: Concern) -> int:
+        """0, 1 or 3 for one of the two verdicts."""
+        return verdict_on(self.findings, concern)
 
     @property
     def exit_code(self) -> int:
@@ -66,38 +74,41 @@ class Verified:
 
 
 def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verified:
-    """Run every check on one log.
+    """Run every check on one log. What is wrong is a finding, also where there is no log at all.
 
     :param held: checkpoints of this log that others hold, if the auditor has them.
-    :raises ConfigError: only where there is no log at all.
     """
     folder = LogFolder(path)
-    if not folder.path.is_dir() or not (folder.segments.is_dir() or folder.format.exists()):
-        raise ConfigError("no privacy log here", where=str(path), hint="give the folder that holds FORMAT")
+    faults = list(islice(hostile(folder), 20))
+    if faults or not folder.segments.is_dir() or not any(folder.segments.iterdir()):
+        return _unread(path, faults)
     genesis = _first_entry(folder)
     origin = _origin_of(folder, genesis)
     findings = Findings(origin)
     if not folder.format.exists() or folder.format.read_bytes() != FORMAT:
         findings.add("FormatUnknown", "FORMAT is not that of this version")
-    roster = keys.roster if keys.roster is None or origin in keys.roster.by_origin else None
-    _note_keys(keys, roster, findings)
-    chain = _chain(folder, genesis, roster, findings)
-    checkpoints = read_checkpoints(folder, chain, roster, findings)
-    names = {*roster.by_name, *roster.by_origin} if roster else set[str]()
-    scan = Scan(folder, checkpoints, chain, findings, held, names)
+    agreements = keys.agreements if keys.agreements.parties(origin) else Agreements()
+    _note_keys(keys, agreements, findings)
+    chain = _chain(folder, genesis, agreements, findings)
+    signed = read_checkpoints(folder, chain, agreements, findings)
+    scan = Scan(folder, signed, chain, findings, agreements, held)
     scan.run(_segments(folder, findings))
-    _check_genesis(genesis, roster, chain, findings)
+    checkpoints = witnessed(signed, lambda seq: _roster_at(scan, seq), origin)
+    _check_genesis(genesis, scan, chain, findings)
     _check_manifest(folder, scan, findings)
-    _check_layout(roster, scan, findings)
-    _check_isolation(roster, scan, findings)
     _check_counted(genesis, scan, findings)
     check_epochs(checkpoints, scan.rotations, findings)
     _check_chain_length(chain, scan, findings)
     _check_coverage(checkpoints, scan, findings)
     _check_times(checkpoints, scan, findings)
-    _check_witnesses(folder, roster, findings)
+    _check_witnesses(folder, agreements, scan, findings)
+    _check_evidence(folder, agreements, findings)
     _check_held(scan, held, findings)
     _check_annexes(folder, scan, findings)
+    _check_cosignatures(folder, checkpoints, scan, findings)
+    if scan.running:
+        findings.add("NoStop", f"{scan.size} entries, and the last is not after agent.stop", max(scan.size - 1, 0))
+    newest = agreements.newest
     return Verified(
         folder=path,
         origin=origin,
@@ -108,8 +119,40 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
         ledger=scan.ledger,
         types=scan.types,
         findings=findings.listed(),
-        roster=roster,
+        roster=newest.roster if newest else None,
+        agreements=agreements,
+        adopted=scan.adoptions,
     )
+
+
+def _unread(path: Path, faults: Sequence[str]) -> Verified:
+    """A folder of which nothing can be said, and why."""
+    findings = Findings(path.name[:100])
+    for fault in faults:
+        findings.add("HostileFolder", fault)
+    if not faults:
+        findings.add("EmptyLog", "there are no segments here")
+    return Verified(
+        folder=path,
+        origin=findings.log,
+        role="unknown",
+        size=0,
+        checkpoints=Checkpoints(signed=(), witnessed=None, missing=("the log",)),
+        epochs=0,
+        ledger=EgressLedger(findings),
+        findings=findings.listed(),
+    )
+
+
+def _roster_at(scan: Scan, seq: int) -> Roster | None:
+    agreement = scan.agreement_at(seq)
+    return agreement.roster if agreement else None
+
+
+def origin_of(path: Path) -> str:
+    """The name that a log gives itself, without a check of anything."""
+    folder = LogFolder(path)
+    return path.name[:100] if any(hostile(folder)) else _origin_of(folder, _first_entry(folder))
 
 
 def _first_entry(folder: LogFolder) -> dict[str, Any] | None:
@@ -130,15 +173,18 @@ def _origin_of(folder: LogFolder, genesis: Mapping[str, Any] | None) -> str:
     return folder.path.name
 
 
-def _note_keys(keys: Keys, roster: Roster | None, findings: Findings) -> None:
-    if keys.problem is not None:
-        findings.add(keys.problem.code, keys.problem.detail)
-    elif keys.roster is not None and roster is None:
-        findings.add("GenesisInvalid", "the manifest knows no log of this name")
-    elif roster is None:
-        findings.add("ManifestMissing", "no manifest.json in the folder, and none given")
-    elif not keys.pinned:
-        findings.add("KeysNotPinned", "keys taken from the log itself; pin them with --root-key")
+def _note_keys(keys: Keys, agreements: Agreements, findings: Findings) -> None:
+    for problem in keys.agreements.problems:
+        findings.add(problem.code, problem.detail)
+    for one, other in keys.agreements.conflicts():
+        findings.add("ManifestConflict", f"{one.digest[:16]} and {other.digest[:16]} are both version {one.version}")
+    if agreements.versions:
+        if not keys.pinned:
+            findings.add("KeysNotPinned", "keys taken from the log itself; pin them with --root-key")
+    elif keys.agreements.versions:
+        findings.add("GenesisInvalid", "no manifest knows a log of this name")
+    elif not keys.agreements.problems:
+        findings.add("ManifestMissing", "no manifest in the folder, and none given")
 
 
 def _segments(folder: LogFolder, findings: Findings) -> list[Path]:
@@ -153,16 +199,19 @@ def _segments(folder: LogFolder, findings: Findings) -> list[Path]:
 
 
 def _chain(
-    folder: LogFolder, genesis: Mapping[str, Any] | None, roster: Roster | None, findings: Findings
+    folder: LogFolder, genesis: Mapping[str, Any] | None, agreements: Agreements, findings: Findings
 ) -> EpochChain | None:
     origin = findings.log
+    roots = [party.root for party in agreements.parties(origin)]
     try:
-        if roster is not None:
-            root = roster.by_origin[origin].root
-        elif genesis is not None:
-            root = VerifierKey.parse(genesis["body"]["root_vkey"])
+        if genesis is not None:
+            told = VerifierKey.parse(genesis["body"]["root_vkey"])
+            # A member that was enrolled again has another key now; the log goes on under the one it began with.
+            root = told if told in roots or not roots else roots[0]
+        elif roots:
+            root = roots[0]
         else:
-            findings.add("GenesisInvalid", "the first entry cannot be read, and no roster names the log's key")
+            findings.add("GenesisInvalid", "the first entry cannot be read, and no manifest names the log's key")
             return None
         return EpochChain.verify(origin, root, folder.endorsements())
     except (CodecError, VerificationFailed) as error:
@@ -171,7 +220,7 @@ def _chain(
 
 
 def _check_genesis(
-    genesis: Mapping[str, Any] | None, roster: Roster | None, chain: EpochChain | None, findings: Findings
+    genesis: Mapping[str, Any] | None, scan: Scan, chain: EpochChain | None, findings: Findings
 ) -> None:
     if genesis is None:
         findings.add("GenesisInvalid", "the first entry is no genesis", 0)
@@ -179,41 +228,29 @@ def _check_genesis(
     body = genesis["body"]
     if chain is not None and body["epoch_vkey"] != str(chain.keys[0]):
         findings.add("GenesisInvalid", "the key of epoch 0 is not the one endorsed", 0)
+    roster = _roster_at(scan, 0)
+    party = roster.by_origin.get(findings.log) if roster else None
     if roster is None:
         return
-    party = roster.by_origin[findings.log]
-    if (body["role"], body["root_vkey"], body["cosigner_vkey"]) != (party.role, str(party.root), str(party.cosigner)):
-        findings.add("GenesisInvalid", "the genesis names another role or other keys than the roster", 0)
+    told = (body["role"], body["root_vkey"], body["cosigner_vkey"])
+    if party is None or told != (party.role, str(party.root), str(party.cosigner)):
+        findings.add("GenesisInvalid", "the genesis names another role or other keys than the manifest", 0)
 
 
 def _check_manifest(folder: LogFolder, scan: Scan, findings: Findings) -> None:
+    """`manifest.json` is the one in force at the end, and every version that the log names is kept."""
     if not folder.manifest.exists():
         findings.add("ManifestMismatch", "manifest.json is missing")
     elif scan.manifest is not None and sha256(folder.manifest.read_bytes()).hexdigest() != scan.manifest:
         findings.add("ManifestMismatch", "manifest.json is not the manifest that the log names")
 
 
-def _check_layout(roster: Roster | None, scan: Scan, findings: Findings) -> None:
-    """The size equation starts from the vector's length, which the manifest fixes: an entry cannot choose its own.
-
-    Entries under an earlier manifest were checked when that one was in the folder; it is not here any more.
-    """
-    due = roster.vector_bytes if roster else None
-    for size, seq in scan.vector_sizes.items():
-        if due is not None and size != due:
-            findings.add("LayoutMismatch", f"entry {seq} counts on a vector of {size} bytes, {due} are due", seq)
-
-
-def _check_isolation(roster: Roster | None, scan: Scan, findings: Findings) -> None:
-    """What the manifest asks for, of the entries under it; what a site asks of itself is judged in the pass."""
-    if roster is not None and roster.isolation == "required":
-        for seq in scan.open_trainers:
-            findings.add("IsolationWeak", f"entry {seq}: the manifest requires isolation", seq)
-
-
 def _check_counted(genesis: Mapping[str, Any] | None, scan: Scan, findings: Findings) -> None:
     if genesis is not None and genesis["body"]["role"] == SITE and scan.ledger.count and not scan.ledger.readings:
         findings.add("NoNetworkCounter", f"{scan.ledger.count} messages left, and the log has no net.counter")
+    elif scan.ledger.bounded and scan.ledger.total and scan.ledger.covered < LEAST_COUNTED * scan.ledger.total:
+        share = 100 * scan.ledger.covered / scan.ledger.total
+        findings.add("CounterCoverage", f"readings cover {share:.0f} % of {scan.ledger.total} bytes that left")
 
 
 def _check_chain_length(chain: EpochChain | None, scan: Scan, findings: Findings) -> None:
@@ -232,50 +269,131 @@ def _check_coverage(checkpoints: Checkpoints, scan: Scan, findings: Findings) ->
         findings.add("TruncatedTail", f"the newest head covers {size} entries, {scan.size} are here", scan.size)
     elif size < scan.size:
         findings.add("UnsealedTail", f"entries {size} to {scan.size - 1} are not under a signed head", size)
-    witnessed = checkpoints.witnessed
-    if witnessed is None:
+    seen = checkpoints.witnessed
+    if seen is None:
         findings.add("NotWitnessed", f"no head of this log has a quorum; missing: {'; '.join(checkpoints.missing)}")
-    elif len(scan.rounds_after_witness) > MAX_ROUNDS_UNWITNESSED:
-        findings.add(
-            "NotWitnessed",
-            f"{len(scan.rounds_after_witness)} rounds after the newest witnessed head {witnessed.checkpoint.size}",
-            witnessed.checkpoint.size,
-        )
-    elif witnessed.checkpoint.size < size:
-        findings.add("BeyondWitnessed", f"witnessed up to {witnessed.checkpoint.size} of {size} entries")
+        return
+    covered = seen.checkpoint.size
+    after = {(run, number) for seq, run, number in scan.uploads if seq >= covered}
+    agreement = scan.agreement_at(covered)
+    most = agreement.rules.max_rounds_unwitnessed if agreement and agreement.rules else MAX_ROUNDS_UNWITNESSED
+    if len(after) > most:
+        findings.add("NotWitnessed", f"{len(after)} rounds after the newest witnessed head {covered}", covered)
+    elif covered < scan.size:
+        outside = f"entries {covered} to {scan.size - 1} are outside of the verdict"
+        findings.add("BeyondWitnessed", f"witnesses cover entries 0 to {covered - 1}; {outside}", covered)
 
 
 def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
-    """An entry is no later than the first witness's time on a checkpoint that covers it."""
+    """An entry is no later than the time at which witnesses saw a checkpoint that covers it.
+
+    The time in the middle counts, so that one witness with a false clock cannot make an honest log look backdated.
+    """
     for one in checkpoints.signed:
         if not one.cosigners or one.checkpoint.size not in scan.latest_at:
             continue
-        seen = min(one.cosigners.values()) * 1000
-        if scan.latest_at[one.checkpoint.size] > seen + SKEW_MS:
-            late = scan.latest_at[one.checkpoint.size] - seen
-            findings.add(
-                "Backdated",
-                f"an entry under head {one.checkpoint.size} is {late // 1000} s later than a witness saw it",
-                one.checkpoint.size - 1,
-            )
+        latest, size = scan.latest_at[one.checkpoint.size], one.checkpoint.size
+        middle = median_low(one.cosigners.values()) * 1000
+        if len(one.cosigners) > 1 and latest > middle + SKEW_MS:
+            late = (latest - middle) // 1000
+            findings.add("Backdated", f"an entry under head {size} is {late} s later than witnesses saw it", size - 1)
+            continue
+        for key, time in one.cosigners.items():
+            if latest > time * 1000 + SKEW_MS:
+                late = (latest - time * 1000) // 1000
+                detail = f"{key.name} says that it saw head {size} {late} s before its last entry"
+                findings.add("WitnessClock" if len(one.cosigners) > 1 else "Backdated", detail, size - 1)
 
 
-def _check_witnesses(folder: LogFolder, roster: Roster | None, findings: Findings) -> None:
+def _check_witnesses(folder: LogFolder, agreements: Agreements, scan: Scan, findings: Findings) -> None:
     """Checkpoints that this party keeps for others must be genuine, or they could not serve as evidence."""
+    if not folder.witness.is_dir():
+        findings.add("WitnessFolderMissing", "there is no folder witness/")
+        return
+    own = tuple(party.cosigner for party in agreements.parties(findings.log))
+    held: dict[str, int] = {}
     for path in sorted(folder.witness.glob("*.json")):
         origin = unquote(path.stem)
-        party = roster.by_origin.get(origin) if roster else None
         try:
             kept = HeldCheckpoint.parse(path.read_bytes())
-            if party is not None and roster is not None:
-                kept.verify(party.root, origin)
-                kept.note.verify((roster.by_origin[findings.log].cosigner,))
-            elif roster is not None:
-                raise VerificationFailed("of a log that is not in the roster")
+            if agreements.versions:
+                verify_held(kept, agreements, origin)
+                kept.note.verify(own)
+            held[origin] = kept.checkpoint.size
         except ToolkitError as error:
             findings.add("WitnessRecordInvalid", f"witness/{path.name[:80]}: {error.message}")
+    for origin, size in scan.given.items():
+        # The checkpoint is on disk before its cosignature is given, and only a larger one replaces it.
+        if held.get(origin, 0) < size:
+            detail = f"a checkpoint of {origin} of size {size} was cosigned here and is not held"
+            findings.add("WitnessRecordInvalid", detail)
+
+
+def verify_held(held: HeldCheckpoint, agreements: Agreements, origin: str) -> None:
+    """Check that a checkpoint is signed under a key that a manifest lists for its log.
+
+    :raises VerificationFailed: if it is not, so that it proves nothing about anybody.
+    """
+    failure: ToolkitError = VerificationFailed("of a log that no manifest lists", where=origin)
+    for party in agreements.parties(origin):
+        try:
+            held.verify(party.root, origin)
+            return
+        except (VerificationFailed, CodecError) as error:
+            failure = error
+    raise failure
+
+
+def believed(held: HeldCheckpoint, keys: Keys, origin: str) -> bool:
+    """Whether a checkpoint that somebody brought is a genuine one of this log; another proves nothing about it."""
+    try:
+        verify_held(held, keys.agreements, origin)
+    except ToolkitError:
+        return False
+    return held.checkpoint.origin == origin
+
+
+def verify_fork(fork: Fork, agreements: Agreements) -> None:
+    """Check evidence of a fork under the keys that a manifest lists for the log.
+
+    :raises VerificationFailed: if it does not show that the holder of these keys signed two histories.
+    """
+    failure: ToolkitError = VerificationFailed("of a log that no manifest lists", where=fork.origin)
+    for party in agreements.parties(fork.origin):
+        try:
+            fork.verify(party.root)
+            return
+        except (VerificationFailed, CodecError) as error:
+            failure = error
+    raise failure
+
+
+def _check_cosignatures(folder: LogFolder, checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
+    """Every cosignature that the log names is on its head, and `cosigned.note` is one of the heads as it is here."""
+    names = {one.checkpoint.size: {key.name for key in one.cosigners} for one in checkpoints.signed}
+    for size, cosigners in scan.cosigned.items():
+        for name, seq in cosigners.items():
+            if name not in names.get(size, ()):
+                findings.add("CosignatureMissing", f"entry {seq}: {name} cosigned head {size}", seq)
+    if folder.cosigned.exists():
+        handed_out = folder.cosigned.read_bytes()
+        if all(handed_out != one.note.encode() for one in checkpoints.signed):
+            findings.add("CosignatureMissing", "cosigned.note differs from the head in checkpoints/")
+    elif checkpoints.witnessed is not None and checkpoints.witnessed.cosigners:
+        findings.add("CosignatureMissing", "there is a quorum, and no cosigned.note")
+
+
+def _check_evidence(folder: LogFolder, agreements: Agreements, findings: Findings) -> None:
+    """Anybody can put a file here: it counts with the signatures of the log that it is about, and only then."""
     for path in sorted(folder.evidence.glob("fork-*.json")):
-        findings.add("Fork", f"this party holds evidence of a fork: evidence/{path.name[:80]}")
+        name = f"evidence/{path.name[:80]}"
+        try:
+            fork = Fork.parse(path.read_bytes())
+            verify_fork(fork, agreements)
+        except ToolkitError as error:
+            findings.add("EvidenceInvalid", f"{name}: {error.message}")
+        else:
+            findings.add("Fork", f"{fork.origin} signed two histories; this party holds the evidence: {name}")
 
 
 def _check_held(scan: Scan, held: Sequence[HeldCheckpoint], findings: Findings) -> None:
@@ -296,67 +414,3 @@ def _check_annexes(folder: LogFolder, scan: Scan, findings: Findings) -> None:
             findings.add("AnnexMismatch", f"annex of entry {seq}: {error.message}", seq)
     if missing:
         findings.add("AnnexUnavailable", f"{missing} of {len(scan.commitments)} annexes cannot be opened here")
-
-
-# The auditor's keys
-
-
-def keys_for(path: Path, root_key: Path | None) -> Keys:
-    """The roster of a log folder's own `manifest.json`, checked where the auditor brought the consortium's root."""
-    root = _root(root_key)
-    manifest = LogFolder(path).manifest
-    if not manifest.exists():
-        return Keys(roster=None, pinned=False)
-    try:
-        roster = _roster(manifest, root)
-        older = [_roster(path, root) for path in sorted(LogFolder(path).older_manifests.glob("*.json"))]
-        return Keys(roster=_with_former(roster, older), pinned=root is not None)
-    except ToolkitError as error:
-        return Keys(roster=None, pinned=False, problem=Finding(code="ManifestRejected", log="", detail=error.message))
-
-
-def _with_former(newest: Roster, older: Sequence[Roster]) -> Roster:
-    """The roster in force, and who has left it: the consortium has signed for their keys too."""
-    left = {party.origin: party for roster in older for party in roster.parties if party.origin not in newest.by_origin}
-    names = {party.name for party in newest.parties}
-    return replace(newest, former=tuple(party for party in left.values() if party.name not in names))
-
-
-def roster_from(manifest: Path, root_key: Path | None) -> Roster:
-    """The roster of a manifest file that the auditor gave."""
-    return _roster(manifest, _root(root_key))
-
-
-def manifest_from(manifest: Path, root_key: Path | None) -> Manifest:
-    """A manifest file that the auditor gave."""
-    return _manifest(manifest, _root(root_key))
-
-
-def _root(root_key: Path | None) -> Certificate | None:
-    from security.identity.pki import read_certificate
-
-    if root_key is None:
-        return None
-    try:
-        return read_certificate(root_key.read_text(encoding="ascii"), str(root_key))
-    except (OSError, UnicodeDecodeError, ToolkitError) as error:
-        raise ConfigError("the root certificate cannot be read", where=str(root_key)) from error
-
-
-def _roster(manifest_path: Path, root: Certificate | None) -> Roster:
-    from security.identity.membership import audit_roster
-
-    return audit_roster(_manifest(manifest_path, root))
-
-
-def _manifest(path: Path, root: Certificate | None) -> Manifest:
-    """Dates are not checked: a log is audited years after its certificates have ended."""
-    # pydantic and the X.509 code take longer to import than a small log takes to verify.
-    from security.identity.manifest import unseal
-    from security.identity.rules import check_federation, check_signature
-
-    manifest, signature = unseal(path.read_bytes(), str(path))
-    if root is not None:
-        check_signature(manifest, signature, root)
-        check_federation(manifest, root)
-    return manifest

@@ -32,8 +32,10 @@ from security.identity.manifest import (
     Member,
     Model,
     Name,
+    Phrase,
     Positive,
     Privacy,
+    Processing,
     Revocation,
     Setting,
     Timing,
@@ -108,6 +110,13 @@ class PrivacyPlan(Document):
     least_patients: Positive | None = None
 
 
+class ProcessingPlan(Document):
+    purposes: tuple[Phrase, ...] = ("model training",)
+    legal_bases: tuple[Phrase, ...] = ()
+    packages: tuple[Hash, ...] = ()
+    schemas: tuple[Hash, ...] = ()
+
+
 class FederationPlan(Document):
     run: Name
     model: ModelPlan
@@ -116,6 +125,7 @@ class FederationPlan(Document):
     audit: AuditPlan = AuditPlan()
     timing: TimingPlan = TimingPlan()
     privacy: PrivacyPlan | None = None
+    processing: ProcessingPlan = ProcessingPlan()
 
     @classmethod
     def read(cls, path: Path) -> FederationPlan:
@@ -152,6 +162,7 @@ def build(
         audit=_audit(plan, len(roster)),
         timing=Timing(**plan.timing.model_dump(exclude={"manifest_days"})),
         privacy=_privacy(plan),
+        processing=Processing(**plan.processing.model_dump()),
         revocations=tuple(revocations),
     )
 
@@ -439,6 +450,12 @@ learning_rate = 0.001                 # (required)
 # upload = 60
 # secret_ttl = 86400
 # manifest_days = 90                  # days; publish again before: sites send nothing under an expired manifest
+
+[processing]                          # auditors compare the privacy logs with these
+# purposes = ["model training"]       # what sites may open their data for
+# legal_bases = []                    # empty: any that a site states
+# packages = []                       # digests of the software that may run, as agent.start logs them; empty: any
+# schemas = []                        # the same for the wire schema
 
 # [privacy]                           # differential privacy at every site; a site may be stricter, never less strict
 # epsilon = 8

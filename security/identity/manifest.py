@@ -63,6 +63,7 @@ Count = Annotated[int, Field(ge=0, le=encoding.MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=encoding.MAX_INT)]
 VerifierKey = Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")]
 LayoutField = Annotated[Layout, PlainValidator(_read_layout), PlainSerializer(Layout.to_dict)]
+Phrase = Annotated[str, Field(pattern=r"^[ -~]{1,200}$")]
 Setting = bool | int | Annotated[str, Field(max_length=200)]
 
 
@@ -170,6 +171,19 @@ class Privacy(Document):
     least_patients: Positive | None = None
 
 
+class Processing(Document):
+    """What the data may be processed for, on which legal basis, and by which software. Empty: any that is stated.
+
+    Auditors compare the privacy logs with it: `data.opened` names purpose and legal basis, `agent.start` the digests of
+    package and wire schema.
+    """
+
+    purposes: Annotated[tuple[Phrase, ...], Field(max_length=64)]
+    legal_bases: Annotated[tuple[Phrase, ...], Field(max_length=64)]
+    packages: Annotated[tuple[Hash, ...], Field(max_length=64)]
+    schemas: Annotated[tuple[Hash, ...], Field(max_length=64)]
+
+
 class Revocation(Document):
     certificate: Hash
     member: Name
@@ -193,6 +207,7 @@ class Manifest(Document):
     audit: Audit
     timing: Timing
     privacy: Privacy | None
+    processing: Processing
     revocations: tuple[Revocation, ...]
 
     @classmethod

@@ -253,8 +253,14 @@ def _entry(member: Member) -> RosterEntry:
 
 
 def _valid_at(member: Member, now_ms: int) -> bool:
+    first, last = certificate_window(member)
+    return first <= now_ms <= last
+
+
+def certificate_window(member: Member) -> tuple[int, int]:
+    """The first and the last millisecond at which a member's signing certificate is valid."""
     certificate = member.certificate
-    return _ms(certificate.not_valid_before_utc) <= now_ms <= _ms(certificate.not_valid_after_utc)
+    return _ms(certificate.not_valid_before_utc), _ms(certificate.not_valid_after_utc)
 
 
 def _ms(instant: dt.datetime) -> int:

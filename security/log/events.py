@@ -178,13 +178,17 @@ class TrainerIsolated(Event):
 
 @event_type("round.invited")
 class RoundInvited(Event):
-    """The site agreed to one attempt of a round, under the context that its masks are bound to."""
+    """The site agreed to one attempt of a round, under the context that its masks are bound to.
+
+    :param config: digest of the training settings, which the context binds and the manifest lists.
+    """
 
     method: Token
     attempt: Count
     context: Digest
     cohort: Digest
     cohort_size: Count
+    config: Digest
     rule: Text
 
 
@@ -304,6 +308,18 @@ class Ingress(Event):
     message: Token
     bytes: Count
     sha256: Digest
+
+
+@event_type("ingress.partial")
+class IngressPartial(Event):
+    """Frames that arrived and did not become a whole upload: the attempt or the stream ended, or nobody asked for them.
+
+    :param msg_id: of the first of them; the site's entry for the upload has the same.
+    """
+
+    msg_id: Ident
+    sender: Token
+    bytes: Count
 
 
 @event_type("secagg.survivors")

@@ -23,6 +23,7 @@ from security.log.events import (
     Heartbeat,
     KeyRotated,
     LogGenesis,
+    ManifestAdopted,
     PolicyChanged,
     SegmentSealed,
 )
@@ -31,6 +32,7 @@ from security.log.schema import ENVELOPE, MAX_COUNT, MAX_LINE, VERSION, Event, e
 
 SEGMENT: Final = 65_536
 HEARTBEAT_MS: Final = 15 * 60 * 1000
+SKEW_MS: Final = 5 * 60 * 1000  # by how much the clocks of two parties may differ
 
 
 class State(Enum):
@@ -67,12 +69,13 @@ TRANSITIONS: Final[dict[tuple[State, LogStep], State]] = {
 }
 
 
-# Which field of which entry says what configuration and what policy are in force from there on.
-_SETTINGS: Final[Mapping[str, tuple[str, str]]] = {
-    LogGenesis.type: ("policy", "policy"),
-    AgentStart.type: ("config", "config"),
-    ConfigChanged.type: ("config", "new"),
-    PolicyChanged.type: ("policy", "new"),
+# Which fields of which entry say what configuration, policy and manifest are in force from there on.
+_SETTINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    LogGenesis.type: {"policy": "policy", "manifest": "manifest"},
+    AgentStart.type: {"config": "config"},
+    ConfigChanged.type: {"config": "new"},
+    PolicyChanged.type: {"policy": "new"},
+    ManifestAdopted.type: {"manifest": "new"},
 }
 _STEP_OF: Final = {LogGenesis.type: LogStep.GENESIS, KeyRotated.type: LogStep.ROTATE, AgentStop.type: LogStep.STOP}
 
@@ -139,7 +142,7 @@ class LogMachine:
         self.epoch = 0
         self.last: Moment | None = None
         self.epoch_running_ms = 0
-        self.settings: dict[str, str] = {}  # digests of "config" and "policy", as last written
+        self.settings: dict[str, str] = {}  # digests of "config", "policy" and "manifest", as last written
         self._segment = sha256()
 
     def _step(self, step: LogStep) -> None:
@@ -176,8 +179,7 @@ class LogMachine:
         return tuple(entries)
 
     def _remember(self, kind: str, body: Mapping[str, Any]) -> None:
-        if kind in _SETTINGS:
-            name, told = _SETTINGS[kind]
+        for name, told in _SETTINGS.get(kind, {}).items():
             self.settings[name] = body[told]
 
     def _emit(self, entries: list[LogEntry], event: Event, now: Moment, scope: Scope) -> None:

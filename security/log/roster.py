@@ -37,13 +37,9 @@ class Party:
 
 @dataclass(frozen=True, kw_only=True)
 class Roster:
-    """All parties; names, origins and keys are each unique.
-
-    :param former: parties of older manifests that have left; for auditors, who find their signatures in a log.
-    """
+    """All parties of one manifest; names, origins and keys are each unique."""
 
     parties: tuple[Party, ...]
-    former: tuple[Party, ...] = ()
     digest: str = field(default="")  # SHA-256 of the manifest, in hexadecimal; empty where there was none
     vector_bytes: int | None = None  # what a whole masked vector of the manifest's layout has
     isolation: str = "best"  # what the manifest asks of a process that sees images
@@ -61,12 +57,12 @@ class Roster:
     @cached_property
     def by_origin(self) -> dict[str, Party]:
         """Parties by the origin line of their log."""
-        return {party.origin: party for party in (*self.former, *self.parties)}
+        return {party.origin: party for party in self.parties}
 
     @cached_property
     def by_name(self) -> dict[str, Party]:
         """Parties by name."""
-        return {party.name: party for party in (*self.former, *self.parties)}
+        return {party.name: party for party in self.parties}
 
     @property
     def sites(self) -> tuple[Party, ...]:
@@ -80,7 +76,7 @@ class Roster:
 
     def cosigners_for(self, origin: str) -> tuple[VerifierKey, ...]:
         """Whose cosignatures count for a log: everybody's but its owner's."""
-        return tuple(party.cosigner for party in (*self.former, *self.parties) if party.origin != origin)
+        return tuple(party.cosigner for party in self.parties if party.origin != origin)
 
     def missing_for_quorum(self, origin: str, cosigners: Iterable[VerifierKey]) -> tuple[str, ...]:
         """What a checkpoint still lacks to count as witnessed; empty when it does.

@@ -1,8 +1,8 @@
 """The folder of a log: its files, how an entry is made durable, and the private annex.
 
 FORMAT                    the version of this layout
-manifest.json             a copy of the signed manifest: who is who
-manifests/                those before it, by their SHA-256: who has left since
+manifest.json             the signed manifest in force: who is who
+manifests/<sha256>.json   every signed manifest that was ever in force here, under the digest of its file
 segments/00000000.jsonl   the entries, 65,536 to a file; the only thing synced for every entry
 leaves.bin                32 bytes for each entry; derived, rebuilt at will, never aged out
 checkpoints/<size>.note   signed checkpoints, with the cosignatures they collected
@@ -57,7 +57,7 @@ class LogFolder:
         self.evidence = path / "evidence"
         self.format = path / "FORMAT"
         self.manifest = path / "manifest.json"
-        self.older_manifests = path / "manifests"
+        self.manifests = path / "manifests"
 
     def segment(self, number: int) -> Path:
         """The file of one segment."""
@@ -81,6 +81,10 @@ class LogFolder:
         while (path := self.epochs / f"{len(notes)}.note").exists():
             notes.append(Note.parse(path.read_bytes()))
         return notes
+
+    def manifest_path(self, digest: str) -> Path:
+        """Where one version of the manifest is kept, for as long as the log."""
+        return self.manifests / f"{digest}.json"
 
     def annex_path(self, seq: int) -> Path:
         """The file of one annex."""
@@ -153,11 +157,17 @@ class DurableFolder(LogFolder):
 
     def initialise(self, manifest: bytes) -> None:
         """Lay out an empty folder, over what a crash may have left of an earlier try. `declare` comes last."""
-        for folder in (self.segments, self.checkpoints, self.epochs, self.witness, self.annex, self.evidence):
+        rooms = (self.segments, self.checkpoints, self.epochs, self.witness, self.annex, self.evidence, self.manifests)
+        for folder in rooms:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700 if folder == self.annex else 0o755)
         self.leaves.unlink(missing_ok=True)
+        self.keep_manifest(manifest)
         self.disk.publish(self.manifest, manifest)
+
+    def keep_manifest(self, data: bytes) -> None:
+        """Keep a version of the manifest for as long as the log: entries are judged under the one in force."""
+        self.disk.publish(self.manifest_path(sha256(data).hexdigest()), data)
 
     def declare(self) -> None:
         """Write FORMAT: from here on there is a log."""

@@ -33,7 +33,7 @@ from security.log.events import (
     PolicyChanged,
 )
 from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
-from security.log.machine import LogEntry, LogMachine, Moment, Scope, State
+from security.log.machine import SKEW_MS, LogEntry, LogMachine, Moment, Scope, State
 from security.log.note import Note, NoteSigner, Signature, VerifierKey, checkpoint_of
 from security.log.recovery import recover
 from security.log.roster import Party, Roster
@@ -320,6 +320,9 @@ class AuditLog:
             if key is None:
                 raise VerificationFailed("not a witness of this log", where=self.origin)
             timestamp = key.verify(note.text, cosignature.value)
+            if abs((timestamp or 0) * 1000 - self._clock.now_ms()) > SKEW_MS:
+                # Kept, it would make an honest log look backdated, or later entries look impossible.
+                raise VerificationFailed("a witness's time is more than five minutes from ours", where=key.name)
             others = tuple(line for line in note.signatures if (line.name, line.key_id) != (key.name, key.id))
             merged = Note(text=note.text, signatures=(*others, cosignature))
             self._writer.disk.publish(self._writer.checkpoint_path(size), merged.encode())
@@ -367,13 +370,15 @@ class AuditLog:
                     )
 
     def adopt_manifest(self, data: bytes, version: int, roster: Roster) -> None:
-        """Take over a newer signed manifest, which the caller has checked: log it, then replace the copy."""
+        """Take over a newer signed manifest, which the caller has checked: keep it, log it, then replace the copy.
+
+        In this order a crash leaves at most a file that no entry names; the next start adopts it again.
+        """
         with self._guard("adopt a manifest"):
-            before = self._writer.manifest.read_bytes()
-            old = sha256(before).hexdigest()
-            self.append(ManifestAdopted(version=version, old=old, new=sha256(data).hexdigest()))
-            # An auditor meets signatures of members that have left since.
-            self._writer.disk.publish(self._writer.older_manifests / f"{old}.json", before)
+            self._writer.keep_manifest(data)
+            old, new = self._machine.settings["manifest"], sha256(data).hexdigest()
+            if new != old:
+                self.append(ManifestAdopted(version=version, old=old, new=new))
             self._writer.disk.publish(self._writer.manifest, data)
             self._roster = roster
 

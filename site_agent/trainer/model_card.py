@@ -11,9 +11,9 @@ from statistics import median
 from typing import Any, Final
 
 from lazaret.errors import ConfigError
-from security.audit.findings import Severity
-from security.audit.verify import Keys, verify
-from security.identity.membership import audit_roster
+from security.audit.agreement import keys_for
+from security.audit.findings import Finding, Severity
+from security.audit.verify import verify
 from security.log.reader import LogReader
 from security.secagg import thresholds
 from site_agent.trainer.predictor import ModelPlace, Predictor
@@ -44,6 +44,11 @@ class ModelHistory:
     package: dict[str, Any] | None
 
 
+def _counts(finding: Finding) -> bool:
+    """Whether a finding belongs on the card. That the agent is running is none on a party's own log."""
+    return finding.severity is not Severity.NOTE and finding.code != "NoStop"
+
+
 def read_history(place: ModelPlace, upto: int) -> ModelHistory:
     """What led to the model after round `upto`. Privacy is told up to that checkpoint, because what is spent is spent.
 
@@ -51,8 +56,8 @@ def read_history(place: ModelPlace, upto: int) -> ModelHistory:
     """
     if not place.vault.log.exists():
         raise ConfigError("there is no privacy log yet", where=str(place.vault.log), hint="has the agent run?")
-    # The folder's own copy of the manifest is the one in force at its last entry; ours is signed and pinned already.
-    verified = verify(place.vault.log, Keys(roster=audit_roster(place.manifest), pinned=True))
+    # The manifests in our own folder were checked when they were adopted, each against the root.
+    verified = verify(place.vault.log, keys_for(place.vault.log, None))
     newest = verified.checkpoints.newest
     if newest is None:
         raise ConfigError("the privacy log has no signed checkpoint", where=str(place.vault.log))
@@ -70,7 +75,7 @@ def read_history(place: ModelPlace, upto: int) -> ModelHistory:
         size=newest.checkpoint.size,
         root=newest.checkpoint.root.hex(),
         witnessed=verified.checkpoints.witnessed.checkpoint.size if verified.checkpoints.witnessed else 0,
-        findings=tuple(f"{one.code}: {one.detail}" for one in verified.findings if one.severity is not Severity.NOTE),
+        findings=tuple(f"{one.code}: {one.detail}" for one in verified.findings if _counts(one)),
         trained=tuple(dict.fromkeys(number for number, record in before if record.type == "train.done")),
         cohorts={number: body["count"] for number, body in survivors},
         dropouts=sum(len(body["dropouts"]) for _, body in survivors),

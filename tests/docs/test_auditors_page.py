@@ -22,7 +22,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "auditors.md").read_text(encoding="
 BLOCKS = re.findall(r"^```\n(\$ privacy-audit .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 # The page's parties, and who plays them here: rosendahl is the one that is tampered with, vidir-modern the one killed.
 CAST = {"rosendahl": "graz", "vidir-modern": "linz", "bcn": "vienna"}
-EXITS = {"verify edited": 1, "verify rewritten": 3, "cross rewritten": 1, "check-proof evidence": 1}
+EXITS = {"verify edited": 1, "verify rewritten": 3, "cross rewritten": 1, "check-proof evidence": 0}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tampering = Tampering(copied(desk / "logs", desk / name) / "graz")
         lines = tampering.lines
         at = next(seq for seq, line in enumerate(lines) if seq > len(lines) // 2 and b'"UploadFrame"' in line)
-        tampering.edit(at, lambda entry: entry["body"].update(destination="00" * 32))
+        tampering.edit(at, lambda entry: entry["body"].update(sha256="00" * 32))
     tampering.strip_cosignatures()
     party = federation.members["graz"].party
     tampering.resign(EpochKeys(desk / "graz.keys", party.origin, federation.rng).load(0))
@@ -67,7 +67,7 @@ def _shape(line: str) -> str:
     line = re.sub(r"P\.F/witness T(?:, P\.F/witness T)*", "W", line)
     line = re.sub(r" \(and N more like this\)", "", line)
     line = re.sub(rf"^(?:{'|'.join(DATA_CLASSES)}) ", "class ", line)
-    line = re.sub(r": [a-z.]+ at T$", ": an event at T", line)
+    line = re.sub(r": [a-z.]+ at T\b", ": an event at T", line)
     line = re.sub(r"\[entry .*\]$", "[entries]", line)
     line = re.sub(r"missing: .* ->|missing: .*$", "missing: whom", line)
     return re.sub(r"\b[NP]\b", "x", re.sub(r"\s+", " ", line)).strip()

@@ -51,6 +51,47 @@ def test_console_scripts_exist():
         assert re.search(rf"^def {function}\(", source.read_text(), re.MULTILINE), name
 
 
+def roles():
+    """The packages that each role's extra brings, with what every command needs; extras may ask for other extras."""
+    extras = PROJECT["project"]["optional-dependencies"]
+
+    def expanded(names):
+        for name in names:
+            inner = re.fullmatch(r"lazaret\[(.*)\]", name)
+            if inner:
+                for extra in inner[1].split(","):
+                    yield from expanded(extras[extra])
+            else:
+                yield normal(name)
+
+    common = PROJECT["project"]["dependencies"]
+    return {name: set(expanded([*common, *extras[name]])) for name in ROLES}
+
+
+ROLES = ("site", "coordinator", "consortium", "audit", "lab", "all")
+HEAVY = {"torch", "torchvision", "timm", "opacus", "grpcio", "ray", "scikit-learn"}
+
+
+def test_an_auditor_installs_neither_torch_nor_grpc_nor_ray():
+    assert not roles()["audit"] & HEAVY and not roles()["consortium"] & HEAVY
+    assert "torch" not in roles()["coordinator"]
+    assert roles()["all"] == set().union(*roles().values())
+
+
+@pytest.mark.parametrize("command", sorted(PROJECT["project"]["scripts"]))
+def test_a_command_without_its_extra_says_so_in_one_line(command, monkeypatch, capsys):
+    from lazaret import commands
+
+    def missing(name):
+        raise ModuleNotFoundError(f"No module named {name!r}", name="torch")
+
+    monkeypatch.setattr(commands, "import_module", missing)
+    with pytest.raises(SystemExit, match="2"):
+        getattr(commands, command.replace("-", "_"))()
+    extra = re.search(r"lazaret\[([a-z]+)\]", capsys.readouterr().err)[1]
+    assert extra in ROLES
+
+
 def test_constraints_pin_every_dependency():
     lines = [line.split(";")[0].strip() for line in (ROOT / "constraints.txt").read_text().splitlines()]
     pins = [line for line in lines if line and not line.startswith("#")]

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from security.audit.verify import keys_for, verify
+from security.audit.agreement import keys_for
+from security.audit.verify import verify
 from security.clock import ManualClock
 from security.log import witness
 from tests.support.whole_federation import WholeFederation

@@ -10,8 +10,9 @@ import pytest
 from coordinator.cli import cli as coordinator_command
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from scripts.local_federation.setup import command
+from security.audit.agreement import keys_for
 from security.audit.compare import cross
-from security.audit.verify import keys_for, verify
+from security.audit.verify import verify
 from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, renew
 from security.identity.pki import Role, key_fingerprint
 from security.secagg.certificates import Ack

@@ -15,11 +15,9 @@ import pytest
 
 from scripts.local_federation import demo_report
 from scripts.local_federation.processes import wait_until
-from scripts.local_federation.sums import manifest_at
+from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.findings import Severity
-from security.audit.verify import Keys
-from security.identity.membership import audit_roster
 from tests.support.learning_federation import LearningFederation, end
 
 LONG = os.environ.get("LAZARET_LONG") == "1"
@@ -32,9 +30,8 @@ def check_everything(federation: LearningFederation) -> None:
     """Every sum is that of the updates put aside, and no log has a fault."""
     exact, _ = demo_report.check_sums(federation.grounds)
     assert exact
-    manifest = manifest_at(federation.grounds.coordinator / "identity")
-    logs = federation.grounds.logs
-    found = cross(logs, dict.fromkeys(logs, Keys(roster=audit_roster(manifest), pinned=True)))
+    logs, root = federation.grounds.logs, federation.grounds.consortium / "root.pem"
+    found = cross(logs, {path: keys_for(path, root) for path in logs})
     assert [finding for finding in found.findings if finding.severity is Severity.FAIL] == []
 
 

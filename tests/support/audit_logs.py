@@ -1,4 +1,4 @@
-"""A small federation that writes real privacy logs: three sites, a coordinator, rounds, and one site under DP.
+"""A small federation that writes real privacy logs: some sites, a coordinator, rounds, and one site under DP.
 
 Nothing is trained and no network is used, but every entry goes through the library that the agents use: the door, the
 log, the witnesses. What the logs say is therefore what a federation's logs say, and tests can tamper with copies.
@@ -12,11 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 
 from scripts.local_federation.known_updates import sees_no_image
-from security.audit.verify import Keys
+from security.audit.agreement import AgreedRules, Keys, agreement_of, keys_for
 from security.clock import ManualClock
 from security.crypto.ring import FRAME_BYTES
 from security.dp.accountant import ACCOUNTANT, Parts, added, dp_sgd_event, rate_at_least
 from security.dp.filter import BudgetFilter
+from security.identity.manifest import Manifest
 from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.log import events as ev
@@ -28,10 +29,12 @@ from security.log.store import Disk
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
+from security.secagg import thresholds
 from security.secagg.registry import Shape
 from tests.support.consortium_world import World, subject
 
 SITES = ("graz", "linz", "vienna")
+FIVE = ("graz", "linz", "steyr", "vienna", "wels")
 HUB = "hub"
 RUN = "run-1"
 NOW = 1_800_000_000_000
@@ -91,7 +94,10 @@ def new_member(name: str, role: str, folder: Path, rng: CountedRandomness) -> Me
 
 
 class Federation:
-    """The whole of it. `make`, then `play` some rounds, then `stop`."""
+    """The whole of it. `make`, then `play` some rounds, then `stop`.
+
+    :ivar world: the consortium behind it, with the keys that sign its manifests; None where nobody signed one.
+    """
 
     def __init__(
         self,
@@ -101,7 +107,12 @@ class Federation:
         dp_sites: Sequence[str],
         digest_: str = "",
         vector_bytes: int = VECTOR,
+        world: World | None = None,
+        rules: AgreedRules | None = None,
     ) -> None:
+        self.world = world
+        self.rules = rules
+        self.run = rules.run if rules else RUN
         self.members = {member.party.name: member for member in members}
         parties = tuple(member.party for member in members)
         self.roster = Roster(parties=parties, digest=digest_, vector_bytes=vector_bytes)
@@ -112,25 +123,33 @@ class Federation:
         self.dp_sites = tuple(dp_sites)
         self.model = MODEL_0
         self.round = 0
+        self.gone: list[Member] = []
+        self._told: set[tuple[str, str]] = set()
         self._owed: list[tuple[Member, str, int, int]] = []
         for member in members:
-            member.log = AuditLog.create(
-                member.folder,
-                member.keys,
-                party=member.party,
-                roster=self.roster,
-                manifest=manifest,
-                policy=digest("policy", member.party.name),
-                root=member.root,
-                clock=clock,
-                rng=self.rng,
-                disk=QuickDisk(),
-            )
-            self._attach(member)
-            self._start(member)
+            self._begin(member)
+
+    def _begin(self, member: Member) -> None:
+        member.log = AuditLog.create(
+            member.folder,
+            member.keys,
+            party=member.party,
+            roster=self.roster,
+            manifest=self.manifest,
+            policy=digest("policy", member.party.name),
+            root=member.root,
+            clock=self.clock,
+            rng=self.rng,
+            disk=QuickDisk(),
+        )
+        self._attach(member)
+        self._start(member)
 
     @classmethod
     def make(cls, folder: Path, sites: Sequence[str] = SITES, dp_sites: Sequence[str] = ("graz",)) -> Federation:
+        """With a really signed manifest, where there are enough sites for one."""
+        if len(sites) >= len(SITES):
+            return cls.from_world(World.make(folder / "world", sites), folder, dp_sites)
         rng = CountedRandomness(b"audit-log keys")
         members = [new_member(HUB, COORDINATOR, folder, rng), *(new_member(name, SITE, folder, rng) for name in sites)]
         return cls(members, b'{"stands for":"a signed manifest"}\n', ManualClock(wall=NOW), dp_sites)
@@ -140,15 +159,40 @@ class Federation:
         """The same with real keys and a really signed manifest."""
         manifest = world.publish()
         roster = audit_roster(manifest)
-        members = []
-        for party in roster.parties:
-            role = Role.COORDINATOR if party.role == COORDINATOR else Role.SITE
-            who, identity = subject(party.name, role), world.identity(party.name)
-            member = Member(
-                party=party, root=identity.audit_root(who), cosigner=identity.cosigner(who), folder=folder / party.name
-            )
-            members.append(member)
-        return cls(members, world.published(), world.clock, dp_sites, roster.digest, roster.vector_bytes or VECTOR)
+        members = [_member_of(world, party, folder) for party in roster.parties]
+        vector = roster.vector_bytes or VECTOR
+        rules = agreement_of(manifest, "").rules
+        return cls(members, world.published(), world.clock, dp_sites, roster.digest, vector, world, rules)
+
+    # Membership changes
+
+    def adopt(self, data: bytes, manifest: Manifest) -> None:
+        """Everybody still listed takes over a newer manifest; who joined begins a log, who left goes on as it was."""
+        self.roster, self.manifest = audit_roster(manifest), data
+        self.rules = agreement_of(manifest, "").rules
+        assert self.rules is not None and self.world is not None
+        self.run = self.rules.run
+        for name in [name for name in self.members if name not in self.roster.by_name]:
+            member = self.members.pop(name)
+            member.log.append(ev.AgentStop(reason="left"))
+            member.log.close()
+            self.gone.append(member)
+        for party in self.roster.parties:
+            self.clock.advance(10)
+            if party.name in self.members:
+                self.members[party.name].log.adopt_manifest(data, manifest.version, self.roster)
+            else:
+                folder = self.hub.folder.parent
+                self.members[party.name] = _member_of(self.world, party, folder)
+                self._begin(self.members[party.name])
+        self.members = {party.name: self.members[party.name] for party in self.roster.parties}
+
+    def republish(self) -> Manifest:
+        """The consortium signs the next version, and everybody takes it over."""
+        assert self.world is not None
+        manifest = self.world.publish()
+        self.adopt(self.world.published(), manifest)
+        return manifest
 
     @property
     def hub(self) -> Member:
@@ -160,11 +204,33 @@ class Federation:
 
     @property
     def folders(self) -> list[Path]:
-        return [member.folder for member in self.members.values()]
+        return [member.folder for member in (*self.members.values(), *self.gone)]
+
+    @property
+    def root_key(self) -> Path:
+        assert self.world is not None
+        return self.world.authority.folder / "root.pem"
 
     @property
     def pinned(self) -> Keys:
-        return Keys(roster=self.roster, pinned=True)
+        """What an auditor with the consortium's root believes, from the coordinator's folder."""
+        return Keys.bare(self.roster) if self.world is None else keys_for(self.hub.folder, self.root_key)
+
+    @property
+    def keys(self) -> dict[Path, Keys]:
+        """The same for each log, from its own folder."""
+        return {
+            path: Keys.bare(self.roster) if self.world is None else keys_for(path, self.root_key)
+            for path in self.folders
+        }
+
+    @property
+    def destination(self) -> str:
+        return min(self.rules.destinations) if self.rules else digest("hub spki")
+
+    @property
+    def layout(self) -> str:
+        return self.rules.layout if self.rules else digest("layout")
 
     def _attach(self, member: Member) -> None:
         member.witness = Witness(member.folder, lambda: self.roster, member.cosigner, self.clock, QuickDisk())
@@ -193,6 +259,14 @@ class Federation:
             member.log.close()
         else:
             member.log._writer.close()
+        self.reopen(member)
+        member.log.refuse_rollback(
+            held for other in self.members.values() if (held := other.witness.held(member.party.origin)) is not None
+        )
+        self._start(member)
+
+    def reopen(self, member: Member) -> None:
+        """Go on with a log that was closed."""
         self.clock.advance(1000)
         member.log = AuditLog.open(
             member.folder,
@@ -204,10 +278,6 @@ class Federation:
             disk=QuickDisk(),
         )
         self._attach(member)
-        member.log.refuse_rollback(
-            held for other in self.members.values() if (held := other.witness.held(member.party.origin)) is not None
-        )
-        self._start(member)
 
     def play(self, rounds: int = 1, *, dropouts: Sequence[str] = ()) -> None:
         """Run rounds; sites in `dropouts` upload nothing."""
@@ -229,9 +299,14 @@ class Federation:
         following = digest("model", total)
         for member in [*cohort, self.hub]:
             self._finish(member, number, context, [m.party.name for m in survivors], dropouts)
+        for member in cohort:
+            for message in ("Agree", "Unmask", "Ack"):
+                self.send(member, message, number)
+            self.give_receipts()
+            member.log.checkpoint()
         self.hub.log.append(
             ev.AggregatePublished(inputs=len(survivors), sum=total, model=following, previous=self.model),
-            run=RUN,
+            run=self.run,
             round=number,
         )
         self.model = following
@@ -240,7 +315,7 @@ class Federation:
                 ev.NetCounter(
                     source="namespace eth0", connections=1, bytes_out=int(member.sent * 1.002) + 700, bytes_in=90_000
                 ),
-                run=RUN,
+                run=self.run,
                 round=number,
             )
             member.sent = 0
@@ -249,17 +324,18 @@ class Federation:
     def _train(self, member: Member, number: int, context: str, cohort: str, size: int) -> None:
         log, name = member.log, member.party.name
         self.clock.advance(200)
-        if number == 1:
+        if (name, self.run) not in self._told:
+            self._told.add((name, self.run))
             log.append(
                 ev.DataOpened(
                     fingerprint=digest("hmac", name), purpose="model training", legal_basis="consent, study 12"
                 ),
-                run=RUN,
+                run=self.run,
                 annex={"images": 812, "classes": [300, 500, 12]},
             )
         log.append(
-            ev.ModelReceived(model=self.model, bytes=16_000_000, layout=digest("layout"), sender=digest("hub spki")),
-            run=RUN,
+            ev.ModelReceived(model=self.model, bytes=16_000_000, layout=self.layout, sender=self.destination),
+            run=self.run,
             round=number,
         )
         if name in self.dp_sites:
@@ -267,15 +343,23 @@ class Federation:
         self.clock.advance(60_000)
         artefact = {"disposition": "local-only", "elements": 640, "hmac": digest("p", name), "kind": "prototypes"}
         log.append(
-            ev.TrainDone(method="fednpr-per", steps=40, wall_ms=60_000, artefacts=(artefact,)), run=RUN, round=number
+            ev.TrainDone(method="fednpr-per", steps=40, wall_ms=60_000, artefacts=(artefact,)),
+            run=self.run,
+            round=number,
         )
         if name in self.dp_sites:
             self._pay(member, number, ev.DpCommitted)
         log.append(
             ev.RoundInvited(
-                method="fednpr-per", attempt=0, context=context, cohort=cohort, cohort_size=size, rule="policy allows"
+                method="fednpr-per",
+                attempt=0,
+                context=context,
+                cohort=cohort,
+                cohort_size=size,
+                config=min(self.rules.configs) if self.rules else digest("c"),
+                rule="policy allows",
             ),
-            run=RUN,
+            run=self.run,
             round=number,
         )
         log.checkpoint()
@@ -297,7 +381,7 @@ class Federation:
                 epsilon_total=f"{DP.epsilon(member.spent):.6f}",
                 cap=decimal(DP.cap),
             ),
-            run=RUN,
+            run=self.run,
             round=number,
         )
 
@@ -308,8 +392,6 @@ class Federation:
             self.send(member, "UploadHeader", number)
             for frame in range(-(-self.vector_bytes // FRAME_BYTES)):
                 self.send(member, "UploadFrame", number, frame=frame)
-        for message in ("Agree", "Unmask"):
-            self.send(member, message, number)
         self.give_receipts()
         member.log.checkpoint()
 
@@ -330,12 +412,12 @@ class Federation:
             message=message,
             payload=payload,
             shape=shape,
-            destination=digest("hub spki"),
+            destination=self.destination,
             head=checkpoint_of(member.log.newest_checkpoint).size,
             modulus_bits=32 if vector else None,
             vector=payload[100:] if vector else None,
         )
-        member.log.append(check_outgoing(outgoing), run=RUN, round=number)
+        member.log.append(check_outgoing(outgoing), run=self.run, round=number)
         member.sent += len(payload)
         self.clock.advance(3)
         arrived = ev.Ingress(
@@ -345,7 +427,7 @@ class Federation:
             bytes=len(payload),
             sha256=sha256(payload).hexdigest(),
         )
-        at = self.hub.log.append(arrived, run=RUN, round=number)
+        at = self.hub.log.append(arrived, run=self.run, round=number)
         self._owed.append((member, outgoing.msg_id, at, number))
 
     def give_receipts(self) -> None:
@@ -361,7 +443,7 @@ class Federation:
                 ingress=at,
                 proof=sha256(b"".join(path)).hexdigest(),
             )
-            member.log.append(receipt, run=RUN, round=number)
+            member.log.append(receipt, run=self.run, round=number)
         self._owed.clear()
 
     def _finish(
@@ -373,17 +455,23 @@ class Federation:
                 context=context,
                 survivors=digest("survivors", *survivors),
                 count=len(survivors),
-                threshold=3,
+                threshold=self.threshold,
                 dropouts=dropouts,
             ),
-            run=RUN,
+            run=self.run,
             round=number,
         )
         member.log.append(
             ev.SecaggUnmasked(attempt=0, context=context, self_mask=tuple(survivors), mask_key=dropouts),
-            run=RUN,
+            run=self.run,
             round=number,
         )
+
+    @property
+    def threshold(self) -> int:
+        if self.rules is None:
+            return 3
+        return thresholds.quorum(n=len(self.sites), c=self.rules.colluders, m=self.rules.least_survivors)
 
     def exchange(self) -> None:
         """Everybody cuts a head, and everybody else cosigns it, as relayed by the coordinator."""
@@ -396,8 +484,13 @@ class Federation:
                 if other is member:
                     continue
                 offer = member.log.submission(other.witness.held_size(member.party.origin), note)
-                member.log.add_cosignature(size, other.witness.consider(offer))
-                root = checkpoint_of(note).root.hex()
+                cosignature = other.witness.consider(offer)
+                member.log.add_cosignature(size, cosignature)
+                root, name = checkpoint_of(note).root.hex(), cosignature.name
+                given = ev.Cosigned(
+                    origin=member.party.origin, size=size, root=root, cosigner=name, timestamp=cosignature.time
+                )
+                other.log.append(given)
                 other.log.append(ev.CheckpointSeen(origin=member.party.origin, size=size, root=root))
         self.clock.advance(5)
 
@@ -407,6 +500,14 @@ class Federation:
             self.clock.advance(10)
             member.log.append(ev.AgentStop(reason="end of run"))
             member.log.close()
+
+
+def _member_of(world: World, party: Party, folder: Path) -> Member:
+    role = Role.COORDINATOR if party.role == COORDINATOR else Role.SITE
+    who, identity = subject(party.name, role), world.identity(party.name)
+    return Member(
+        party=party, root=identity.audit_root(who), cosigner=identity.cosigner(who), folder=folder / party.name
+    )
 
 
 def small_federation(folder: Path, rounds: int = 2) -> Federation:

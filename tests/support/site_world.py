@@ -99,6 +99,7 @@ def write_config(folder: Path, identity: Path, model: Path, extra: str = "") -> 
         identity=str(identity), state="state", initial_model=str(model), address="localhost:1", source="generated"
     )
     text = text.replace("# ready_slot = 600", f"ready_slot = {SLOT_SECONDS} #")
+    text = text.replace('# legal_basis = ""', 'legal_basis = "none: generated images"')
     path = folder / "site.toml"
     path.write_text(text + extra)
     return path

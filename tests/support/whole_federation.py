@@ -22,6 +22,7 @@ from security.clock import Clock, ManualClock
 from security.identity.manifest import Manifest
 from security.identity.pki import key_fingerprint
 from security.identity.rules import check_tls_peer
+from security.log.events import AgentStop
 from security.rng import CountedRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
@@ -123,9 +124,9 @@ class WholeFederation:
         for site in list(self.agents):
             self._hang_up(site)
             agent = self.agents.pop(site)
-            agent.log.close()
+            agent.log.close(lambda log: log.append(AgentStop(reason="end")))
             agent.wal.close()
-        self.shell.books.log.close()
+        self.shell.books.log.close(lambda log: log.append(AgentStop(reason="end")))
         self.shell.storage.close()
         self.shell = None
 

@@ -34,6 +34,7 @@ def invited(method: str, context: RoundContext) -> Log:
         context=context.ctx().hex(),
         cohort=cohort_digest(context),
         cohort_size=context.n,
+        config=context.config_hash.hex(),
         rule="plan and policy agree",
     )
     return Log(event, context.round)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lazaret.errors import PolicyViolation
-from security.audit.verify import Keys, verify
+from security.audit.agreement import Keys
+from security.audit.verify import verify
 from security.log import egress as door
 from security.log import events as ev
 from security.log.egress import Outgoing, blocked, check_outgoing, due_bytes, recorded_shape
@@ -136,7 +137,7 @@ def test_an_entry_cannot_choose_its_vector(lonely: Lonely, due: int, codes: set[
     """A vector of another length with numbers to match: the manifest knows better."""
     lonely.log.append(ev.Egress(**{**GOOD, "head": 1}), run="r", round=1)
     lonely.log.checkpoint()
-    keys = Keys(roster=replace(lonely.roster, vector_bytes=GOOD["shape"]["vector_bytes"] * due // 100), pinned=True)
+    keys = Keys.bare(replace(lonely.roster, vector_bytes=GOOD["shape"]["vector_bytes"] * due // 100))
     assert weighty(verify(lonely.folder, keys).findings) == codes
     with without("LayoutMismatch"):
         assert weighty(verify(lonely.folder, keys).findings) == set(), "twin"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.audit_attacks import Lonely
-from tests.support.audit_logs import Federation
+from tests.support.audit_logs import FIVE, Federation
 from tests.support.consortium_world import World
 
 
@@ -18,7 +18,7 @@ def lonely(tmp_path: Path) -> Lonely:
 def signed(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     """A federation under a really signed manifest, with a crash, a dropout and a rotation behind it."""
     folder = tmp_path_factory.mktemp("signed")
-    federation = Federation.from_world(World.make(folder / "world"), folder / "logs")
+    federation = Federation.from_world(World.make(folder / "world", FIVE), folder / "logs")
     federation.play(2)
     federation.restart("linz", stop=False)
     federation.play(1, dropouts=("vienna",))

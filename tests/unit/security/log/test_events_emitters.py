@@ -45,6 +45,7 @@ EMITTERS = {
     "egress.blocked": (SITE, "security/log/egress.py"),
     "receipt": (SITE, "site_agent/log_events.py"),
     "ingress": (HUB, "coordinator/ingress_log.py"),
+    "ingress.partial": (HUB, "coordinator/ingress_log.py"),
     "secagg.survivors": (BOTH, "security/secagg/site/entries.py", "coordinator/ingress_log.py"),
     "secagg.unmasked": (BOTH, "security/secagg/site/entries.py", "coordinator/ingress_log.py"),
     "aggregate.published": (HUB, "coordinator/ingress_log.py"),
@@ -209,7 +210,7 @@ def test_actions_and_erasures_are_recorded(lonely: Lonely) -> None:
     result = verify(lonely.folder, lonely.keys)
     assert (result.types["operator.action"], result.types["annex.erased"]) == (2, 1)
     assert weighty(result.findings) == set()
-    assert {finding.code for finding in result.findings} == {"AnnexUnavailable"}
+    assert {finding.code for finding in result.findings} == {"AnnexUnavailable", "RulesUnknown"}
 
 
 def test_a_running_agent_keeps_its_log(lonely: Lonely) -> None:

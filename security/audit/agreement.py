@@ -1,0 +1,296 @@
+"""What the consortium had agreed when an entry was written: every manifest version of a log folder, as rules.
+
+A log folder keeps each manifest that was ever in force there under the SHA-256 of its file. `Agreements` reads them
+all; an entry is judged under the one that the log names before it. `Agreement` is a plain view of one manifest, so that
+rules (`conformance`) compare numbers and sets and know nothing of certificates or pydantic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from lazaret.errors import ConfigError, ToolkitError
+from security.audit.findings import Finding
+from security.audit.safe_files import list_files, read_capped
+from security.log.note import VerifierKey
+from security.log.roster import COORDINATOR, Party, Roster
+from security.log.store import LogFolder
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+    from security.identity.manifest import Manifest
+
+MOST_MANIFESTS: Final = 4096
+MANIFEST_BYTES: Final = 4 * 1024 * 1024 + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedPrivacy:
+    """The differential privacy that a manifest demands of every site."""
+
+    epsilon: float
+    delta: float
+    clip: float
+    noise_floor: float
+    unit: str
+    steps: int | None = None
+    rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgreedRules:
+    """One manifest in numbers and sets.
+
+    :param certificates: for each member, the first and last millisecond of its signing certificate.
+    :param destinations: SHA-256 of the keys that the coordinator may have; a message may go nowhere else.
+    :param purposes: what data may be opened for; empty if the manifest does not say.
+    :param packages: digests of the software that may run; empty if the manifest does not say. `schemas` likewise.
+    """
+
+    run: str
+    rounds: int
+    method: str
+    configs: frozenset[str]
+    layout: str
+    initial_state: str
+    colluders: int
+    least_survivors: int
+    least_cohort: int
+    max_rounds_unwitnessed: int
+    destinations: frozenset[str]
+    certificates: Mapping[str, tuple[int, int]]
+    privacy: AgreedPrivacy | None = None
+    purposes: frozenset[str] = frozenset()
+    legal_bases: frozenset[str] = frozenset()
+    packages: frozenset[str] = frozenset()
+    schemas: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """One manifest version: its parties and, where the auditor has the manifest itself, its rules.
+
+    :param digest: SHA-256 of the file, which entries name.
+    """
+
+    digest: str
+    roster: Roster
+    version: int = 0
+    issued_at_ms: int = 0
+    rules: AgreedRules | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreements:
+    """Every version that an auditor has, by digest of its file.
+
+    :param fixed: what holds for every entry where an auditor brought the parties and no manifest.
+    """
+
+    by_digest: Mapping[str, Agreement] = field(default_factory=dict)
+    fixed: Agreement | None = None
+    problems: tuple[Finding, ...] = ()
+
+    def of(self, digest: str | None) -> Agreement | None:
+        """The version that an entry names."""
+        return self.fixed or self.by_digest.get(digest or "")
+
+    @cached_property
+    def versions(self) -> tuple[Agreement, ...]:
+        """All versions, oldest first."""
+        found = [self.fixed] if self.fixed else [*self.by_digest.values()]
+        return tuple(sorted(found, key=lambda one: (one.version, one.digest)))
+
+    @property
+    def newest(self) -> Agreement | None:
+        return self.versions[-1] if self.versions else None
+
+    @cached_property
+    def names(self) -> frozenset[str]:
+        """Names and log origins of everybody who was ever a member."""
+        parties = [party for one in self.versions for party in one.roster.parties]
+        return frozenset(name for party in parties for name in (party.name, party.origin))
+
+    def parties(self, origin: str) -> list[Party]:
+        """A log's owner in each version that lists it, newest first and each key once."""
+        found = [one.roster.by_origin[origin] for one in reversed(self.versions) if origin in one.roster.by_origin]
+        return list(dict.fromkeys(found))
+
+    def party(self, origin: str) -> Party | None:
+        """A log's owner, as the newest version that lists it has it."""
+        return next(iter(self.parties(origin)), None)
+
+    def cosigners_for(self, origin: str) -> tuple[VerifierKey, ...]:
+        """Whose cosignatures count for a log, in any version."""
+        return tuple(dict.fromkeys(key for one in self.versions for key in one.roster.cosigners_for(origin)))
+
+    def conflicts(self) -> Iterator[tuple[Agreement, Agreement]]:
+        """Pairs of different manifests of one version."""
+        seen: dict[int, Agreement] = {}
+        for one in self.by_digest.values():
+            other = seen.setdefault(one.version, one)
+            if other is not one:
+                yield other, one
+
+    def __or__(self, other: Agreements) -> Agreements:
+        return Agreements(
+            by_digest={**self.by_digest, **other.by_digest},
+            fixed=self.fixed or other.fixed,
+            problems=(*self.problems, *other.problems),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keys:
+    """Whom to believe: what was agreed, and whether the auditor pinned it or took it from the log folder itself."""
+
+    agreements: Agreements = field(default_factory=Agreements)
+    pinned: bool = False
+
+    @classmethod
+    def bare(cls, roster: Roster) -> Keys:
+        """Parties that an auditor knows without a manifest. Rules are not known then, and the verdict says so."""
+        return cls(agreements=Agreements(fixed=Agreement(digest="", roster=roster)), pinned=True)
+
+
+def agreement_of(manifest: Manifest, digest: str) -> Agreement:
+    """The view of one manifest that was accepted."""
+    # pydantic and the X.509 code take longer to import than a small log takes to verify.
+    from security.identity.membership import audit_roster
+
+    return Agreement(
+        digest=digest,
+        roster=audit_roster(manifest),
+        version=manifest.version,
+        issued_at_ms=manifest.issued_at_ms,
+        rules=_rules_of(manifest),
+    )
+
+
+def _rules_of(manifest: Manifest) -> AgreedRules:
+    from security.identity.membership import certificate_window
+    from security.secagg import thresholds
+
+    numbers, training = manifest.aggregation, manifest.training
+    roster = len(manifest.roster) if numbers.single_history else None
+    members = (manifest.coordinator, *manifest.roster)
+    return AgreedRules(
+        run=manifest.run,
+        rounds=training.rounds,
+        method=training.method,
+        configs=frozenset(training.config_hashes),
+        layout=numbers.layout.layout_hash.hex(),
+        initial_state=manifest.model.initial_state,
+        colluders=numbers.colluders,
+        least_survivors=numbers.least_survivors,
+        least_cohort=thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=roster),
+        max_rounds_unwitnessed=manifest.audit.max_rounds_unwitnessed,
+        destinations=frozenset(manifest.coordinator.tls_keys),
+        certificates={member.id: certificate_window(member) for member in members},
+        privacy=_privacy_of(manifest),
+        purposes=frozenset(manifest.processing.purposes),
+        legal_bases=frozenset(manifest.processing.legal_bases),
+        packages=frozenset(manifest.processing.packages),
+        schemas=frozenset(manifest.processing.schemas),
+    )
+
+
+def _privacy_of(manifest: Manifest) -> AgreedPrivacy | None:
+    if manifest.privacy is None:
+        return None
+    from security.dp.planner import PrivateSettings
+    from security.identity.manifest import real
+
+    terms, settings = manifest.privacy, PrivateSettings.of(manifest.training.settings)
+    schedule = (
+        settings.schedule(rounds=manifest.training.rounds, multiplier=1.0, clip=real(terms.clip)) if settings else None
+    )
+    return AgreedPrivacy(
+        epsilon=real(terms.epsilon),
+        delta=real(terms.delta),
+        clip=real(terms.clip),
+        noise_floor=real(terms.noise_floor),
+        unit=terms.unit,
+        steps=schedule.steps if schedule else None,
+        rate=schedule.rate if schedule else None,
+    )
+
+
+# The auditor's keys
+
+
+def keys_for(path: Path, root_key: Path | None) -> Keys:
+    """Every manifest in a log folder, checked where the auditor brought the consortium's root."""
+    root = read_root(root_key)
+    folder = LogFolder(path)
+    problems: list[Finding] = []
+    files = [*list_files(folder.manifests, problems, limit=MOST_MANIFESTS)]
+    if folder.manifest.is_file():
+        files.append(folder.manifest)
+    found: dict[str, Agreement] = {}
+    for file in files:
+        try:
+            data = read_capped(file, MANIFEST_BYTES)
+            digest = sha256(data).hexdigest()
+            if digest in found:
+                continue
+            if file.parent == folder.manifests and file.name != f"{digest}.json":
+                raise ConfigError("its name is not the digest of its content", where=file.name)
+            found[digest] = agreement_of(open_signed(data, root, file.name), digest)
+        except ToolkitError as error:
+            detail = f"{file.name[:80]}: {error.message}"
+            problems.append(Finding(code="ManifestRejected", log="", detail=detail))
+    return Keys(agreements=Agreements(by_digest=found, problems=tuple(problems)), pinned=root is not None)
+
+
+def manifest_from(path: Path, root_key: Path | None) -> Manifest:
+    """A manifest file that the auditor gave."""
+    return open_signed(read_capped(path, MANIFEST_BYTES), read_root(root_key), str(path))
+
+
+def roster_from(path: Path, root_key: Path | None) -> Roster:
+    """The roster of a manifest file that the auditor gave."""
+    from security.identity.membership import audit_roster
+
+    return audit_roster(manifest_from(path, root_key))
+
+
+def read_root(root_key: Path | None) -> Certificate | None:
+    """The consortium's root certificate, where the auditor has it."""
+    from security.identity.pki import read_certificate
+
+    if root_key is None:
+        return None
+    try:
+        return read_certificate(read_capped(root_key, 1 << 16).decode("ascii"), str(root_key))
+    except (OSError, UnicodeDecodeError, ToolkitError) as error:
+        raise ConfigError("the root certificate cannot be read", where=str(root_key)) from error
+
+
+def open_signed(data: bytes, root: Certificate | None, where: str) -> Manifest:
+    """Dates are not checked: a log is audited years after its certificates have ended."""
+    from security.identity.manifest import unseal
+    from security.identity.rules import check_federation, check_signature
+
+    manifest, signature = unseal(data, where)
+    if root is not None:
+        check_signature(manifest, signature, root)
+        check_federation(manifest, root)
+    return manifest
+
+
+def coordinator_name(agreements: Agreements) -> str | None:
+    """The coordinator of the newest version."""
+    newest = agreements.newest
+    return newest.roster.coordinator.name if newest and newest.roster.coordinator else None
+
+
+def site_names(agreements: Iterable[Agreement]) -> frozenset[str]:
+    """Every hospital of some versions."""
+    return frozenset(party.name for one in agreements for party in one.roster.parties if party.role != COORDINATOR)

@@ -1,0 +1,141 @@
+"""Is every step of a round in the log? Steps are gathered while the entries pass, and compared at the end.
+
+A site's round: data opened, model received, training, invitation, upload, agreement, shares opened, result checked. A
+step may be absent where something in the log explains it: the site declined, the attempt failed and another followed,
+the connection or the agent broke, the log ends. `StepMissing` is for steps that cannot be absent: nobody uploads what
+was not trained, or opens shares of a set that was not agreed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from security.audit.agreement import AgreedRules
+from security.audit.findings import Findings
+from security.log.reader import Record
+from security.log.roster import SITE
+
+RoundKey = tuple[str | None, int | None]
+VECTORS: Final = frozenset({"UploadFrame", "UploadHeader"})
+SENT: Final = {"UploadFrame": "upload", "Unmask": "shares sent", "Ack": "check"}
+
+
+@dataclass(slots=True)
+class _Round:
+    """What a log says of one round."""
+
+    steps: dict[str, int] = field(default_factory=dict)  # each step, and the first entry that has it
+    agreed: dict[str, int] = field(default_factory=dict)  # contexts whose survivors were agreed, and how many
+    opened: dict[str, int] = field(default_factory=dict)  # contexts whose shares were opened, and the entry
+    sums: list[int] = field(default_factory=list)
+    rules: AgreedRules | None = None  # those in force at the upload
+
+
+class RoundBook:
+    """Takes the entries of one log in order."""
+
+    def __init__(self, findings: Findings) -> None:
+        self._findings = findings
+        self._rounds: dict[RoundKey, _Round] = {}
+        self._opened: set[str | None] = set()  # runs for which data were opened
+        self._blocked: dict[int, str] = {}
+        self._explained: list[str] = []
+        self._published: dict[str | None, int] = {}
+        self._paid: set[RoundKey] = set()
+
+    def _of(self, record: Record) -> _Round:
+        return self._rounds.setdefault(record.key, _Round())
+
+    def sent(self, run: str | None, number: int | None, message: str, seq: int, rules: AgreedRules | None) -> None:
+        """A site sent a message for the first time in a round."""
+        step = SENT.get(message)
+        if step is None:
+            return
+        found = self._rounds.setdefault((run, number), _Round())
+        found.steps.setdefault(step, seq)
+        if step == "upload":
+            found.rules = rules
+
+    def take(self, record: Record, rules: AgreedRules | None) -> None:
+        """Any other entry."""
+        match record.type:
+            case "data.opened":
+                self._opened.add(record.run)
+            case "model.received":
+                self._of(record).steps.setdefault("model", record.seq)
+            case "train.done":
+                self._of(record).steps.setdefault("training", record.seq)
+            case "round.invited":
+                self._of(record).steps.setdefault("invitation", record.seq)
+            case "dp.committed":
+                self._paid.add(record.key)
+            case "secagg.survivors":
+                self._of(record).agreed[record.body["context"]] = record.body["count"]
+            case "secagg.unmasked":
+                self._open(record)
+            case "aggregate.published":
+                self._sum(record, rules)
+            case "egress.blocked":
+                if record.body["message"] in VECTORS:
+                    self._blocked[record.seq] = record.body["rule"]
+            case "operator.action":
+                self._explained.append(record.body["command"])
+
+    def _open(self, record: Record) -> None:
+        found = self._of(record)
+        context = record.body["context"]
+        found.steps.setdefault("shares opened", record.seq)
+        if context in found.opened:
+            self._findings.add("SecondSum", f"round {record.round}: shares were opened twice", record.seq)
+        found.opened[context] = record.seq
+
+    def _sum(self, record: Record, rules: AgreedRules | None) -> None:
+        found = self._of(record)
+        found.sums.append(record.seq)
+        if len(found.sums) > 1:
+            self._findings.add("SecondSum", f"round {record.round} has {len(found.sums)} sums", *found.sums)
+        if record.body["inputs"] not in found.agreed.values():
+            detail = f"round {record.round}: a sum over {record.body['inputs']}, which was not agreed"
+            self._findings.add("SumMismatch" if found.agreed else "StepMissing", detail, record.seq)
+        elif not found.opened:
+            self._findings.add("StepMissing", f"round {record.round}: a sum without opened shares", record.seq)
+        count = self._published[record.run] = self._published.get(record.run, 0) + 1
+        if rules is not None and record.run == rules.run and count > rules.rounds:
+            self._findings.add("RoundsExceeded", f"{count} sums in a run of {rules.rounds} rounds", record.seq)
+
+    def close(self, role: str) -> None:
+        """Compare, now that everything was seen."""
+        for seq, rule in self._blocked.items():
+            if not any(f"entry {seq}" in words for words in self._explained):
+                self._findings.add("VectorBlocked", f"entry {seq}: {rule[:120]}", seq)
+        if role == SITE:
+            for key, found in self._rounds.items():
+                self._judge(key, found)
+
+    def _judge(self, key: RoundKey, found: _Round) -> None:
+        run, number = key
+        where = f"round {number} of {run}"
+        upload = found.steps.get("upload")
+        if upload is not None:
+            missing = [step for step in ("model", "training", "invitation") if step not in found.steps]
+            missing += [] if run in self._opened else ["data opened"]
+            if missing:
+                self._findings.add("StepMissing", f"{where}: a vector left without {', '.join(missing)}", upload)
+            if found.rules is not None and found.rules.privacy is not None and key not in self._paid:
+                self._findings.add("PrivacyMissing", f"{where}: a vector left without dp.committed", upload)
+        self._judge_opening(where, found)
+        if "invitation" in found.steps and not found.opened:
+            self._findings.add("RoundUnfinished", where, found.steps["invitation"])
+        if found.opened and "check" not in found.steps:
+            self._findings.add("ResultUnchecked", where, found.steps["shares opened"])
+
+    def _judge_opening(self, where: str, found: _Round) -> None:
+        for context, seq in found.opened.items():
+            if context not in found.agreed:
+                self._findings.add("StepMissing", f"{where}: shares were opened for a set that was not agreed", seq)
+        if "shares sent" in found.steps and not found.opened:
+            self._findings.add("StepMissing", f"{where}: shares were sent and not logged", found.steps["shares sent"])
+        if found.opened and "shares sent" not in found.steps:
+            detail = f"{where}: shares were opened and did not leave"
+            self._findings.add("RoundUnfinished", detail, found.steps["shares opened"])

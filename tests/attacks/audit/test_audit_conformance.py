@@ -1,0 +1,229 @@
+"""An intact record of broken rules is not clean: each planted breach gives its own finding, and its twin without it.
+
+The owner of a log writes the breach itself and signs it with its own key, so that nothing but the rule can object.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from security.audit.agreement import keys_for
+from security.audit.conformance import RULES
+from security.audit.findings import CODES, Concern
+from security.audit.verify import Verified, verify
+from security.log.keys import EpochKeys
+from tests.support.audit_attacks import Tampering, copied, encode, weighty, without
+from tests.support.audit_logs import Federation, digest
+from tests.support.consortium_world import DAY, PLAN, PRIVACY, World
+
+Entry = dict[str, Any]
+Change = Callable[[Entry], object]
+PRIVATE_PLAN = (
+    PLAN.replace("steps = 50", "steps = 40")
+    + '"dp.steps" = 40\n"dp.rate" = 0.02\n"dp.engine" = "fast"\n'
+    + f'[processing]\npackages = ["{digest("package")}"]\nlegal_bases = ["consent, study 12"]\n'
+    + PRIVACY
+)
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Two clean rounds under a manifest that demands differential privacy and lists the software."""
+    folder = tmp_path_factory.mktemp("private")
+    world = World.make(folder / "world")
+    world.write_plan(PRIVATE_PLAN)
+    federation = Federation.from_world(world, folder / "logs", dp_sites=("graz", "linz", "vienna"))
+    federation.play(2)
+    federation.stop()
+    return federation
+
+
+def _all(**fields: object) -> Change:
+    return lambda entry: entry["body"].update(fields)
+
+
+def _noise(**fields: object) -> Change:
+    def change(entry: Entry) -> None:
+        for item in entry["body"]["mechanisms"]:
+            item.update(fields)
+
+    return change
+
+
+def _certificate_over(entry: Entry) -> None:
+    entry["ts"] += 400 * DAY
+
+
+# Who lies in which entries, how, and what is found. All entries of the type are changed, so that they agree.
+CASES: dict[str, tuple[str, str, Change, str]] = {
+    "another destination": ("graz", "egress", _all(destination=digest("else")), "DestinationUnknown"),
+    "a cohort of two": ("graz", "round.invited", _all(cohort_size=2), "CohortTooSmall"),
+    "another method": ("graz", "round.invited", _all(method="fedavg"), "MethodMismatch"),
+    "another method trained": ("graz", "train.done", _all(method="fedavg"), "MethodMismatch"),
+    "other settings": ("graz", "round.invited", _all(config=digest("else")), "SettingsMismatch"),
+    "another layout": ("graz", "model.received", _all(layout=digest("else")), "MethodMismatch"),
+    "another run": ("graz", "train.done", lambda entry: entry.update(run="run-9"), "RunMismatch"),
+    "a round too many": ("graz", "train.done", lambda entry: entry.update(round=900), "RoundsExceeded"),
+    "another threshold": ("graz", "secagg.survivors", _all(threshold=2), "ThresholdWrong"),
+    "a sum over one": ("graz", "secagg.survivors", _all(count=1, dropouts=["linz", "vienna"]), "SurvivorsTooFew"),
+    "masks of one": ("graz", "secagg.unmasked", _all(self_mask=["graz"]), "SurvivorsTooFew"),
+    "a published sum of one": ("hub", "aggregate.published", _all(inputs=1), "SurvivorsTooFew"),
+    "insecure": ("graz", "agent.start", _all(insecure=["no TLS"]), "InsecureOption"),
+    "other software": ("graz", "agent.start", _all(package=digest("else")), "SoftwareUnlisted"),
+    "marketing": ("graz", "data.opened", _all(purpose="marketing"), "PurposeNotAgreed"),
+    "another basis": ("graz", "data.opened", _all(legal_basis="none needed"), "PurposeNotAgreed"),
+    "no basis": ("graz", "data.opened", _all(legal_basis="not stated"), "PurposeNotStated"),
+    "little noise": ("graz", "dp.reserved", _noise(sigma="0.1"), "NoiseBelowFloor"),
+    "a wide clip": ("graz", "dp.reserved", _noise(sensitivity="4.0", sigma="4.4"), "ClipExceeded"),
+    "more steps": ("graz", "dp.reserved", _noise(steps=80), "ScheduleMismatch"),
+    "another unit": ("graz", "dp.reserved", _all(unit="image"), "PrivacyTerms"),
+    "another delta": ("graz", "dp.reserved", _all(delta="0.1"), "PrivacyTerms"),
+    "nothing trained": ("graz", "dp.reserved", _noise(kind="metrics"), "PrivacyMissing"),
+    "an expired certificate": ("graz", "*", _certificate_over, "CertificateInvalid"),
+    "an expired sender": ("hub", "*", _certificate_over, "CertificateInvalid"),
+}
+# What a lie brings with it: entries that then contradict each other, and that nobody witnessed the changed log.
+COMPANY = {"NotWitnessed", "CosignatureMissing", "WitnessClock", "Backdated"}
+COMPANY |= {"SumMismatch", "StepMissing", "PrivacyMissing"}
+
+
+def _told(federation: Federation, folder: Path, who: str, kind: str, change: Change) -> Path:
+    """A copy of a log in which its owner wrote something else, all signed with its own key."""
+    member = federation.members[who]
+    path = copied(member.folder, folder / who)
+    tampering = Tampering(path)
+    lines = []
+    for line in tampering.lines:
+        entry = json.loads(line)
+        if kind in (entry["type"], "*"):
+            change(entry)
+        lines.append(encode(entry))
+    _sign(tampering, lines, federation, who)
+    return path
+
+
+def _sign(tampering: Tampering, lines: list[bytes], federation: Federation, who: str) -> None:
+    member = federation.members[who]
+    tampering.write(lines)
+    tampering.folder.cosigned.unlink(missing_ok=True)
+    tampering.resign(EpochKeys(member.keys, member.party.origin, federation.rng).load(0))
+
+
+def _verified(path: Path, federation: Federation) -> Verified:
+    return verify(path, keys_for(path, federation.root_key))
+
+
+def test_kept_rules_are_clean(private: Federation) -> None:
+    for folder in private.folders:
+        found = _verified(folder, private)
+        assert weighty(found.findings) == set() and found.verdict(Concern.RULES) == 0, folder.name
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_breach_is_found(name: str, private: Federation, tmp_path: Path) -> None:
+    who, kind, change, expected = CASES[name]
+    path = _told(private, tmp_path, who, kind, change)
+    found = _verified(path, private)
+    codes = weighty(found.findings)
+    assert expected in codes and codes - {expected} <= COMPANY
+    assert found.verdict(Concern.RULES) == 1 and CODES[expected].concern is Concern.RULES
+    with without(expected):
+        assert expected not in weighty(_verified(path, private).findings), "twin"
+        assert weighty(_verified(path, private).findings) <= COMPANY - {expected}
+
+
+def test_every_rule_has_a_case() -> None:
+    """Whoever adds a rule adds a breach of it here."""
+    covered = {kind for _, kind, _, _ in CASES.values()} | {"dp.committed"}
+    assert set(RULES) <= covered
+
+
+# Rules about several entries
+
+
+def _without_types(*types: str) -> Callable[[list[Entry]], list[Entry]]:
+    return lambda entries: [entry for entry in entries if entry["type"] not in types]
+
+
+def _second_sum(entries: list[Entry]) -> list[Entry]:
+    last = max(n for n, entry in enumerate(entries) if entry["type"] == "aggregate.published")
+    return [*entries[: last + 1], entries[last], *entries[last + 1 :]]
+
+
+def _six_sums(entries: list[Entry]) -> list[Entry]:
+    """Every round of two gets three copies under other numbers."""
+    out = []
+    for entry in entries:
+        out.append(entry)
+        if entry["type"] in ("aggregate.published", "secagg.survivors", "secagg.unmasked"):
+            for step in (2, 4):
+                body = dict(entry["body"])
+                if "context" in body:
+                    body["context"] = digest(body["context"], step)
+                out.append({**entry, "round": entry["round"] + step, "body": body})
+    return out
+
+
+def _blocked(explained: bool) -> Callable[[list[Entry]], list[Entry]]:
+    def change(entries: list[Entry]) -> list[Entry]:
+        base = {**entries[-1], "run": None, "round": None}
+        body = {"bytes": 9, "message": "UploadFrame", "rule": "vector does not look masked", "sha256": None}
+        seq = len(entries) - 1
+        extra = [{**base, "type": "egress.blocked", "body": body}]
+        if explained:
+            words = {"command": f"entry {seq}: a test of the filter", "role": "operator"}
+            extra.append({**base, "type": "operator.action", "body": words})
+        return [*entries[:-1], *extra, entries[-1]]
+
+    return change
+
+
+WHOLE: dict[str, tuple[str, Callable[[list[Entry]], list[Entry]], str]] = {
+    "no DP at all": ("graz", _without_types("dp.reserved", "dp.committed"), "PrivacyMissing"),
+    "no training": ("graz", _without_types("train.done"), "StepMissing"),
+    "no invitation": ("graz", _without_types("round.invited"), "StepMissing"),
+    "no data opened": ("graz", _without_types("data.opened"), "StepMissing"),
+    "no agreement": ("graz", _without_types("secagg.survivors"), "StepMissing"),
+    "shares not logged": ("graz", _without_types("secagg.unmasked"), "StepMissing"),
+    "two sums of a round": ("hub", _second_sum, "SecondSum"),
+    "more sums than rounds": ("hub", _six_sums, "RoundsExceeded"),
+    "a blocked vector": ("graz", _blocked(explained=False), "VectorBlocked"),
+    "no stop": ("graz", _without_types("agent.stop"), "NoStop"),
+}
+
+
+def _rewritten(federation: Federation, folder: Path, who: str, change: Callable[[list[Entry]], list[Entry]]) -> Path:
+    path = copied(federation.members[who].folder, folder / who)
+    tampering = Tampering(path)
+    entries = change([json.loads(line) for line in tampering.lines])
+    lines = tampering.renumber([encode(entry) for entry in entries])
+    for size in tampering.folder.checkpoint_sizes():
+        tampering.folder.checkpoint_path(size).unlink()
+    tampering.write(lines)
+    tampering.folder.cosigned.unlink(missing_ok=True)
+    member = federation.members[who]
+    tampering.resign(EpochKeys(member.keys, member.party.origin, federation.rng).load(0), [len(lines)])
+    return path
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_breach_over_several_entries_is_found(name: str, private: Federation, tmp_path: Path) -> None:
+    who, change, expected = WHOLE[name]
+    path = _rewritten(private, tmp_path, who, change)
+    company = {"NotWitnessed", "CosignatureMissing", "SurplusBytes", "SumMismatch"} | (
+        {"AnnexMismatch"} if expected == "StepMissing" else set()
+    )
+    codes = weighty(_verified(path, private).findings)
+    assert expected in codes and codes - {expected} <= company
+    with without(expected):
+        assert weighty(_verified(path, private).findings) <= company, "twin"
+
+
+def test_explained_block_is_no_breach(private: Federation, tmp_path: Path) -> None:
+    path = _rewritten(private, tmp_path, "graz", _blocked(explained=True))
+    assert "VectorBlocked" not in weighty(_verified(path, private).findings)
