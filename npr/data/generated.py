@@ -333,6 +333,7 @@ class GeneratedSpec:
 
     :param scale: share of Fed-ISIC2019's counts; a cell that is not empty keeps at least one image.
     :param sites: how many of the six sites, in the benchmark's order.
+    :param dealt: deal the same patients at random to this many hospitals instead; each keeps its camera.
     :param balanced: this many training images (a quarter for test) of every class at every site instead.
     """
 
@@ -340,6 +341,7 @@ class GeneratedSpec:
     sites: int = len(ISIC_SITES)
     balanced: int = 0
     seed: int = 0
+    dealt: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.scale <= 10.0:
@@ -348,8 +350,8 @@ class GeneratedSpec:
             )
         if not 1 <= self.sites <= len(ISIC_SITES):
             raise ConfigError(f"sites = {self.sites}", hint=f"between 1 and {len(ISIC_SITES)}")
-        if self.balanced < 0 or self.seed < 0:
-            raise ConfigError("balanced and seed must not be negative")
+        if self.balanced < 0 or self.seed < 0 or self.dealt < 0:
+            raise ConfigError("balanced, seed and dealt must not be negative")
 
     @classmethod
     def parse(cls, text: str, *, seed: int = 0) -> GeneratedSpec:
@@ -357,8 +359,9 @@ class GeneratedSpec:
         values: dict[str, float] = {"seed": seed}
         for part in filter(None, text.split(",")):
             key, _, value = part.partition("=")
-            if key not in ("scale", "sites", "balanced", "seed"):
-                raise ConfigError(f"unknown setting {key!r}", where="generated", hint="scale, sites, balanced or seed")
+            if key not in ("scale", "sites", "balanced", "seed", "dealt"):
+                hint = "scale, sites, balanced, seed or dealt"
+                raise ConfigError(f"unknown setting {key!r}", where="generated", hint=hint)
             try:
                 values[key] = float(value) if key == "scale" else int(value)
             except ValueError:
@@ -385,6 +388,10 @@ def generate(spec: GeneratedSpec, *, image_size: int) -> Catalogue:
     of = np.repeat(np.arange(len(sizes)), sizes)
     lesions = draw_lesions(label_of, rng)
     images = photograph(lesions, of, site_of[of] % len(CAMERAS), size=image_size, seed=spec.seed)
+    names = [ISIC_SITES[site] for site in site_of]
+    if spec.dealt:
+        hospitals = np.random.default_rng([spec.seed, 3]).integers(0, spec.dealt, len(sizes))
+        names = [f"hospital-{number:02d}" for number in hospitals]
     sides = np.array(["train", "test"])
     return Catalogue(
         name="generated",
@@ -394,7 +401,7 @@ def generate(spec: GeneratedSpec, *, image_size: int) -> Catalogue:
         ids=tuple(f"generated-{row:06d}" for row in range(len(of))),
         units=tuple(f"patient-{unit:06d}" for unit in of),
         unit_kind="patient",
-        sites=tuple(ISIC_SITES[site] for site in site_of[of]),
+        sites=tuple(names[patient] for patient in of),
         splits={"fold": NamedSplit(sides=tuple(sides[side_of[of]].tolist()))},
         where="generated",
         fingerprint=digest_of(("generated", 1, spec, image_size)),

@@ -64,12 +64,9 @@ class OpacusGradient:
 
     def add(self, per_record_loss: Callable[[], Tensor]) -> Tensor:
         """As in `ClippedGradient`: each record is clipped by itself, and one that is not finite contributes zero."""
-        with _hooked(self._model):
-            losses = check_losses(per_record_loss())
-            if not len(losses):
-                return losses.detach()
-            torch.autograd.backward(losses.sum())
-            rows = [self._gradients(parameter, len(losses)) for parameter in self.parameters]
+        rows, losses = self.rows(per_record_loss)
+        if not rows:
+            return losses
         with torch.no_grad():
             norms = torch.stack([torch.linalg.vector_norm(row, dim=1).square() for row in rows]).sum(0).sqrt()
             weights = (self.clip / (norms * (1 + NORM_MARGIN))).clamp_max(1.0)
@@ -77,6 +74,15 @@ class OpacusGradient:
             for part, row in zip(split_like(self.sum, self.parameters), rows, strict=True):
                 part += (weights[kept] @ row[kept]).view(part.shape)
         return norms
+
+    def rows(self, per_record_loss: Callable[[], Tensor]) -> tuple[list[Tensor], Tensor]:
+        """For each parameter one row for each record, not clipped; none for an empty batch. And the losses."""
+        with _hooked(self._model):
+            losses = check_losses(per_record_loss())
+            if not len(losses):
+                return [], losses.detach()
+            torch.autograd.backward(losses.sum())
+            return [self._gradients(parameter, len(losses)) for parameter in self.parameters], losses.detach()
 
     def _gradients(self, parameter: nn.Parameter, records: int) -> Tensor:
         found = getattr(parameter, "grad_sample", None)

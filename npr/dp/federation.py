@@ -6,6 +6,7 @@ an experiment need no protection from a restart. It is checkpointed with the fed
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,17 +16,20 @@ import torch
 
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset
+from npr.dp.clipping import split_like
 from npr.dp.private_site import PrivateTraining
-from npr.federation import Federation
+from npr.dp.shared import ring_sum
+from npr.federation import Federation, RoundReport
 from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
 from npr.params import Aggregator, Contribution
-from npr.training import LocalReport
-from security.dp.accountant import Spent
+from npr.training import LocalReport, make_optimizer, set_rate
+from security.dp.accountant import Spent, rdp_epsilon
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
-from security.dp.planner import Schedule, Trains, propose_multiplier, terms_for
+from security.dp.planner import Noise, Schedule, SharedNoise, Trains, propose_multiplier, terms_for
+from security.secagg.thresholds import LEAST_SURVIVORS, default_colluders, least_honest
 
 _KEPT = "dp/"
 _LEDGER = "dp/ledger"
@@ -43,6 +47,18 @@ class PrivateSchedule:
     trainable: Trains = "all"
     projection: int = 0
     views: int = 1
+    noise: Noise = "site"
+    colluders: int | None = None
+    least_survivors: int = LEAST_SURVIVORS
+
+    def shared_by(self, sites: int, dimensions: int) -> PrivateSchedule:
+        """The same plan with noise that so many sites share, as little of it as keeps epsilon inside the sum."""
+        colluders = default_colluders(sites) if self.colluders is None else self.colluders
+        honest = least_honest(roster=sites, c=colluders, m=self.least_survivors)
+        shared = SharedNoise(sites=sites, honest=honest, dimensions=dimensions)
+        schedule = replace(self.schedule, shared=shared)
+        multiplier = propose_multiplier(schedule, epsilon=self.cap, delta=self.delta)
+        return replace(self, schedule=replace(schedule, multiplier=multiplier))
 
     @classmethod
     def for_epsilon(cls, epsilon: float, *, delta: float, schedule: Schedule, **more: Any) -> PrivateSchedule:
@@ -71,12 +87,17 @@ class PrivateFederation(Federation):
             projection=plan.projection,
         )
         super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator)
+        if plan.noise == "shared":
+            trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
+            plan = plan.shared_by(len(self.sites), trained)
         self._plan = plan
         self._stores = {site.name: MemoryStore() for site in self.sites}
         self._ledgers = {
             site.name: Ledger.create(self._stores[site.name], self._terms(site), version="lab") for site in self.sites
         }
         self._trainings = {site.name: self._training(site) for site in self.sites}
+        # One optimiser of the consortium: what it reads is the published sum, so its momentum costs nothing.
+        self._optimizer: torch.optim.Optimizer | None = None
 
     def spent(self) -> Mapping[str, Spent]:
         """Both epsilons of every site. Report the list or the largest, never a mean."""
@@ -102,12 +123,53 @@ class PrivateFederation(Federation):
             views=self._plan.views,
         )
 
-    def _local_round(self, site: Site, number: int) -> LocalReport:
-        training = self._trainings[site.name]
-        report = training.local_round(number)
-        site.kept |= {_KEPT + name: tensor for name, tensor in training.rounds.memory().items()}
+    @property
+    def shared(self) -> SharedNoise | None:
+        return self._plan.schedule.shared
+
+    def alone(self) -> Mapping[str, float]:
+        """Epsilon of each site if all others collude: the noise of the others is then known and protects nobody."""
+        events = {name: [event.alone for event in ledger.state.history] for name, ledger in self._ledgers.items()}
+        return {name: rdp_epsilon(history, self._plan.delta)[0] for name, history in events.items()}
+
+    def run_round(self) -> RoundReport:
+        shared = self._plan.schedule.shared
+        return super().run_round() if shared is None else self._shared_round(shared)
+
+    def _shared_round(self, shared: SharedNoise) -> RoundReport:
+        """One step on the exact sum of whole numbers: model - rate * clip / units * sum / patients."""
+        number, started = self.round + 1, time.perf_counter()
+        uploads = []
+        for site in self.sites:
+            self._download(site.model)
+            uploads.append(self._trainings[site.name].shared_round(number))
+            self._keep(site)
+        total = ring_sum(uploads, shared.bits)
+        patients = sum(training.weight for training in self._trainings.values())
+        self._step(torch.from_numpy(total * (self._plan.schedule.clip / shared.units / patients)), number)
+        self.round = number
+        seconds = (time.perf_counter() - started) / len(self.sites)
+        report = LocalReport(steps=1, samples=0, loss_sum=0.0, hits=0, seconds=seconds, seconds_waiting=0.0)
+        reports = {site.name: report for site in self.sites}
+        return RoundReport(round=number, sites=reports, vector_size=shared.dimensions, weight=patients)
+
+    def _step(self, gradient: torch.Tensor, number: int) -> None:
+        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
+        if self._optimizer is None:
+            self._optimizer = make_optimizer(self.config, named)
+        set_rate(self._optimizer, self.config.rate(number))
+        for (_, parameter), part in zip(named, split_like(gradient, [p for _, p in named]), strict=True):
+            parameter.grad = part.to(parameter.dtype).clone()
+        self._optimizer.step()
+
+    def _keep(self, site: Site) -> None:
+        site.kept |= {_KEPT + name: tensor for name, tensor in self._trainings[site.name].rounds.memory().items()}
         lines = b"\n".join(self._stores[site.name].lines)
         site.kept[_LEDGER] = torch.frombuffer(bytearray(lines), dtype=torch.uint8)
+
+    def _local_round(self, site: Site, number: int) -> LocalReport:
+        report = self._trainings[site.name].local_round(number)
+        self._keep(site)
         return report
 
     def _contribution(self, site: Site, number: int) -> Contribution:

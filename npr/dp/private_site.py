@@ -36,15 +36,16 @@ from npr.dp.releases import (
     unit_features,
 )
 from npr.dp.sgd import DpSgd, Indices, StepReport
+from npr.dp.shared import SharedStep
 from npr.methods.base import Method
 from npr.methods.site import AUGMENTATIONS, Site
 from npr.params import Contribution
 from npr.training import LocalReport
-from security.dp.accountant import Mechanism, MechanismEvent
+from security.dp.accountant import RATE_ONE, Mechanism, MechanismEvent
 from security.dp.ledger import LedgerState, Reservation
 from security.dp.noise import NoiseSource
 from security.dp.planner import Engine, Schedule
-from security.dp.sampling import Units
+from security.dp.sampling import PoissonSampler, Units
 
 # Losses with one value per record. Each reads its own record and public or booked state, nothing else.
 
@@ -157,6 +158,19 @@ class PrivateRounds:
             views=self._views,
         )
         return steps.run(lambda indices: self._losses(model, indices))
+
+    def shared_step(self, model: nn.Module, reservation: Reservation) -> NDArray[np.int64]:
+        """Counts if they are due, then the whole numbers of one step over all patients, with this site's noise."""
+        data, noise = self._data, self._schedule.shared
+        if noise is None:
+            raise LocalProtocolError("this schedule shares no noise")
+        self._public_features = _frozen(model)
+        if reservation.holds(Mechanism.CLASS_COUNTS) or self.counts is None:
+            self.counts = release_counts(data.labels, data.units, data.classes, reservation)
+        model.train()
+        everybody = PoissonSampler(data.units, rate=RATE_ONE, noise=reservation.noise).draw_views(self._views)
+        step = SharedStep(model, noise=noise, clip=self._schedule.clip, micro_batch=self._micro_batch)
+        return step.upload(everybody, lambda rows: self._losses(model, rows), reservation)
 
     def memory(self) -> dict[str, Tensor]:
         """What was released, as named tensors. Losing it means paying for it again."""
@@ -352,6 +366,14 @@ class PrivateTraining:
         self._reservation = reservation
         seconds = time.perf_counter() - started
         return LocalReport(steps=len(done), samples=0, loss_sum=0.0, hits=0, seconds=seconds, seconds_waiting=0.0)
+
+    def shared_round(self, round_number: int) -> NDArray[np.int64]:
+        """Reserve, compute, commit: the whole numbers that are masked and summed, and used for nothing else."""
+        events = self._schedule.round_events(round_number, first=self.rounds.counts is None)
+        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=self._noise)
+        upload = self.rounds.shared_step(self._site.model, reservation)
+        self._books.commit(reservation)
+        return upload
 
     def contribution(self, round_number: int) -> Contribution:
         """The site's vector, weighted with its *noisy* size."""

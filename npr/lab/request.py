@@ -20,7 +20,8 @@ from npr.federation import Federation
 from npr.lab.plan import Cell, DataSettings, Frozen, Grid, LabPlan, ModelSettings, Settings, Value, make_cells
 from npr.methods import registry
 from security.dp.filter import MOST_DELTA
-from security.dp.planner import PREFIX, PrivateSettings, Trains
+from security.dp.planner import PREFIX, Noise, PrivateSettings, Trains
+from security.secagg.thresholds import LEAST_SURVIVORS
 
 # Names that a user types.
 
@@ -134,6 +135,9 @@ class PrivateOptions(Frozen):
     trainable: Trains = "all"
     projection: int = Field(default=0, ge=0)
     views: int = Field(default=1, ge=1)
+    noise: Noise = "site"
+    colluders: int | None = Field(default=None, ge=0)
+    least_survivors: int = Field(default=LEAST_SURVIVORS, ge=LEAST_SURVIVORS)
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> PrivateOptions:
@@ -164,16 +168,15 @@ class PrivateOptions(Frozen):
             views=self.views,
         )
         schedule = settings.schedule(rounds=rounds, multiplier=1.0, clip=self.clip)
-        return PrivateSchedule.for_epsilon(
-            self.epsilon,
-            delta=self.delta,
-            schedule=schedule,
-            dimensions=self.dimensions,
-            micro_batch=4096 if self.trainable == "head" else 64,
-            trainable=self.trainable,
-            projection=self.projection,
-            views=self.views,
-        )
+        names = ("dimensions", "trainable", "projection", "views")
+        more: dict[str, Any] = {name: getattr(self, name) for name in names}
+        more["micro_batch"] = 4096 if self.trainable == "head" else 64
+        if self.noise == "site":
+            return PrivateSchedule.for_epsilon(self.epsilon, delta=self.delta, schedule=schedule, **more)
+        if prototypes:
+            raise ConfigError("shared noise is for methods without NPR", where="--dp noise", hint="--methods fedavg")
+        more |= {name: getattr(self, name) for name in ("noise", "colluders", "least_survivors")}
+        return PrivateSchedule(schedule=schedule, cap=self.epsilon, delta=self.delta, **more)
 
 
 KEYS = frozenset(PREFIX + name for name in PrivateOptions.model_fields)
@@ -184,7 +187,11 @@ def privacy_of(federation: Federation) -> dict[str, Any] | None:
     if not isinstance(federation, PrivateFederation):
         return None
     spent = federation.spent()
-    return {
+    shared = federation.shared
+    inside: dict[str, Any] = {} if shared is None else {"honest": shared.honest, "sites": shared.sites}
+    if shared is not None:
+        inside["alone"] = {name: round(epsilon, 4) for name, epsilon in federation.alone().items()}
+    return inside | {
         "unit": federation.dataset.sites[0].train.unit_kind,
         "spent": {name: {"rdp": round(each.rdp, 4), "pld": round(each.pld, 4)} for name, each in spent.items()},
     }

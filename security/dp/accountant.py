@@ -16,7 +16,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from importlib.metadata import version
@@ -50,6 +50,7 @@ class Mechanism(StrEnum):
     CLASS_COUNTS = "class-counts"
     PROTOTYPES = "prototypes"
     METRICS = "metrics"
+    SHARED_SGD = "shared-sgd"
 
 
 LATTICE_MECHANISMS = frozenset({Mechanism.CLASS_COUNTS, Mechanism.PROTOTYPES, Mechanism.METRICS})
@@ -70,6 +71,8 @@ class MechanismEvent:
     :param sensitivity: L2 distance by which one unit of privacy can move what is released.
     :param rate: probability that a unit takes part in one step, in multiples of 2^-24; `RATE_ONE` is every unit.
     :param steps: how often the mechanism is applied; each application is charged, also one with an empty batch.
+    :param honest: for `shared-sgd`, how many independent noises of this sigma are in every sum that may be opened.
+    :param dimensions: for `shared-sgd`, how many numbers are released.
     """
 
     kind: Mechanism
@@ -77,6 +80,8 @@ class MechanismEvent:
     sensitivity: float
     rate: int = RATE_ONE
     steps: int = 1
+    honest: int = 1
+    dimensions: int = 0
 
     def __post_init__(self) -> None:
         for name, value in (("sigma", self.sigma), ("sensitivity", self.sensitivity)):
@@ -88,6 +93,10 @@ class MechanismEvent:
             raise ConfigError(f"{self.kind}: {self.steps} steps cannot be booked")
         if self.kind in LATTICE_MECHANISMS:
             self._check_lattice()
+        if self.kind is Mechanism.SHARED_SGD:
+            self._check_shared()
+        elif self.honest != 1 or self.dimensions != 0:
+            raise ConfigError(f"{self.kind}: its noise is that of one site")
 
     def _check_lattice(self) -> None:
         if self.rate != RATE_ONE:
@@ -98,10 +107,29 @@ class MechanismEvent:
                 hint="the exact discrete Gaussian needs a whole number of lattice units",
             )
 
+    def _check_shared(self) -> None:
+        """Whole ring units, and enough of them that the sum of several is as good as one (section 4)."""
+        if self.rate != RATE_ONE:
+            raise ConfigError(f"{self.kind}: every patient takes part, so its rate is 1")
+        if not float(self.sigma).is_integer() or not LEAST_SHARED_SIGMA <= self.sigma <= 1 << 26:
+            raise ConfigError(f"{self.kind}: noise {self.sigma} is not a whole number of ring units from 3 to 2^26")
+        if self.honest < 1 or self.dimensions < 1:
+            raise ConfigError(f"{self.kind}: honest survivors and dimensions are at least 1")
+
     @property
     def multiplier(self) -> float:
-        """Noise divided by sensitivity: the cost depends on nothing else of the two (section 2)."""
+        """Noise divided by sensitivity: the cost depends on nothing else of the two (section 2).
+
+        Of shared noise it is that of the whole sum, *inside* which the patient is: see `shared_multiplier`.
+        """
+        if self.kind is Mechanism.SHARED_SGD:
+            return shared_multiplier(self.sigma, self.sensitivity, self.honest, self.dimensions)
         return self.sigma / self.sensitivity
+
+    @property
+    def alone(self) -> MechanismEvent:
+        """The same event if all other sites collude with the coordinator: only this site's own noise is left."""
+        return self if self.kind is not Mechanism.SHARED_SGD else replace(self, honest=1)
 
     @property
     def q(self) -> float:
@@ -109,7 +137,8 @@ class MechanismEvent:
 
     def to_json(self) -> dict[str, str | int]:
         """Reals as decimal strings that read back to the same number (section 5)."""
-        return {
+        shared = {"honest": self.honest, "dimensions": self.dimensions} if self.kind is Mechanism.SHARED_SGD else {}
+        return shared | {
             "kind": self.kind.value,
             "sigma": repr(float(self.sigma)),
             "sensitivity": repr(float(self.sensitivity)),
@@ -120,10 +149,11 @@ class MechanismEvent:
     @classmethod
     def from_json(cls, value: object) -> MechanismEvent:
         """Strict: exactly the fields above and the one spelling of each number, else ValueError."""
-        if not isinstance(value, Mapping) or set(value) != {"kind", "sigma", "sensitivity", "rate", "steps"}:
+        if not isinstance(value, Mapping) or not {"kind", "sigma", "sensitivity", "rate", "steps"} <= set(value):
             raise ValueError("an event has missing or unknown fields")
-        if type(value["rate"]) is not int or type(value["steps"]) is not int:
-            raise ValueError("rate and steps are whole numbers")
+        more = {name: value[name] for name in ("honest", "dimensions") if name in value}
+        if any(type(number) is not int for number in (value["rate"], value["steps"], *more.values())):
+            raise ValueError("rate, steps and numbers of sites are whole numbers")
         try:
             event = cls(
                 kind=Mechanism(value["kind"]),
@@ -131,6 +161,7 @@ class MechanismEvent:
                 sensitivity=float(value["sensitivity"]),
                 rate=value["rate"],
                 steps=value["steps"],
+                **more,
             )
         except ConfigError as error:
             raise ValueError(error.message) from error
@@ -145,6 +176,34 @@ def dp_sgd_event(*, multiplier: float, clip: float, rate: int, steps: int) -> Me
     Clipping bounds what one patient adds, so the sensitivity is the clip whatever the data are (section 3).
     """
     return MechanismEvent(kind=Mechanism.DP_SGD, sigma=multiplier * clip, sensitivity=clip, rate=rate, steps=steps)
+
+
+LEAST_SHARED_SIGMA = 3
+
+
+def shared_multiplier(sigma: float, sensitivity: float, honest: int, dimensions: int) -> float:
+    """One over the eps of a sum with `honest` discrete Gaussians: D_alpha <= alpha eps^2 / 2 at every order alpha.
+
+    Kairouz, Liu and Steinke (arXiv 2102.06387), theorem 1 and corollary 1: the sum of discrete Gaussians is not one,
+    but close to one; tau says how close, for one coordinate. At sigma = 3 it is 1e-38 already.
+    """
+    tau = 10 * sum(math.exp(-2 * math.pi**2 * sigma**2 * k / (k + 1)) for k in range(1, honest))
+    ratio = sensitivity / (math.sqrt(honest) * sigma)
+    eps = min(math.sqrt(ratio**2 + tau * dimensions / 2), ratio + tau * math.sqrt(dimensions))
+    return 1.0 / eps
+
+
+def shared_event(*, sigma: int, units: int, honest: int, dimensions: int, steps: int = 1) -> MechanismEvent:
+    """Steps over all patients whose noise is shared: each gradient is at most `units` ring units long, and `sigma` ring
+    units of noise are added by every site."""
+    return MechanismEvent(
+        kind=Mechanism.SHARED_SGD,
+        sigma=float(sigma),
+        sensitivity=float(units),
+        steps=steps,
+        honest=honest,
+        dimensions=dimensions,
+    )
 
 
 def counts_event(sigma: float) -> MechanismEvent:

@@ -35,6 +35,7 @@ from numpy.typing import NDArray
 from lazaret.errors import BudgetExhausted, ConfigError
 from security.dp.accountant import (
     ORDERS,
+    Mechanism,
     MechanismEvent,
     Parts,
     added,
@@ -85,6 +86,8 @@ class PinnedSchedule:
     @classmethod
     def of(cls, events: Sequence[MechanismEvent], *, delta: float) -> Self:
         """Takes a second: PLD is computed once here, and never again by whoever only reads the ledger."""
+        if any(event.kind is Mechanism.SHARED_SGD for event in events):
+            raise ConfigError("PLD has no proof for sums of discrete noise, so a plan with shared noise has none")
         return cls(events=_condensed(events), epsilon=planned_epsilon(events, delta))
 
     @property

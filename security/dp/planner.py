@@ -15,21 +15,64 @@ from typing import Any, Final, Literal, Self
 
 from lazaret.errors import BudgetExhausted, ConfigError
 from security.dp.accountant import (
+    LEAST_SHARED_SIGMA,
+    RATE_ONE,
     MechanismEvent,
     Spent,
     added,
     counts_event,
     dp_sgd_event,
+    merged,
     metrics_event,
     prototypes_event,
     rate_at_least,
     rdp_epsilon,
+    shared_event,
     spent,
 )
-from security.dp.filter import PLAN_SHARE, PinnedSchedule, choose_order, planned_epsilon
+from security.dp.filter import PLAN_SHARE, BudgetFilter, PinnedSchedule, choose_order, planned_epsilon
 from security.dp.ledger import LedgerState, Terms, Unit
 
 _LARGEST_MULTIPLIER = 1000.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedNoise:
+    """Noise that the sites of a secure sum share (section 4).
+
+    :param sites: how many take part at most.
+    :param honest: the least number of honest survivors over all cohorts that the manifest allows.
+    :param dimensions: how many numbers are summed.
+    :param units: the clip in ring units: a patient's gradient is truncated to whole units.
+    :param bits: of the ring.
+    """
+
+    sites: int
+    honest: int
+    dimensions: int
+    units: int = 1 << 12
+    bits: int = 32
+
+    def __post_init__(self) -> None:
+        if self.honest < 1:
+            raise ConfigError("no sum of this federation has noise of an honest site", where="dp.noise")
+
+    def sigma(self, multiplier: float) -> int:
+        """Each site's noise in ring units, rounded up, for this much noise over the clip inside the sum."""
+        return max(LEAST_SHARED_SIGMA, math.ceil(multiplier * self.units / math.sqrt(self.honest)))
+
+    def event(self, multiplier: float, *, steps: int = 1) -> MechanismEvent:
+        sigma = self.sigma(multiplier)
+        return shared_event(
+            sigma=sigma, units=self.units, honest=self.honest, dimensions=self.dimensions, steps=steps
+        )
+
+    def saturation(self, sigma: int) -> int:
+        """The largest size of one site's coordinate before its noise, so that the sum fits the ring."""
+        room = (1 << (self.bits - 1)) - 1 - math.ceil(9 * math.sqrt(self.sites) * sigma)
+        if room < self.sites * self.units:
+            raise ConfigError(f"a ring of {self.bits} bits is too small for {sigma} units of noise", where="dp.noise")
+        return room // self.sites
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +95,14 @@ class Schedule:
     prototypes_sigma: float | None = 10.0
     prototypes_every: int = 5
     metrics_sigma: float | None = None
+    shared: SharedNoise | None = None
 
     def __post_init__(self) -> None:
+        if self.shared is not None and (self.steps, self.rate) != (1, RATE_ONE):
+            raise ConfigError(
+                "shared noise is for one step a round over all patients",
+                hint="steps = 1 and rate = 1: several steps between two sums have no such analysis",
+            )
         if self.rounds < 1 or self.prototypes_every < 1:
             raise ConfigError("a schedule needs at least one round, and at least one round between prototype releases")
 
@@ -74,10 +123,15 @@ class Schedule:
         if self.prototypes_sigma is not None and (first or self.refreshes(round_number)):
             # The first prototypes need two releases: one sum per class to split, then the first assignment (section 2).
             events += [prototypes_event(self.prototypes_sigma)] * (2 if first else 1)
-        events.append(dp_sgd_event(multiplier=self.multiplier, clip=self.clip, rate=self.rate, steps=self.steps))
+        events.append(self._step())
         if self.metrics_sigma is not None:
             events.append(metrics_event(self.metrics_sigma))
         return tuple(events)
+
+    def _step(self) -> MechanismEvent:
+        if self.shared is None:
+            return dp_sgd_event(multiplier=self.multiplier, clip=self.clip, rate=self.rate, steps=self.steps)
+        return self.shared.event(self.multiplier)
 
     def events(self, first: int = 1) -> tuple[MechanismEvent, ...]:
         return tuple(event for number in range(first, self.rounds + 1) for event in self.round_events(number))
@@ -97,7 +151,7 @@ def terms_for(schedule: Schedule, *, population: str, unit: Unit, cap: float, de
         delta=delta,
         cap=cap,
         order=choose_order(events, cap=cap, delta=delta),
-        planned=PinnedSchedule.of(events, delta=delta),
+        planned=None if schedule.shared else PinnedSchedule.of(events, delta=delta),
     )
 
 
@@ -119,6 +173,8 @@ def propose_multiplier(schedule: Schedule, *, epsilon: float, delta: float, stat
     and judged by PLD, as a ledger that is begun for it will do.
     """
     try:
+        if state is None and schedule.shared is not None:
+            return least_multiplier(schedule, lambda events: _unplanned(events, epsilon, delta))
         if state is None:
             return _least_planned(schedule, epsilon, delta)
         return least_multiplier(schedule, _within(epsilon, state))
@@ -147,6 +203,15 @@ def least_multiplier(schedule: Schedule, within: Callable[[Sequence[MechanismEve
         middle = (low + high) // 2
         low, high = (low, middle) if fits(middle) else (middle, high)
     return high / 100
+
+
+def _unplanned(events: Sequence[MechanismEvent], epsilon: float, delta: float) -> bool:
+    """Does a schedule without a PLD fit a filter that is begun for it?"""
+    try:
+        order = choose_order(events, cap=epsilon, delta=delta)
+        return BudgetFilter(order=order, delta=delta, cap=epsilon).epsilon(merged(events)) <= epsilon
+    except ConfigError:
+        return False
 
 
 @lru_cache(maxsize=64)
@@ -178,6 +243,7 @@ Norm = Literal["frozen", "group"]
 NORMS: Final = ("frozen", "group")
 Engine = Literal["auto", "fast", "opacus"]
 ENGINES: Final = ("auto", "fast", "opacus")
+Noise = Literal["site", "shared"]
 Trains = Literal["all", "last_blocks", "head"]
 TRAINS: Final = ("all", "last_blocks", "head")
 _WORDS: Final = frozenset({"norm", "engine", "trainable"})

@@ -99,3 +99,20 @@ def test_the_last_blocks_learn_and_the_first_stay_public(private: Callable[..., 
     moved = {name for name, tensor in federation.model.state_dict().items() if not torch.equal(start[name], tensor)}
     assert moved and not moved & federation.model.constants
     assert any(name.startswith("extractor.") for name in moved) and federation.model.constants
+
+
+def test_shared_noise_is_booked_inside_the_sum_and_alone(private: Callable[..., PrivateFederation]) -> None:
+    schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
+    plan = PrivateSchedule(
+        schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, views=2, noise="shared"
+    )
+    federation = private(plan, method="fedavg")
+    assert federation.shared is not None and federation.shared.honest == 2, "three sites, one of them may collude"
+    start = federation.model.head.weight.detach().clone()
+    federation.run_round()
+    assert not torch.equal(start, federation.model.head.weight)
+    inside, alone = federation.spent(), federation.alone()
+    assert all(0 < inside[name].rdp < min(8.0, alone[name]) for name in alone)
+    federation.run_round()
+    with pytest.raises(BudgetExhausted):
+        federation.run_round()
