@@ -38,7 +38,7 @@ class Watched:
 
     def open(self, url: str) -> Any:
         self.page.goto(url)
-        until(self.page, "document.getElementById('alive').textContent === 'live'")
+        until(self.page, "document.getElementById('alive').textContent === 'page up to date'")
         return self.page
 
     def check_calm(self, url: str) -> None:

@@ -18,13 +18,13 @@ function verdict({ level, sentence, remarks }, about) {
 }
 
 const facts = ({ about, egress }) => el("dl", { class: "facts" }, [
-  ["agent", about.running === undefined ? "–" : !about.running ? "not running" : about.connected ? "running, connected" : "running, not connected"],
-  ["certificates end", about.certificate_ends_ms ? ago(about.certificate_ends_ms) : "–"],
   ["round accepted", about.round ?? "–"],
   ["model", digest(about.model, 16)],
   ["verified", about.vouched === undefined ? "–" : about.vouched ? "yes" : "not yet"],
   ["log", `${egress.entries.toLocaleString("en")} entries`],
   ["newest entry", ago(egress.newest)],
+  ["agent", about.running === undefined ? "–" : !about.running ? "not running" : about.connected ? "running, connected" : "running, not connected"],
+  ["certificates end", about.certificate_ends_ms ? ago(about.certificate_ends_ms) : "–"],
 ].map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 
 function today(egress, width) {
