@@ -91,6 +91,7 @@ class Sites:
         self.updates = [self._update(number) for number in range(BASES)]
         self.machines = {name: self._machine(name, workers) for name in federation.names}
         self.sent = dict.fromkeys(federation.names, 0)
+        self.keys = dict.fromkeys(federation.names, 0)  # adverts and share lists: they grow with the cohort
         self.accepted: dict[str, Words] = {}
         self.masked = b""
         self.watch.watch(OpenAttempt, "mask")
@@ -141,7 +142,8 @@ class Sites:
         with self.watch.time("result" if isinstance(message, messages.Result | messages.SumFrame) else "receive"):
             effects = machine.receive(message)
         for answer in self._carry_out(name, effects):
-            self.sent[name] += len(answer)
+            count = self.keys if isinstance(message, messages.Plan | messages.Adverts) else self.sent
+            count[name] += len(answer)
             yield answer
         if any(isinstance(effect, SendUpload) for effect in effects):
             self.floor.measure()
@@ -223,6 +225,7 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
         "coordinator_baseline_mib": told["baseline_bytes"] / MIB,
         "vector_bytes": vector,
         "upload_bytes": bytes_up,
+        "keys_bytes_per_site": max(parties.keys.values()),
         "site_encode_ms": 1e3 * watch.median("encode"),
         "site_mask_ms": 1e3 * mask,
         "site_merkle_ms": 1e3 * watch.median("vector_root"),

@@ -115,6 +115,7 @@ class Federation:
             m=sizes.m,
             members=tuple(CohortMember(site=entry.site, cert=entry.cert) for entry in policy.roster),
             coordinator_cert=policy.coordinator.cert,
+            suite=policy.suite,
             repeats=(),
             state_hash=policy.initial_state_hash,
             config_hash=self.config_hash,

@@ -189,7 +189,7 @@ class RepeatOf(_message.Message):
     def __init__(self, ctx: _Optional[bytes] = ..., survivors: _Optional[bytes] = ...) -> None: ...
 
 class RoundContext(_message.Message):
-    __slots__ = ("version", "federation", "manifest_hash", "run", "round", "attempt", "n", "t", "a", "c", "m", "members", "coordinator_cert", "repeats", "state_hash", "config_hash", "layout_hash", "prev_result")
+    __slots__ = ("version", "federation", "manifest_hash", "run", "round", "attempt", "n", "t", "a", "c", "m", "members", "coordinator_cert", "suite", "repeats", "state_hash", "config_hash", "layout_hash", "prev_result")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FEDERATION_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -203,6 +203,7 @@ class RoundContext(_message.Message):
     M_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_CERT_FIELD_NUMBER: _ClassVar[int]
+    SUITE_FIELD_NUMBER: _ClassVar[int]
     REPEATS_FIELD_NUMBER: _ClassVar[int]
     STATE_HASH_FIELD_NUMBER: _ClassVar[int]
     CONFIG_HASH_FIELD_NUMBER: _ClassVar[int]
@@ -221,12 +222,13 @@ class RoundContext(_message.Message):
     m: int
     members: _containers.RepeatedCompositeFieldContainer[CohortMember]
     coordinator_cert: bytes
+    suite: str
     repeats: _containers.RepeatedCompositeFieldContainer[RepeatOf]
     state_hash: bytes
     config_hash: bytes
     layout_hash: bytes
     prev_result: bytes
-    def __init__(self, version: _Optional[int] = ..., federation: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., n: _Optional[int] = ..., t: _Optional[int] = ..., a: _Optional[int] = ..., c: _Optional[int] = ..., m: _Optional[int] = ..., members: _Optional[_Iterable[_Union[CohortMember, _Mapping]]] = ..., coordinator_cert: _Optional[bytes] = ..., repeats: _Optional[_Iterable[_Union[RepeatOf, _Mapping]]] = ..., state_hash: _Optional[bytes] = ..., config_hash: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., prev_result: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, version: _Optional[int] = ..., federation: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., run: _Optional[str] = ..., round: _Optional[int] = ..., attempt: _Optional[int] = ..., n: _Optional[int] = ..., t: _Optional[int] = ..., a: _Optional[int] = ..., c: _Optional[int] = ..., m: _Optional[int] = ..., members: _Optional[_Iterable[_Union[CohortMember, _Mapping]]] = ..., coordinator_cert: _Optional[bytes] = ..., suite: _Optional[str] = ..., repeats: _Optional[_Iterable[_Union[RepeatOf, _Mapping]]] = ..., state_hash: _Optional[bytes] = ..., config_hash: _Optional[bytes] = ..., layout_hash: _Optional[bytes] = ..., prev_result: _Optional[bytes] = ...) -> None: ...
 
 class AbortLine(_message.Message):
     __slots__ = ("site", "code", "signature")
@@ -263,11 +265,14 @@ class Signed(_message.Message):
     def __init__(self, site: _Optional[str] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Advert(_message.Message):
-    __slots__ = ("site", "ctx", "mask_key", "share_key", "commitment", "sequence", "log_size", "log_root", "ledger_head", "signature")
+    __slots__ = ("site", "ctx", "mask_key", "mask_kem", "share_key", "share_kem", "pair_hashes", "commitment", "sequence", "log_size", "log_root", "ledger_head", "signature")
     SITE_FIELD_NUMBER: _ClassVar[int]
     CTX_FIELD_NUMBER: _ClassVar[int]
     MASK_KEY_FIELD_NUMBER: _ClassVar[int]
+    MASK_KEM_FIELD_NUMBER: _ClassVar[int]
     SHARE_KEY_FIELD_NUMBER: _ClassVar[int]
+    SHARE_KEM_FIELD_NUMBER: _ClassVar[int]
+    PAIR_HASHES_FIELD_NUMBER: _ClassVar[int]
     COMMITMENT_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -277,30 +282,43 @@ class Advert(_message.Message):
     site: str
     ctx: bytes
     mask_key: bytes
+    mask_kem: bytes
     share_key: bytes
+    share_kem: bytes
+    pair_hashes: _containers.RepeatedScalarFieldContainer[bytes]
     commitment: bytes
     sequence: int
     log_size: int
     log_root: bytes
     ledger_head: bytes
     signature: bytes
-    def __init__(self, site: _Optional[str] = ..., ctx: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., share_key: _Optional[bytes] = ..., commitment: _Optional[bytes] = ..., sequence: _Optional[int] = ..., log_size: _Optional[int] = ..., log_root: _Optional[bytes] = ..., ledger_head: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, site: _Optional[str] = ..., ctx: _Optional[bytes] = ..., mask_key: _Optional[bytes] = ..., mask_kem: _Optional[bytes] = ..., share_key: _Optional[bytes] = ..., share_kem: _Optional[bytes] = ..., pair_hashes: _Optional[_Iterable[bytes]] = ..., commitment: _Optional[bytes] = ..., sequence: _Optional[int] = ..., log_size: _Optional[int] = ..., log_root: _Optional[bytes] = ..., ledger_head: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
-class OpenedShare(_message.Message):
-    __slots__ = ("holder", "share", "b_hash", "s_hash", "box", "path")
+class DealtLine(_message.Message):
+    __slots__ = ("holder", "b_hash", "s_hash", "box", "pair", "kem_key", "path")
     HOLDER_FIELD_NUMBER: _ClassVar[int]
-    SHARE_FIELD_NUMBER: _ClassVar[int]
     B_HASH_FIELD_NUMBER: _ClassVar[int]
     S_HASH_FIELD_NUMBER: _ClassVar[int]
     BOX_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    KEM_KEY_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     holder: str
-    share: bytes
     b_hash: bytes
     s_hash: bytes
     box: bytes
+    pair: bytes
+    kem_key: bytes
     path: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, holder: _Optional[str] = ..., share: _Optional[bytes] = ..., b_hash: _Optional[bytes] = ..., s_hash: _Optional[bytes] = ..., box: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, holder: _Optional[str] = ..., b_hash: _Optional[bytes] = ..., s_hash: _Optional[bytes] = ..., box: _Optional[bytes] = ..., pair: _Optional[bytes] = ..., kem_key: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class OpenedShare(_message.Message):
+    __slots__ = ("share", "line")
+    SHARE_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    share: bytes
+    line: DealtLine
+    def __init__(self, share: _Optional[bytes] = ..., line: _Optional[_Union[DealtLine, _Mapping]] = ...) -> None: ...
 
 class FraudProof(_message.Message):
     __slots__ = ("advert", "kx", "root", "deal_signature", "kind", "shares")
@@ -318,21 +336,39 @@ class FraudProof(_message.Message):
     shares: _containers.RepeatedCompositeFieldContainer[OpenedShare]
     def __init__(self, advert: _Optional[_Union[Advert, _Mapping]] = ..., kx: _Optional[bytes] = ..., root: _Optional[bytes] = ..., deal_signature: _Optional[bytes] = ..., kind: _Optional[int] = ..., shares: _Optional[_Iterable[_Union[OpenedShare, _Mapping]]] = ...) -> None: ...
 
+class PairFraud(_message.Message):
+    __slots__ = ("advert", "kx", "root", "deal_signature", "seed", "line")
+    ADVERT_FIELD_NUMBER: _ClassVar[int]
+    KX_FIELD_NUMBER: _ClassVar[int]
+    ROOT_FIELD_NUMBER: _ClassVar[int]
+    DEAL_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    advert: Advert
+    kx: bytes
+    root: bytes
+    deal_signature: bytes
+    seed: bytes
+    line: DealtLine
+    def __init__(self, advert: _Optional[_Union[Advert, _Mapping]] = ..., kx: _Optional[bytes] = ..., root: _Optional[bytes] = ..., deal_signature: _Optional[bytes] = ..., seed: _Optional[bytes] = ..., line: _Optional[_Union[DealtLine, _Mapping]] = ...) -> None: ...
+
 class RepeatCertificate(_message.Message):
-    __slots__ = ("ctx", "kx", "deals", "roots", "agreements", "frauds")
+    __slots__ = ("ctx", "kx", "deals", "roots", "agreements", "frauds", "pair_frauds")
     CTX_FIELD_NUMBER: _ClassVar[int]
     KX_FIELD_NUMBER: _ClassVar[int]
     DEALS_FIELD_NUMBER: _ClassVar[int]
     ROOTS_FIELD_NUMBER: _ClassVar[int]
     AGREEMENTS_FIELD_NUMBER: _ClassVar[int]
     FRAUDS_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FRAUDS_FIELD_NUMBER: _ClassVar[int]
     ctx: bytes
     kx: bytes
     deals: bytes
     roots: _containers.RepeatedCompositeFieldContainer[NamedRoot]
     agreements: _containers.RepeatedCompositeFieldContainer[Signed]
     frauds: _containers.RepeatedCompositeFieldContainer[FraudProof]
-    def __init__(self, ctx: _Optional[bytes] = ..., kx: _Optional[bytes] = ..., deals: _Optional[bytes] = ..., roots: _Optional[_Iterable[_Union[NamedRoot, _Mapping]]] = ..., agreements: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., frauds: _Optional[_Iterable[_Union[FraudProof, _Mapping]]] = ...) -> None: ...
+    pair_frauds: _containers.RepeatedCompositeFieldContainer[PairFraud]
+    def __init__(self, ctx: _Optional[bytes] = ..., kx: _Optional[bytes] = ..., deals: _Optional[bytes] = ..., roots: _Optional[_Iterable[_Union[NamedRoot, _Mapping]]] = ..., agreements: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., frauds: _Optional[_Iterable[_Union[FraudProof, _Mapping]]] = ..., pair_frauds: _Optional[_Iterable[_Union[PairFraud, _Mapping]]] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("context", "check", "aborts", "repeats", "signature")
@@ -365,14 +401,16 @@ class Adverts(_message.Message):
     def __init__(self, ctx: _Optional[bytes] = ..., adverts: _Optional[_Iterable[_Union[Advert, _Mapping]]] = ...) -> None: ...
 
 class DealtShare(_message.Message):
-    __slots__ = ("b_hash", "s_hash", "box")
+    __slots__ = ("b_hash", "s_hash", "box", "pair")
     B_HASH_FIELD_NUMBER: _ClassVar[int]
     S_HASH_FIELD_NUMBER: _ClassVar[int]
     BOX_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
     b_hash: bytes
     s_hash: bytes
     box: bytes
-    def __init__(self, b_hash: _Optional[bytes] = ..., s_hash: _Optional[bytes] = ..., box: _Optional[bytes] = ...) -> None: ...
+    pair: bytes
+    def __init__(self, b_hash: _Optional[bytes] = ..., s_hash: _Optional[bytes] = ..., box: _Optional[bytes] = ..., pair: _Optional[bytes] = ...) -> None: ...
 
 class Shares(_message.Message):
     __slots__ = ("site", "kx", "shares", "signature")
@@ -507,7 +545,7 @@ class Unmask(_message.Message):
     def __init__(self, site: _Optional[str] = ..., kx: _Optional[bytes] = ..., survivors: _Optional[bytes] = ..., shares: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("context", "adverts", "deals", "uploads", "agreements", "verdict", "sum_root", "seeds", "keys", "state_hash", "movements", "signature")
+    __slots__ = ("context", "adverts", "deals", "uploads", "agreements", "verdict", "sum_root", "seeds", "keys", "pairs", "state_hash", "movements", "signature")
     CONTEXT_FIELD_NUMBER: _ClassVar[int]
     ADVERTS_FIELD_NUMBER: _ClassVar[int]
     DEALS_FIELD_NUMBER: _ClassVar[int]
@@ -517,6 +555,7 @@ class Result(_message.Message):
     SUM_ROOT_FIELD_NUMBER: _ClassVar[int]
     SEEDS_FIELD_NUMBER: _ClassVar[int]
     KEYS_FIELD_NUMBER: _ClassVar[int]
+    PAIRS_FIELD_NUMBER: _ClassVar[int]
     STATE_HASH_FIELD_NUMBER: _ClassVar[int]
     MOVEMENTS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
@@ -529,10 +568,11 @@ class Result(_message.Message):
     sum_root: bytes
     seeds: _containers.RepeatedScalarFieldContainer[bytes]
     keys: _containers.RepeatedScalarFieldContainer[bytes]
+    pairs: _containers.RepeatedScalarFieldContainer[bytes]
     state_hash: bytes
     movements: bytes
     signature: bytes
-    def __init__(self, context: _Optional[_Union[RoundContext, _Mapping]] = ..., adverts: _Optional[_Iterable[_Union[Advert, _Mapping]]] = ..., deals: _Optional[bytes] = ..., uploads: _Optional[_Iterable[_Union[NamedRoot, _Mapping]]] = ..., agreements: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., verdict: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., seeds: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[bytes]] = ..., state_hash: _Optional[bytes] = ..., movements: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, context: _Optional[_Union[RoundContext, _Mapping]] = ..., adverts: _Optional[_Iterable[_Union[Advert, _Mapping]]] = ..., deals: _Optional[bytes] = ..., uploads: _Optional[_Iterable[_Union[NamedRoot, _Mapping]]] = ..., agreements: _Optional[_Iterable[_Union[Signed, _Mapping]]] = ..., verdict: _Optional[int] = ..., sum_root: _Optional[bytes] = ..., seeds: _Optional[_Iterable[bytes]] = ..., keys: _Optional[_Iterable[bytes]] = ..., pairs: _Optional[_Iterable[bytes]] = ..., state_hash: _Optional[bytes] = ..., movements: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class SumFrame(_message.Message):
     __slots__ = ("result", "index", "data")
@@ -545,20 +585,22 @@ class SumFrame(_message.Message):
     def __init__(self, result: _Optional[bytes] = ..., index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class Disclosure(_message.Message):
-    __slots__ = ("site", "kx", "holder", "b_share", "s_share", "signature")
+    __slots__ = ("site", "kx", "holder", "b_share", "s_share", "pair", "signature")
     SITE_FIELD_NUMBER: _ClassVar[int]
     KX_FIELD_NUMBER: _ClassVar[int]
     HOLDER_FIELD_NUMBER: _ClassVar[int]
     B_SHARE_FIELD_NUMBER: _ClassVar[int]
     S_SHARE_FIELD_NUMBER: _ClassVar[int]
+    PAIR_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     site: str
     kx: bytes
     holder: str
     b_share: bytes
     s_share: bytes
+    pair: bytes
     signature: bytes
-    def __init__(self, site: _Optional[str] = ..., kx: _Optional[bytes] = ..., holder: _Optional[str] = ..., b_share: _Optional[bytes] = ..., s_share: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, site: _Optional[str] = ..., kx: _Optional[bytes] = ..., holder: _Optional[str] = ..., b_share: _Optional[bytes] = ..., s_share: _Optional[bytes] = ..., pair: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class AbortRequest(_message.Message):
     __slots__ = ("context", "signature")

@@ -22,6 +22,7 @@ DEALS: Final = _label("deals")
 SURVIVORS: Final = _label("surv")
 RESULT: Final = _label("result")
 SELF_MASK_COMMITMENT: Final = _label("com")
+PAIR: Final = _label("pair")
 SHARE_LEAF: Final = _label("leaf")
 SHARE: Final = _label("sh")
 LAYOUT: Final = _label("layout")
@@ -29,6 +30,10 @@ STATE: Final = _label("state")
 
 # Key derivation.
 KDF_MASK: Final = _label("mask/aes256ctr")
+KDF_SEED_X25519: Final = _label("seed/x25519")
+KDF_SEED_MLKEM: Final = _label("seed/mlkem768")
+KDF_PAIR: Final = _label("seed/pair")
+KDF_PAIR_BOX: Final = _label("pair-box")
 KDF_SHARE: Final = _label("share")
 KDF_SELF: Final = _label("self/aes256ctr")
 

@@ -77,6 +77,7 @@ class AggregationPlan(Document):
     least_survivors: Positive | None = None
     single_history: bool = True
     allow_two_sites: bool = False
+    key_agreement: Literal["hybrid"] = "hybrid"
     ring_bits: Literal[24, 32, 64] = DEFAULT_BITS
     weight_cap: Positive = 16_384
     report_metrics: bool = True
@@ -317,6 +318,7 @@ def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregatio
         least_survivors=asked.least_survivors or (2 if sites == 2 else thresholds.LEAST_SURVIVORS),
         single_history=asked.single_history,
         allow_two_sites=asked.allow_two_sites,
+        key_agreement=asked.key_agreement,
         server_rule="mean",
         movement_window=asked.movement_window,
         movement_factor=decimal_text(asked.movement_factor),
@@ -430,6 +432,7 @@ learning_rate = 0.001                 # (required)
 # least_survivors = 3
 # single_history = true               # every cohort has more than half of the sites
 # allow_two_sites = false             # only together with [privacy]
+# key_agreement = "hybrid"            # X25519 and ML-KEM-768 together; there is no other one
 # ring_bits = 24                      # 32 or 64 for very unequal sites: finer, but messages are a third longer or more
 # weight_cap = 16384                  # the power of two above the largest site's number of samples
 # report_metrics = true               # training loss and hit counts are part of the masked sum

@@ -133,6 +133,7 @@ class Aggregation(Document):
     least_survivors: Annotated[int, Field(ge=2, le=MAX_ROSTER)]
     single_history: bool
     allow_two_sites: bool
+    key_agreement: Literal["hybrid"]
     server_rule: Literal["mean"]
     movement_window: Annotated[int, Field(ge=0, le=MAX_WINDOW)]
     movement_factor: DecimalText

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from lazaret.errors import ConfigError, PolicyViolation
 from security.crypto.encoding import MAX_INT
+from security.crypto.key_agreement import SUITE, SUITES
 from security.crypto.signing import VerifyKey
 from security.identity.manifest import Aggregation, Manifest, Member
 from security.log.note import VerifierKey
@@ -70,6 +71,7 @@ class AggregationPolicy:
     :param single_history: refuse cohorts so small that two histories could live side by side.
     :param dp_active: whether this site's own privacy ledger is in force; the only local field besides `revoked`.
     :param method: how the federation trains, as entries of the privacy log name it.
+    :param suite: how keys are agreed on; part of every context, so that nobody can be brought to use another one.
     :param strict: do not even train on a state whose sum has not been checked.
     :param movement: how far a tensor may move in a round, beside its ceiling in the layout.
     :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
@@ -95,6 +97,7 @@ class AggregationPolicy:
     revoked: frozenset[bytes] = frozenset()
     strict: bool = False
     method: str = "none"
+    suite: str = SUITE
     expires_ms: int = MAX_INT
     movement: MovementRule = CEILINGS_ALONE
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
@@ -228,6 +231,7 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         revoked=frozenset(bytes.fromhex(text) for text in manifest.revoked | lapsed),
         strict=audit.strict,
         method=manifest.training.method,
+        suite=SUITES[numbers.key_agreement],
         expires_ms=manifest.expires_at_ms,
         movement=movement_rule(numbers),
     )

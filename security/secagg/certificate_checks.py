@@ -19,10 +19,12 @@ from security.secagg import statements
 from security.secagg.certificates import (
     AbortCertificate,
     Ack,
+    Advert,
     CheckCertificate,
+    DealtLine,
     FraudProof,
     Opened,
-    OpenedShare,
+    PairFraud,
     RepeatCertificate,
     Signed,
 )
@@ -88,6 +90,10 @@ def check_repeat_certificate(policy: AggregationPolicy, old: RoundContext, certi
         if fraud.kx != certificate.kx:
             raise VerificationFailed("fraud proof is of another attempt", where="repeat certificate")
         check_fraud_proof(policy, old, fraud)
+    for pair_fraud in certificate.pair_frauds:
+        if pair_fraud.kx != certificate.kx:
+            raise VerificationFailed("fraud proof is of another attempt", where="repeat certificate")
+        check_pair_fraud(policy, old, pair_fraud)
     return survivors
 
 
@@ -97,41 +103,87 @@ def check_fraud_proof(policy: AggregationPolicy, context: RoundContext, proof: F
     Each share is checked against the dealer's own signed list, so that holders cannot invent a proof together.
     """
     advert = proof.advert
+    _check_dealer(policy, context, proof)
+    check_distinct_members([share.line.holder for share in proof.shares], context.sites, "fraud proof")
+    kind = Opened(proof.kind)
+    for share in proof.shares:
+        _check_line(context, proof, share.line)
+        check_share_hash(
+            Secret(share.share),
+            kx=proof.kx,
+            dealer=advert.site,
+            holder=share.line.holder,
+            kind=kind,
+            expected=share.line.b_hash if kind is Opened.SEED else share.line.s_hash,
+        )
+    opened = shamir.join(
+        {context.position(share.line.holder): Secret(share.share) for share in proof.shares}, threshold=context.t
+    )
+    if opens(context, kind, opened, advert):
+        raise VerificationFailed("the shares do give the dealer's secret", where="fraud proof")
+
+
+def _check_dealer(policy: AggregationPolicy, context: RoundContext, proof: FraudProof | PairFraud) -> None:
+    advert = proof.advert
     entry = policy.entry(advert.site)
     if advert.ctx != context.ctx():
         raise VerificationFailed("advert is of another attempt", where="fraud proof")
     statements.verify(entry, statements.advert(policy, advert), advert.signature)
     statements.verify(entry, statements.deal(proof.kx, proof.root), proof.deal_signature)
-    check_distinct_members([share.holder for share in proof.shares], context.sites, "fraud proof")
-    kind = Opened(proof.kind)
-    for share in proof.shares:
-        _check_dealt(context, proof, share, kind)
-    opened = shamir.join(
-        {context.position(share.holder): Secret(share.share) for share in proof.shares}, threshold=context.t
-    )
-    if opens(context.ctx(), advert.site, kind, opened, commitment=advert.commitment, mask_key=advert.mask_key):
-        raise VerificationFailed("the shares do give the dealer's secret", where="fraud proof")
 
 
-def _check_dealt(context: RoundContext, proof: FraudProof, share: OpenedShare, kind: Opened) -> None:
-    dealer = proof.advert.site
+def check_pair_fraud(policy: AggregationPolicy, context: RoundContext, proof: PairFraud) -> None:
+    """The dealer sealed another secret to a later member than its advert names (section 11).
+
+    The dealer signed to which key it sealed it, and this key belongs to the opened seed: nobody can invent a proof.
+    """
+    line, dealer, ctx = proof.line, proof.advert.site, context.ctx()
+    _check_dealer(policy, context, proof)
+    if line.holder not in context.sites or line.holder.encode() <= dealer.encode():
+        raise VerificationFailed("no secret was owed to this holder", where="fraud proof")
+    _check_line(context, proof, line)
+    keys = key_agreement.HybridPair.from_seed(Secret(proof.seed), ctx=ctx, site=line.holder)
+    if keys.kem_public != line.kem_key:
+        raise VerificationFailed("the seed is not that of the key it was sealed to", where="fraud proof")
+    if sealed_pair(context, proof.advert, keys, line.pair, kx=proof.kx, holder=line.holder) is not None:
+        raise VerificationFailed("the sealed secret is the one of the advert", where="fraud proof")
+
+
+def sealed_pair(
+    context: RoundContext, dealer: Advert, keys: key_agreement.HybridPair, box: bytes, *, kx: bytes, holder: str
+) -> Secret | None:
+    """The secret of a pair, as the later member reads it; None if it is not the one in the dealer's advert."""
+    try:
+        found = key_agreement.open_pair(keys, box, kx=kx, source=dealer.site, destination=holder)
+    except VerificationFailed:
+        return None
+    return found if pair_opens(context, dealer, holder, found) else None
+
+
+def pair_opens(context: RoundContext, dealer: Advert, holder: str, pair: Secret) -> bool:
+    """Whether a secret is the one that a dealer's advert names for a later member."""
+    at = context.position(holder) - context.position(dealer.site) - 1
+    expected = dealer.pair_hashes[at] if 0 <= at < len(dealer.pair_hashes) else b""
+    return hashes.pair_hash(context.ctx(), dealer.site, holder, pair.reveal()) == expected
+
+
+def _check_line(context: RoundContext, proof: FraudProof | PairFraud, line: DealtLine) -> None:
     leaf = hashes.share_leaf(
-        proof.kx, dealer=dealer, holder=share.holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box
+        proof.kx,
+        dealer=proof.advert.site,
+        holder=line.holder,
+        b_hash=line.b_hash,
+        s_hash=line.s_hash,
+        box=line.box,
+        pair=line.pair,
+        kem_key=line.kem_key,
     )
     merkle.verify_inclusion(
         leaf=merkle.leaf_hash(leaf),
-        index=context.position(share.holder) - 1,
+        index=context.position(line.holder) - 1,
         size=context.n,
-        path=share.path,
+        path=line.path,
         root=proof.root,
-    )
-    check_share_hash(
-        Secret(share.share),
-        kx=proof.kx,
-        dealer=dealer,
-        holder=share.holder,
-        kind=kind,
-        expected=share.b_hash if kind is Opened.SEED else share.s_hash,
     )
 
 
@@ -145,13 +197,16 @@ def check_share_hash(share: Secret, *, kx: bytes, dealer: str, holder: str, kind
         raise VerificationFailed("share is not the one that was dealt", where=f"dealer {dealer}")
 
 
-def opens(ctx: bytes, site: str, kind: Opened, secret: Secret, *, commitment: bytes, mask_key: bytes) -> bool:
-    """Whether a secret is the one behind a site's commitment or public mask key."""
+def opens(context: RoundContext, kind: Opened, secret: Secret, advert: Advert) -> bool:
+    """Whether a secret is the one behind a site's commitment, or behind all its mask keys and the secrets of pairs."""
+    ctx, site = context.ctx(), advert.site
     if kind is Opened.SEED:
-        return hashes.commitment(ctx, site, secret.reveal()) == commitment
-    if key_agreement.clamp(secret.reveal()) != secret.reveal():
-        return False  # several scalars give one public key; only the clamped one counts, because R names it
-    return key_agreement.KeyPair(secret).public == mask_key
+        return hashes.commitment(ctx, site, secret.reveal()) == advert.commitment
+    keys = key_agreement.HybridPair.from_seed(secret, ctx=ctx, site=site)
+    return (keys.public, keys.kem_public) == (advert.mask_key, advert.mask_kem) and advert.pair_hashes == tuple(
+        hashes.pair_hash(ctx, site, peer, key_agreement.pair_secret(secret, ctx=ctx, site=site, peer=peer).reveal())
+        for peer in context.sites[context.position(site) :]
+    )
 
 
 def bitmap_of(chunks: Collection[int], total: int) -> bytes:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated, Final
 
+from security.crypto.key_agreement import BOX_BYTES, KEM_KEY_BYTES, PAIR_BYTES
 from security.crypto.ring import FRAME_BYTES
 from security.secagg.fields import (
     DIGEST,
@@ -28,7 +29,6 @@ from security.secagg.fields import (
 )
 from security.secagg.registry import Filing, Lengths, Sender, Shape, message
 
-BOX_BYTES = 12 + 2 * 32 + 16  # nonce, the two shares, tag
 MAX_BITMAP = 64 * 1024
 
 
@@ -81,15 +81,32 @@ class AbortCertificate(Wire):
     lines: Annotated[tuple[AbortLine, ...], Many(Nested(AbortLine))]
 
 
-@message(12, Sender.SITE, DataClass.PUBLIC_KEY, filing=Filing.ATTEMPT)
+KemKey = Annotated[bytes, Fixed(KEM_KEY_BYTES), DataClass.PUBLIC_KEY]
+
+
+@message(
+    12,
+    Sender.SITE,
+    DataClass.PUBLIC_KEY,
+    filing=Filing.ATTEMPT,
+    size=lambda shape: {"pair_hashes": [None] * shape.path},
+    mentions=lambda message: {"path": len(message.pair_hashes)},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advert(Wire):
-    """S1: a site's fresh keys for one attempt, the checkpoint of its privacy log, and a commitment to its ledger."""
+    """S1: a site's fresh keys for one attempt, the checkpoint of its privacy log, and a commitment to its ledger.
+
+    Mask keys and the secrets behind `pair_hashes`, one for each later member, come from the seed that is shared; share
+    keys do not.
+    """
 
     site: SiteId
     ctx: Digest
     mask_key: Key
+    mask_kem: KemKey
     share_key: Key
+    share_kem: KemKey
+    pair_hashes: Annotated[tuple[bytes, ...], Many(DIGEST)]
     commitment: Digest
     sequence: Annotated[int, Number(least=1)]
     log_size: Count
@@ -99,15 +116,24 @@ class Advert(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenedShare(Wire):
-    """One share that was released, with what ties it to the dealer's signed list."""
+class DealtLine(Wire):
+    """One line of a dealer's list, with the path to the root that it signed."""
 
     holder: SiteId
-    share: Annotated[bytes, DIGEST, DataClass.MASK_SHARE]
     b_hash: Digest
     s_hash: Digest
     box: Annotated[bytes, Bounded(BOX_BYTES), DataClass.SEALED_SHARE]
+    pair: Annotated[bytes, Bounded(PAIR_BYTES), DataClass.SEALED_SHARE]
+    kem_key: KemKey
     path: Annotated[tuple[bytes, ...], Many(DIGEST, limit=8)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedShare(Wire):
+    """One share that was released, with the line of its dealer."""
+
+    share: Annotated[bytes, DIGEST, DataClass.MASK_SHARE]
+    line: Annotated[DealtLine, Nested(DealtLine)]
 
 
 class Opened(IntEnum):
@@ -133,6 +159,21 @@ class FraudProof(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PairFraud(Wire):
+    """A dealer has sealed another secret for a later member than its advert names; shown by that member's opened seed.
+
+    There is no such proof against an honest dealer: it signed which key it sealed the secret to.
+    """
+
+    advert: Annotated[Advert, Nested(Advert)]
+    kx: Digest
+    root: Digest
+    deal_signature: Signature
+    seed: Annotated[bytes, DIGEST, DataClass.MASK_SHARE]
+    line: Annotated[DealtLine, Nested(DealtLine)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RepeatCertificate(Wire):
     """The only sum an earlier attempt can have is the one over this certified set; see the reuse rule (section 8)."""
 
@@ -142,6 +183,12 @@ class RepeatCertificate(Wire):
     roots: NamedRoots
     agreements: SignedList
     frauds: Annotated[tuple[FraudProof, ...], Many(Nested(FraudProof))]
+    pair_frauds: Annotated[tuple[PairFraud, ...], Many(Nested(PairFraud))]
+
+    @property
+    def cheats(self) -> set[str]:
+        """The dealers that a proof convicts."""
+        return {proof.advert.site for proof in self.frauds} | {proof.advert.site for proof in self.pair_frauds}
 
 
 def _bitmap(shape: Shape) -> Lengths:

@@ -68,6 +68,7 @@ class RoundContext(Wire):
     m: Count
     members: Annotated[tuple[CohortMember, ...], Many(Nested(CohortMember))]
     coordinator_cert: Digest
+    suite: SiteId
     repeats: Annotated[tuple[RepeatOf, ...], Many(Nested(RepeatOf), limit=64)]
     state_hash: Digest
     config_hash: Digest
@@ -122,10 +123,22 @@ def commitment(ctx: bytes, site: str, seed: bytes) -> bytes:
     return digest(labels.SELF_MASK_COMMITMENT, ctx, encoding.text(site), encoding.tlv(seed))
 
 
-def share_leaf(kx: bytes, *, dealer: str, holder: str, b_hash: bytes, s_hash: bytes, box: bytes) -> bytes:
-    """One line of a dealer's signed list: the two share hashes and the sealed box for one holder."""
+def pair_hash(ctx: bytes, site: str, peer: str, pair: bytes) -> bytes:
+    """Fixes what a site adds to the mask key of a later one, before either has sent it."""
+    return digest(labels.PAIR, ctx, encoding.text(site), encoding.text(peer), encoding.tlv(pair))
+
+
+def share_leaf(
+    kx: bytes, *, dealer: str, holder: str, b_hash: bytes, s_hash: bytes, box: bytes, pair: bytes, kem_key: bytes
+) -> bytes:
+    """One line of a dealer's signed list: the two share hashes and the sealed boxes for one holder.
+
+    :param pair: the box with the secret of the pair; empty for the dealer itself and members before it.
+    :param kem_key: the holder's key that the box is sealed to: the dealer answers for its choice.
+    """
     ends = encoding.text(dealer) + encoding.text(holder)
-    return digest(labels.SHARE_LEAF, kx, ends, b_hash, s_hash, hashlib.sha256(box).digest())
+    sealed = hashlib.sha256(box).digest() + hashlib.sha256(encoding.tlv(kem_key) + pair).digest()
+    return digest(labels.SHARE_LEAF, kx, ends, b_hash, s_hash, sealed)
 
 
 def _named(pairs: Sequence[tuple[str, bytes]]) -> bytes:
@@ -157,12 +170,13 @@ def result_digest(
     sum_root: bytes,
     seeds: Sequence[bytes],
     keys: Sequence[bytes],
+    pairs: Sequence[bytes],
     state_hash: bytes,
     movements: bytes = b"",
 ) -> bytes:
     """R: the sum, the secrets that were opened for it, the model that follows and how far its tensors have moved
     lately; links the next round to this one."""
-    opened = encoding.array(encoding.tlv(seed) for seed in seeds) + encoding.array(encoding.tlv(key) for key in keys)
+    opened = b"".join(encoding.array(map(encoding.tlv, kind)) for kind in (seeds, keys, pairs))
     return digest(labels.RESULT, kx, survivors, encoding.u64(verdict), sum_root, opened, state_hash, movements)
 
 

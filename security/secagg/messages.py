@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Annotated, Final
 
 from lazaret.errors import CodecError
+from security.crypto.key_agreement import BOX_BYTES, PAIR_BYTES
 from security.crypto.ring import FRAME_BYTES
 from security.secagg.certificates import (
-    BOX_BYTES,
     SHARE_BYTES,
     AbortCertificate,
     AbortCode,
@@ -48,6 +48,7 @@ from security.secagg.registry import Filing, Lengths, Sender, Shape, message
 MAX_PATH: Final = 32
 Path = Annotated[tuple[bytes, ...], Many(DIGEST, limit=MAX_PATH)]
 OpenedMasks = Annotated[tuple[bytes, ...], Many(DIGEST), DataClass.OPENED_MASK]
+OpenedPairs = Annotated[tuple[bytes, ...], Many(DIGEST, limit=128 * 128), DataClass.OPENED_MASK]
 Context = Annotated[RoundContext, Nested(RoundContext)]
 
 
@@ -116,24 +117,39 @@ class Adverts(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DealtShare(Wire):
-    """One line of a dealer's list; the box is empty for the dealer itself."""
+    """One line of a dealer's list; the box is empty for the dealer itself, the pair's box for members before it too."""
 
     b_hash: Digest
     s_hash: Digest
     box: Annotated[bytes, Bounded(BOX_BYTES), DataClass.SEALED_SHARE]
+    pair: Annotated[bytes, Bounded(PAIR_BYTES), DataClass.SEALED_SHARE]
 
     def __post_init__(self) -> None:
         Wire.__post_init__(self)
-        if len(self.box) not in (0, BOX_BYTES):
-            raise CodecError(f"a share box is empty or {BOX_BYTES} bytes", where="DealtShare.box")
+        if len(self.box) not in (0, BOX_BYTES) or len(self.pair) not in (0, PAIR_BYTES):
+            raise CodecError(f"boxes are empty, or {BOX_BYTES} and {PAIR_BYTES} bytes", where="DealtShare")
 
 
 def _boxes(shape: Shape) -> Lengths:
-    """A box for each other member of the cohort; none for the dealer itself."""
-    return {"shares": [{"box": 0 if member == shape.site else BOX_BYTES} for member in shape.cohort]}
+    """A box for each other member of the cohort, and the pair's secret for each one after the dealer. How many these
+    are does not follow from the size of the cohort, which is all that a log holds of it."""
+    later = len(shape.cohort) - shape.path
+    return {
+        "shares": [
+            {"box": 0 if member == shape.site else BOX_BYTES, "pair": PAIR_BYTES if at >= later else 0}
+            for at, member in enumerate(shape.cohort)
+        ]
+    }
 
 
-@message(14, Sender.SITE, DataClass.SEALED_SHARE, filing=Filing.ATTEMPT, size=_boxes)
+@message(
+    14,
+    Sender.SITE,
+    DataClass.SEALED_SHARE,
+    filing=Filing.ATTEMPT,
+    size=_boxes,
+    mentions=lambda message: {"path": sum(bool(line.pair) for line in message.shares)},
+)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shares(Wire):
     """S2: a share of the self-mask seed and of the mask key for each member, in the order of the members."""
@@ -198,12 +214,12 @@ class Accusation(Wire):
     Sender.BOTH,
     DataClass.MASK_SHARE,
     filing=Filing.ATTEMPT,
-    size=lambda shape: {"holder": len(shape.named)},
+    size=lambda shape: {"holder": len(shape.named), "pair": 32 * (shape.named.encode() > shape.site.encode())},
     mentions=lambda message: {"named": message.holder},
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disclosure(Wire):
-    """A dealer's answer to an accusation: the accuser's two shares, as anybody can check with the hashes it signed.
+    """A dealer's answer to an accusation: what its boxes should hold, as anybody can check with the hashes it signed.
 
     The coordinator passes it on to the accuser, which goes on with these shares.
     """
@@ -213,6 +229,7 @@ class Disclosure(Wire):
     holder: SiteId
     b_share: Annotated[bytes, Fixed(SHARE_BYTES), DataClass.MASK_SHARE]
     s_share: Annotated[bytes, Fixed(SHARE_BYTES), DataClass.MASK_SHARE]
+    pair: Annotated[bytes, Bounded(SHARE_BYTES), DataClass.MASK_SHARE]
     signature: Signature
 
 
@@ -313,6 +330,7 @@ class Result(Wire):
     sum_root: Digest
     seeds: OpenedMasks
     keys: OpenedMasks
+    pairs: OpenedPairs
     state_hash: Digest
     movements: Movements
     signature: Signature
@@ -411,8 +429,8 @@ class Abort(Wire):
     32,
     Sender.BOTH,
     DataClass.CONTROL,
-    size=lambda shape: {"advert": {"site": len(shape.named)}},
-    mentions=lambda message: {"named": message.advert.site},
+    size=lambda shape: {"advert": {"site": len(shape.named), "pair_hashes": [None] * shape.path}},
+    mentions=lambda message: {"named": message.advert.site, "path": len(message.advert.pair_hashes)},
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(Wire):

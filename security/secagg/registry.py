@@ -63,7 +63,7 @@ class Shape:
     :param cohort: the members of the attempt; empty outside of one.
     :param vector_bytes: length of the masked vector, from the layout.
     :param head_signatures: signatures on the log head that travels along: 1, or 2 at the change of an epoch.
-    :param path: hashes in a consistency proof, where the message has one.
+    :param path: hashes in a consistency proof, where the message has one; members after the sender, for its keys.
     :param epochs: epoch keys of the log that the message speaks of.
     :param frame: which frame of the vector, and the first one where there are more.
     :param frames: how many frames in a row, each a parcel: a vector is weighed as a whole.

@@ -50,7 +50,7 @@ MAX_PATH: Final = 63
 COSIGNATURE_BYTES: Final = 72
 MANIFEST_BYTES: Final = 4 * 1024 * 1024
 MAX_DECLINE: Final = 7 * 86_400
-MAX_PARCEL: Final = 1024 * 1024
+MAX_PARCEL: Final = 4 * 1024 * 1024
 LOG_SIGNATURE_BYTES: Final = 64
 _LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 

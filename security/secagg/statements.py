@@ -59,8 +59,8 @@ def accuse(kx: bytes, dealer: str) -> Statement:
     return Statement(labels.SIGN_ACCUSE, (kx, dealer.encode()))
 
 
-def disclose(kx: bytes, holder: str, b_share: bytes, s_share: bytes) -> Statement:
-    return Statement(labels.SIGN_DISCLOSE, (kx, holder.encode(), b_share, s_share))
+def disclose(kx: bytes, holder: str, b_share: bytes, s_share: bytes, pair: bytes) -> Statement:
+    return Statement(labels.SIGN_DISCLOSE, (kx, holder.encode(), b_share, s_share, pair))
 
 
 def upload(kx: bytes, deals: bytes, length: int, root: bytes) -> Statement:

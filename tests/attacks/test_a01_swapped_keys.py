@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import VerificationFailed
-from security.crypto.key_agreement import KeyPair
+from security.crypto.key_agreement import HybridPair
 from security.crypto.signing import SigningKey
 from security.rng import CountedRandomness
 from security.secagg import messages, statements
@@ -40,6 +40,7 @@ def between(run: EvilCoordinator) -> None:
         dealing.take_advert(one)
     for puppet in puppets:
         run.spoils.pairs |= {pair.public: pair for pair in (puppet.mask_pair, puppet.share_pair)}
+        run.spoils.mask_seeds[puppet.mask_pair.public] = puppet.mask_seed
         puppet.take_adverts(dealing.shown().adverts)
         dealing.take_shares(puppet.deal(randomness))
     for said in run.tell(VICTIM, dealing.shown()):
@@ -50,7 +51,7 @@ def between(run: EvilCoordinator) -> None:
 
 def test_a_key_of_the_coordinators_own_is_refused() -> None:
     run = evil()
-    made = KeyPair.generate(CountedRandomness(b"mine"))
+    made = HybridPair.generate(CountedRandomness(b"mine"))
     run.spoils.pairs[made.public] = made
 
     def swap(shown: messages.Adverts, site: str) -> messages.Adverts:

@@ -39,6 +39,8 @@ from tests.support.evil import (
 )
 from tests.support.spoils import correlation
 
+PAIR = Secret(bytes(32))
+
 
 def dead_updates(run: EvilCoordinator) -> dict[str, Words]:
     """What everybody but the victim sends: nothing, which the attacker knows beforehand."""
@@ -112,7 +114,7 @@ def summed(run: EvilCoordinator, updates: dict[str, Words], contexts: dict[str, 
     for name, words in updates.items():
         kx = hashes.key_transcript(contexts[name].ctx(), [pair.public for pair in pairs.values()])
         keys = {
-            peer: key_agreement.mask_key(pairs[name], pairs[peer].public, kx=kx, own_id=name, peer_id=peer)
+            peer: key_agreement.mask_key(pairs[name], pairs[peer].public, PAIR, kx=kx, own_id=name, peer_id=peer)
             for peer in updates
             if peer != name
         }

@@ -85,10 +85,10 @@ def test_a_copied_box_in_a_signed_list() -> None:
         stolen = run.said(messages.Shares, by=VICTIM)[-1].shares
         lines = list(message.shares)
         for at in (1, 2):
-            lines[at] = stolen[at]
-        root = deal_root(message.kx, site, list(run.sites), lines)
+            lines[at] = replace(lines[at], box=stolen[at].box)
         attempt = run.machine(site).burst.attempt
         assert attempt is not None
+        root = deal_root(message.kx, site, attempt.adverts, lines)
         attempt.own_root = root
         return replace(message, shares=tuple(lines), signature=run.signer(site).sign(statements.deal(message.kx, root)))
 

@@ -6,6 +6,7 @@ Sites "1" and "23", or "12" and "3": without lengths a share from one pair would
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,9 @@ NAMES = ["1", "12", "123", "2", "23", "3"]
 KX = bytes(32)
 
 
+LINE: Any = {"b_hash": KX, "s_hash": KX, "box": b"", "pair": b"", "kem_key": KX}
+
+
 def all_bytes() -> list[tuple[str, bytes]]:
     """Everything that names two sites, for every pair of names."""
     share = Secret(bytes(32))
@@ -34,7 +38,8 @@ def all_bytes() -> list[tuple[str, bytes]]:
         pair = f"{one}/{other}"
         found += [
             (f"share {pair}", shamir.share_hash(share, kx=KX, dealer=one, holder=other, kind="b")),
-            (f"leaf {pair}", hashes.share_leaf(KX, dealer=one, holder=other, b_hash=KX, s_hash=KX, box=b"")),
+            (f"leaf {pair}", hashes.share_leaf(KX, dealer=one, holder=other, **LINE)),
+            (f"pair {pair}", hashes.pair_hash(KX, one, other, KX)),
             (f"accuse {pair}", signing.statement(b"accuse\0", one, KX, other.encode())),
             (f"fields {pair}", signing.statement(b"two\0", "s", one.encode(), other.encode())),
             (f"names {pair}", hashes.deals_digest(KX, [(one, other.encode())])),

@@ -90,7 +90,7 @@ def test_keys_that_everybody_must_refuse_count_as_missing(how: str) -> None:
 
 def test_keys_of_small_order_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted as there, such a key makes every honest site abort, and its sender is never missed."""
-    monkeypatch.setattr(key_agreement, "require_usable", lambda *_: None)
+    monkeypatch.setattr(key_agreement, "require_usable", lambda *_, **__: None)
     run = slow_world()
     useless_advert(run, USELESS["a key of small order"])
     (outcome,) = rounds(run, 1)

@@ -67,6 +67,7 @@ def test_an_answer_to_nobody_changes_nothing() -> None:
             holder=message.holder,
             b_share=bytes(32),
             s_share=message.s_share,
+            pair=message.pair,
             signature=message.signature,
         )
         return [forged, message]

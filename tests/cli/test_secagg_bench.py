@@ -12,6 +12,7 @@ KEYS = {
     "site_mask_over_floor",
     "coordinator_unmask_over_floor",
     "upload_bytes_over_vector",
+    "keys_bytes_per_site",
     "coordinator_peak_over_vector",
     "exact",
     "site_merkle_ms",
@@ -34,6 +35,8 @@ def test_a_small_bench(sites: int, dropouts: int) -> None:
     assert figures["exact"] is True
     assert figures["masked_p_value"] > 1e-9 > figures["unmasked_p_value"]
     assert 1 < figures["upload_bytes_over_vector"] < 1.01
+    # Two ML-KEM keys, and two ciphertexts for each other site.
+    assert 2 * 1184 + (sites - 1) * 1088 < figures["keys_bytes_per_site"] < 3000 + sites * 2500
     # Two vectors of the model, one sum, and what Python needs; the uploads are on disk.
     assert figures["coordinator_peak_mib"] < 100
 

@@ -175,9 +175,10 @@ def test_masks_come_off_exactly_the_sum_of_the_survivors(
     kx = randomness.bytes(32)
     pairs = {name: KeyPair.generate(randomness) for name in names}
     own = {name: Secret(randomness.bytes(32)) for name in names}
+    added = Secret(randomness.bytes(32))
 
     def key(one: str, other: str) -> Secret:
-        return key_agreement.mask_key(pairs[one], pairs[other].public, kx=kx, own_id=one, peer_id=other)
+        return key_agreement.mask_key(pairs[one], pairs[other].public, added, kx=kx, own_id=one, peer_id=other)
 
     ring = Ring(bits)
     total = Accumulator(words, ring)

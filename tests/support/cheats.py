@@ -25,7 +25,7 @@ def bad_box(run: EvilCoordinator, liar: str, victims: Iterable[str] | None = Non
             replace(line, box=bytes(len(line.box))) if name in named and line.box else line
             for name, line in zip(sites, message.shares, strict=True)
         ]
-        root = attempt.own_root = deal_root(message.kx, site, sites, lines)
+        root = attempt.own_root = deal_root(message.kx, site, attempt.adverts, lines)
         signature = run.signer(site).sign(statements.deal(message.kx, root))
         return replace(message, shares=tuple(lines), signature=signature)
 
@@ -42,7 +42,7 @@ def wrong_answer(run: EvilCoordinator, liar: str) -> None:
 
     def forge(message: messages.Disclosure, site: str) -> messages.Disclosure:
         zero = bytes(32)
-        signature = run.signer(site).sign(statements.disclose(message.kx, message.holder, zero, zero))
+        signature = run.signer(site).sign(statements.disclose(message.kx, message.holder, zero, zero, message.pair))
         return replace(message, b_share=zero, s_share=zero, signature=signature)
 
     run.change(messages.Disclosure, forge, by=liar)

@@ -129,6 +129,7 @@ class EvilCoordinator(RecordedFederation):
         if name in self.colluders and (attempt := self.sites[name].machine.burst.attempt) is not None:
             for pair in (attempt.mask_pair, attempt.share_pair):
                 self.spoils.pairs[pair.public] = pair
+            self.spoils.mask_seeds[attempt.advert.mask_key] = attempt.mask_seed
             self.spoils.seeds[attempt.advert.commitment] = attempt.seed
         super()._do_site(name, effects)
 

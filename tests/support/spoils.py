@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from security.crypto import aead, key_agreement, prg, shamir
-from security.crypto.key_agreement import KeyPair
+from lazaret.errors import VerificationFailed
+from security.crypto import key_agreement, prg, shamir
+from security.crypto.key_agreement import HybridPair
 from security.crypto.prg import Words
 from security.secagg import context as hashes
 from security.secagg import messages
@@ -30,7 +31,8 @@ class Spoils:
         self.lists: dict[tuple[bytes, str], list[messages.Shares]] = {}
         self.frames: dict[tuple[bytes, str], dict[int, bytes]] = {}
         self.shares: dict[tuple[bytes, str, str], dict[int, Secret]] = {}
-        self.pairs: dict[bytes, KeyPair] = {}  # by public key: those of colluders, and those the attacker made
+        self.pairs: dict[bytes, HybridPair] = {}  # by public key: those of colluders, and those the attacker made
+        self.mask_seeds: dict[bytes, Secret] = {}  # by public mask key
         self.seeds: dict[bytes, Secret] = {}  # by commitment
         self.inputs: dict[tuple[int, str], Words] = {}
 
@@ -76,10 +78,10 @@ class Spoils:
                 pair = self.pairs.get(advert.share_key)
                 if pair is None or advert.site == dealer:
                     continue
-                key = key_agreement.share_key(pair, keys[dealer], kx=kx, source=dealer, destination=advert.site)
                 for shares in made:
                     box = shares.shares[position - 1].box
-                    both = aead.open_box(key, box, kx=kx, source=dealer, destination=advert.site).reveal()
+                    ends = {"source": dealer, "destination": advert.site}
+                    both = key_agreement.open_shares(pair, keys[dealer], box, kx=kx, **ends).reveal()
                     for kind, part in (("b", both[:SHARE_BYTES]), ("s", both[SHARE_BYTES:])):
                         self.shares.setdefault((kx, dealer, kind), {})[position] = Secret(part)
 
@@ -96,12 +98,33 @@ class Spoils:
         known = self.seeds.get(advert.commitment)
         return known if known is not None else self._secret(kx, advert.site, "b")
 
-    def _pair(self, kx: bytes, advert: Advert) -> KeyPair | None:
+    def _mask_seed(self, kx: bytes, advert: Advert) -> Secret | None:
+        known = self.mask_seeds.get(advert.mask_key)
+        return known if known is not None else self._secret(kx, advert.site, "s")
+
+    def _pair(self, kx: bytes, advert: Advert) -> HybridPair | None:
         known = self.pairs.get(advert.mask_key)
         if known is not None:
             return known
-        opened = self._secret(kx, advert.site, "s")
-        return None if opened is None else KeyPair(opened)
+        opened = self._mask_seed(kx, advert)
+        return None if opened is None else HybridPair.from_seed(opened, ctx=self.views[kx][0], site=advert.site)
+
+    def _added(self, kx: bytes, one: Advert, other: Advert) -> Secret | None:
+        """r_ij of two sites: from the seed of the first, or from what it has sealed for the second."""
+        first, second = sorted((one, other), key=lambda advert: advert.site.encode())
+        ctx, _ = self.views[kx]
+        seed = self._mask_seed(kx, first)
+        if seed is not None:
+            return key_agreement.pair_secret(seed, ctx=ctx, site=first.site, peer=second.site)
+        keys = self._pair(kx, second)
+        at = self.contexts[ctx].position(second.site) - 1
+        for shares in self.lists.get((kx, first.site), []) if keys is not None else []:
+            try:
+                box, ends = shares.shares[at].pair, {"source": first.site, "destination": second.site}
+                return key_agreement.open_pair(keys, box, kx=kx, **ends)  # type: ignore[arg-type]
+            except VerificationFailed:
+                continue
+        return None
 
     def upload(self, kx: bytes, site: str) -> Words | None:
         frames = self.frames.get((kx, site), {})
@@ -126,12 +149,13 @@ class Spoils:
             own, other = pairs[site], pairs[peer]
             if peer == site:
                 continue
-            if own is None and other is None:
+            added = self._added(kx, adverts[site], adverts[peer])
+            if (own is None and other is None) or added is None:
                 left.add(peer)
                 continue
             ends = (own, adverts[peer].mask_key) if own is not None else (other, adverts[site].mask_key)
             assert ends[0] is not None
-            key = key_agreement.mask_key(ends[0], ends[1], kx=kx, own_id=site, peer_id=peer)
+            key = key_agreement.mask_key(ends[0], ends[1], added, kx=kx, own_id=site, peer_id=peer)
             (subtract if peer.encode() > site.encode() else add).append(key)
         prg.apply_streams(words, add=add, subtract=subtract)
         self.layout.ring.wrap(words)

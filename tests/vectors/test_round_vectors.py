@@ -8,16 +8,18 @@ import numpy as np
 import pytest
 from test_vectors import Case, Replay, refuses, secret, topic, unhex
 
-from security.crypto import aead, key_agreement, masking, merkle, shamir
-from security.crypto.key_agreement import KeyPair
+from security.crypto import key_agreement, masking, merkle, shamir
+from security.crypto.key_agreement import HybridPair, KeyPair
 from security.crypto.masking import Accumulator, OpenedMasks, SiteMasks
 from security.crypto.ring import Ring
 from security.log import uniformity
+from security.secagg import certificate_checks, fixed_point
 from security.secagg import context as contexts
-from security.secagg import fixed_point
-from security.secagg.certificates import Advert
+from security.secagg.certificates import Advert, Opened
 from security.secagg.context import CohortMember, RepeatOf, RoundContext
+from security.secagg.coordinator.unmasking import OpenedByQuorum
 from security.secagg.layout import Layout
+from security.secagg.site.result_checks import opened_masks
 from security.secagg.state import next_state, state_hash
 
 ROUNDS = topic("rounds")
@@ -30,7 +32,7 @@ def context_of(case: Case) -> RoundContext:
         RepeatOf(ctx=unhex(r["ctx"]), survivors=unhex(r["survivors"])) for r in told["repeats"]
     )
     for name, value in told.items():
-        if isinstance(value, str) and name not in ("federation", "run"):
+        if isinstance(value, str) and name not in ("federation", "run", "suite"):
             told[name] = unhex(value)
     return RoundContext(**told)
 
@@ -40,15 +42,29 @@ def advert_of(party: Case) -> Advert:
         name: unhex(value) if isinstance(value, str) and name != "site" else value
         for name, value in party["advert"].items()
     }
+    told["pair_hashes"] = tuple(unhex(value) for value in told["pair_hashes"])
     return Advert(**told, signature=bytes(64))
 
 
+def mask_pair(case: Case, party: Case) -> HybridPair:
+    return HybridPair.from_seed(secret(party["mask_seed"]), ctx=unhex(case["ctx"]), site=party["site"])
+
+
+def pair_of(case: Case, one: Case, other: Case) -> Any:
+    """r_ij as the later of the two gets it: from the box that the earlier one sealed."""
+    first, second = sorted((one, other), key=lambda party: party["site"].encode())
+    box = unhex(first["deal"]["pairs"][second["site"]])
+    ends = {"source": first["site"], "destination": second["site"]}
+    return key_agreement.open_pair(mask_pair(case, second), box, kx=unhex(case["kx"]), **ends)
+
+
 def pair_keys(case: Case, party: Case) -> dict[str, Any]:
-    own = KeyPair(secret(party["mask_scalar"]))
+    own = mask_pair(case, party)
     return {
         peer["site"]: key_agreement.mask_key(
             own,
             unhex(peer["advert"]["mask_key"]),
+            pair_of(case, party, peer),
             kx=unhex(case["kx"]),
             own_id=party["site"],
             peer_id=peer["site"],
@@ -70,7 +86,9 @@ def test_context_and_keys(case: Case) -> None:
     assert ctx.hex() == case["ctx"]
     adverts = [advert_of(party) for party in case["parties"]]
     for party, advert in zip(case["parties"], adverts, strict=True):
-        assert KeyPair(secret(party["mask_scalar"])).public == advert.mask_key
+        assert certificate_checks.opens(context, Opened.MASK_KEY, secret(party["mask_seed"]), advert)
+        assert certificate_checks.opens(context, Opened.SEED, secret(party["seed"]), advert)
+        assert share_pair(party).kem_public == advert.share_kem
         assert contexts.commitment(ctx, party["site"], unhex(party["seed"])) == advert.commitment
     assert contexts.key_transcript(ctx, [advert.body() for advert in adverts]).hex() == case["kx"]
 
@@ -81,7 +99,7 @@ def test_deals(case: Case) -> None:
     roots = []
     for dealer in case["parties"]:
         shares = {}
-        for kind, secret_name in (("b", "seed"), ("s", "mask_scalar")):
+        for kind, secret_name in (("b", "seed"), ("s", "mask_seed")):
             drawn = Replay(unhex("".join(dealer["deal"]["coefficients"][kind])))
             holders = len(case["parties"])
             shares[kind] = shamir.split(secret(dealer[secret_name]), threshold=t, holders=holders, randomness=drawn)
@@ -90,7 +108,9 @@ def test_deals(case: Case) -> None:
             ends = {"kx": kx, "dealer": dealer["site"], "holder": holder["site"]}
             hashes = {f"{kind}_hash": shamir.share_hash(shares[kind][index], **ends, kind=kind) for kind in ("b", "s")}
             box = unhex(dealer["deal"]["boxes"][holder["site"]])
-            leaves.append(merkle.leaf_hash(contexts.share_leaf(**ends, **hashes, box=box)))
+            sealed = {"pair": unhex(dealer["deal"]["pairs"][holder["site"]])}
+            sealed["kem_key"] = unhex(holder["advert"]["mask_kem"])
+            leaves.append(merkle.leaf_hash(contexts.share_leaf(**ends, **hashes, box=box, **sealed)))
             if holder is not dealer:
                 both = shares["b"][index].reveal() + shares["s"][index].reveal()
                 assert open_box(case, dealer, holder) == both
@@ -103,9 +123,14 @@ def test_deals(case: Case) -> None:
 def open_box(case: Case, dealer: Case, holder: Case) -> bytes:
     kx = unhex(case["kx"])
     ends = {"source": dealer["site"], "destination": holder["site"]}
-    own = KeyPair(secret(holder["share_scalar"]))
-    key = key_agreement.share_key(own, unhex(dealer["advert"]["share_key"]), kx=kx, **ends)
-    return aead.open_box(key, unhex(dealer["deal"]["boxes"][holder["site"]]), kx=kx, **ends).reveal()
+    box = unhex(dealer["deal"]["boxes"][holder["site"]])
+    return key_agreement.open_shares(
+        share_pair(holder), unhex(dealer["advert"]["share_key"]), box, kx=kx, **ends
+    ).reveal()
+
+
+def share_pair(party: Case) -> HybridPair:
+    return HybridPair(secret(party["share_scalar"]), secret(party["share_kem_seed"]))
 
 
 def masked(case: Case, layout: Layout, party: Case) -> Any:
@@ -147,10 +172,32 @@ def test_masks_sum_and_result(case: Case) -> None:
         verdict=outcome.verdict,
         sum_root=masking.vector_root(ring.pack(total.total)),
         seeds=[unhex(party["seed"]) for party in alive],
-        keys=[unhex(party["mask_scalar"]) for party in gone],
+        keys=[unhex(party["mask_seed"]) for party in gone],
+        pairs=[unhex(pair) for pair in case["opened_pairs"]],
         state_hash=state_hash(outcome.state),
     )
     assert made.hex() == case["result"]
+
+
+@pytest.mark.parametrize("case", ROUNDS)
+def test_masks_of_the_lost_follow_from_opened_secrets(case: Case) -> None:
+    """What sites and coordinator take off a sum is what the lost had put on: from seeds and the secrets of pairs."""
+    gone = set(case["dropped"])
+    adverts = tuple(advert_of(party) for party in case["parties"])
+    opened = OpenedByQuorum(
+        adverts=adverts,
+        seeds=tuple(unhex(party["seed"]) for party in case["parties"] if party["site"] not in gone),
+        keys=tuple(unhex(party["mask_seed"]) for party in case["parties"] if party["site"] in gone),
+        pairs=tuple(unhex(pair) for pair in case["opened_pairs"]),
+    )
+    alive = [party["site"] for party in case["parties"] if party["site"] not in gone]
+    layout = Layout.from_dict(case["layout"])
+    total = Accumulator(layout.words, layout.ring)
+    for party in case["parties"]:
+        if party["site"] not in gone:
+            total.add(0, unhex(party["upload"]))
+    total.unmask(opened_masks(context_of(case), unhex(case["kx"]), alive, opened))
+    assert layout.ring.pack(total.total).tobytes().hex() == case["sum"]
 
 
 @pytest.mark.parametrize("case", topic("contexts"))
@@ -174,7 +221,9 @@ def test_two_model_hashes_give_noise(same_model: bool) -> None:
     for name in names:
         kx = b"\1" * 32 if same_model or name != "c" else b"\2" * 32
         keys = {
-            peer: key_agreement.mask_key(pairs[name], pairs[peer].public, kx=kx, own_id=name, peer_id=peer)
+            peer: key_agreement.mask_key(
+                pairs[name], pairs[peer].public, secret("bb" * 32), kx=kx, own_id=name, peer_id=peer
+            )
             for peer in names
             if peer != name
         }

@@ -16,7 +16,7 @@ from test_reference import published
 from lazaret.errors import ToolkitError
 from security import labels
 from security.crypto import aead, key_agreement, prg, shamir
-from security.crypto.key_agreement import KeyPair
+from security.crypto.key_agreement import HybridPair, KeyPair
 from security.crypto.signing import SigningKey, VerifyKey, statement
 from security.secagg import fixed_point
 from security.secagg.context import SumVerdict
@@ -88,12 +88,23 @@ def test_keys(case: Case) -> None:
     kx = unhex(case["kx"])
     assert [one.public.hex(), other.public.hex()] == case["publics"]
     assert [one.scalar.reveal().hex(), other.scalar.reveal().hex()] == case["clamped"]
+    pair = secret(case["pair"])
     for own, peer, own_id, peer_id in ((one, other, a, b), (other, one, b, a)):
-        key = key_agreement.mask_key(own, peer.public, kx=kx, own_id=own_id, peer_id=peer_id)
+        key = key_agreement.mask_key(own, peer.public, pair, kx=kx, own_id=own_id, peer_id=peer_id)
         assert key.reveal().hex() == case["mask_key"]
-        there = key_agreement.share_key(own, peer.public, kx=kx, source=a, destination=b)
-        back = key_agreement.share_key(own, peer.public, kx=kx, source=b, destination=a)
-        assert [there.reveal().hex(), back.reveal().hex()] == case["share_keys"]
+    receiver = HybridPair(secret(case["scalars"][1]), secret(case["kem_seed"]))
+    assert receiver.kem_public.hex() == case["kem_public"]
+    assert receiver.decapsulate(unhex(case["ciphertext"])).reveal().hex() == case["encapsulated"]
+    assert receiver.decapsulate(unhex(case["bent"])).reveal().hex() == case["rejected"]
+    plain = key_agreement.open_shares(receiver, one.public, unhex(case["box"]), kx=kx, source=a, destination=b)
+    assert plain.reveal().hex() == case["plain"]
+    seed = secret(case["seed"])
+    derived = HybridPair.from_seed(seed, ctx=kx, site=a)
+    assert (derived.scalar.reveal().hex(), derived.kem_public.hex()) == (
+        case["mask_seed_scalar"],
+        case["mask_seed_kem"],
+    )
+    assert key_agreement.pair_secret(seed, ctx=kx, site=a, peer=b).reveal().hex() == case["mask_seed_pair"]
     assert key_agreement.self_mask_key(secret(case["seed"]), kx=kx, site=a).reveal().hex() == case["self_mask_key"]
 
 

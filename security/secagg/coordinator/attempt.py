@@ -153,6 +153,7 @@ class CoordinatorAttempt:
             roots=tuple(NamedRoot(site=line.site, root=line.root) for line in self.survivors.uploads),
             agreements=self.quorum.agreements,
             frauds=tuple(self.opening.frauds) if self.opening else (),
+            pair_frauds=tuple(self.opening.pair_frauds) if self.opening else (),
         )
 
     # Small steps.
@@ -339,12 +340,12 @@ class CoordinatorAttempt:
             raise RemoteProtocolError("nothing to open")
         secrets = self.opening.open()
         if secrets is None:
-            blamed = tuple(Blamed(fraud.advert.site, "fraud") for fraud in self.opening.frauds)
+            blamed = tuple(Blamed(site, "fraud") for site in self.opening.cheats)
             return (*blamed, *self._over(_E.FRAUD, "a dealer's shares are wrong"))
         layout, survivors = self.core.policy.layout, self.opening.survivors
         total = self.uploads.sum
-        adverts = [self.dealing.adverts[site] for site in self.context.sites]
-        total.unmask(opened_masks(self.dealing.kx, adverts, survivors, *secrets), workers=self.core.workers)
+        masks = opened_masks(self.context, self.dealing.kx, survivors, secrets)
+        total.unmask(masks, workers=self.core.workers)
         rule, known, k = self.core.policy.movement, self.core.movements, len(survivors)
         outcome = states.next_state(layout, self.model, total.total, survivors=k, rule=rule, movements=known)
         root = masking.words_root(total.total, layout.ring)

@@ -65,14 +65,16 @@ class Disputes:
         dealing, holder = self._dealing, message.holder
         if message.kx != dealing.kx:
             raise VerificationFailed("answer is of another attempt", where=f"site {message.site}")
-        said = statements.disclose(message.kx, holder, message.b_share, message.s_share)
+        said = statements.disclose(message.kx, holder, message.b_share, message.s_share, message.pair)
         statements.verify(self._core.policy.entry(message.site), said, message.signature)
         if over or (holder, message.site) not in self.open:
             return ()
         line = dealing.shares[message.site].shares[dealing.context.position(holder) - 1]
         shares = Secret(message.b_share), Secret(message.s_share)
+        pair = Secret(message.pair) if message.pair else None
         try:
             dispute_checks.check_dealt_shares(shares, line, kx=dealing.kx, dealer=message.site, holder=holder)
+            dispute_checks.check_pair(dealing.context, dealing.adverts[message.site], holder, pair)
         except VerificationFailed as error:
             raise WrongAnswer(error.message, where=error.where) from error
         self.settle(message)

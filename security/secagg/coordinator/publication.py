@@ -24,6 +24,7 @@ from security.secagg.effects import Advanced, Effects, Persist, SaveState, Send,
 from security.secagg.layout import Layout
 from security.secagg.messages import ChunkRequest, Quorum, Result, SumFrame, Survivors
 from security.secagg.site import result_checks
+from security.secagg.site.result_checks import OpenedSecrets
 from security.secagg.statements import Signer
 
 
@@ -32,7 +33,7 @@ def build_result(
     dealing: Dealing,
     survivors: Survivors,
     quorum: Quorum,
-    secrets: tuple[tuple[bytes, ...], tuple[bytes, ...]],
+    secrets: OpenedSecrets,
     *,
     sum_root: bytes,
     outcome: states.SumOutcome,
@@ -40,14 +41,15 @@ def build_result(
     """C5, signed."""
     unsigned = Result(
         context=dealing.context,
-        adverts=tuple(dealing.adverts[site] for site in dealing.context.sites),
+        adverts=secrets.adverts,
         deals=dealing.deals,
         uploads=tuple(NamedRoot(site=line.site, root=line.root) for line in survivors.uploads),
         agreements=quorum.agreements,
         verdict=int(outcome.verdict),
         sum_root=sum_root,
-        seeds=secrets[0],
-        keys=secrets[1],
+        seeds=secrets.seeds,
+        keys=secrets.keys,
+        pairs=secrets.pairs,
         state_hash=outcome.state_hash,
         movements=outcome.movements,
         signature=bytes(64),

@@ -196,7 +196,7 @@ class CoordinatorRound:
         return aborts, repeats
 
     def _repeated_set(self, repeats: list[RepeatCertificate], ready: Collection[str]) -> list[str]:
-        cheats = {fraud.advert.site for repeat in repeats for fraud in repeat.frauds}
+        cheats = {site for repeat in repeats for site in repeat.cheats}
         sets = [{line.site for line in repeat.roots} - cheats for repeat in repeats]
         if any(found != sets[0] for found in sets) or not sets[0] <= set(ready):
             raise RoundLost("the certified set cannot be repeated", where=f"round {self.start.round}")
@@ -246,6 +246,7 @@ class CoordinatorRound:
             m=sizes.m,
             members=tuple(CohortMember(site=site, cert=policy.entry(site).cert) for site in cohort),
             coordinator_cert=policy.coordinator.cert,
+            suite=policy.suite,
             repeats=tuple(RepeatOf(ctx=repeat.ctx, survivors=survivors[repeat.ctx]) for repeat in repeats),
             state_hash=start.state_hash,
             config_hash=start.config_hash,

@@ -7,14 +7,28 @@ only sealed one answer for one set.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from lazaret.errors import VerificationFailed
 from security.crypto import shamir
+from security.crypto.key_agreement import HybridPair
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, statements
-from security.secagg.certificates import FraudProof, Opened, OpenedShare
+from security.secagg.certificates import Advert, DealtLine, FraudProof, Opened, OpenedShare, PairFraud
 from security.secagg.coordinator.uploads import Dealing
 from security.secagg.messages import Unmask
+from security.secagg.site import result_checks
 from security.secrets import Secret
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedByQuorum:
+    """The secrets that t shares have opened: everything that takes the masks off the sum."""
+
+    adverts: tuple[Advert, ...]
+    seeds: tuple[bytes, ...]
+    keys: tuple[bytes, ...]
+    pairs: tuple[bytes, ...]
 
 
 class Opening:
@@ -32,6 +46,7 @@ class Opening:
         self._digest = digest
         self.replies: dict[str, Unmask] = {}
         self.frauds: list[FraudProof] = []
+        self.pair_frauds: list[PairFraud] = []
 
     def _kind(self, dealer: str) -> Opened:
         return Opened.SEED if dealer in self.survivors else Opened.MASK_KEY
@@ -63,25 +78,72 @@ class Opening:
         self.replies[site] = message
         return len(self.replies) >= self._context.t
 
-    def open(self) -> tuple[tuple[bytes, ...], tuple[bytes, ...]] | None:
+    @property
+    def cheats(self) -> list[str]:
+        """The dealers against which there is a proof."""
+        adverts = [proof.advert for proof in self.frauds] + [proof.advert for proof in self.pair_frauds]
+        return sorted({advert.site for advert in adverts})
+
+    def open(self) -> OpenedByQuorum | None:
         """Seeds of the survivors and keys of the dropouts, in order; None if there is a proof against a dealer."""
         # Any t shares give the same secret; exactly t, because a fraud proof has exactly t.
         holders = sorted(self.replies)[: self._context.t]
         opened = {dealer: self._open_one(dealer, holders) for dealer in self._context.sites}
         if self.frauds:
             return None
-        seeds = tuple(opened[site] for site in self._context.sites if site in self.survivors)
-        keys = tuple(opened[site] for site in self._context.sites if site not in self.survivors)
-        return seeds, keys
+        adverts = tuple(self._dealing.adverts[site] for site in self._context.sites)
+        pairs = [
+            self._open_pair(dealer, gone, Secret(opened[gone.site]))
+            for dealer, gone in result_checks.earlier_survivors(adverts, self.survivors)
+        ]
+        if self.pair_frauds:
+            return None
+        return OpenedByQuorum(
+            adverts=adverts,
+            seeds=tuple(opened[site] for site in self._context.sites if site in self.survivors),
+            keys=tuple(opened[site] for site in self._context.sites if site not in self.survivors),
+            pairs=tuple(pairs),
+        )
+
+    def _open_pair(self, dealer: Advert, gone: Advert, seed: Secret) -> bytes:
+        """What a survivor has sealed for a later dropout, with the dropout's key."""
+        context, kx = self._context, self._dealing.kx
+        keys = HybridPair.from_seed(seed, ctx=context.ctx(), site=gone.site)
+        box = self._dealing.shares[dealer.site].shares[context.position(gone.site) - 1].pair
+        found = certificate_checks.sealed_pair(context, dealer, keys, box, kx=kx, holder=gone.site)
+        if found is None:
+            # The dropout never saw it, or it would have accused the dealer: here is the proof in its place.
+            self.pair_frauds.append(
+                PairFraud(
+                    advert=dealer,
+                    kx=kx,
+                    root=self._dealing.roots[dealer.site],
+                    deal_signature=self._dealing.shares[dealer.site].signature,
+                    seed=seed.reveal(),
+                    line=self._line(dealer.site, gone.site),
+                )
+            )
+            return b""
+        return found.reveal()
+
+    def _line(self, dealer: str, holder: str) -> DealtLine:
+        line = self._dealing.shares[dealer].shares[self._context.position(holder) - 1]
+        return DealtLine(
+            holder=holder,
+            b_hash=line.b_hash,
+            s_hash=line.s_hash,
+            box=line.box,
+            pair=line.pair,
+            kem_key=self._dealing.adverts[holder].mask_kem,
+            path=self._dealing.path(dealer, holder),
+        )
 
     def _open_one(self, dealer: str, holders: list[str]) -> bytes:
         at = self._context.position(dealer) - 1
         shares = {self._context.position(holder): Secret(self.replies[holder].shares[at]) for holder in holders}
         secret = shamir.join(shares, threshold=self._context.t)
         advert, kind = self._dealing.adverts[dealer], self._kind(dealer)
-        if not certificate_checks.opens(
-            self._dealing.ctx, dealer, kind, secret, commitment=advert.commitment, mask_key=advert.mask_key
-        ):
+        if not certificate_checks.opens(self._context, kind, secret, advert):
             # All shares are those that were dealt, so the dealer shared another secret than it committed to.
             self.frauds.append(self._proof(dealer, holders, kind))
         return secret.reveal()
@@ -89,7 +151,6 @@ class Opening:
     def _proof(self, dealer: str, holders: list[str], kind: Opened) -> FraudProof:
         """Everything that a site needs to check it: the dealer's advert, its signed root, and t of its shares."""
         dealing, at = self._dealing, self._context.position(dealer) - 1
-        lines = {holder: dealing.shares[dealer].shares[self._context.position(holder) - 1] for holder in holders}
         return FraudProof(
             advert=dealing.adverts[dealer],
             kx=dealing.kx,
@@ -97,14 +158,7 @@ class Opening:
             deal_signature=dealing.shares[dealer].signature,
             kind=kind,
             shares=tuple(
-                OpenedShare(
-                    holder=holder,
-                    share=self.replies[holder].shares[at],
-                    b_hash=line.b_hash,
-                    s_hash=line.s_hash,
-                    box=line.box,
-                    path=dealing.path(dealer, holder),
-                )
-                for holder, line in lines.items()
+                OpenedShare(share=self.replies[holder].shares[at], line=self._line(dealer, holder))
+                for holder in holders
             ),
         )

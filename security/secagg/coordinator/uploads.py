@@ -130,7 +130,11 @@ class Dealing:
             return None
         # Refused here, because the sites would refuse it: otherwise its sender could stall every attempt unnoticed.
         checks.check_advert_keys([*self.adverts.values(), advert])
-        key_agreement.require_usable(advert.mask_key, advert.share_key)
+        key_agreement.require_usable(
+            advert.mask_key, advert.share_key, kems=(advert.mask_kem, advert.share_kem)
+        )
+        if len(advert.pair_hashes) != self.context.n - self.context.position(advert.site):
+            raise VerificationFailed("advert has no hash for each later member", where=f"site {advert.site}")
         self.adverts[advert.site] = advert
         if len(self.adverts) < self.context.n:
             return None
@@ -149,10 +153,13 @@ class Dealing:
     def take_shares(self, shares: Shares) -> tuple[Shares, ...] | None:
         """Take S2; returns all of them in order once they are complete."""
         site = shares.site
+        at = self.context.position(site) - 1
         empty = [index for index, share in enumerate(shares.shares) if not share.box]
-        if shares.kx != self.kx or len(shares.shares) != self.context.n or empty != [self.context.position(site) - 1]:
+        paired = [index for index, share in enumerate(shares.shares) if share.pair]
+        fits = len(shares.shares) == self.context.n and empty == [at] and paired == [*range(at + 1, self.context.n)]
+        if shares.kx != self.kx or not fits:
             raise VerificationFailed("share list does not fit the cohort", where=f"site {site}")
-        root = deal_root(self.kx, site, self.context.sites, shares.shares)
+        root = deal_root(self.kx, site, [self.adverts[name] for name in self.context.sites], shares.shares)
         statements.verify(self._policy.entry(site), statements.deal(self.kx, root), shares.signature)
         known = self.shares.get(site)
         if known is not None and known != shares:
@@ -166,8 +173,8 @@ class Dealing:
 
     def fix_shares(self, ordered: tuple[Shares, ...]) -> None:
         self.shares = {shares.site: shares for shares in ordered}
-        sites = self.context.sites
-        self._trees = {s.site: merkle.Tree(deal_leaves(self.kx, s.site, sites, s.shares)) for s in ordered}
+        holders = [self.adverts[site] for site in self.context.sites]
+        self._trees = {s.site: merkle.Tree(deal_leaves(self.kx, s.site, holders, s.shares)) for s in ordered}
         self.roots = {site: tree.root() for site, tree in self._trees.items()}
         self.deals = hashes.deals_digest(self.kx, [(site, self.roots[site]) for site in self.context.sites])
 

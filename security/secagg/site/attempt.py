@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 from lazaret.errors import RemoteProtocolError, ToolkitError, VerificationFailed
 from security.clock import Clock
-from security.crypto import aead, key_agreement, masking, merkle, shamir
-from security.crypto.key_agreement import KeyPair
+from security.crypto import key_agreement, masking, merkle, shamir
+from security.crypto.key_agreement import HybridPair
 from security.crypto.prg import Words
 from security.crypto.ring import Packed, Ring
 from security.identity.membership import AggregationPolicy, Mandate
@@ -56,14 +56,16 @@ class OpenAttempt:
 
     :ivar dealt: the shares of this site's two secrets, by holder: it may have to disclose some of them.
     :ivar held: shares of the secrets of others, by dealer.
+    :ivar pairs: r_ij by peer: this site's own for later members, received ones of earlier members.
     :ivar disputed: lines whose box does not hold what the dealer signed for, by dealer.
     """
 
     signer: Signer
     context: RoundContext
     ctx: bytes
-    mask_pair: KeyPair
-    share_pair: KeyPair
+    mask_seed: Secret
+    mask_pair: HybridPair
+    share_pair: HybridPair
     seed: Secret
     advert: Advert
     kx: bytes = b""
@@ -72,6 +74,7 @@ class OpenAttempt:
     deals: bytes = b""
     dealt: dict[str, tuple[Secret, Secret]] = field(default_factory=dict)
     held: dict[str, tuple[Secret, Secret]] = field(default_factory=dict)
+    pairs: dict[str, Secret] = field(default_factory=dict)
     disputed: dict[str, DeliveredShare] = field(default_factory=dict)
     header: UploadHeader | None = None
     vector: Packed | None = field(default=None, repr=False)
@@ -82,13 +85,19 @@ class OpenAttempt:
     ) -> OpenAttempt:
         """Make fresh keys and the advert for them (S1)."""
         ctx = context.ctx()
-        mask_pair, share_pair = KeyPair.generate(randomness), KeyPair.generate(randomness)
+        mask_seed = Secret(randomness.bytes(shamir.SECRET_BYTES))
+        mask_pair = HybridPair.from_seed(mask_seed, ctx=ctx, site=signer.site)
+        share_pair = HybridPair.generate(randomness)
+        pairs = own_pairs(context, mask_seed, signer.site)
         seed = Secret(randomness.bytes(shamir.SECRET_BYTES))
         unsigned = Advert(
             site=signer.site,
             ctx=ctx,
             mask_key=mask_pair.public,
+            mask_kem=mask_pair.kem_public,
             share_key=share_pair.public,
+            share_kem=share_pair.kem_public,
+            pair_hashes=tuple(hashes.pair_hash(ctx, signer.site, peer, r.reveal()) for peer, r in pairs.items()),
             commitment=hashes.commitment(ctx, signer.site, seed.reveal()),
             sequence=sequence,
             log_size=heads.log_size,
@@ -101,10 +110,12 @@ class OpenAttempt:
             signer=signer,
             context=context,
             ctx=ctx,
+            mask_seed=mask_seed,
             mask_pair=mask_pair,
             share_pair=share_pair,
             seed=seed,
             advert=advert,
+            pairs=pairs,
         )
 
     @property
@@ -119,12 +130,12 @@ class OpenAttempt:
         """Share the seed and the mask key among the cohort, own shares included (S2)."""
         holders, threshold = self.context.n, self.context.t
         b_shares = shamir.split(self.seed, threshold=threshold, holders=holders, randomness=randomness)
-        s_shares = shamir.split(self.mask_pair.scalar, threshold=threshold, holders=holders, randomness=randomness)
+        s_shares = shamir.split(self.mask_seed, threshold=threshold, holders=holders, randomness=randomness)
         dealt = tuple(
             self._deal_one(peer, b_share, s_share, randomness)
             for peer, b_share, s_share in zip(self.adverts, b_shares, s_shares, strict=True)
         )
-        self.own_root = deal_root(self.kx, self.site, self.context.sites, dealt)
+        self.own_root = deal_root(self.kx, self.site, self.adverts, dealt)
         signature = self.signer.sign(statements.deal(self.kx, self.own_root))
         return Shares(site=self.site, kx=self.kx, shares=dealt, signature=signature)
 
@@ -134,13 +145,14 @@ class OpenAttempt:
         self.dealt[peer.site] = (b_share, s_share)
         if peer.site == self.site:
             self.held[self.site] = (b_share, s_share)
-            return DealtShare(b_hash=b_hash, s_hash=s_hash, box=b"")
-        key = key_agreement.share_key(
-            self.share_pair, peer.share_key, kx=self.kx, source=self.site, destination=peer.site
-        )
-        both = Secret(b_share.reveal() + s_share.reveal())
-        box = aead.seal(key, both, kx=self.kx, source=self.site, destination=peer.site, randomness=randomness)
-        return DealtShare(b_hash=b_hash, s_hash=s_hash, box=box)
+            return DealtShare(b_hash=b_hash, s_hash=s_hash, box=b"", pair=b"")
+        ends = {"source": self.site, "destination": peer.site}
+        keys, both = (peer.share_key, peer.share_kem), Secret(b_share.reveal() + s_share.reveal())
+        box = key_agreement.seal_shares(self.share_pair, keys, both, kx=self.kx, rng=randomness, **ends)
+        pair = b""
+        if peer.site in self.pairs:
+            pair = key_agreement.seal_pair(peer.mask_kem, self.pairs[peer.site], kx=self.kx, rng=randomness, **ends)
+        return DealtShare(b_hash=b_hash, s_hash=s_hash, box=box, pair=pair)
 
     def take_deals(self, policy: AggregationPolicy, deliver: Deliver) -> None:
         """Check and open the boxes of C2; fixes D. Boxes that do not open are disputed."""
@@ -151,48 +163,63 @@ class OpenAttempt:
             raise VerificationFailed("boxes are not those of every other member", where="deliver")
         roots = {line.site: line.root for line in deliver.roots}
         for delivered in deliver.shares:
-            checks.check_delivered_path(self.context, self.kx, self.site, delivered, roots)
+            checks.check_delivered_path(self.context, self.kx, self.advert, delivered, roots)
         for delivered in deliver.shares:
             try:
-                self.held[delivered.dealer] = self._open(delivered)
+                self._open(delivered)
             except ToolkitError:
                 self.disputed[delivered.dealer] = delivered
         self.deals = hashes.deals_digest(self.kx, [(line.site, line.root) for line in deliver.roots])
 
-    def _open(self, delivered: DeliveredShare) -> tuple[Secret, Secret]:
-        dealer = delivered.dealer
+    def _open(self, delivered: DeliveredShare) -> None:
+        dealer, line = delivered.dealer, delivered.share
         advert = self.adverts[self.context.position(dealer) - 1]
-        key = key_agreement.share_key(
-            self.share_pair, advert.share_key, kx=self.kx, source=dealer, destination=self.site
-        )
-        both = aead.open_box(key, delivered.share.box, kx=self.kx, source=dealer, destination=self.site).reveal()
-        shares = Secret(both[:SHARE_BYTES]), Secret(both[SHARE_BYTES:])
-        dispute_checks.check_dealt_shares(shares, delivered.share, kx=self.kx, dealer=dealer, holder=self.site)
-        return shares
+        ends = {"source": dealer, "destination": self.site}
+        both = key_agreement.open_shares(self.share_pair, advert.share_key, line.box, kx=self.kx, **ends).reveal()
+        pair = key_agreement.open_pair(self.mask_pair, line.pair, kx=self.kx, **ends) if self._later(dealer) else None
+        self._take(dealer, (Secret(both[:SHARE_BYTES]), Secret(both[SHARE_BYTES:])), pair, line)
+
+    def _later(self, dealer: str) -> bool:
+        return self.context.position(self.site) > self.context.position(dealer)
+
+    def _take(self, dealer: str, shares: tuple[Secret, Secret], pair: Secret | None, line: DealtShare) -> None:
+        """Keep what a dealer has for this site, if it is what the dealer signed for."""
+        advert = self.adverts[self.context.position(dealer) - 1]
+        dispute_checks.check_dealt_shares(shares, line, kx=self.kx, dealer=dealer, holder=self.site)
+        dispute_checks.check_pair(self.context, advert, self.site, pair)
+        self.held[dealer] = shares
+        if pair is not None:
+            self.pairs[dealer] = pair
 
     def take_disclosure(self, answer: Disclosure) -> None:
         """Go on with the shares that an accused dealer has published, if they are those it signed for (section 11)."""
         delivered = self.disputed.get(answer.site)
         if delivered is None or answer.holder != self.site:
             raise RemoteProtocolError("no such share is in dispute", where=f"dealer {answer.site}")
-        shares = Secret(answer.b_share), Secret(answer.s_share)
-        dispute_checks.check_dealt_shares(shares, delivered.share, kx=self.kx, dealer=answer.site, holder=self.site)
-        self.held[answer.site] = shares
+        pair = Secret(answer.pair) if answer.pair else None
+        self._take(answer.site, (Secret(answer.b_share), Secret(answer.s_share)), pair, delivered.share)
         del self.disputed[answer.site]
 
     def disclose(self, holder: str) -> Disclosure:
         """The answer to an accusation: the shares dealt to this holder, and nothing else (section 11)."""
         b_share, s_share = (share.reveal() for share in self.dealt[holder])
-        signature = self.signer.sign(statements.disclose(self.kx, holder, b_share, s_share))
+        later = self.context.position(holder) > self.context.position(self.site)
+        pair = self.pairs[holder].reveal() if later else b""
+        signature = self.signer.sign(statements.disclose(self.kx, holder, b_share, s_share, pair))
         return Disclosure(
-            site=self.site, kx=self.kx, holder=holder, b_share=b_share, s_share=s_share, signature=signature
+            site=self.site, kx=self.kx, holder=holder, b_share=b_share, s_share=s_share, pair=pair, signature=signature
         )
 
     def mask(self, update: Words, ring: Ring, *, workers: int) -> UploadHeader:
         """Mask a copy of the update with this attempt's keys, once, and sign its root (S3; section 6)."""
         pairs = {
             advert.site: key_agreement.mask_key(
-                self.mask_pair, advert.mask_key, kx=self.kx, own_id=self.site, peer_id=advert.site
+                self.mask_pair,
+                advert.mask_key,
+                self.pairs[advert.site],
+                kx=self.kx,
+                own_id=self.site,
+                peer_id=advert.site,
             )
             for advert in self.adverts
             if advert.site != self.site
@@ -222,17 +249,21 @@ def unmask_message(signer: Signer, kx: bytes, survivors: bytes, reply: Secret) -
     return Unmask(site=signer.site, kx=kx, survivors=survivors, shares=shares, signature=signature)
 
 
-def deal_leaves(kx: bytes, dealer: str, holders: Sequence[str], dealt: Sequence[DealtShare]) -> list[bytes]:
+def own_pairs(context: RoundContext, seed: Secret, site: str) -> dict[str, Secret]:
+    """r_ij of a site for all later members, from its seed."""
+    ctx, later = context.ctx(), context.sites[context.position(site) :]
+    return {peer: key_agreement.pair_secret(seed, ctx=ctx, site=site, peer=peer) for peer in later}
+
+
+def deal_leaves(kx: bytes, dealer: str, holders: Sequence[Advert], dealt: Sequence[DealtShare]) -> list[bytes]:
     """The Merkle leaves of a dealer's list."""
     return [
-        merkle.leaf_hash(
-            hashes.share_leaf(kx, dealer=dealer, holder=holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box)
-        )
+        merkle.leaf_hash(dispute_checks.dealt_leaf(kx, dealer, holder, share))
         for holder, share in zip(holders, dealt, strict=True)
     ]
 
 
-def deal_root(kx: bytes, dealer: str, holders: Sequence[str], dealt: Sequence[DealtShare]) -> bytes:
+def deal_root(kx: bytes, dealer: str, holders: Sequence[Advert], dealt: Sequence[DealtShare]) -> bytes:
     return merkle.root(deal_leaves(kx, dealer, holders, dealt))
 
 

@@ -14,7 +14,6 @@ from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFai
 from security.crypto import merkle
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, statements, thresholds
-from security.secagg import context as hashes
 from security.secagg.certificates import Advert, RepeatCertificate
 from security.secagg.context import PROTOCOL_VERSION, RoundContext
 from security.secagg.messages import Adverts, DeliveredShare, Plan, Quorum, SignedRoot
@@ -31,6 +30,8 @@ def check_adverts_cohort(context: RoundContext, adverts: Sequence[Advert]) -> No
         raise VerificationFailed("adverts are not those of the planned cohort", where="adverts")
     if any(advert.ctx != context.ctx() for advert in adverts):
         raise VerificationFailed("an advert is of another context", where="adverts")
+    if [len(advert.pair_hashes) for advert in adverts] != list(range(context.n))[::-1]:
+        raise VerificationFailed("an advert has no hash for each later member", where="adverts")
 
 
 def check_advert_signatures(policy: AggregationPolicy, adverts: Sequence[Advert]) -> None:
@@ -40,9 +41,11 @@ def check_advert_signatures(policy: AggregationPolicy, adverts: Sequence[Advert]
 
 
 def check_advert_keys(adverts: Sequence[Advert]) -> None:
-    """All 2n keys are distinct. A key shown under two names would give a site a pairwise mask with itself, and a mask
+    """All 4n keys are distinct. A key shown under two names would give a site a pairwise mask with itself, and a mask
     key that is also a box key would be opened when its site drops out (section 4)."""
-    keys = [key for advert in adverts for key in (advert.mask_key, advert.share_key)]
+    keys = [
+        key for advert in adverts for key in (advert.mask_key, advert.share_key, advert.mask_kem, advert.share_kem)
+    ]
     if len(set(keys)) != len(keys):
         raise VerificationFailed("two adverts share a key", where="adverts")
 
@@ -94,16 +97,12 @@ def check_own_deal(own: bytes, site: str, roots: Sequence[SignedRoot]) -> None:
 
 
 def check_delivered_path(
-    context: RoundContext, kx: bytes, holder: str, delivered: DeliveredShare, roots: Mapping[str, bytes]
+    context: RoundContext, kx: bytes, holder: Advert, delivered: DeliveredShare, roots: Mapping[str, bytes]
 ) -> None:
     """A line is in its dealer's signed list. If not, the coordinator changed it, and no dealer may be accused."""
-    share = delivered.share
-    leaf = hashes.share_leaf(
-        kx, dealer=delivered.dealer, holder=holder, b_hash=share.b_hash, s_hash=share.s_hash, box=share.box
-    )
     merkle.verify_inclusion(
-        leaf=merkle.leaf_hash(leaf),
-        index=context.position(holder) - 1,
+        leaf=merkle.leaf_hash(dispute_checks.dealt_leaf(kx, delivered.dealer, holder, delivered.share)),
+        index=context.position(holder.site) - 1,
         size=context.n,
         path=delivered.path,
         root=roots[delivered.dealer],
@@ -264,10 +263,16 @@ def check_plan_signature(policy: AggregationPolicy, plan: Plan) -> None:
 
 def check_plan_federation(policy: AggregationPolicy, context: RoundContext) -> None:
     """Same protocol, federation, manifest, run and coordinator: no replay across studies, no second run."""
-    expected = (PROTOCOL_VERSION, policy.federation, policy.manifest_hash, policy.run, policy.coordinator.cert)
-    got = (context.version, context.federation, context.manifest_hash, context.run, context.coordinator_cert)
-    names = ("protocol version", "federation", "manifest", "run", "coordinator certificate")
-    for name, want, have in zip(names, expected, got, strict=True):
+    expected = {
+        "protocol version": PROTOCOL_VERSION,
+        "key agreement": policy.suite,
+        "federation": policy.federation,
+        "manifest": policy.manifest_hash,
+        "run": policy.run,
+        "coordinator certificate": policy.coordinator.cert,
+    }
+    got = (context.version, context.suite, context.federation, context.manifest_hash, context.run)
+    for (name, want), have in zip(expected.items(), (*got, context.coordinator_cert), strict=True):
         if want != have:
             raise PolicyViolation(f"plan is of another {name}", where="plan")
 
@@ -401,7 +406,7 @@ def check_plan_reuse(policy: AggregationPolicy, earlier: Sequence[AttemptMemory]
         if ctx in exact:
             certificate = _certified_repeat(policy, memory, plan, exact[ctx])
             repeated.append({line.site for line in certificate.roots})
-            cheats |= {fraud.advert.site for fraud in certificate.frauds}
+            cheats |= certificate.cheats
         else:
             _check_dead(policy, memory, plan)
     check_plan_repeats_set(plan.context.sites, repeated, cheats)

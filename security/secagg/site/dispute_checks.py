@@ -12,11 +12,26 @@ from dataclasses import replace
 from lazaret.errors import PolicyViolation, VerificationFailed
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, statements
-from security.secagg.certificates import AbortCertificate, Opened
+from security.secagg import context as hashes
+from security.secagg.certificates import AbortCertificate, Advert, Opened
 from security.secagg.context import RoundContext
 from security.secagg.messages import Accusation, DealtShare
 from security.secagg.site.journal import AttemptMemory
 from security.secrets import Secret
+
+
+def dealt_leaf(kx: bytes, dealer: str, holder: Advert, line: DealtShare) -> bytes:
+    """What a dealer signs for one holder; the holder's key is part of it."""
+    return hashes.share_leaf(
+        kx,
+        dealer=dealer,
+        holder=holder.site,
+        b_hash=line.b_hash,
+        s_hash=line.s_hash,
+        box=line.box,
+        pair=line.pair,
+        kem_key=holder.mask_kem,
+    )
 
 
 def check_dealt_shares(
@@ -26,6 +41,15 @@ def check_dealt_shares(
     does, it is convicted (section 11)."""
     for share, kind, expected in zip(shares, (Opened.SEED, Opened.MASK_KEY), (line.b_hash, line.s_hash), strict=True):
         certificate_checks.check_share_hash(share, kx=kx, dealer=dealer, holder=holder, kind=kind, expected=expected)
+
+
+def check_pair(context: RoundContext, dealer: Advert, holder: str, pair: Secret | None) -> None:
+    """A later member has the secret that the dealer's advert names for it, an earlier one has none (section 4)."""
+    later = context.position(holder) > context.position(dealer.site)
+    if later != (pair is not None):
+        raise VerificationFailed("a secret of the pair is missing, or one too many", where=f"dealer {dealer.site}")
+    if pair is not None and not certificate_checks.pair_opens(context, dealer, holder, pair):
+        raise VerificationFailed("secret of the pair is not the one in the advert", where=f"dealer {dealer.site}")
 
 
 def check_accusation(policy: AggregationPolicy, context: RoundContext, kx: bytes, accusation: Accusation) -> None:

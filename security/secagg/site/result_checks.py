@@ -11,6 +11,7 @@ from __future__ import annotations
 import hmac
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from lazaret.errors import PolicyViolation, RemoteProtocolError, VerificationFai
 from security import labels
 from security.crypto import key_agreement, masking, merkle
 from security.crypto.encoding import u64
-from security.crypto.key_agreement import KeyPair
+from security.crypto.key_agreement import HybridPair
 from security.crypto.masking import OpenedMasks
 from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy, AuditMode
@@ -100,13 +101,27 @@ def check_result_opened(context: RoundContext, result: Result) -> None:
     alive = [advert for advert in result.adverts if advert.site in survivors]
     if len(alive) != len(result.seeds) or len(dropped) != len(result.keys):
         raise VerificationFailed("result opens too many or too few secrets", where="result")
-    ctx = context.ctx()
     for adverts, secrets, kind in ((alive, result.seeds, Opened.SEED), (dropped, result.keys, Opened.MASK_KEY)):
         for advert, secret in zip(adverts, secrets, strict=True):
-            if not certificate_checks.opens(
-                ctx, advert.site, kind, Secret(secret), commitment=advert.commitment, mask_key=advert.mask_key
-            ):
+            if not certificate_checks.opens(context, kind, Secret(secret), advert):
                 raise VerificationFailed("opened secret is not the committed one", where=f"site {advert.site}")
+    owed = earlier_survivors(result.adverts, survivors)
+    if len(owed) != len(result.pairs):
+        raise VerificationFailed("result opens too many or too few secrets of pairs", where="result")
+    for (dealer, holder), pair in zip(owed, result.pairs, strict=True):
+        if not certificate_checks.pair_opens(context, dealer, holder.site, Secret(pair)):
+            raise VerificationFailed("opened secret of a pair is not that of the advert", where=f"site {dealer.site}")
+
+
+def earlier_survivors(adverts: Sequence[Advert], survivors: Collection[str]) -> list[tuple[Advert, Advert]]:
+    """The pairs whose secret does not follow from the seed of the dropout: it came from a survivor before it."""
+    return [
+        (dealer, gone)
+        for at, gone in enumerate(adverts)
+        if gone.site not in survivors
+        for dealer in adverts[:at]
+        if dealer.site in survivors
+    ]
 
 
 def check_result_agreements(policy: AggregationPolicy, kx: bytes, survivors: bytes, result: Result) -> None:
@@ -173,6 +188,7 @@ def result_digests(result: Result) -> tuple[bytes, bytes, bytes]:
         sum_root=result.sum_root,
         seeds=result.seeds,
         keys=result.keys,
+        pairs=result.pairs,
         state_hash=result.state_hash,
         movements=result.movements,
     )
@@ -227,22 +243,42 @@ def check_header_again(policy: AggregationPolicy, result: Result) -> CheckedHead
     return CheckedHeader(result, kx, result_hash)
 
 
-def opened_masks(
-    kx: bytes, adverts: Sequence[Advert], survivors: Collection[str], seeds: Sequence[bytes], keys: Sequence[bytes]
-) -> OpenedMasks:
+class OpenedSecrets(Protocol):
+    """What opens the masks on a sum: a Result, or what the coordinator makes one of."""
+
+    @property
+    def adverts(self) -> tuple[Advert, ...]: ...
+    @property
+    def seeds(self) -> tuple[bytes, ...]: ...
+    @property
+    def keys(self) -> tuple[bytes, ...]: ...
+    @property
+    def pairs(self) -> tuple[bytes, ...]: ...
+
+
+def opened_masks(context: RoundContext, kx: bytes, survivors: Collection[str], opened: OpenedSecrets) -> OpenedMasks:
     """The masks that are left on the sum of the survivors' uploads, from the opened secrets."""
+    adverts, ctx = opened.adverts, context.ctx()
     alive = [advert for advert in adverts if advert.site in survivors]
     dropped = [advert for advert in adverts if advert.site not in survivors]
     own = [
         key_agreement.self_mask_key(Secret(seed), kx=kx, site=advert.site)
-        for advert, seed in zip(alive, seeds, strict=True)
+        for advert, seed in zip(alive, opened.seeds, strict=True)
     ]
+    received = {
+        (dealer.site, gone.site): Secret(pair)
+        for (dealer, gone), pair in zip(earlier_survivors(adverts, survivors), opened.pairs, strict=True)
+    }
     pairs = {}
-    for gone, scalar in zip(dropped, keys, strict=True):
-        pair = KeyPair(Secret(scalar))
+    for gone, key in zip(dropped, opened.keys, strict=True):
+        seed = Secret(key)
+        keys = HybridPair.from_seed(seed, ctx=ctx, site=gone.site)
         for advert in alive:
+            added = received.get((advert.site, gone.site)) or key_agreement.pair_secret(
+                seed, ctx=ctx, site=gone.site, peer=advert.site
+            )
             pairs[advert.site, gone.site] = key_agreement.mask_key(
-                pair, advert.mask_key, kx=kx, own_id=gone.site, peer_id=advert.site
+                keys, advert.mask_key, added, kx=kx, own_id=gone.site, peer_id=advert.site
             )
     return OpenedMasks.of(own, pairs)
 
@@ -332,7 +368,7 @@ class ChunkAudit:
     def _finish_chunk(self, partial: Words) -> None:
         if self._masks is None:
             result = self.header.result
-            self._masks = opened_masks(self.header.kx, result.adverts, self.header.survivors, result.seeds, result.keys)
+            self._masks = opened_masks(result.context, self.header.kx, self.header.survivors, result)
         index, ring = self.todo[0], self.policy.layout.ring
         masking.unmask_chunk(partial, self._masks, ring, index=index)
         check_chunk_sum(partial, self.total[index * ring.frame_words :][: len(partial)])

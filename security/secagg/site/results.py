@@ -112,7 +112,7 @@ class WrongSumEvidence(Wire):
         for piece in self.pieces:
             result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=chunks)
             recomputed += ring.unpack(piece.data)
-        masks = opened_masks(kx, result.adverts, tuple(roots), result.seeds, result.keys)
+        masks = opened_masks(result.context, kx, tuple(roots), result)
         masking.unmask_chunk(recomputed, masks, ring, index=self.chunk)
         if ring.pack(recomputed).tobytes() == self.published:
             raise VerificationFailed("the chunk is the sum of the uploads: it is not wrong", where="evidence")

@@ -111,7 +111,7 @@ def test_no_field_can_carry_a_plaintext_update() -> None:
     classes = classes_from_a_site()
     assert classes.pop("masked-vector") == {"UploadFrame.data"}
     assert classes.pop("control") == {"Ack.bitmap"}
-    assert classes.pop("sealed-share") == {"DealtShare.box"}
+    assert classes.pop("sealed-share") == {"DealtShare.box", "DealtShare.pair"}
     assert set(classes) == {"digest", "signature", "public-key", "mask-share", "checkpoint"}
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from lazaret.errors import AuditLogError, LocalProtocolError, PolicyViolation
 from protos.parse import FROM_SITE
+from security.crypto.key_agreement import BOX_BYTES, PAIR_BYTES
 from security.crypto.masking import vector_root
 from security.log import egress
 from security.rng import CountedRandomness
@@ -77,8 +78,9 @@ def test_twin_without_the_look_at_it_the_plain_vector_leaves(tmp_path: Path, mon
 
 def shares(count: int) -> messages.Shares:
     """A message with more room in it than a cohort of three explains."""
-    empty = messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=b"")
-    boxed = messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=bytes(92))
+    empty = messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=b"", pair=b"")
+    full = {"box": bytes(BOX_BYTES), "pair": bytes(PAIR_BYTES)}
+    boxed = messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), **full)
     return messages.Shares(site=SITE, kx=bytes(32), shares=(empty, *[boxed] * (count - 1)), signature=bytes(64))
 
 

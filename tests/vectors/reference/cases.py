@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from . import curve, field, symmetric, transcript
+from . import curve, field, lattice, symmetric, transcript
 from .drawn import Drawn
 from .numbers import combine
 
@@ -30,8 +30,16 @@ def keys() -> Iterator[tuple[str, Case]]:
         shared = curve.x25519(scalars[0], publics[1])
         assert shared == curve.x25519(scalars[1], publics[0])
         seed = drawn.take(32)
+        pair, kem_seed, coins = drawn.take(32), drawn.take(64), drawn.take(32)
+        kem_public, kem_private = lattice.keys(kem_seed)
+        encapsulated, ciphertext = lattice.encapsulate(kem_public, coins)
+        bent = bytes([ciphertext[0] ^ 1]) + ciphertext[1:]
+        nonce = drawn.take(12)
+        box_key = transcript.share_key(shared, encapsulated, kx, one, other)
+        associated = kx + transcript.tlv(one) + transcript.tlv(other)
+        box = ciphertext + nonce + symmetric.gcm_seal(box_key, nonce, seed + pair, associated)
         yield f"pair_{one}_{other}", {
-            "comment": "both ends derive the same mask key; box keys differ by direction",
+            "comment": "both ends derive the same mask key; the second opens the box of the first",
             "expect": "ok",
             "kx": kx.hex(),
             "ids": [one, other],
@@ -39,11 +47,19 @@ def keys() -> Iterator[tuple[str, Case]]:
             "clamped": [curve.clamp(scalar).hex() for scalar in scalars],
             "publics": [public.hex() for public in publics],
             "shared": shared.hex(),
-            "mask_key": transcript.mask_key(shared, kx, one, other).hex(),
-            "share_keys": [
-                transcript.share_key(shared, kx, one, other).hex(),
-                transcript.share_key(shared, kx, other, one).hex(),
-            ],
+            "pair": pair.hex(),
+            "mask_key": transcript.mask_key(shared, pair, kx, one, other).hex(),
+            "kem_seed": kem_seed.hex(),
+            "kem_public": kem_public.hex(),
+            "ciphertext": ciphertext.hex(),
+            "encapsulated": encapsulated.hex(),
+            "bent": bent.hex(),
+            "rejected": lattice.decapsulate(kem_private, bent).hex(),
+            "box": box.hex(),
+            "plain": (seed + pair).hex(),
+            "mask_seed_scalar": curve.clamp(transcript.seed_scalar(seed, kx, one)).hex(),
+            "mask_seed_kem": lattice.keys(transcript.seed_kem(seed, kx, one))[0].hex(),
+            "mask_seed_pair": transcript.pair_secret(seed, kx, one, other).hex(),
             "seed": seed.hex(),
             "self_mask_key": transcript.self_mask_key(seed, kx, one).hex(),
         }

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import curve, numbers, symmetric, transcript
+from . import curve, lattice, numbers, symmetric, transcript
 from . import field as gf
 from .arithmetic import layout, pack, update
 from .drawn import Drawn
@@ -19,11 +19,16 @@ class Party:
     """A site's secrets and everything it makes in the attempt."""
 
     site: str
-    mask_scalar: bytes
+    mask_seed: bytes
     share_scalar: bytes
+    share_kem_seed: bytes
     seed: bytes
     weight: int
     update: list[float]
+    mask_scalar: bytes = b""
+    mask_kem: bytes = b""
+    share_kem: bytes = b""
+    pairs: dict[str, bytes] = field(default_factory=dict)
     body: bytes = b""
     advert: dict[str, Any] = field(default_factory=dict)
     pair_keys: dict[str, bytes] = field(default_factory=dict)
@@ -35,8 +40,9 @@ def _parties(ids: list[str], drawn: Drawn, told: dict[str, Any]) -> list[Party]:
     return [
         Party(
             site=site,
-            mask_scalar=curve.clamp(drawn.take(32)),
+            mask_seed=drawn.take(32),
             share_scalar=curve.clamp(drawn.take(32)),
+            share_kem_seed=drawn.take(64),
             seed=drawn.take(32),
             weight=1 + drawn.number(900),
             update=update(drawn, told),
@@ -62,6 +68,7 @@ def _context(parties: list[Party], drawn: Drawn, told: dict[str, Any], c: int, s
         "m": 3,
         "members": [{"site": party.site, "cert": drawn.take(32).hex()} for party in parties],
         "coordinator_cert": drawn.take(32).hex(),
+        "suite": transcript.SUITE,
         "repeats": [{"ctx": drawn.take(32).hex(), "survivors": drawn.take(32).hex()}] if repeat else [],
         "state_hash": state.hex(),
         "config_hash": drawn.take(32).hex(),
@@ -70,12 +77,23 @@ def _context(parties: list[Party], drawn: Drawn, told: dict[str, Any], c: int, s
     }
 
 
-def _advertise(party: Party, ctx: bytes, drawn: Drawn) -> None:
+def _advertise(party: Party, later: list[Party], ctx: bytes, drawn: Drawn) -> None:
+    party.mask_scalar = curve.clamp(transcript.seed_scalar(party.mask_seed, ctx, party.site))
+    party.mask_kem, _ = lattice.keys(transcript.seed_kem(party.mask_seed, ctx, party.site))
+    party.share_kem, _ = lattice.keys(party.share_kem_seed)
+    party.pairs = {
+        peer.site: transcript.pair_secret(party.mask_seed, ctx, party.site, peer.site) for peer in later
+    }
     party.advert = {
         "site": party.site,
         "ctx": ctx.hex(),
         "mask_key": curve.x25519_public(party.mask_scalar).hex(),
+        "mask_kem": party.mask_kem.hex(),
         "share_key": curve.x25519_public(party.share_scalar).hex(),
+        "share_kem": party.share_kem.hex(),
+        "pair_hashes": [
+            transcript.pair_hash(ctx, party.site, peer, pair).hex() for peer, pair in party.pairs.items()
+        ],
         "commitment": transcript.commitment(ctx, party.site, party.seed).hex(),
         "sequence": 1 + drawn.number(1000),
         "log_size": drawn.number(10**6),
@@ -88,23 +106,30 @@ def _advertise(party: Party, ctx: bytes, drawn: Drawn) -> None:
 def _deal(party: Party, parties: list[Party], kx: bytes, t: int, drawn: Drawn) -> tuple[bytes, dict[str, Any]]:
     """Return the dealer's Merkle root and what it drew and sealed."""
     coefficients = {kind: [drawn.take(32) for _ in range(t - 1)] for kind in "bs"}
-    secrets = {"b": party.seed, "s": party.mask_scalar}
-    leaves, boxes = [], {}
+    secrets = {"b": party.seed, "s": party.mask_seed}
+    leaves, boxes, paired = [], {}, {}
     for position, holder in enumerate(parties, start=1):
         pieces = {kind: gf.share(secrets[kind], coefficients[kind], position) for kind in "bs"}
-        box = b""
+        box, pair = b"", b""
+        associated = kx + transcript.tlv(party.site) + transcript.tlv(holder.site)
         if holder is not party:
             shared = curve.x25519(party.share_scalar, curve.x25519_public(holder.share_scalar))
-            key = transcript.share_key(shared, kx, party.site, holder.site)
+            fresh, ciphertext = lattice.encapsulate(holder.share_kem, drawn.take(32))
+            key = transcript.share_key(shared, fresh, kx, party.site, holder.site)
             nonce = drawn.take(12)
-            associated = kx + transcript.tlv(party.site) + transcript.tlv(holder.site)
-            box = nonce + symmetric.gcm_seal(key, nonce, pieces["b"] + pieces["s"], associated)
+            box = ciphertext + nonce + symmetric.gcm_seal(key, nonce, pieces["b"] + pieces["s"], associated)
+        if holder.site in party.pairs:
+            fresh, ciphertext = lattice.encapsulate(holder.mask_kem, drawn.take(32))
+            key = transcript.pair_box_key(fresh, kx, party.site, holder.site)
+            nonce = drawn.take(12)
+            pair = ciphertext + nonce + symmetric.gcm_seal(key, nonce, party.pairs[holder.site], associated)
         hashes = [transcript.share_hash(kx, party.site, holder.site, kind, pieces[kind]) for kind in "bs"]
-        leaves.append(transcript.share_leaf(kx, party.site, holder.site, *hashes, box))
-        boxes[holder.site] = box.hex()
+        leaves.append(transcript.share_leaf(kx, party.site, holder.site, hashes, box, pair, holder.mask_kem))
+        boxes[holder.site], paired[holder.site] = box.hex(), pair.hex()
     return transcript.merkle_root(leaves), {
         "coefficients": {kind: [value.hex() for value in coefficients[kind]] for kind in "bs"},
         "boxes": boxes,
+        "pairs": paired,
     }
 
 
@@ -121,7 +146,8 @@ def _mask(party: Party, parties: list[Party], kx: bytes, told: dict[str, Any]) -
     for peer in parties:
         if peer is not party:
             shared = curve.x25519(party.mask_scalar, curve.x25519_public(peer.mask_scalar))
-            key = party.pair_keys[peer.site] = transcript.mask_key(shared, kx, party.site, peer.site)
+            pair = party.pairs.get(peer.site) or peer.pairs[party.site]
+            key = party.pair_keys[peer.site] = transcript.mask_key(shared, pair, kx, party.site, peer.site)
             sign = 1 if peer.site.encode() > party.site.encode() else -1
             words = numbers.combine(told, words, _stream(told, key, words), sign)
     party.upload = words
@@ -147,8 +173,8 @@ def attempt(name: str, ids: list[str], *, c: int, dropped: list[str], bits: int 
     state = [numbers.to_f32(drawn.number(2**24) / 2**23) for _ in numbers.clips(told)]
     context = _context(parties, drawn, told, c, numbers.state_hash(state), repeat)
     ctx = transcript.ctx(context)
-    for party in parties:
-        _advertise(party, ctx, drawn)
+    for at, party in enumerate(parties, start=1):
+        _advertise(party, parties[at:], ctx, drawn)
     kx = transcript.kx(ctx, [party.body for party in parties])
     dealt = {party.site: _deal(party, parties, kx, context["t"], drawn) for party in parties}
     deals = transcript.deals(kx, [(site, root) for site, (root, _) in dealt.items()])
@@ -161,7 +187,14 @@ def attempt(name: str, ids: list[str], *, c: int, dropped: list[str], bits: int 
     plain = [numbers.encode(told, party.update, party.weight, 3.5, 7) for party in alive]
     assert numbers.from_words(told, total) == [sum(column) for column in zip(*plain, strict=True)]
     verdict, moved, _ = numbers.next_state(told, state, numbers.from_words(told, total), len(alive))
-    opened = [party.mask_scalar for party in parties if party.site in dropped]
+    opened = [party.mask_seed for party in parties if party.site in dropped]
+    sealed = [
+        party.pairs[gone.site]
+        for gone in parties
+        if gone.site in dropped
+        for party in alive
+        if gone.site in party.pairs
+    ]
     sum_root, next_hash = transcript.vector_root(total), numbers.state_hash(moved)
     seeds = [party.seed for party in alive]
     return {
@@ -175,8 +208,9 @@ def attempt(name: str, ids: list[str], *, c: int, dropped: list[str], bits: int 
         "parties": [
             {
                 "site": party.site,
-                "mask_scalar": party.mask_scalar.hex(),
+                "mask_seed": party.mask_seed.hex(),
                 "share_scalar": party.share_scalar.hex(),
+                "share_kem_seed": party.share_kem_seed.hex(),
                 "seed": party.seed.hex(),
                 "weight": party.weight,
                 "update": pack(party.update),
@@ -194,7 +228,8 @@ def attempt(name: str, ids: list[str], *, c: int, dropped: list[str], bits: int 
         "sum_root": sum_root.hex(),
         "verdict": verdict,
         "next_hash": next_hash.hex(),
-        "result": transcript.result(kx, u, verdict, sum_root, seeds, opened, next_hash).hex(),
+        "opened_pairs": [pair.hex() for pair in sealed],
+        "result": transcript.result(kx, u, verdict, sum_root, (seeds, opened, sealed), next_hash).hex(),
     }
 
 

@@ -55,6 +55,7 @@ def context_bytes(context: dict[str, Any]) -> bytes:
             *(u64(context[name]) for name in ("round", "attempt", "n", "t", "a", "c", "m")),
             listed(members),
             digest("coordinator_cert"),
+            tlv(context["suite"]),
             listed(repeats),
             *(digest(name) for name in ("state_hash", "config_hash", "layout_hash", "prev_result")),
         ]
@@ -76,7 +77,9 @@ def advert_body(advert: dict[str, Any]) -> bytes:
     return b"".join(
         [
             tlv(advert["site"]),
-            *(fixed(name) for name in ("ctx", "mask_key", "share_key", "commitment")),
+            *(fixed(name) for name in ("ctx", "mask_key", "mask_kem", "share_key", "share_kem")),
+            listed([tlv(bytes.fromhex(value)) for value in advert["pair_hashes"]]),
+            fixed("commitment"),
             u64(advert["sequence"]),
             u64(advert["log_size"]),
             fixed("log_root"),
@@ -89,13 +92,37 @@ def kx(ctx_hash: bytes, bodies: list[bytes]) -> bytes:
     return h(label("keys"), ctx_hash, listed([tlv(body) for body in bodies]))
 
 
-def mask_key(shared: bytes, kx_hash: bytes, one: str, other: str) -> bytes:
+SUITE = "x25519-mlkem768"
+
+
+def seed_scalar(seed: bytes, ctx_hash: bytes, site: str) -> bytes:
+    return hkdf(seed, ctx_hash, label("seed/x25519") + tlv(site), 32)
+
+
+def seed_kem(seed: bytes, ctx_hash: bytes, site: str) -> bytes:
+    return hkdf(seed, ctx_hash, label("seed/mlkem768") + tlv(site), 64)
+
+
+def pair_secret(seed: bytes, ctx_hash: bytes, site: str, peer: str) -> bytes:
+    return hkdf(seed, ctx_hash, label("seed/pair") + tlv(site) + tlv(peer), 32)
+
+
+def pair_hash(ctx_hash: bytes, site: str, peer: str, pair: bytes) -> bytes:
+    return h(label("pair"), ctx_hash, tlv(site), tlv(peer), tlv(pair))
+
+
+def pair_box_key(encapsulated: bytes, kx_hash: bytes, source: str, destination: str) -> bytes:
+    return hkdf(encapsulated, kx_hash, label("pair-box") + tlv(source) + tlv(destination), 32)
+
+
+def mask_key(shared: bytes, pair: bytes, kx_hash: bytes, one: str, other: str) -> bytes:
     low, high = sorted([one.encode(), other.encode()])
-    return hkdf(shared, kx_hash, label("mask/aes256ctr") + tlv(low) + tlv(high), 32)
+    return hkdf(shared + pair, kx_hash, label("mask/aes256ctr") + tlv(SUITE) + tlv(low) + tlv(high), 32)
 
 
-def share_key(shared: bytes, kx_hash: bytes, source: str, destination: str) -> bytes:
-    return hkdf(shared, kx_hash, label("share") + tlv(source) + tlv(destination), 32)
+def share_key(shared: bytes, encapsulated: bytes, kx_hash: bytes, source: str, destination: str) -> bytes:
+    info = label("share") + tlv(SUITE) + tlv(source) + tlv(destination)
+    return hkdf(shared + encapsulated, kx_hash, info, 32)
 
 
 def self_mask_key(seed: bytes, kx_hash: bytes, site: str) -> bytes:
@@ -106,8 +133,10 @@ def share_hash(kx_hash: bytes, dealer: str, holder: str, kind: str, share: bytes
     return h(label("sh"), kx_hash, tlv(dealer), tlv(holder), tlv(kind), tlv(share))
 
 
-def share_leaf(kx_hash: bytes, dealer: str, holder: str, b_hash: bytes, s_hash: bytes, box: bytes) -> bytes:
-    return h(label("leaf"), kx_hash, tlv(dealer), tlv(holder), b_hash, s_hash, h(box))
+def share_leaf(
+    kx_hash: bytes, dealer: str, holder: str, hashes: list[bytes], box: bytes, pair: bytes, kem_key: bytes
+) -> bytes:
+    return h(label("leaf"), kx_hash, tlv(dealer), tlv(holder), *hashes, h(box), h(tlv(kem_key), pair))
 
 
 def merkle_root(leaves: list[bytes]) -> bytes:
@@ -140,7 +169,8 @@ def survivors(kx_hash: bytes, deals_hash: bytes, roots: list[tuple[str, bytes]])
 
 
 def result(
-    kx_hash: bytes, u: bytes, verdict: int, sum_root: bytes, seeds: list[bytes], keys: list[bytes], state: bytes
+    kx_hash: bytes, u: bytes, verdict: int, sum_root: bytes, secrets: tuple[list[bytes], ...], state: bytes
 ) -> bytes:
-    opened = listed([tlv(seed) for seed in seeds]) + listed([tlv(key) for key in keys])
+    """:param secrets: seeds of the survivors, seeds of the mask keys of the lost, secrets of pairs."""
+    opened = b"".join(listed([tlv(one) for one in kind]) for kind in secrets)
     return h(label("result"), kx_hash, u, u64(verdict), sum_root, opened, state)

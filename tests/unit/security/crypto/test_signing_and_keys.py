@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from lazaret.errors import VerificationFailed
 from security import labels
-from security.crypto import aead, key_agreement, signing
-from security.crypto.key_agreement import KeyPair
+from security.crypto import aead, encoding, key_agreement, signing
+from security.crypto.key_agreement import HybridPair, KeyPair
 from security.crypto.signing import SigningKey, VerifyKey
 from security.rng import CountedRandomness, SystemRandomness
 from security.secrets import Secret
 
 KX = b"\x11" * 32
 RANDOM = SystemRandomness()
+PAIR = Secret(bytes(range(32)))
 
 
 def test_a_signature_holds_for_one_statement_only() -> None:
@@ -72,21 +75,77 @@ def test_moved_boundary_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_two_ends_agree_and_nobody_else() -> None:
     a, b, eve = (KeyPair.generate(RANDOM) for _ in range(3))
-    shared = key_agreement.mask_key(a, b.public, kx=KX, own_id="a", peer_id="b")
-    assert shared == key_agreement.mask_key(b, a.public, kx=KX, own_id="b", peer_id="a")
-    assert shared != key_agreement.mask_key(a, b.public, kx=b"\x12" * 32, own_id="a", peer_id="b")
-    assert shared != key_agreement.mask_key(eve, a.public, kx=KX, own_id="b", peer_id="a")
-    there = key_agreement.share_key(a, b.public, kx=KX, source="a", destination="b")
-    assert there == key_agreement.share_key(b, a.public, kx=KX, source="a", destination="b")
-    assert there != key_agreement.share_key(a, b.public, kx=KX, source="b", destination="a")
+    shared = key_agreement.mask_key(a, b.public, PAIR, kx=KX, own_id="a", peer_id="b")
+    assert shared == key_agreement.mask_key(b, a.public, PAIR, kx=KX, own_id="b", peer_id="a")
+    assert shared != key_agreement.mask_key(a, b.public, PAIR, kx=b"\x12" * 32, own_id="a", peer_id="b")
+    assert shared != key_agreement.mask_key(eve, a.public, PAIR, kx=KX, own_id="b", peer_id="a")
+    other = Secret(bytes(32))
+    assert shared != key_agreement.mask_key(a, b.public, other, kx=KX, own_id="a", peer_id="b"), "X25519 is not enough"
 
 
-def test_a_recovered_scalar_gives_the_same_mask() -> None:
-    gone, alive = KeyPair.generate(RANDOM), KeyPair.generate(RANDOM)
-    again = KeyPair(Secret(gone.scalar.reveal()))
-    assert again.public == gone.public
-    expected = key_agreement.mask_key(alive, gone.public, kx=KX, own_id="b", peer_id="a")
-    assert key_agreement.mask_key(again, alive.public, kx=KX, own_id="a", peer_id="b") == expected
+def test_a_recovered_seed_gives_the_same_mask_keys() -> None:
+    seed = Secret(RANDOM.bytes(32))
+    gone, alive = HybridPair.from_seed(seed, ctx=KX, site="a"), HybridPair.generate(RANDOM)
+    again = HybridPair.from_seed(seed, ctx=KX, site="a")
+    assert (again.public, again.kem_public) == (gone.public, gone.kem_public)
+    pair = key_agreement.pair_secret(seed, ctx=KX, site="a", peer="b")
+    expected = key_agreement.mask_key(alive, gone.public, pair, kx=KX, own_id="b", peer_id="a")
+    assert key_agreement.mask_key(again, alive.public, pair, kx=KX, own_id="a", peer_id="b") == expected
+    box = key_agreement.seal_pair(gone.kem_public, PAIR, kx=KX, source="0", destination="a", rng=RANDOM)
+    assert key_agreement.open_pair(again, box, kx=KX, source="0", destination="a") == PAIR
+
+
+SEALED = {"kx": KX, "source": "a", "destination": "b"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kx": b"\x12" * 32},
+        {"source": "c"},
+        {"destination": "c"},
+        {"box": lambda box: bytes([box[0] ^ 1]) + box[1:]},
+        {"box": lambda box: box[:-1] + bytes([box[-1] ^ 1])},
+        {"box": lambda box: box[:100]},
+    ],
+    ids=["other attempt", "other dealer", "other holder", "bent ciphertext", "bent box", "short"],
+)
+def test_boxes_open_for_their_holder_only(change: dict[str, Any]) -> None:
+    """ML-KEM rejects silently, so that it is the box that fails."""
+    a, b, eve = (HybridPair.generate(RANDOM) for _ in range(3))
+    both = Secret(bytes(range(64)))
+    box = key_agreement.seal_shares(a, (b.public, b.kem_public), both, rng=RANDOM, **SEALED)
+    assert len(box) == key_agreement.BOX_BYTES
+    assert key_agreement.open_shares(b, a.public, box, **SEALED) == both
+    pair = key_agreement.seal_pair(b.kem_public, PAIR, rng=RANDOM, **SEALED)
+    assert len(pair) == key_agreement.PAIR_BYTES and key_agreement.open_pair(b, pair, **SEALED) == PAIR
+    bend = change.pop("box", lambda box: box) if "box" in change else lambda box: box
+    with pytest.raises(VerificationFailed):
+        key_agreement.open_shares(b, a.public, bend(box), **(SEALED | change))
+    with pytest.raises(VerificationFailed):
+        key_agreement.open_pair(b, bend(pair), **(SEALED | change))
+    with pytest.raises(VerificationFailed):
+        key_agreement.open_shares(eve, a.public, box, **SEALED)
+
+
+def test_a_box_needs_both_agreements() -> None:
+    """Whoever breaks one of the two, and has its private key, still cannot open it."""
+    a, b = HybridPair.generate(RANDOM), HybridPair.generate(RANDOM)
+    box = key_agreement.seal_shares(a, (b.public, b.kem_public), PAIR, rng=RANDOM, **SEALED)
+    for scalar, kem in ((b.scalar, RANDOM.bytes(64)), (Secret(RANDOM.bytes(32)), None)):
+        half = HybridPair(scalar, Secret(kem or bytes(64)))
+        if kem is None:
+            half._kem = b._kem
+        with pytest.raises(VerificationFailed):
+            key_agreement.open_shares(half, a.public, box, **SEALED)
+
+
+def test_a_kem_key_that_is_none_is_refused() -> None:
+    good = HybridPair.generate(RANDOM)
+    key_agreement.require_usable(good.public, kems=(good.kem_public,))
+    for bad in (bytes(1183), b"\xff" * 1184):
+        with pytest.raises(VerificationFailed):
+            key_agreement.require_usable(kems=(bad,))
 
 
 def test_scalars_have_one_form() -> None:
@@ -99,9 +158,9 @@ def test_scalars_have_one_form() -> None:
 def guess_the_mask_key() -> bool:
     """The coordinator replaces a peer's key by the point zero, and derives from an all-zero secret what follows."""
     honest = KeyPair.generate(RANDOM)
-    theirs = key_agreement.mask_key(honest, bytes(32), kx=KX, own_id="a", peer_id="b")
-    info = labels.KDF_MASK + b"\0\0\0\1a\0\0\0\1b"
-    return theirs == key_agreement._derive(Secret(bytes(32)), KX, info)
+    theirs = key_agreement.mask_key(honest, bytes(32), PAIR, kx=KX, own_id="a", peer_id="b")
+    info = labels.KDF_MASK + encoding.text(key_agreement.SUITE) + b"\0\0\0\1a\0\0\0\1b"
+    return theirs == key_agreement._derive(Secret(bytes(32) + PAIR.reveal()), KX, info)
 
 
 def test_zero_point() -> None:

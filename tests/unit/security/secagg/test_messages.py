@@ -18,8 +18,8 @@ from lazaret.errors import CodecError
 from protos.loopback import COORDINATOR, Drop, LoopbackFederation, sent_message
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel, tag, varint
 from protos.stream_end import empty_log_head
-from security.crypto import encoding
-from security.secagg import certificates, fields, messages, records, relay
+from security.crypto import encoding, key_agreement
+from security.secagg import fields, messages, records, relay
 from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
@@ -66,7 +66,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
         case fields.Fixed():
             return st.binary(min_size=kind.length, max_size=kind.length)
         case fields.Bounded():
-            return st.sampled_from([b"", bytes(min(kind.limit, certificates.BOX_BYTES))])
+            return st.sampled_from([b"", bytes(min(kind.limit, key_agreement.BOX_BYTES))])
         case fields.Name():
             return st.sampled_from(["a", "1", "12", "site-07", "north.example"])
         case fields.Nested():
@@ -144,7 +144,7 @@ def test_unknown_kinds_and_long_heads() -> None:
         (lambda: messages.Ready(site="a", round=True), "whole number"),
         (lambda: messages.Refusal(site="a", ctx=bytes(31)), "expected 32 bytes"),
         (lambda: messages.UploadFrame(kx=bytes(32), index=0, data=bytes(256 * 1024 + 1)), "at most"),
-        (lambda: messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=b"x"), "empty or 92"),
+        (lambda: messages.DealtShare(b_hash=bytes(32), s_hash=bytes(32), box=b"x", pair=b""), "boxes are empty"),
         (lambda: messages.Rollback(advert="x"), "expected a Advert"),  # type: ignore[arg-type]
         (lambda: messages.AuditOrder(result=bytes(32), absent=["a"]), "tuple"),  # type: ignore[arg-type]
     ],

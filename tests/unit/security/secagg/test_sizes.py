@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from lazaret.errors import LocalProtocolError
 from protos.parse import FROM_SITE, Parcel
+from security.crypto.key_agreement import BOX_BYTES, PAIR_BYTES
 from security.crypto.ring import FRAME_BYTES
 from security.secagg import certificates, messages, relay
 from security.secagg.fields import Wire
@@ -28,12 +29,15 @@ def head(origin: str, signatures: int = 1, witness: str = "", cosigned: int = 0)
     return SignedHead(origin=origin, size=2**40, root=D, signatures=(own,) * signatures + (other,) * cosigned)
 
 
-def advert(site: str) -> certificates.Advert:
+def advert(site: str, later: int) -> certificates.Advert:
     return certificates.Advert(
         site=site,
         ctx=D,
         mask_key=K,
+        mask_kem=bytes(1184),
         share_key=K,
+        share_kem=bytes(1184),
+        pair_hashes=(D,) * later,
         commitment=D,
         sequence=1,
         log_size=0,
@@ -45,7 +49,13 @@ def advert(site: str) -> certificates.Advert:
 
 def shares(shape: Shape) -> Wire:
     lines = tuple(
-        DealtShare(b_hash=D, s_hash=D, box=b"" if member == shape.site else bytes(92)) for member in shape.cohort
+        DealtShare(
+            b_hash=D,
+            s_hash=D,
+            box=b"" if member == shape.site else bytes(BOX_BYTES),
+            pair=bytes(PAIR_BYTES) if at >= len(shape.cohort) - shape.path else b"",
+        )
+        for at, member in enumerate(shape.cohort)
     )
     return messages.Shares(site=shape.site, kx=D, shares=lines, signature=S)
 
@@ -83,11 +93,11 @@ MAKERS: dict[type[Wire], Callable[[Shape], Wire]] = {
     messages.Hello: lambda s: messages.Hello(site=s.site, open_ctx=D, round=0, result=D),
     messages.Ready: lambda s: messages.Ready(site=s.site, round=2**63),
     messages.Refusal: lambda s: messages.Refusal(site=s.site, ctx=D),
-    certificates.Advert: lambda s: advert(s.site),
+    certificates.Advert: lambda s: advert(s.site, s.path),
     messages.Shares: shares,
     messages.Accusation: lambda s: messages.Accusation(site=s.site, kx=D, dealer=s.named, signature=S),
     messages.Disclosure: lambda s: messages.Disclosure(
-        site=s.site, kx=D, holder=s.named, b_share=D, s_share=D, signature=S
+        site=s.site, kx=D, holder=s.named, b_share=D, s_share=D, pair=D if s.named > s.site else b"", signature=S
     ),
     messages.UploadHeader: lambda s: messages.UploadHeader(
         site=s.site, kx=D, deals=D, length=s.vector_bytes, root=D, signature=S
@@ -98,7 +108,7 @@ MAKERS: dict[type[Wire], Callable[[Shape], Wire]] = {
         site=s.site, kx=D, survivors=D, shares=(D,) * len(s.cohort), signature=S
     ),
     messages.Abort: lambda s: messages.Abort(site=s.site, ctx=D, code=1, signature=S),
-    messages.Rollback: lambda s: messages.Rollback(advert=advert(s.named)),
+    messages.Rollback: lambda s: messages.Rollback(advert=advert(s.named, s.path)),
     messages.ChunkRequest: lambda s: messages.ChunkRequest(site=s.site, result=D, chunk=0),
     certificates.Ack: ack,
     relay.Open: lambda s: relay.Open(

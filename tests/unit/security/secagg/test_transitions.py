@@ -85,7 +85,8 @@ def with_bad_box(full: RecordedFederation, message: messages.Shares) -> messages
     machine = full.sites[message.site].machine
     assert machine.burst.attempt is not None
     lines = (replace(message.shares[0], box=bytes(len(message.shares[0].box))), *message.shares[1:])
-    root = machine.burst.attempt.own_root = deal_root(message.kx, message.site, list(full.sites), lines)
+    attempt = machine.burst.attempt
+    root = attempt.own_root = deal_root(message.kx, message.site, attempt.adverts, lines)
     return replace(message, shares=lines, signature=machine.core.signer.sign(statements.deal(message.kx, root)))
 
 

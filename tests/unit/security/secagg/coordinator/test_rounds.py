@@ -137,7 +137,7 @@ def test_no_honest_dealer_can_be_convicted() -> None:
     twice = replace(proof, shares=(share, share, *proof.shares[2:]))
     with pytest.raises(VerificationFailed, match="distinct members"):
         certificate_checks.check_fraud_proof(run.policy, attempt.context, twice)
-    moved = replace(proof, shares=(replace(share, box=b""), *proof.shares[1:]))
+    moved = replace(proof, shares=(replace(share, line=replace(share.line, box=b"")), *proof.shares[1:]))
     with pytest.raises(VerificationFailed):
         certificate_checks.check_fraud_proof(run.policy, attempt.context, moved)
 

@@ -204,6 +204,8 @@ def test_adverts_with_a_fault_end_the_attempt(fault: str) -> None:
         "missing": [first, *rest],
         "own changed": [replace(first, log_size=9), second, *rest],
         "same key": [first, signed(mask_key=first.mask_key), *rest],
+        "same kem key": [first, signed(mask_kem=first.share_kem), *rest],
+        "too few hashes": [first, signed(pair_hashes=second.pair_hashes[1:]), *rest],
         "other context": [first, signed(ctx=bytes(32)), *rest],
         "unsigned": [first, replace(second, signature=bytes(64)), *rest],
     }[fault]
@@ -416,6 +418,6 @@ def test_secrets_do_not_print() -> None:
     attempt = machine.burst.attempt
     assert attempt is not None
     shown = repr(attempt) + repr(machine.core) + repr(run.sites["site-00"].update)
-    for secret in (attempt.seed.reveal(), attempt.mask_pair.scalar.reveal(), machine.core.storage_key.reveal()):
+    for secret in (attempt.seed.reveal(), attempt.mask_seed.reveal(), machine.core.storage_key.reveal()):
         assert repr(secret) not in shown and secret.hex() not in shown
     assert "redacted" in shown and names(1)[0] in shown
