@@ -68,6 +68,7 @@ def wrong_round(change: Callable[[Words], None], **options: Any) -> tuple[EvilCo
     attempt.publication = forged(run, attempt, total)
     publish(run, attempt.publication, run.sites)
     run.model, run.prev_result = attempt.model, attempt.publication.result_hash
+    run.core.movements = attempt.publication.result.movements
     run.check = attempt.publication.certificate()
     return run, attempt
 

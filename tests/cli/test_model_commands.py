@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import socket
 import stat
@@ -225,6 +226,12 @@ def test_too_few_validation_images_and_it_says_so(trained: Trained, cases: Path,
     config = folder / "site.toml"
     config.write_text(config.read_text().replace("validation = 0.25", "validation = 0"))
     (folder / "state" / "models" / "best-companion.safetensors").unlink(missing_ok=True)
+    # As if the site had never held anything back: its list of sides says so too.
+    listed = folder / "state" / "sides" / "list.json"
+    book = json.loads(listed.read_text())
+    book["rule"] = re.sub(r"validation [0-9.]+", "validation 0", book["rule"])
+    book["places"] = {name: place.split(".")[0] for name, place in book["places"].items()}
+    listed.write_text(json.dumps(book))
     done = run("predict", cases / "left", "-o", tmp_path / "out.csv", "--config", config)
     assert done.returncode == 0 and "not calibrated" in done.stderr
 
@@ -348,6 +355,7 @@ def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> No
         relation="add-or-remove-one",
         accountant="rdp",
         order="12",
+        plan=None,
         epsilon_round="0.3",
         epsilon_total="2.75",
         cap="8",
