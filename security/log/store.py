@@ -253,7 +253,9 @@ class Annex:
 
         :raises VerificationFailed: if it is not what was committed to.
         """
-        value = encoding.loads(data.removesuffix(b"\n"))
+        if not data.endswith(b"\n"):
+            raise CodecError("not an annex")
+        value = encoding.loads(data[:-1])
         if not isinstance(value, dict) or value.keys() != {"details", "salt"} or not isinstance(value["details"], dict):
             raise CodecError("not an annex")
         try:
