@@ -21,7 +21,8 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
     outbox           the egress filter: type, length, randomness, log, and then the bytes
     log_events       what a site writes into its privacy log
     witness          a site as a witness of other logs
-    supervisor       the trainer's process: started, watched, checked in all it says
+    supervisor       the trainer's process: watched, started again, checked in all it says
+    trainer_start    how a trainer comes to an agent: a child, or a service of its own
     contribution     from a local round to the vector that is masked
     ready_slots      the public times at which READY may be sent
     privacy          what a private federation costs this site

@@ -9,13 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 
 from lazaret import software
 from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
 from site_agent.options import own_process, with_config
+from site_agent.trainer.stopping import ENDING
 
 Group = late_group(
     {
@@ -43,7 +44,6 @@ Group = late_group(
     }
 )
 
-ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @click.group(cls=Group, invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
@@ -80,8 +80,8 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     from site_agent.model_commands import help_agent
     from site_agent.run import Agent
     from site_agent.status import AgentPresence
-    from site_agent.supervisor import start_trainer
     from site_agent.trainer.ranks import RankPlace
+    from site_agent.trainer_start import start_trainer
 
     place = RankPlace.read()
     if place is not None and place.rank > 0:

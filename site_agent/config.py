@@ -19,7 +19,7 @@ Seconds = Real
 # The checks of `site-agent check`, in this order: what others depend on first, what takes long last.
 CHECK_NAMES: Final = (
     "configuration", "certificates", "keys", "manifest", "policy", "coordinator", "clock", "state", "model", "disk",
-    "device", "privacy", "data", "images", "code", "trial",
+    "device", "isolation", "privacy", "data", "images", "code", "trial",
 )  # fmt: skip
 
 
@@ -73,6 +73,7 @@ class SiteTable(ConfigTable):
     ready_slot: Seconds | None = None
     worker_wait: Seconds = 120
     isolation: Literal["required", "best"] = "best"
+    trainer_socket: str | None = None
 
 
 class CoordinatorTable(ConfigTable):
@@ -160,6 +161,11 @@ class SiteConfig(ConfigTable):
     @property
     def state(self) -> Path:
         return self._under(self.site.state)
+
+    @property
+    def trainer_socket(self) -> Path | None:
+        """Where the agent waits for a trainer that is a service of its own; None if it starts one itself."""
+        return None if self.site.trainer_socket is None else self._under(self.site.trainer_socket)
 
     @property
     def sides(self) -> Path:

@@ -5,6 +5,7 @@ The first three continue in an isolated process before they load what reads imag
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -162,7 +163,7 @@ def worker(config_path: Path) -> None:
 
 
 def help_agent(config: SiteConfig, place: RankPlace) -> None:
-    """Work for the agent until it is gone."""
-    from site_agent.trainer.workers import work
-
-    work(place, config.data, seconds=float(config.site.worker_wait), threads=config.site.threads)
+    """Work for the agent until it is gone, in a program that can still be isolated: this one has threads."""
+    del place  # read again there
+    words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--worker"]
+    os.execv(sys.executable, words)

@@ -234,8 +234,9 @@ initial_model = {initial_model}       # (required) the safetensors file of the c
                                       # that the time reveals little about the amount of data. Default: 1, 2, 4, ...
                                       # seconds after it, which reveals the training time to a factor of two
 # worker_wait = 120                   # seconds; how long training in several processes waits for one of them
-# isolation = "best"                  # predict, evaluate and export run without network and private keys, as far as the
-                                      # kernel can; "required" stops them where they could still open a connection
+# isolation = "best"                  # what sees images runs without network and keys, as far as the kernel can;
+                                      # "required" does not begin where a connection could still be opened
+# trainer_socket = "trainer.sock"     # the trainer is a service of its own; left out, the agent starts it
 
 [coordinator]
 address = {address}                   # (required) host:port; this agent only opens connections, it accepts none

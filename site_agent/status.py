@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert
@@ -16,6 +18,8 @@ from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity
 from security.identity.membership import aggregation_policy
+from security.log.events import TrainerIsolated
+from security.log.reader import LogReader
 from security.log.store import LogFolder
 from security.rng import SystemRandomness
 from security.secagg.site.checks import updates_left
@@ -59,6 +63,7 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
         "log": str(vault.log),
         "log_size": heads[-1] if heads else 0,
         "metrics": vault.read_metrics(),
+        "isolation": _isolation(vault.log),
         "privacy": budget_status(config, manifest),
         "certificate_ends_ms": certificate_end(identity, manifest.site(site).certificate),
         "paused": None if pause is None else pause.reason,
@@ -69,6 +74,26 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
 def _waits_for_operator(journal: Journal, head: NewestResult, *, private: bool) -> bool:
     """Whether this site sends nothing more on its model before `site-agent permit`."""
     return not private and journal.uploaded_on == head.state_hash and updates_left(journal) == 0
+
+
+def _isolation(log: Path) -> dict[str, Any] | None:
+    """What the newest process that saw images could reach, by the privacy log; None if there was none."""
+    if not log.exists():
+        return None
+    found = [record.body for record in LogReader(log).checked(TrainerIsolated.type, newest=2)]
+    return dict(found[-1]) if found else None
+
+
+def isolation_line(body: Mapping[str, Any]) -> str:
+    """For people."""
+    walls = {"network_namespace": "network namespace", "seccomp": "seccomp", "landlock": "Landlock"}
+    if body["ranks"]:
+        return "the process that sees images has a network, to train together with others of this hospital"
+    if body["connection"]:
+        return "the process that sees images can open a connection"
+    held = ", ".join(words for wall, words in walls.items() if body[wall])
+    keys = "; it can read the private keys" if body["keys"] else ""
+    return f"the process that sees images cannot open a connection: enforced by {held}{keys}"
 
 
 def certificate_end(identity: Identity, signing: Any) -> int:
@@ -87,6 +112,7 @@ def lines(told: dict[str, Any], now_ms: int) -> list[str]:
     found = [_running(told["agent"]), _standing(told)]
     found += [text for _, text in remarks(told, now_ms)]
     found += [f"evidence against the coordinator, for the consortium: {path}" for path in told["evidence"]]
+    found += [isolation_line(told["isolation"])] if told["isolation"] else []
     ends = told["certificate_ends_ms"]
     found.append(f"certificates valid until {clock_text(ends)} ({(ends - now_ms) // 86_400_000} days)")
     return found

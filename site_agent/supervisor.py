@@ -15,12 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import shutil
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,18 +23,11 @@ from queue import Empty, SimpleQueue
 from threading import Condition, Event, Thread
 from typing import Any, Final, Protocol, TypeVar
 
-from lazaret.errors import CodecError, ConfigError, ToolkitError, WorkerLost
+from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.ledger import Reservation
-from security.identity.enrolment import Identity
-from security.identity.initial_model import InitialModel
-from security.identity.manifest import Manifest
-from security.log.writer import AuditLog
 from security.secagg.effects import Vector
-from site_agent import log_events
 from site_agent.budget import Budget
-from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
-from site_agent.state_dir import Vault
 from site_agent.trainer.channel import (
     RECEIVED_BY_AGENT,
     Channel,
@@ -63,7 +51,6 @@ from site_agent.trainer.channel import (
     refused,
     shared_vector,
 )
-from site_agent.trainer.isolation import HINT, WHERE, IsolationMode
 
 log = logging.getLogger("site-agent")
 SILENCE_SECONDS: Final = 60.0
@@ -88,56 +75,6 @@ class Launched(Protocol):
     def end(self) -> str:
         """Make sure that it is gone, and say how it ended."""
         ...
-
-
-class ChildTrainer:
-    """A trainer that this process starts.
-
-    :param log_format: what `--log-format` says.
-    :param module: the program; another one in attacks only.
-    """
-
-    def __init__(
-        self, config: SiteConfig, log_format: str | None = None, *, module: str = "site_agent.trainer"
-    ) -> None:
-        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        scratch = config.state / "scratch"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(mode=0o700)
-        options = ["--log-format", log_format] if log_format else []
-        command = [sys.executable, "-m", module, "--config", str(config.path), *options]
-        # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [*command, "--channel", str(theirs.fileno())],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env={**_environment(), "TMPDIR": str(scratch)},
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def end(self) -> str:
-        try:
-            code = self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
-        if code >= 0:
-            return f"it ended with code {code}"
-        reason = " (out of memory?)" if code == -signal.SIGKILL else ""
-        return f"it was killed by {signal.Signals(-code).name}{reason}"
-
-
-def _environment() -> dict[str, str]:
-    """Without the addresses and passwords of proxies: whoever has no network needs none."""
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 @dataclass(eq=False, kw_only=True)
@@ -242,7 +179,8 @@ class Supervisor:
         try:
             launched = self._launch()
         except OSError as error:
-            return WorkerLost(f"the trainer cannot be started: {error.strerror}", where="trainer")
+            reason = "none has connected" if isinstance(error, TimeoutError) else error.strerror
+            return WorkerLost(f"there is no trainer: {reason}", where="trainer")
         launched.connection.settimeout(SILENCE_SECONDS)
         life = Life(launched=launched, channel=Channel(launched.connection, RECEIVED_BY_AGENT))
         problem: ToolkitError | None = None
@@ -435,57 +373,3 @@ class Order:
 def _scores(side: SideScores) -> dict[str, Any]:
     scores: dict[str, Any] = {"bacc": side.bacc, "bauc": side.bauc, "images": side.images}
     return scores if side.confusion is None else scores | {"confusion": [list(row) for row in side.confusion]}
-
-
-def start_trainer(
-    config: SiteConfig,
-    manifest: Manifest,
-    initial: InitialModel,
-    vault: Vault,
-    identity: Identity,
-    site: str,
-    budget: Budget | None,
-    privacy_log: AuditLog,
-    *,
-    log_format: str | None = None,
-    module: str = "site_agent.trainer",
-) -> tuple[Supervisor, str | None]:
-    """A trainer of this site in a process of its own, with its data open; and the fingerprint of the data."""
-    del initial  # the trainer reads it itself
-    found: list[str] = []
-
-    def setup() -> tuple[TrainerSetup, bytes]:
-        terms = None if budget is None else budget.state.terms
-        key = identity.data_key().hex()
-        return TrainerSetup(site=site, data_key=key, best=vault.best_score, terms=terms), manifest.to_bytes()
-
-    asked: IsolationMode = (
-        "required" if "required" in (config.site.isolation, manifest.training.isolation) else "best"
-    )
-
-    def isolated(report: IsolationReport) -> None:
-        """Into the log first, then judged: a start that is refused is known too."""
-        privacy_log.append(log_events.trainer_isolated(asked, report), run=manifest.run)
-        log.info("%s", report.sentence)
-        if asked == "required" and (report.keys_readable or (report.connection_possible and not report.exception)):
-            raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
-
-    def opened(ready: DataReady) -> None:
-        vault.note_data({"names": list(ready.class_names), **{side: list(row) for side, row in ready.counts.items()}})
-        if budget is not None:
-            budget.take_version(ready.fingerprint)
-        if found:
-            privacy_log.append(log_events.data_opened(config.data, ready.fingerprint), run=manifest.run)
-        found.append(ready.fingerprint)
-
-    supervisor = Supervisor(
-        lambda: ChildTrainer(config, log_format, module=module),
-        setup,
-        words=manifest.aggregation.layout.state_words,
-        seconds=float(manifest.timing.train),
-        budget=budget,
-        isolated=isolated,
-        opened=opened,
-    )
-    supervisor.start()
-    return supervisor, found[-1]

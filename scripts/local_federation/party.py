@@ -70,7 +70,7 @@ def site(path: Path, numbers: bool) -> None:
     if numbers:
         learner = make_number_learner
     else:
-        from site_agent.supervisor import start_trainer as learner
+        from site_agent.trainer_start import start_trainer as learner
     config = SiteConfig.read(path)
     with ending_well():
         agent = assemble(

@@ -5,6 +5,9 @@ Nothing that it trains is kept, and no message is sent.
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -25,6 +28,7 @@ from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import SiteConfig
 from site_agent.privacy import LEDGER_HINT, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
+from site_agent.trainer.isolation import HINT
 
 # Checks of what was agreed, of the coordinator, and of this machine.
 #
@@ -200,6 +204,26 @@ def device(context: SiteCheckContext) -> Iterator[Line]:
         yield warning(f"[site] threads = {threads}, and {there} processors", "more threads than processors are slower")
         return
     yield ok(f"trains on the processor with {threads or there} of {there} threads; graphics cards are not used")
+
+
+@CHECKS.add
+def isolation(context: SiteCheckContext) -> Iterator[Line]:
+    """What would hold around the process that sees images, tried by one that sees none."""
+    config = context.config
+    words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--probe"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    required = "required" in (config.site.isolation, context.manifest.training.isolation)
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it ended without a word"]
+        yield problem(lines[0], HINT)
+        return
+    found = json.loads(done.stdout)
+    if not found["connection_possible"] and not found["keys_readable"]:
+        yield ok(found["sentence"])
+    elif required and not found["exception"]:
+        yield problem(found["sentence"], HINT)
+    else:
+        yield warning(found["sentence"], HINT)
 
 
 # The data set: what is in it, what cannot be used, what occurs twice, and what the policy does not find. Rows are named

@@ -1,32 +1,38 @@
 """The trainer's process: isolated first, then torch, images and the orders of the agent (`orders`).
 
-`python -m site_agent.trainer` is started by the agent (`site_agent.supervisor`) with one end of a channel. Nothing is
-imported here that starts a thread or reads an image before the process is isolated.
+`python -m site_agent.trainer --config site.toml` is a process of its own in four forms: started by the agent, with one
+end of a channel (`--channel`); as a service, which connects to the agent's socket file and then isolates itself; as one
+of several processes that train together (`--worker`); and as a trial, which says what holds and ends (`--probe`).
+
+Nothing is imported here that starts a thread or reads an image before the process is isolated.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import tempfile
+import time
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import click
 
-from lazaret.errors import ToolkitError
+from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import log_to_stderr, run_command, show_progress
 from site_agent.config import SiteConfig
 from site_agent.trainer import isolation, kernel
 from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.ranks import RANKS, RankPlace
+from site_agent.trainer.stopping import ENDING, block_signals, end_on_signals
 
-SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+CONNECT_SECONDS: Final = 60.0
 
 
-def isolate(config: SiteConfig, connection: socket.socket, scratch: Path) -> Isolation:
+def isolate(config: SiteConfig, connection: socket.socket | None, scratch: Path) -> Isolation:
     """Put up the walls and try them. The trainer reads images and the initial model, and writes its own folders."""
     source = data_path(config.data.source)
     images = image_folders(source) if source is not None else ()
@@ -37,7 +43,7 @@ def isolate(config: SiteConfig, connection: socket.socket, scratch: Path) -> Iso
         read=[config.initial_model, *images],
         write=[*write, scratch],
         deny=[config.identity],
-        keep=[connection.fileno()],
+        keep=[connection.fileno()] if connection is not None else [],
         exception=RANKS if RankPlace.read() is not None else "",
     )
 
@@ -48,6 +54,7 @@ def serve(config: SiteConfig, connection: socket.socket) -> None:
         found, problem = isolate(config, connection, Path(tempfile.gettempdir())), None
     except ToolkitError as error:
         problem = error
+    end_on_signals()
     # Only now: numpy starts threads when it is loaded.
     from site_agent.trainer.channel import RECEIVED_BY_TRAINER, Channel, IsolationReport, failed
 
@@ -64,21 +71,80 @@ def serve(config: SiteConfig, connection: socket.socket) -> None:
     orders.run()
 
 
+def attach(config: SiteConfig) -> socket.socket:
+    """Connect to the agent, which may still be starting.
+
+    :raises ConfigError: if there is none.
+    """
+    path = config.trainer_socket
+    if path is None:
+        raise ConfigError(
+            "the agent starts its trainer itself",
+            where="[site] trainer_socket",
+            hint="name a socket file to have two services",
+        )
+    end, connection = time.monotonic() + CONNECT_SECONDS, socket.socket(socket.AF_UNIX)
+    while True:
+        try:
+            connection.connect(str(path))
+            return connection
+        except OSError as error:
+            if time.monotonic() > end:
+                reason = (error.strerror or str(error)).lower()
+                raise ToolkitError(f"no agent answers: {reason}", where=str(path), hint="is it running?") from error
+        time.sleep(0.5)
+
+
+def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
+    """Take orders of the first process of this training until it is gone. Files are closed, the network is not."""
+    isolate(config, None, Path(tempfile.gettempdir()))
+    end_on_signals()
+    from site_agent.trainer.workers import work
+
+    work(place, config.data, seconds=float(config.site.worker_wait), threads=config.site.threads)
+    raise SystemExit(0)
+
+
 @click.command()
 @click.option("--config", "path", type=click.Path(path_type=Path), required=True)
-@click.option("--channel", "descriptor", type=int, required=True)
+@click.option("--channel", "descriptor", type=int, help="One end of the channel, from the agent.")
+@click.option("--worker", is_flag=True, help="Train together with others.")
+@click.option("--required", is_flag=True, help="Begin only where no connection is possible, whatever site.toml says.")
+@click.option("--probe", is_flag=True, help="Isolate, say what holds, and end.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
-def command(path: Path, descriptor: int, log_format: str | None) -> None:
-    """The agent starts this, and gives it one end of a channel."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    parent = os.getppid()
-    kernel.die_with_parent(signal.SIGKILL)  # also where this process hangs and does not see the end of the channel
-    if os.getppid() != parent:
-        return
+def command(
+    path: Path, descriptor: int | None, worker: bool, required: bool, probe: bool, log_format: str | None
+) -> None:
+    """The process that sees images."""
     config = SiteConfig.read(path)
+    if required:
+        config = config.model_copy(update={"site": config.site.model_copy(update={"isolation": "required"})})
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
     show_progress()
-    serve(config, socket.socket(fileno=descriptor))
+    if probe:
+        click.echo(json.dumps(isolate(config, None, Path(tempfile.gettempdir())).to_json()))
+        return
+    place = RankPlace.read()
+    if worker and place is not None:
+        block_signals()
+        work_with_others(config, place)
+    if descriptor is None:
+        for number in ENDING:
+            signal.signal(number, _leave)  # as long as there is no agent
+        connection = attach(config)
+    else:
+        connection = socket.socket(fileno=descriptor)
+        parent = os.getppid()
+        kernel.die_with_parent(signal.SIGKILL)  # also where this process hangs and does not see the channel's end
+        if os.getppid() != parent:
+            return
+    block_signals()
+    serve(config, connection)
+
+
+def _leave(number: int, frame: object) -> NoReturn:
+    del number, frame
+    raise SystemExit(0)
 
 
 if __name__ == "__main__":

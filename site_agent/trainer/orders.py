@@ -1,16 +1,14 @@
 """The trainer's loop: orders of the agent in, updates and figures out.
 
 Three threads: the main one works; one reads the channel, so that its end is seen while a round is trained; one says
-that the process is alive. The process ends by itself, with exit code 0, when the agent is gone, when the agent says so,
-and on SIGTERM, SIGINT and SIGHUP: nothing on disk is ever half written, and an order that was open is given again.
+that the process is alive. The process ends by itself, with exit code 0, when the agent is gone or says so; `stopping`
+has the signals.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -52,11 +50,11 @@ from site_agent.trainer.channel import (
     shared_vector,
 )
 from site_agent.trainer.personal_state import PersonalState
+from site_agent.trainer.stopping import end
 from site_agent.trainer.training import Trainer, make_trainer
 
 log = logging.getLogger("site-agent")
 ALIVE_SECONDS: Final = 5.0
-ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class OrderLoop:
@@ -69,7 +67,7 @@ class OrderLoop:
 
     def run(self) -> None:
         """For ever: the process ends from another thread."""
-        for task in (self._read, self._say_alive, _end_on_signals):
+        for task in (self._read, self._say_alive):
             Thread(target=task, name=task.__name__, daemon=True).start()
         trainer: Trainer | None = None
         while True:
@@ -225,18 +223,3 @@ def _evaluated(round_number: int, figures: dict[str, Any]) -> EvaluatedRound:
         best=bool(figures.get("best")),
         **sides,
     )
-
-
-# The end.
-
-
-def end(code: int) -> None:
-    """At once, from any thread. Destructors of libraries would abort where a thread is still computing."""
-    logging.shutdown()
-    os._exit(code)
-
-
-def _end_on_signals() -> None:
-    """The signals are blocked in all threads, so that they are taken here, also while another one computes for long."""
-    signal.sigwait(ENDING)
-    end(0)

@@ -12,9 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-UNITS = ("lazaret-coordinator.service", "lazaret-site-agent.service")
+UNITS = ("lazaret-coordinator.service", "lazaret-site-agent.service", "lazaret-site-trainer.service")
 # Exposure in tenths, as deploy/README.md tells it.
-EXPOSURE = {"lazaret-coordinator.service": 1.3, "lazaret-site-agent.service": 1.4}
+EXPOSURE = {
+    "lazaret-coordinator.service": 1.3,
+    "lazaret-site-agent.service": 1.3,
+    "lazaret-site-trainer.service": 1.1,
+}
 
 analyze = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed here")
 
@@ -59,13 +63,20 @@ def test_the_unit_is_as_closed_as_the_page_says(name: str, tmp_path: Path) -> No
     assert all(str(figure) in page for figure in EXPOSURE.values())
 
 
-def test_both_units_keep_what_protects_the_hospital() -> None:
+def test_the_units_keep_what_protects_the_hospital() -> None:
     for name in UNITS:
         text = (ROOT / "deploy" / name).read_text(encoding="utf-8")
         for line in ("ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "UMask=0077"):
             assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), (name, line)
     agent = (ROOT / "deploy" / UNITS[1]).read_text(encoding="utf-8")
     assert "SocketBindDeny=any" in agent and "SocketBindAllow" not in agent, "nothing listens at a hospital"
+    assert "MemoryDenyWriteExecute=yes" in agent, "it does not load torch"
+    trainer = (ROOT / "deploy" / UNITS[2]).read_text(encoding="utf-8")
+    for line in ("PrivateNetwork=yes", "IPAddressDeny=any", "InaccessiblePaths=%S/lazaret-site/identity"):
+        assert line in trainer, line
+    assert "--required" in trainer, "it does not begin where a connection is possible"
+    target = (ROOT / "deploy" / "lazaret-site.target").read_text(encoding="utf-8")
+    assert all(f"Wants={UNITS[1]} {UNITS[2]}" in text for text in (target,))
 
 
 FORBID = """

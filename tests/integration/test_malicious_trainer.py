@@ -11,7 +11,8 @@ import pytest
 
 from lazaret.errors import ConfigError
 from site_agent.assembly import LearnerFactory
-from site_agent.supervisor import Supervisor, start_trainer
+from site_agent.supervisor import Supervisor
+from site_agent.trainer_start import start_trainer
 from tests.integration.test_nothing_personal_is_said import LearningWorld
 from tests.support.isolated import SENT, listening
 

@@ -44,7 +44,7 @@ def in_process(
     budget: Budget | None,
     log: AuditLog | None = None,
 ) -> tuple[InProcess, str]:
-    """In the place of `site_agent.supervisor.start_trainer`."""
+    """In the place of `site_agent.trainer_start.start_trainer`."""
     sees_no_image(log)
     trainer, ready = make_trainer(
         config,

@@ -1,0 +1,179 @@
+"""How a trainer comes to an agent: as a child that the agent starts, or as a service that connects to a socket file.
+
+`start_trainer` puts it together: isolation goes into the privacy log and is judged before the trainer is told anything,
+then it gets what it needs to begin, and what it says of its data is written down.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+from lazaret.errors import ConfigError
+from security.identity.enrolment import Identity
+from security.identity.initial_model import InitialModel
+from security.identity.manifest import Manifest
+from security.log.writer import AuditLog
+from site_agent import log_events
+from site_agent.budget import Budget
+from site_agent.config import SiteConfig
+from site_agent.state_dir import Vault
+from site_agent.supervisor import SILENCE_SECONDS, STOP_SECONDS, Supervisor
+from site_agent.trainer.channel import DataReady, IsolationReport, TrainerSetup
+from site_agent.trainer.isolation import HINT, WHERE, IsolationMode
+from site_agent.trainer.stopping import ENDING
+
+log = logging.getLogger("site-agent")
+
+
+class ChildTrainer:
+    """A trainer that this process starts.
+
+    :param log_format: what `--log-format` says.
+    :param module: the program; another one in attacks only.
+    """
+
+    def __init__(
+        self, config: SiteConfig, log_format: str | None = None, *, module: str = "site_agent.trainer"
+    ) -> None:
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        scratch = config.state / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(mode=0o700)
+        options = ["--log-format", log_format] if log_format else []
+        command = [sys.executable, "-m", module, "--config", str(config.path), *options]
+        # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [*command, "--channel", str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env={**_environment(), "TMPDIR": str(scratch)},
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def end(self) -> str:
+        try:
+            code = self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            code = self._process.wait()
+        if code >= 0:
+            return f"it ended with code {code}"
+        reason = " (out of memory?)" if code == -signal.SIGKILL else ""
+        return f"it was killed by {signal.Signals(-code).name}{reason}"
+
+
+class AcceptedTrainer:
+    """A trainer that is a service of its own: the system starts it, and starts it again."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+
+    def end(self) -> str:
+        return "it has closed the channel"
+
+
+class TrainerSocket:
+    """The socket file at which trainers of that kind connect, for this user alone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._listening = socket.socket(socket.AF_UNIX)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        before = os.umask(0o177)  # from its first moment on
+        try:
+            self._listening.bind(str(path))
+        except OSError as error:
+            told = f"cannot wait for a trainer here: {(error.strerror or str(error)).lower()}"
+            raise ConfigError(told, where=f"{path}: [site] trainer_socket") from error
+        finally:
+            os.umask(before)
+        self._listening.listen(1)
+        self._listening.settimeout(SILENCE_SECONDS)
+
+    def accept(self) -> AcceptedTrainer:
+        """:raises OSError: if nobody of this user comes for a while."""
+        connection, _ = self._listening.accept()
+        user = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        if user != os.geteuid():
+            connection.close()
+            raise PermissionError(errno.EPERM, "a process of another user has connected")
+        return AcceptedTrainer(connection)
+
+
+def _environment() -> dict[str, str]:
+    """Without the addresses and passwords of proxies: whoever has no network needs none."""
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+
+
+def start_trainer(
+    config: SiteConfig,
+    manifest: Manifest,
+    initial: InitialModel,
+    vault: Vault,
+    identity: Identity,
+    site: str,
+    budget: Budget | None,
+    privacy_log: AuditLog,
+    *,
+    log_format: str | None = None,
+    module: str = "site_agent.trainer",
+) -> tuple[Supervisor, str | None]:
+    """A trainer of this site in a process of its own, with its data open; and the fingerprint of the data."""
+    del initial  # the trainer reads it itself
+    found: list[str] = []
+
+    def setup() -> tuple[TrainerSetup, bytes]:
+        terms = None if budget is None else budget.state.terms
+        key = identity.data_key().hex()
+        return TrainerSetup(site=site, data_key=key, best=vault.best_score, terms=terms), manifest.to_bytes()
+
+    asked: IsolationMode = (
+        "required" if "required" in (config.site.isolation, manifest.training.isolation) else "best"
+    )
+
+    def isolated(report: IsolationReport) -> None:
+        """Into the log first, then judged: a start that is refused is known too."""
+        privacy_log.append(log_events.trainer_isolated(asked, report), run=manifest.run)
+        log.info("%s", report.sentence)
+        if asked == "required" and (report.keys_readable or (report.connection_possible and not report.exception)):
+            raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
+
+    def opened(ready: DataReady) -> None:
+        vault.note_data({"names": list(ready.class_names), **{side: list(row) for side, row in ready.counts.items()}})
+        if budget is not None:
+            budget.take_version(ready.fingerprint)
+        if found:
+            privacy_log.append(log_events.data_opened(config.data, ready.fingerprint), run=manifest.run)
+        found.append(ready.fingerprint)
+
+    waiting = None if config.trainer_socket is None else TrainerSocket(config.trainer_socket)
+    supervisor = Supervisor(
+        waiting.accept if waiting is not None else lambda: ChildTrainer(config, log_format, module=module),
+        setup,
+        words=manifest.aggregation.layout.state_words,
+        seconds=float(manifest.timing.train),
+        budget=budget,
+        isolated=isolated,
+        opened=opened,
+    )
+    supervisor.start()
+    return supervisor, found[-1]
