@@ -53,7 +53,7 @@ from site_agent.trainer.channel import (
 )
 
 log = logging.getLogger("site-agent")
-SILENCE_SECONDS: Final = 60.0
+SILENCE_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 5.0
 LEAST_PAUSE: Final = 0.5
 MOST_PAUSE: Final = 60.0

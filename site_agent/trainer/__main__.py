@@ -16,7 +16,8 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Final, NoReturn
+from threading import Thread
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
 
@@ -27,17 +28,24 @@ from site_agent.trainer import isolation, kernel
 from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.ranks import RANKS, RankPlace
-from site_agent.trainer.stopping import ENDING, block_signals, end_on_signals
+from site_agent.trainer.stopping import ENDING, block_signals, end, end_on_signals
+
+if TYPE_CHECKING:
+    from site_agent.trainer.channel import Channel
 
 CONNECT_SECONDS: Final = 60.0
+ALIVE_SECONDS: Final = 5.0
 
 
 def isolate(config: SiteConfig, connection: socket.socket | None, scratch: Path) -> Isolation:
-    """Put up the walls and try them. The trainer reads images and the initial model, and writes its own folders."""
+    """Put up the walls and try them. The trainer reads images and the initial model, and writes its own folders.
+
+    :param connection: to the agent; None for a process without one, which keeps nothing here.
+    """
     source = data_path(config.data.source)
     images = image_folders(source) if source is not None else ()
-    ours = [config.state / "memory", config.state / "models", config.sides]
-    write = made(*ours, *([cache_folder()] if source is not None else ()))
+    kept = [config.state / "memory", config.state / "models", config.sides] if connection is not None else []
+    write = made(*kept, *([cache_folder()] if source is not None else ()))
     return isolation.enter(
         config.site.isolation,
         read=[config.initial_model, *images],
@@ -63,12 +71,28 @@ def serve(config: SiteConfig, connection: socket.socket) -> None:
         channel.send(failed(problem))
         raise problem
     channel.send(IsolationReport(**found.to_json()))
+    say_alive(channel)  # loading takes minutes on a machine that has much to do
     from site_agent.trainer.orders import OrderLoop
 
     orders = OrderLoop(config, channel)
     if not found.exception:
         orders.report_attempts()
     orders.run()
+
+
+def say_alive(channel: Channel) -> None:
+    """Every few seconds, from a thread of its own."""
+    from site_agent.trainer.channel import TrainerAlive
+
+    def run() -> None:
+        while True:
+            time.sleep(ALIVE_SECONDS)
+            try:
+                channel.send(TrainerAlive(processor_ms=int(1000 * time.process_time())))
+            except ToolkitError:
+                end(0)
+
+    Thread(target=run, name="alive", daemon=True).start()
 
 
 def attach(config: SiteConfig) -> socket.socket:
@@ -83,13 +107,13 @@ def attach(config: SiteConfig) -> socket.socket:
             where="[site] trainer_socket",
             hint="name a socket file to have two services",
         )
-    end, connection = time.monotonic() + CONNECT_SECONDS, socket.socket(socket.AF_UNIX)
+    patience, connection = time.monotonic() + CONNECT_SECONDS, socket.socket(socket.AF_UNIX)
     while True:
         try:
             connection.connect(str(path))
             return connection
         except OSError as error:
-            if time.monotonic() > end:
+            if time.monotonic() > patience:
                 reason = (error.strerror or str(error)).lower()
                 raise ToolkitError(f"no agent answers: {reason}", where=str(path), hint="is it running?") from error
         time.sleep(0.5)

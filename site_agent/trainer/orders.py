@@ -1,8 +1,7 @@
 """The trainer's loop: orders of the agent in, updates and figures out.
 
-Three threads: the main one works; one reads the channel, so that its end is seen while a round is trained; one says
-that the process is alive. The process ends by itself, with exit code 0, when the agent is gone or says so; `stopping`
-has the signals.
+The main thread works; another one reads the channel, so that its end is seen while a round is trained. The process ends
+by itself, with exit code 0, when the agent is gone or says so; `stopping` has the signals.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
-import time
 from collections.abc import Sequence
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from lazaret.errors import LocalProtocolError, PolicyViolation, ToolkitError
 from security.crypto import encoding
@@ -40,7 +38,6 @@ from site_agent.trainer.channel import (
     RoundReserved,
     SideScores,
     TrainedRound,
-    TrainerAlive,
     TrainerSetup,
     TrainerStop,
     TrainRound,
@@ -54,7 +51,6 @@ from site_agent.trainer.stopping import end
 from site_agent.trainer.training import Trainer, make_trainer
 
 log = logging.getLogger("site-agent")
-ALIVE_SECONDS: Final = 5.0
 
 
 class OrderLoop:
@@ -67,8 +63,7 @@ class OrderLoop:
 
     def run(self) -> None:
         """For ever: the process ends from another thread."""
-        for task in (self._read, self._say_alive):
-            Thread(target=task, name=task.__name__, daemon=True).start()
+        Thread(target=self._read, name="channel", daemon=True).start()
         trainer: Trainer | None = None
         while True:
             order = self._received.get()
@@ -108,14 +103,6 @@ class OrderLoop:
                 end(0)
                 return
             self._received.put(received)
-
-    def _say_alive(self) -> None:
-        while True:
-            time.sleep(ALIVE_SECONDS)
-            try:
-                self._channel.send(TrainerAlive(processor_ms=int(1000 * time.process_time())))
-            except ToolkitError:
-                end(0)
 
     def ask(self, question: Message) -> Message:
         """A question in the middle of an order: the next message is its answer."""
