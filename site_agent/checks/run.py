@@ -211,7 +211,7 @@ def isolation(context: SiteCheckContext) -> Iterator[Line]:
     """What would hold around the process that sees images, tried by one that sees none."""
     config = context.config
     words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--probe"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     required = "required" in (config.site.isolation, context.manifest.training.isolation)
     if done.returncode != 0:
         lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it ended without a word"]
