@@ -54,7 +54,7 @@ def kill_trainers(federation: LearningFederation) -> None:
         federation.wait_published(before + 1)
     outcomes = [outcome for outcome in federation.outcomes()[begun:] if outcome is not None]
     print(f"{KILLS} trainers killed, {len(outcomes)} rounds, {outcomes.count('published')} published")
-    assert set(outcomes) == {"published"}
+    assert set(outcomes) <= {"published"}
 
 
 def send_signals(federation: LearningFederation) -> None:
