@@ -64,7 +64,8 @@ def send_signals(federation: LearningFederation) -> None:
         time.sleep(chance.uniform(0.0, 3.0))
         which = ("agent", "trainer", "coordinator")[number % 3]
         site = federation.sites[chance.choice(sorted(federation.sites))]
-        told = chance.choice(SIGNALS)
+        # A coordinator has no handler for SIGHUP, which a shell may have told it to ignore.
+        told = signal.SIGTERM if which == "coordinator" else chance.choice(SIGNALS)
         if which == "trainer":
             ended, trainer = site.text().count("it ended with code"), federation.trainer_of(site)
             started = time.monotonic()
