@@ -24,6 +24,7 @@ LONG = os.environ.get("LAZARET_LONG") == "1"
 # How many of each, where somebody wants fewer or more: LAZARET_TERMS, LAZARET_KILLS.
 TERMS = int(os.environ.get("LAZARET_TERMS", 50 if LONG else 3))
 KILLS = int(os.environ.get("LAZARET_KILLS", 20 if LONG else 1))
+RUNNING = {"agent": "the process that saw images", "coordinator": "listening on"}
 SIGNALS = (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 pytestmark = pytest.mark.timeout(3600 if LONG else 400)
 
@@ -77,6 +78,8 @@ def send_signals(federation: LearningFederation) -> None:
             taken = time.monotonic() - started
         else:
             party = site if which == "agent" else federation.coordinator
+            # A Python program that has not yet read its first lines can promise nothing: this one runs.
+            party.wait_for(RUNNING[which], times=party.lives, seconds=300)
             code, taken = end(party, told)
             assert code == 0, (which, told, party.text()[-2000:])
             party.start()
