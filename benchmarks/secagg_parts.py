@@ -107,7 +107,7 @@ class Federation:
             manifest_hash=policy.manifest_hash,
             run=policy.run,
             round=1,
-            attempt=0,
+            attempt=1,
             n=sizes.n,
             t=sizes.t,
             a=sizes.a,
