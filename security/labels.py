@@ -66,6 +66,9 @@ DP_LEDGER: Final = _label("dp-ledger")
 DP_LEDGER_COMMITMENT: Final = _label("dp-ledger-head")
 DP_LEDGER_SALT: Final = _label("dp-ledger-salt")
 
+# Noise: the key of the next draw.
+DP_NOISE: Final = _label("dp-noise")
+
 # Sides of patients: the keyed hash that gives them, and the digest that names its key in the ledger.
 SIDES: Final = _label("sides")
 SIDES_KEY: Final = _label("sides-key")

@@ -116,6 +116,7 @@ def export(
     place = isolate(settings, target=folder)
     from site_agent.trainer.export import check_target, open_for_export
     from site_agent.trainer.export import export as run
+    from site_agent.trainer.model_card import HOSPITAL_ONLY
 
     show_progress()
     check_target(folder, onnx=onnx)
@@ -133,6 +134,8 @@ def export(
         say("the files predict with the head alone: prototypes stay at the site unless --with-prototypes is given")
     if written["log_findings"]:
         say(f"the privacy log has {len(written['log_findings'])} findings, which the card lists")
+    if HOSPITAL_ONLY in written["files"]:
+        say(f"{HOSPITAL_ONLY} holds exact figures, which epsilon does not cover: it stays at the hospital")
     say("the files hold layers fitted to this hospital's patients: treat them as such")
     _tell(place)
 

@@ -360,7 +360,7 @@ class PrivateTraining:
         # A site's first round is not the run's if it came late, and is its first again if it lost what it had released.
         first = self.rounds.counts is None
         events = self._schedule.round_events(round_number, first=first)
-        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=self._noise)
+        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
         done = self.rounds.train(self._site.model, self._site.optimizer(round_number), reservation)
         self._books.commit(reservation)
         self._reservation = reservation

@@ -1,13 +1,16 @@
 """The secret generator for all noise and all sampling, and the exact discrete Gaussian.
 
-docs/spec/differential-privacy.md, section 4. The generator is AES-256 in counter mode, with a key from the operating
-system at process start. Whoever can repeat the stream can subtract the noise and knows which patients were sampled. So
-its state is never saved, copied or inherited by a forked process, and the experiment's seed does not influence it. A
-source with another key than one of the operating system is not `secret`, and the ledger refuses it.
+docs/spec/differential-privacy.md, section 4. The generator is AES-256 in counter mode. Whoever can repeat the stream
+can subtract the noise and knows which patients were sampled. So its state is never saved, copied or inherited by a
+forked process, and the experiment's seed does not influence it. Each reservation has a source of its own, and each draw
+mixes fresh bytes of the operating system into the key: a virtual machine that is resumed twice from one snapshot does
+not draw the same noise twice. A source with another key than one of the operating system is not `secret`, and the
+ledger refuses it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from typing import Final, NoReturn
@@ -19,6 +22,7 @@ from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 from lazaret.errors import LocalProtocolError
+from security import labels
 from security.rng import Randomness, SystemRandomness
 
 _PAIRS: Final = 1 << 14
@@ -39,7 +43,7 @@ class NoiseSource:
         self._start(source.bytes(32))
 
     def _start(self, key: bytes) -> None:
-        self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
+        self._key = key
         self._process = os.getpid()
 
     @property
@@ -59,7 +63,12 @@ class NoiseSource:
         # sums.
         if os.getpid() != self._process:
             raise LocalProtocolError("a noise source is used in a forked process", hint="make a new one there")
-        return self._stream.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
+        # A key for this draw, and one for the next; a seeded source has nothing fresh to mix in.
+        fresh = SystemRandomness().bytes(32) if self._secret else b""
+        mixed = hashlib.sha512(labels.DP_NOISE + self._key + fresh).digest()
+        self._key = mixed[32:]
+        stream = Cipher(AES(mixed[:32]), CTR(bytes(16))).encryptor()
+        return stream.update(_ZEROS[:count] if count <= len(_ZEROS) else bytes(count))
 
     def words(self, count: int) -> NDArray[np.uint64]:
         return np.frombuffer(self.bytes(8 * count), dtype=np.uint64)

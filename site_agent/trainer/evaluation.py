@@ -43,6 +43,7 @@ def figures_of(predictor: Predictor) -> dict[str, Any]:
         "class_names": list(companion.class_names),
         "temperature": companion.temperature,
         "temperature_images": companion.validation_images,
+        "private": place.manifest.privacy is not None,
     }
     for side, samples in (("validation", data.validation), ("test", data.test)):
         if samples is not None and len(samples):
@@ -92,6 +93,8 @@ def as_text(figures: dict[str, Any]) -> str:
     else:
         images = figures["temperature_images"]
         lines.append(f"temperature {figures['temperature']:.3f}, fitted on {images} validation images")
+    if figures.get("private"):
+        lines.append("these figures are exact: do not pass them on, or epsilon is no longer valid")
     shown = figures.get("test") or figures.get("validation")
     if shown is not None:
         lines += _matrix(figures["class_names"], shown["confusion"])

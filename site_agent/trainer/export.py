@@ -4,6 +4,7 @@ model.safetensors   all tensors, personal layers included
 model.onnx          from bytes of images to calibrated probabilities, checked against torch on this site's own images
 model.json          architecture, classes, preprocessing, digests
 MODEL_CARD.md       written from the signed manifest and this site's own log
+hospital-only.md    under differential privacy: exact figures, which epsilon does not cover; not to be passed on
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from safetensors.torch import save as save_tensors
 
@@ -26,9 +28,9 @@ from npr.deployed import OPSET, TOLERANCE, Pixels, check_onnx, require_onnx, wri
 from npr.model import normalisation
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
-from site_agent.trainer.model_card import model_card, read_history
+from site_agent.trainer.model_card import HOSPITAL_ONLY, hospital_only, model_card, read_history
 from site_agent.trainer.predict import decoding_for
-from site_agent.trainer.predictor import ModelPlace, Predictor, Which
+from site_agent.trainer.predictor import ModelPlace, Predictor, Which, deploy
 
 FORMAT: Final = "lazaret-model/1"
 CHECKED_IMAGES: Final = 64
@@ -45,6 +47,8 @@ def check_target(target: Path, *, onnx: bool) -> None:
 def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) -> Predictor:
     """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
     place = ModelPlace.open(config)
+    if place.manifest.privacy is not None:
+        return _covered(place, which, with_prototypes=with_prototypes)
     if with_prototypes or place.method.prototype_share == 0.0:
         return Predictor.of(place, which)
     if place.method.prototype_share == 1.0:
@@ -54,6 +58,27 @@ def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) 
             hint="--with-prototypes writes them to the files nevertheless",
         )
     return Predictor.of(replace(place, head_alone=True), which)
+
+
+def _covered(place: ModelPlace, which: Which, *, with_prototypes: bool) -> Predictor:
+    """Only what is booked or public. Temperature, classes that are there and prototypes come from images without noise.
+
+    :raises ConfigError: where prototypes are wanted, or nothing can be predicted without them.
+    """
+    if with_prototypes or place.method.prototype_share == 1.0:
+        raise ConfigError(
+            "prototypes of a model are made of patients' images without noise, and epsilon does not cover them",
+            where="manifest [privacy]",
+            hint="export without --with-prototypes; a model that predicts by prototypes alone stays at the site",
+        )
+    predictor = Predictor.of(replace(place, head_alone=place.method.prototype_share > 0.0), which)
+    bare = replace(
+        predictor.companion,
+        temperature=None,
+        validation_images=0,
+        present=torch.ones_like(predictor.companion.present),
+    )
+    return replace(predictor, companion=bare, deployed=deploy(predictor.place, predictor.trained, bare))
 
 
 def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
@@ -72,6 +97,8 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
     figures, history = figures_of(predictor), read_history(predictor.place, predictor.trained.round)
     card = model_card(predictor, sidecar, digests(contents), figures, history)
     contents["MODEL_CARD.md"] = card.encode()
+    if predictor.place.manifest.privacy is not None:
+        contents[HOSPITAL_ONLY] = hospital_only(figures).encode()
     _write_folder(target, contents)
     written = {"folder": str(target), "files": digests(contents), "checked": checked}
     return written | {"log_findings": list(history.findings)}
@@ -122,7 +149,11 @@ def _predicts_by(place: ModelPlace) -> str:
 
 
 def _some_images(predictor: Predictor) -> Pixels:
-    """Real ones of this site, held out where it has some."""
+    """Real ones of this site, held out where it has some; under differential privacy, images that are nobody's."""
+    if predictor.place.manifest.privacy is not None:
+        recipe = predictor.place.recipe
+        shape = (CHECKED_IMAGES, recipe.image_size, recipe.image_size, recipe.in_channels)
+        return np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
     data = predictor.place.trainer.data
     for samples in (data.validation, data.test, data.train):
         if samples is not None and len(samples):

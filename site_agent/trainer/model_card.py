@@ -111,6 +111,20 @@ LIMITS: Final = """\
   about what the agent sent, not about these files."""
 
 
+HOSPITAL_ONLY: Final = "hospital-only.md"
+NOT_TOLD: Final = f"""\
+This hospital trains under differential privacy. Exact figures of its images are not covered by epsilon, and so they
+are not in this card: accuracy, recall of each class, numbers of images and the calibration are in
+`{HOSPITAL_ONLY}`, which stays at the hospital. The files predict without a temperature of this hospital and for
+all classes."""
+
+
+def hospital_only(figures: Mapping[str, Any]) -> str:
+    """The figures that a card has without differential privacy."""
+    notice = "Exact figures of this hospital's images. Epsilon does not cover them: do not pass this file on."
+    return f"# For this hospital only\n\n{notice}\n\n{_figures(figures)}\n"
+
+
 def model_card(
     predictor: Predictor,
     sidecar: Mapping[str, Any],
@@ -127,8 +141,12 @@ def model_card(
         _section("How it was trained", _table(_training(predictor, history))),
         _section("Settings", _table(sorted(manifest.training.settings.items()))),
         _section("Privacy", _privacy(predictor, history)),
-        _section("How good it is here", _figures(figures)),
-        _section("Files", _table((f"`{name}`", f"`{digest}`") for name, digest in files.items()), _checked(sidecar)),
+        _section("How good it is here", _figures(figures) if manifest.privacy is None else NOT_TOLD),
+        _section(
+            "Files",
+            _table((f"`{name}`", f"`{digest}`") for name, digest in files.items()),
+            _checked(sidecar, "of this hospital" if manifest.privacy is None else "of noise"),
+        ),
         _section("Sources of this card", _table(_grounds(predictor, history)), _verdict(history)),
         _section("Intended use", USE),
         _section("Limits", LIMITS),
@@ -237,13 +255,13 @@ def _recall(side: Mapping[str, Any] | None, number: int) -> str:
     return "none" if value is None else f"{value:.3f}"
 
 
-def _checked(sidecar: Mapping[str, Any]) -> str:
+def _checked(sidecar: Mapping[str, Any], whose: str) -> str:
     found = sidecar["checked"].get("onnx")
     if found is None:
         return ""
     return (
         f"ONNX Runtime and torch differed by {found['relative_difference']:.1e} relative at most on {found['images']} "
-        f"images of this hospital (limit {found['limit']:.0e})."
+        f"images {whose} (limit {found['limit']:.0e})."
     )
 
 

@@ -26,6 +26,8 @@ from safetensors import safe_open
 from coordinator.cli import main as coordinator
 from coordinator.config import TEMPLATE
 from coordinator.storage import Storage
+from lazaret import files
+from lazaret.errors import ConfigError
 from lazaret.terminal import run_command
 from npr.data.sources import open_catalogue
 from security.clock import SystemClock
@@ -35,7 +37,8 @@ from security.secagg.state import state_hash, unflatten
 from site_agent.cli import cli
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
-from site_agent.trainer.model_card import model_card, read_history
+from site_agent.trainer.export import _covered, export
+from site_agent.trainer.model_card import hospital_only, model_card, read_history
 from site_agent.trainer.predictor import Companion, ModelPlace, Predictor, load
 from tests.support.consortium_world import DAY, NOW
 from tests.support.trained_site import SIZE, Trained, train
@@ -370,6 +373,27 @@ def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> No
     assert "epsilon 2.75 of at most 8 at delta 0.00001; unit patient" in card
     silent = model_card(private, sidecar, {}, figures, replace(history, privacy=None))
     assert "this log has no booking for it" in silent
+    # Exact figures are in the hospital's own file instead.
+    assert "| recall of" not in card and "| balanced accuracy" not in card and "hospital-only.md" in card
+    assert "recall of" in hospital_only(figures) and "do not pass this file on" in hospital_only(figures)
+
+
+def test_an_export_under_privacy_holds_only_what_is_booked_or_public(trained: Trained, tmp_path: Path) -> None:
+    config = SiteConfig.read(trained.config)
+    config.sides.mkdir(mode=0o700, exist_ok=True)
+    files.write_atomically(config.sides / "key", bytes(32), mode=0o600)
+    promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    place = ModelPlace.open(config)
+    private = replace(place, manifest=place.manifest.model_copy(update={"privacy": promise}))
+    with pytest.raises(ConfigError, match="epsilon does not cover"):
+        _covered(private, "best", with_prototypes=True)
+    written = export(_covered(private, "best", with_prototypes=False), tmp_path / "out", onnx=False)
+    assert "hospital-only.md" in written["files"]
+    sidecar = json.loads((tmp_path / "out" / "model.json").read_text())
+    assert sidecar["temperature"] is None
+    card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
+    assert "| recall of" not in card and "| images |" not in card
+    assert "recall of" in (tmp_path / "out" / "hospital-only.md").read_text()
 
 
 @pytest.fixture(scope="module")

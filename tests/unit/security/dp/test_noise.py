@@ -96,3 +96,27 @@ def test_the_grid_is_a_power_of_two_below_a_thousandth_of_sigma(sigma: float) ->
     step = grid_step(sigma)
     assert math.frexp(step)[0] == 0.5
     assert sigma / 2048 < step <= sigma / 1024
+
+
+def resumed(source: NoiseSource) -> NoiseSource:
+    """The source as it is in a second copy of the same memory."""
+    copied = NoiseSource.__new__(NoiseSource)
+    copied.__dict__.update(source.__dict__)
+    return copied
+
+
+def test_a_memory_that_is_resumed_twice_does_not_draw_the_same_noise_twice() -> None:
+    source = NoiseSource()
+    source.bytes(16)
+    other = resumed(source)
+    assert source.bytes(64) != other.bytes(64)
+    assert not np.array_equal(source.gaussian(np.empty(8)), other.gaussian(np.empty(8)))
+
+
+def test_a_memory_that_is_resumed_twice_twin() -> None:
+    """Without fresh bytes, as in a seeded source, both copies draw the same, and the noise cancels."""
+    source = NoiseSource(CountedRandomness(b"seed"))
+    other = resumed(source)
+    assert source.bytes(64) == other.bytes(64)
+    assert np.array_equal(source.gaussian(np.empty(8)), other.gaussian(np.empty(8)))
+    assert source.bytes(64) != source.bytes(64), "and yet a source does not repeat itself"
