@@ -289,6 +289,12 @@ def test_a_released_answer_is_erased_at_its_time() -> None:
     assert machine.core.journal.released
 
 
+def test_at_agree_keys_shares_and_vector_are_dropped() -> None:
+    """What is left answers one set only: the sealed box of the journal."""
+    _run, machine, _quorum = stopped_before(messages.Quorum)
+    assert machine.state is SiteState.AGREED and machine.burst.attempt is None
+
+
 def test_abort_after_agree_on_request_only_and_never_after_release() -> None:
     run, machine, quorum = stopped_before(messages.Quorum)
     attempt = run.planned.attempts[0]

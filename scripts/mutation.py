@@ -1,0 +1,172 @@
+"""The mutation run behind `scripts/mutants`: changes one security-relevant line at a time and asks the tests.
+
+`mutants.toml` lists the places with the change to make at each, and the tests that should notice it. A mutant is killed
+if one of them fails. One that survives must say why it is redundant. Nothing is written: each mutant lives in a forked
+process, in which the changed functions take the place of the original ones, wherever those are held.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Final
+
+import click
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parents[1]
+LIST: Final = ROOT / "scripts" / "mutants.toml"
+SECONDS: Final = 900
+OK, FAILED, BROKEN = 0, 1, 3
+
+
+class NoSuchPlace(click.ClickException):
+    """The list is out of step with the code."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mutant:
+    """One change. `redundant` says why nothing can notice it; empty for all others."""
+
+    file: str
+    was: str
+    now: str
+    tests: tuple[str, ...]
+    redundant: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"{self.file}: {self.was.strip().splitlines()[0]}"
+
+    def source(self) -> str:
+        """The module with the change."""
+        text = (ROOT / self.file).read_text(encoding="utf-8")
+        if text.count(self.was) != 1:
+            raise NoSuchPlace(f"{self.name}: stands there {text.count(self.was)} times; bring the list up to date")
+        return text.replace(self.was, self.now)
+
+    def apply(self) -> int:
+        """Put the changed functions in the place of the original ones in this process; returns how many differ."""
+        module = importlib.import_module(self.file.removesuffix(".py").replace("/", "."))
+        scratch = ModuleType(module.__name__)
+        scratch.__file__ = module.__file__
+        vars(scratch)["__package__"] = module.__package__
+        exec(compile(self.source(), module.__file__ or "", "exec"), vars(scratch))
+        changed = dict(_functions(scratch))
+        count = 0
+        for name, function in _functions(module):
+            new = changed.get(name)
+            if new is not None and len(new.__code__.co_freevars) == len(function.__code__.co_freevars):
+                count += _content(new.__code__) != _content(function.__code__)
+                function.__code__ = new.__code__
+        return count
+
+
+def _content(code: CodeType) -> tuple[object, ...]:
+    """What a function does, without the lines that it stands on."""
+    constants = (_content(value) if isinstance(value, CodeType) else repr(value) for value in code.co_consts)
+    return code.co_code, code.co_names, tuple(constants)
+
+
+def _functions(module: ModuleType) -> Iterator[tuple[str, FunctionType]]:
+    """Functions and methods that a module defines, by name; also behind properties and decorators of methods."""
+    for name, value in vars(module).items():
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for inner, member in vars(value).items():
+                if (function := _plain(member)) is not None:
+                    yield f"{name}.{inner}", function
+        elif (function := _plain(value)) is not None and function.__module__ == module.__name__:
+            yield name, function
+
+
+def _plain(value: Any) -> FunctionType | None:
+    if isinstance(value, property):
+        value = value.fget
+    elif isinstance(value, cached_property):
+        value = value.func
+    elif isinstance(value, classmethod | staticmethod):
+        value = value.__func__
+    return value if isinstance(value, FunctionType) else None
+
+
+def read_mutants(path: Path = LIST) -> list[Mutant]:
+    rows = tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    return [Mutant(**{**row, "tests": tuple(row["tests"])}) for row in rows]
+
+
+def in_a_fork(tests: tuple[str, ...], mutant: Mutant | None = None) -> int:
+    """Run tests in a process of their own, with or without a change; a run without end counts as failed."""
+    child = os.fork()
+    if child:
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = BROKEN
+    try:
+        signal.alarm(SECONDS)
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        if mutant is None or mutant.apply():
+            code = OK
+            for test in tests:
+                if (code := int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", test]))) != OK:
+                    break
+    finally:
+        os._exit(code)
+
+
+def judge(mutant: Mutant) -> str:
+    """`killed`, `explained` or `survived`."""
+    code = in_a_fork(mutant.tests, mutant)
+    if code in (FAILED, -signal.SIGALRM):
+        return "killed"
+    if code != OK:
+        raise NoSuchPlace(f"{mutant.name}: the change is no program, or changes nothing")
+    return "explained" if mutant.redundant else "survived"
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--only", default="", help="Only mutants whose name contains this.")
+def main(as_json: bool, only: str) -> None:
+    """Change security-relevant lines one at a time; every change must be noticed or explained."""
+    chosen = [mutant for mutant in read_mutants() if only in mutant.name]
+    tests = tuple(sorted({test for mutant in chosen for test in mutant.tests}))
+    sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "vectors")]
+    for mutant in chosen:
+        mutant.source()
+    # What all of them need is imported once, and a test that fails without a change would kill every mutant.
+    with contextlib.redirect_stdout(io.StringIO()):
+        pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *tests])
+    if in_a_fork(tests) != OK:
+        raise click.ClickException("the tests fail without any change: run them first")
+    verdicts: dict[str, list[str]] = {"killed": [], "explained": [], "survived": []}
+    for number, mutant in enumerate(chosen, start=1):
+        verdict = judge(mutant)
+        verdicts[verdict].append(mutant.name)
+        click.echo(f"{number}/{len(chosen)} {verdict}: {mutant.name}", err=True)
+    report = {
+        "mutants": len(chosen),
+        "killed": len(verdicts["killed"]),
+        "explained": len(verdicts["explained"]),
+        "survived": verdicts["survived"],
+    }
+    if as_json:
+        click.echo(json.dumps(report, indent=2))
+    else:
+        click.echo(", ".join(f"{name} {value}" for name, value in report.items() if name != "survived"))
+    sys.exit(1 if verdicts["survived"] else 0)
+
+
+if __name__ == "__main__":
+    main()
