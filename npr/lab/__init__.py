@@ -22,7 +22,7 @@ Imported by: nothing; it is run.
     plots       figures (matplotlib)
     secure      the sum of a round through the real protocol
     export      the initial model of a federation
-    plugins     methods from files of the user
+    plugins     methods and data sets from files of the user
     bench       `npr-lab bench`
     dp_bench    what a private step costs
 """

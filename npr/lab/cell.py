@@ -23,12 +23,11 @@ from torch import Tensor
 from lazaret.errors import ConfigError, ToolkitError
 from npr.data.catalogue import Catalogue, assemble, sides_of
 from npr.data.dataset import FederatedDataset, SiteData, joined
-from npr.data.sources import open_catalogue
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation, check_sites
 from npr.lab.models import MODELS, ByKind, TrainedCell, save_models
 from npr.lab.plan import Cell, Settings
-from npr.lab.plugins import load_plugins
+from npr.lab.plugins import load_plugins, open_data
 from npr.lab.predictors import predictors_from
 from npr.lab.request import privacy_of, private_plan, train_config
 from npr.lab.secure import SecureAggregator, require_enough_sites
@@ -197,7 +196,7 @@ def without_test(dataset: FederatedDataset) -> FederatedDataset:
 @lru_cache(maxsize=1)
 def _catalogue(source: str, image_size: int, seed: int) -> Catalogue:
     """Decoded once for all cells that run in this process."""
-    return open_catalogue(source, image_size=image_size, seed=seed)
+    return open_data(source, image_size=image_size, seed=seed)
 
 
 def _spec(settings: Settings, cell: Cell, dataset: FederatedDataset) -> ModelSpec:

@@ -1,4 +1,4 @@
-"""Methods of one's own: Python files that register them, loaded by name into `npr-lab` and into every worker of a run.
+"""Methods and data sets of one's own: Python files that register them, loaded into `npr-lab` and into every worker.
 
 A real federation never loads any: there the manifest pins the learning code, and code that no digest covers would be
 code that no hospital has agreed to.
@@ -7,14 +7,46 @@ code that no hospital has agreed to.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from lazaret.errors import ConfigError, LocalProtocolError
+from npr.data.catalogue import Catalogue
+from npr.data.sources import open_catalogue
 from npr.methods import registry
 
 VARIABLE = "LAZARET_LAB_PLUGINS"
 _loaded: set[Path] = set()
+
+Opener = Callable[[str, int], Catalogue]
+"""From what follows the colon of `--data NAME:REST`, and the size of the images, to a catalogue."""
+_data: dict[str, Opener] = {}
+BUILT_IN = ("generated", "ham10000", "npz", "csv", "folders", "dicom", "fed-isic")
+
+
+def register_data(name: str) -> Callable[[Opener], Opener]:
+    """Decorator: `--data NAME:REST` then opens what the function returns, with folds and sides like any other."""
+
+    def add(opener: Opener) -> Opener:
+        if name in (*BUILT_IN, *_data):
+            raise LocalProtocolError(f"a data set named {name!r} is registered already")
+        _data[name] = opener
+        return opener
+
+    return add
+
+
+def data_names() -> tuple[str, ...]:
+    return (*BUILT_IN, *_data)
+
+
+def open_data(source: str, *, image_size: int, seed: int) -> Catalogue:
+    """The catalogue that `--data` names, from a plugin or from npr/data."""
+    name, _, rest = source.partition(":")
+    if name in _data:
+        return _data[name](rest, image_size)
+    return open_catalogue(source, image_size=image_size, seed=seed)
 
 
 def announce(files: tuple[Path, ...]) -> None:
@@ -44,6 +76,6 @@ def _run(path: Path) -> None:
     try:
         spec.loader.exec_module(module_from_spec(spec))
     except LocalProtocolError as error:
-        raise ConfigError(str(error), where=path.name, hint="choose another name for the method") from error
+        raise ConfigError(str(error), where=path.name, hint="choose another name") from error
     except Exception as error:
         raise ConfigError(f"fails to load: {type(error).__name__}: {error}", where=path.name) from error

@@ -18,6 +18,7 @@ from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
 from npr.lab.plan import Cell, DataSettings, Frozen, Grid, LabPlan, ModelSettings, Settings, Value, make_cells
+from npr.lab.plugins import data_names
 from npr.methods import registry
 from security.dp.filter import MOST_DELTA
 from security.dp.planner import PREFIX, Noise, PrivateSettings, Trains
@@ -200,7 +201,6 @@ def privacy_of(federation: Federation) -> dict[str, Any] | None:
 OVERRIDES = ("fold_count", "validation", "rounds", "evaluate_every", "image_size", "architecture", "weights")
 # Prediction is an axis of its own (npr/lab/predictors.py): no cell sets it.
 SETTINGS = TrainConfig.model_fields.keys() - {"method", "method_options", "predict", "predict_mix"}
-SOURCES = ("generated", "ham10000", "npz", "csv", "folders", "dicom", "fed-isic")
 
 
 def method_rows() -> list[dict[str, Any]]:
@@ -235,7 +235,7 @@ def make_plan(
     source = data or preset.data
     if source is None:
         raise ConfigError("this preset needs the path of the images", hint=f"{preset.summary}")
-    require_known("data source", source.partition(":")[0], SOURCES, where="--data")
+    require_known("data source", source.partition(":")[0], data_names(), where="--data")
     chosen = {name: getattr(preset, name) for name in OVERRIDES} | dict(overrides or {})
     try:
         settings = Settings(

@@ -34,6 +34,6 @@ class FedNPR(FedAvg):
 class FedNPRPer(FedPer):
     """The extractor is averaged, the head stays at the site.
 
-    `predict = "auto"` means head and prototypes together for it: on HAM10000 that won on both seeds, and both are at
-    the site. For every other method it means the head. A comparison of methods should set `predict` for all of them.
+    At a site, `predict = "auto"` means head and prototypes together for it, and the head for every other method. The
+    laboratory ignores both: it scores every method by the same predictors (npr/lab/predictors.py).
     """

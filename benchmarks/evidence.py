@@ -1,0 +1,255 @@
+"""The page docs/evidence.md, made from the results of a lab run: no figure on it is written by hand.
+
+    python -m benchmarks.evidence collect OUT     # results of a run, with intervals, to benchmarks/results
+    python -m benchmarks.evidence page            # docs/evidence.md, its plot and the headline of the README
+
+`collect` needs the run's folder of cells, whose predictions stay there. `page` needs `results.json` alone.
+"""
+
+import argparse
+from pathlib import Path
+
+from npr.lab.store import read_results, write_atomically, write_json
+from npr.lab.summary import CHOSEN, TableRow, compare, predictions_loader, rows_of, summarise_cells
+from npr.lab.tables import describe_choice, markdown, summary_table
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "ham10000" / "five-folds"
+PAGE, PLOT = ROOT / "docs" / "evidence.md", ROOT / "docs" / "images" / "evidence-forest.png"
+REFERENCES = ("fedavg", "fedper")
+README, TEMPLATE = ROOT / "README.md", ROOT / "benchmarks" / "evidence.template.md"
+MARK = "<!-- evidence: made by benchmarks/evidence.py -->"
+END = "<!-- end of evidence -->"
+# Every row that the paper has and that part of the comparison was asked for, in the order in which they run.
+WANTED = (
+    "fedavg", "fedper", "fednpr", "fednpr-per", "frozen", "local", "central", "fedprox", "moon", "creff", "fedrs",
+    "fedlc", "balancefl", "fedrep", "fedrod", "fedbabu", "fedprox+npr", "moon+npr", "fedrep+npr", "fedrod+npr",
+    "fedbabu+npr",
+    "fednpr-per[clusters=1]", "fednpr-per[clusters=2]", "fednpr-per[clusters=8]", "fednpr-per[clusters_by=explained]",
+    "fednpr-per[lambda_npr=0.01]", "fednpr-per[lambda_npr=0.05]", "fednpr-per[lambda_npr=1]",
+    "fednpr-per[supervision=none]",
+)
+
+
+def collect(out, results):
+    """The run's results with intervals and with the comparisons of the page; nothing per image goes along."""
+    content = read_results(out)
+    load = predictions_loader(out)
+    content["summary"] = summarise_cells(content["cells"], load, content["reference"], content["summary"])
+    content["comparisons"] = comparisons(content["cells"], load)
+    write_json(results / "results.json", content)
+    write_atomically(results / "table.md", summary_table(content).encode())
+
+
+def comparisons(cells, load):
+    """Paired differences of all rows against each reference: chosen with chosen, then the same model and predictor."""
+    found = []
+    for reference in REFERENCES:
+        for row in rows_of(cells):
+            other = TableRow(reference, row.kind, row.predictor)
+            if row.variant == reference or other not in rows_of(cells):
+                continue
+            difference = compare(row, other, cells, load)
+            if difference:
+                found.append({"row": row.name, "variant": row.variant, "model": row.kind, "predictor": row.predictor,
+                              "against": reference, **difference})
+    return found
+
+
+def interval(values, sign=""):
+    first = format(values[0], f"{sign}.1f")
+    return first if len(values) < 3 else f"{first} [{values[1]:{sign}.1f}, {values[2]:{sign}.1f}]"
+
+
+def chosen(content):
+    rows = [row for row in content["summary"] if row["kind"] == CHOSEN]
+    return sorted(rows, key=lambda row: -row["pooled_recall"][0])
+
+
+def main_table(content):
+    against = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
+
+    def gaps(variant, figure):
+        found = [against.get((variant, reference)) for reference in REFERENCES]
+        return [interval(c[figure], "+") if c else "" for c in found]
+
+    rows = [
+        (
+            row["variant"],
+            interval(row["pooled_recall"]),
+            *gaps(row["variant"], "pooled_recall"),
+            interval(row["mean_bacc"]),
+            *gaps(row["variant"], "mean_bacc"),
+            f"{row['mean_bauc'][0]:.1f}" if row["mean_bauc"] else "none",
+            str(row["cells"]),
+        )
+        for row in chosen(content)
+    ]
+    header = ("method", "pooled recall", *(f"minus {ref}" for ref in REFERENCES), "mean over sites bACC",
+              *(f"minus {ref}" for ref in REFERENCES), "bAUC", "cells")
+    return markdown(header, rows)
+
+
+def alike_table(content):
+    """The same model and predictor on both sides: what remains when prediction is equal."""
+    rows = [
+        (c["variant"], c["model"], c["predictor"], c["against"], interval(c["pooled_recall"], "+"),
+         interval(c["mean_bacc"], "+"), str(c["cells"]))
+        for c in content["comparisons"]
+        if c["model"] != CHOSEN and c["variant"].startswith("fednpr") and c["against"] == (
+            "fedper" if c["variant"].startswith("fednpr-per") else "fedavg")
+    ]
+    return markdown(("method", "model", "predictor", "minus", "pooled recall", "mean over sites bACC", "cells"), rows)
+
+
+def choices(content):
+    rows = [
+        (row["variant"], fold, describe_choice(choice))
+        for row in chosen(content)
+        for fold, choice in row["choices"].items()
+    ]
+    return markdown(("method", "fold", "chosen on the validation side"), rows)
+
+
+def headline(content):
+    """One sentence for the README, whatever the figures say."""
+    ours = [c for c in content["comparisons"] if c["model"] == CHOSEN and c["variant"].startswith("fednpr")]
+    best = {}
+    for reference in REFERENCES:
+        mine = [c for c in ours if c["against"] == reference]
+        if mine:
+            best[reference] = max(mine, key=lambda c: c["pooled_recall"][0])
+    if not best:
+        return "On real images nothing has been compared yet."
+    names = {"fedavg": "FedAvg", "fedper": "FedPer"}
+    parts = [
+        f"`{c['variant']}` {interval(c['pooled_recall'], '+')} points of pooled recall and "
+        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC against {names[reference]} ({c['cells']} cells)"
+        for reference, c in best.items()
+    ]
+    shown = any(all(checks.values()) for checks in goal_checks(content).values())
+    verdict = "A lead is shown" if shown else "A lead of FedNPR is not shown"
+    size, rounds = content["settings"]["data"]["image_size"], content["settings"]["rounds"]
+    return (
+        f"{verdict} on HAM10000 (four hospitals, {size} px, {rounds} rounds), with model and predictor of every method "
+        f"chosen on a validation side: the best FedNPR variant has {', and '.join(parts)}. {predicting(content, best)}"
+    )
+
+
+def predicting(content, best):
+    """Model and predictor behind the figures of the headline."""
+    names = dict.fromkeys([*(c["variant"] for c in best.values()), *best])
+    told = []
+    for row in content["summary"]:
+        if row["kind"] == CHOSEN and row["variant"] in names:
+            ways = dict.fromkeys(describe_choice(choice) for choice in row["choices"].values())
+            told.append(f"`{row['variant']}`: {' or '.join(ways)}")
+    return f"Chosen: {'; '.join(told)}." if told else ""
+
+
+def goal_checks(content):
+    """For each FedNPR variant that has intervals against both references: the parts of the goal, met or not."""
+    ours = {(c["variant"], c["against"]): c for c in content["comparisons"] if c["model"] == CHOSEN}
+    found = {}
+    for variant in dict.fromkeys(name for name, _ in ours if name.startswith("fednpr")):
+        first, second = ours.get((variant, "fedavg")), ours.get((variant, "fedper"))
+        if first and second and len(first["pooled_recall"]) == len(second["pooled_recall"]) == 3:
+            found[variant] = {
+                "4 points or more above FedAvg by pooled recall": first["pooled_recall"][0] >= 4,
+                "lower end of that interval above zero": first["pooled_recall"][1] > 0,
+                "not below FedAvg by mean over sites": first["mean_bacc"][0] >= 0,
+                "above FedPer, lower end above zero": second["pooled_recall"][1] > 0,
+            }
+    return found
+
+
+def goal(content):
+    lines = [
+        f"- `{variant}`: " + "; ".join(f"{text}: **{'yes' if met else 'no'}**" for text, met in checks.items()) + "."
+        for variant, checks in goal_checks(content).items()
+    ]
+    return "\n".join(lines) or "No variant has cells in common with both references yet."
+
+
+def page(content):
+    settings, data = content["settings"], content["settings"]["data"]
+    seeds = sorted({cell["seed"] for cell in content["cells"]})
+    folds = sorted({str(cell["fold"]) for cell in content["cells"]})
+    found = {row["variant"] for row in content["summary"]}
+    missing = [f"`{name}`" for name in WANTED if name not in found]
+    waiting = [f"`{key}`" for key in content["not_run"]]
+    resolvable = [c["resolvable"] for c in content["comparisons"] if c["model"] == CHOSEN and c["resolvable"]]
+    smallest = f"{min(resolvable):.1f} to {max(resolvable):.1f}" if resolvable else "not known"
+    train = ", ".join(f"`{key} = {value}`" for key, value in settings["train"].items()) or "the defaults"
+    return TEMPLATE.read_text().format(
+        mark=MARK,
+        headline=headline(content),
+        goal=goal(content),
+        source=data["source"],
+        size=data["image_size"],
+        fold_count=data["folds"],
+        folds=", ".join(folds),
+        seeds=", ".join(map(str, seeds)),
+        architecture=settings["model"]["architecture"],
+        weights=settings["model"]["weights"],
+        rounds=settings["rounds"],
+        train=train,
+        cells=len(content["cells"]),
+        minutes=sum(cell["seconds"] for cell in content["cells"]) / 60,
+        validation=data["validation"],
+        smallest=smallest,
+        main_table=main_table(content),
+        choices=choices(content),
+        alike_table=alike_table(content),
+        missing=", ".join(missing) or "none",
+        waiting=", ".join(waiting) or "none",
+    )
+
+
+def forest(content, path):
+    """Paired differences of pooled recall of what was chosen, with intervals, against each reference."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    rows = [c for c in content["comparisons"] if c["model"] == CHOSEN]
+    figure, axes = plt.subplots(figsize=(8, 1.2 + 0.32 * max(1, len(rows))), layout="constrained")
+    for number, c in enumerate(reversed(rows)):
+        value, *ends = c["pooled_recall"]
+        errors = [[value - ends[0]], [ends[1] - value]] if ends else None
+        axes.errorbar([value], [number], xerr=errors, fmt="o", capsize=3, color=f"C{REFERENCES.index(c['against'])}")
+    axes.axvline(0, color="black", linewidth=0.8)
+    names = [f"{c['variant']} minus {c['against']}" for c in reversed(rows)]
+    axes.set_yticks(range(len(rows)), names, fontsize="small")
+    axes.set(xlabel="difference of pooled recall (points)")
+    axes.grid(axis="x", alpha=0.3, linewidth=0.6)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
+    plt.close(figure)
+
+
+def main(arguments=None):
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    take = commands.add_parser("collect")
+    take.add_argument("out", type=Path)
+    for command in (take, commands.add_parser("page")):
+        command.add_argument("--results", type=Path, default=RESULTS)
+    commands.choices["page"].add_argument("--page", type=Path, default=PAGE)
+    commands.choices["page"].add_argument("--plot", type=Path, default=PLOT)
+    given = parser.parse_args(arguments)
+    if given.command == "collect":
+        collect(given.out, given.results)
+        return
+    content = read_results(given.results)
+    forest(content, given.plot)
+    write_atomically(given.page, page(content).encode())
+    if given.page == PAGE:
+        before, _, rest = README.read_text().partition(MARK)
+        after = rest.partition(END)[2]
+        write_atomically(README, f"{before}{MARK}\n{headline(content)}\n{END}{after}".encode())
+
+
+if __name__ == "__main__":
+    main()
