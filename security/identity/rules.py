@@ -265,10 +265,12 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         offered.model != current.model
         or _tensors(offered) != _tensors(current)
         or offered.training.method != current.training.method
+        # The lengths of the newest steps are part of a run's state, as many as the window has.
+        or offered.aggregation.movement_window != current.aggregation.movement_window
         or _promise(offered) != _promise(current)
     ):
         raise ManifestRejected(
-            f"changes the model, the method, the tensors or the privacy of run {current.run!r}",
+            f"changes the model, the method, the tensors, the movement window or the privacy of run {current.run!r}",
             where=_where(offered),
             hint="the consortium must give a changed model a new run id",
         )

@@ -333,6 +333,12 @@ def other_private_rounds(manifest: Manifest) -> tuple[Manifest, Manifest]:
     return manifest, next_version(manifest, training=with_(manifest.training, settings=settings))
 
 
+def other_window(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    numbers = manifest.aggregation
+    longer = with_(numbers, movement_window=numbers.movement_window + 1)
+    return manifest, next_version(manifest, aggregation=longer)
+
+
 def other_federation_later(manifest: Manifest) -> tuple[Manifest, Manifest]:
     return manifest, next_version(manifest, federation="ct-scans")
 
@@ -345,6 +351,7 @@ STEPS: list[tuple[Callable[[Manifest], tuple[Manifest, Manifest]], str]] = [
     (other_method, "check_run"),
     (less_privacy, "check_run"),
     (other_private_rounds, "check_run"),
+    (other_window, "check_run"),
     (other_federation_later, "check_same_federation"),
 ]
 STEP_IDS = [row[0].__name__ for row in STEPS]
