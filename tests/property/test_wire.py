@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lazaret.errors import CodecError, LocalProtocolError
 from protos import federation_pb2 as pb
-from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel, tag, varint
+from protos.parse import FROM_COORDINATOR, FROM_SITE, MAX_PARCEL, Direction, Parcel, tag, varint
 from protos.schema import field_name
 from security.secagg import relay
 from security.secagg.fields import Many, Maybe, Nested, Wire, kinds
@@ -227,6 +227,6 @@ def test_only_what_may_travel_is_sent() -> None:
     from security.secagg.messages import Vouched
 
     ack = Ack(site="graz", result=bytes(32), state_hash=bytes(32), bitmap=bytes(65536), signature=bytes(64))
-    huge = Vouched(result=bytes(32), check=CheckCertificate(acks=(ack,) * 20))
+    huge = Vouched(result=bytes(32), check=CheckCertificate(acks=(ack,) * (MAX_PARCEL // 65536 + 1)))
     with pytest.raises(LocalProtocolError, match="larger than a frame"):
         FROM_COORDINATOR.encode(Parcel(message=huge, sequence=1, log_head=head()))

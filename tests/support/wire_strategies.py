@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from hypothesis import strategies as st
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from security.secagg import relay
 from security.secagg.context import CohortMember, RoundContext
 from security.secagg.fields import Bounded, FieldKind, Fixed, Many, Maybe, Name, Nested, Number, Wire, kinds
-from security.secagg.messages import DealtShare
+from security.secagg.messages import BOX_BYTES, PAIR_BYTES, DealtShare
 from security.secagg.relay import HeadSignature, SignedHead
 
 SOME = 3  # how many elements lists and how many bytes free fields have at most: bounds are tested elsewhere
@@ -39,13 +40,19 @@ def values(kind: FieldKind) -> st.SearchStrategy[Any]:
     raise TypeError(kind)
 
 
+def _repeated(data: bytes, length: int) -> bytes:
+    return (data * (length // len(data) + 1))[:length]
+
+
 def messages(cls: type[Wire]) -> st.SearchStrategy[Any]:
     """Any valid message of a type."""
     fields = {name: values(kind) for name, kind in kinds(cls)}
     if cls is RoundContext:
         return _contexts(fields)
     if cls is DealtShare:
-        fields["box"] = st.just(b"") | st.binary(min_size=92, max_size=92)
+        # Whether a box is there is drawn, and what is in it: a thousand random bytes would use up the generator.
+        for name, length in (("box", BOX_BYTES), ("pair", PAIR_BYTES)):
+            fields[name] = st.just(b"") | st.binary(min_size=8, max_size=8).map(partial(_repeated, length=length))
     if cls is HeadSignature:
         fields["value"] = st.binary(min_size=64, max_size=64) | st.binary(min_size=72, max_size=72)
     return st.builds(cls, **fields)

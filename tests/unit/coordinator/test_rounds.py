@@ -158,7 +158,7 @@ def test_exclusion_holds_for_the_certificate_it_was_earned_under(tmp_path):
     world = EngineWorld(tmp_path)
     world.run(until=1)
     cert = world.base.policy.entry("site3").cert
-    world.storage.keep([StoreBlame({}, {}, {"site3": ("two uploads", cert)})], now_ms=0)
+    world.storage.keep([StoreBlame({}, {}, {"site3": ("two uploads", cert)}, {}, {})], now_ms=0)
     assert world.storage.history.excluded({"site3": cert}) == {"site3": "two uploads"}
     assert world.storage.history.excluded({"site3": bytes(32)}) == {}, "a new certificate is the consortium's word"
     assert world.storage.history.excluded({}) == {}
