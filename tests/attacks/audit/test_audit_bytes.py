@@ -97,6 +97,17 @@ def test_coordinator_that_names_bytes_its_kernel_did_not_see(tmp_path: Path) -> 
     assert codes == {"UnloggedTraffic", "IngressUnexplained"}
 
 
+def test_a_coordinator_that_was_killed_is_not_accused(tmp_path: Path) -> None:
+    """What its kernel had counted since the last reading is gone; the entries after that are compared with nothing."""
+    federation = Federation.make(tmp_path, dp_sites=())
+    federation.play(1)
+    federation.hub.log.append(ev.NetCounter(source="kernel", connections=3, bytes_out=1, bytes_in=90_000_000))
+    late = ev.Ingress(msg_id="77" * 16, sender="graz", message="Pong", bytes=90_000_000, sha256="0" * 64)
+    federation.hub.log.append(late)
+    federation.exchange()
+    assert "UnloggedTraffic" not in weighty(_crossed(federation).findings)
+
+
 def _smuggle(connections: int) -> Findings:
     """A reading that claims many connections, to have room for three megabytes."""
     findings = Findings("graz.lesions/audit")
