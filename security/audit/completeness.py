@@ -52,10 +52,14 @@ class RoundBook:
         step = SENT.get(message)
         if step is None:
             return
-        found = self._rounds.setdefault((run, number), _Round())
+        found = self._rounds.setdefault((run, number), _Round()) if number is not None else self._newest_opened()
         found.steps.setdefault(step, seq)
         if step == "upload":
             found.rules = rules
+
+    def _newest_opened(self) -> _Round:
+        """An acknowledgement names a result, not a round; no site enters the next aggregation before it."""
+        return next((found for found in reversed(self._rounds.values()) if found.opened), _Round())
 
     def take(self, record: Record, rules: AgreedRules | None) -> None:
         """Any other entry."""

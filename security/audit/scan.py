@@ -34,6 +34,7 @@ from security.log.witness import HeldCheckpoint
 SILENCE_MS: Final = 2 * HEARTBEAT_MS
 QUOTE: Final = '"'
 UNDATED: Final = frozenset({"control", "checkpoint"})  # a member whose certificate ended may still say so
+ACKNOWLEDGEMENT: Final = '"Ack"'  # belongs to a result, not to a round, so every one counts
 RECONNECT: Final = '"Open"'  # the first message of every connection
 
 # Everything that a rule or the steps of a round are judged by, besides what has a handler of its own.
@@ -381,7 +382,7 @@ class Scan:
         self.ledger.add(data_class[1:-1], int(size), msg_id)
         if destination not in self._destinations and self._destinations:
             self.findings.add("DestinationUnknown", f"entry {seq} went to {destination[1:17]}", seq)
-        if (run, number, message) not in self._sent:
+        if (run, number, message) not in self._sent or message == ACKNOWLEDGEMENT:
             self._sent.add((run, number, message))
             self._first_sent(run, number, message[1:-1], seq, is_vector=is_vector)
 
