@@ -15,7 +15,7 @@ from security.secagg import certificate_checks, messages
 from security.secagg import context as hashes
 from security.secagg.certificates import NamedRoot, RepeatCertificate
 from security.secagg.context import RepeatOf
-from security.secagg.site import checks
+from security.secagg.site import checks, differences
 from security.secagg.site.attempt import PendingUpdate
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
 
@@ -39,6 +39,7 @@ def test_no_certificate_no_second_attempt() -> None:
 
 
 def test_no_certificate_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "check_same_state_sums", lambda *_: None)  # stops it as well
     monkeypatch.setattr(checks, "check_plan_reuse", lambda *_: None)
     run = evil(5)
     again_without_the_victim(run)
@@ -63,6 +64,7 @@ def test_one_abort_too_few() -> None:
 
 
 def test_one_abort_too_few_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(differences, "check_same_state_sums", lambda *_: None)  # stops it as well
     monkeypatch.setattr(certificate_checks, "check_abort_certificate", lambda *_: None)
     run = evil(5)
     one_abort_too_few(run)
@@ -155,6 +157,7 @@ def test_the_same_update_in_the_next_round_is_refused() -> None:
 
 def test_the_same_update_in_the_next_round_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds differ, the vectors do not: the attacker solves for them as if they were one round."""
+    monkeypatch.setattr(differences, "check_same_state_sums", lambda *_: None)  # stops it as well
     monkeypatch.setattr(checks, "check_fresh_update", lambda *_: None)
     run = evil(5)
     the_same_update_in_the_next_round(run)

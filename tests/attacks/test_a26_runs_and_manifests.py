@@ -11,7 +11,7 @@ from lazaret.errors import PolicyViolation, VerificationFailed
 from security.identity.membership import DAY_MS, AggregationPolicy, BareMandate
 from security.secagg import messages
 from security.secagg.certificates import Ack
-from security.secagg.site import checks
+from security.secagg.site import checks, differences
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from tests.support.evil import VICTIM, EvilCoordinator, assert_recovered, assert_refused, assert_safe, evil
@@ -57,12 +57,18 @@ def a_second_run(run: EvilCoordinator) -> None:
     run.secretly([name for name in run.sites if name != VICTIM], run="second", attempt=3)
 
 
-RULES = {"check_plan_federation": checks, "check_plan_reuse": checks, "check_advert_signatures": checks}
+RULES = {
+    "check_plan_federation": checks,
+    "check_plan_reuse": checks,
+    "check_advert_signatures": checks,
+    "check_same_state_sums": differences,
+}
 
 
 @pytest.mark.parametrize("left", list(RULES))
 def test_a_second_run_on_the_same_update(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three rules refuse it, each alone: the manifest names one run, the update was sent, adverts name their run."""
+    """Four rules refuse it, each alone: the manifest names one run, the update was sent, adverts name their run, and
+    two sums on one model may not differ by one site."""
     for check, module in RULES.items():
         if check != left:
             monkeypatch.setattr(module, check, lambda *_: None)
