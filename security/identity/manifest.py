@@ -169,7 +169,7 @@ class Privacy(Document):
     clip: DecimalText
     noise_floor: DecimalText
     unit: Literal["patient", "lesion", "study", "image"]
-    least_patients: Positive | None = None
+    least_patients: Positive | None
 
 
 class Processing(Document):

@@ -363,7 +363,7 @@ def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> No
         epsilon_total="2.75",
         cap="8",
     )
-    promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
     manifest = predictor.place.manifest.model_copy(update={"privacy": promise})
     private = replace(predictor, place=replace(predictor.place, manifest=manifest))
     history = replace(read_history(predictor.place, 2), privacy=booked.body())
@@ -382,7 +382,7 @@ def test_an_export_under_privacy_holds_only_what_is_booked_or_public(trained: Tr
     config = SiteConfig.read(trained.config)
     config.sides.mkdir(mode=0o700, exist_ok=True)
     files.write_atomically(config.sides / "key", bytes(32), mode=0o600)
-    promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
     place = ModelPlace.open(config)
     private = replace(place, manifest=place.manifest.model_copy(update={"privacy": promise}))
     with pytest.raises(ConfigError, match="epsilon does not cover"):

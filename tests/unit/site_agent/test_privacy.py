@@ -33,7 +33,9 @@ class Signed:
     run: str = "run-1"
     training: Training = field(default_factory=Training)
     privacy: Privacy | None = field(
-        default_factory=lambda: Privacy(epsilon="4", delta="0.00001", clip="1", noise_floor="1", unit="patient")
+        default_factory=lambda: Privacy(
+            epsilon="4", delta="0.00001", clip="1", noise_floor="1", unit="patient", least_patients=None
+        )
     )
 
 
@@ -60,9 +62,7 @@ def begun(told: SiteConfig, manifest: Any, *, rounds: int = 0, run: str | None =
         ledger = Ledger.create(files, plan.terms(told), version="v")
         for number in range(1, rounds + 1):
             events = plan.schedule.round_events(number)
-            ledger.commit(
-                ledger.reserve(run=run or plan.run, round_number=number, events=events, noise=NoiseSource())
-            )
+            ledger.commit(ledger.reserve(run=run or plan.run, round_number=number, events=events, noise=NoiseSource()))
         return ledger.state
 
 
@@ -119,8 +119,8 @@ def test_the_run_is_bounded_by_the_manifest_and_all_runs_by_the_hospital(tmp_pat
 def test_a_ledger_of_other_terms_is_refused(tmp_path: Path) -> None:
     told = config(tmp_path)
     terms = begun(told, Signed()).terms
-    stricter = Privacy(epsilon="4", delta="0.000001", clip="1", noise_floor="1", unit="patient")
-    images = Privacy(epsilon="4", delta="0.00001", clip="1", noise_floor="1", unit="image")
+    stricter = Privacy(epsilon="4", delta="0.000001", clip="1", noise_floor="1", unit="patient", least_patients=None)
+    images = Privacy(epsilon="4", delta="0.00001", clip="1", noise_floor="1", unit="image", least_patients=None)
     for other, word in ((stricter, "delta"), (images, "protects each patient")):
         with pytest.raises(LedgerError, match=word):
             check_terms(plan_of(told, Signed(privacy=other)), terms)

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from security.audit.agreement import Keys
+from security.audit.agreement import keys_for
 from security.audit.verify import verify
-from security.identity.membership import audit_roster
+from security.log.events import AgentStop
 from security.secagg import messages
 from security.secagg import state as states
 from security.secagg.certificates import Advert
@@ -66,12 +66,12 @@ def test_the_log_of_a_site_verifies_and_tells_the_round(world: SiteWorld) -> Non
     world.start_all()
     world.run_round()
     agent = world.agents[VICTIM]
-    agent.log.checkpoint()
+    agent.log.close(lambda log: log.append(AgentStop(reason="end")))
     kinds = ("agent.start", "data.opened", "model.received", "train.done", "round.invited", "secagg.survivors")
     for kind in (*kinds, "secagg.unmasked"):
         assert len(world.entries(VICTIM, kind)) == 1, kind
-    keys = Keys.bare(audit_roster(world.manifest))
-    found = verify(agent.vault.log, keys)
+    # The folder has the manifest that was in force, and the auditor the consortium's root.
+    found = verify(agent.vault.log, keys_for(agent.vault.log, world.base.authority.folder / "root.pem"))
     assert {finding.code for finding in found.findings} <= {"NotWitnessed", "NoNetworkCounter"}  # no network
     # Every byte that arrived is explained by an entry, and the vector is one of them.
     logged = sum(entry["bytes"] for entry in world.entries(VICTIM, "egress"))

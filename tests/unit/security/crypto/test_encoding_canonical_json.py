@@ -109,6 +109,7 @@ def test_decimals_read_back(value: float) -> None:
 # Whole lines
 
 
+MECHANISM = {"kind": "dp-sgd", "rate": 9, "sensitivity": "1.0", "sigma": "1.1", "steps": 4}
 BASE: dict[str, st.SearchStrategy[Any]] = {
     TEXT.name: st.text('ab "\\\\/<>&üß結', max_size=12),
     TOKEN.name: st.sampled_from(["a", "run-1", "site-a.example/audit", "Z:9"]),
@@ -127,7 +128,10 @@ BASE: dict[str, st.SearchStrategy[Any]] = {
         }
         | {"named": st.none() | st.just("linz"), "vector_bytes": st.integers(0, 10**9)}
     ),
-    "a mechanism": st.just({"kind": "dp-sgd", "rate": 9, "sensitivity": "1.0", "sigma": "1.1", "steps": 4}),
+    "a mechanism": st.just(MECHANISM),
+    "a plan": st.fixed_dictionaries(
+        {"epsilon": st.sampled_from(["8.0", "0.5", "1e-05"]), "events": st.lists(st.just(MECHANISM), max_size=3)}
+    ),
 }
 
 
@@ -139,6 +143,7 @@ def _values(name: str) -> st.SearchStrategy[Any]:
         return st.none() | _values(name.removesuffix(" or null"))
     if name.startswith("a list of "):
         return st.lists(_values(name.removeprefix("a list of ")), max_size=3)
+    assert name.startswith("one of "), f"no strategy makes {name}"  # a new record needs its own, above
     return st.sampled_from(name.removeprefix("one of ").split(", "))
 
 

@@ -289,7 +289,7 @@ def test_a_clock_that_is_days_behind_is_told_so(world: World, manifest: Manifest
 
 
 def test_two_sites_are_allowed_with_privacy(world: World, manifest: Manifest) -> None:
-    privacy = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    privacy = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
     numbers = with_(manifest.aggregation, least_survivors=2, allow_two_sites=True, colluders=0)
     pair = with_(manifest, roster=manifest.roster[:2], aggregation=numbers, privacy=privacy)
     rules.open_manifest(world.signed(pair), world.authority.root, now_ms=NOW)
@@ -323,7 +323,7 @@ def other_method(manifest: Manifest) -> tuple[Manifest, Manifest]:
 
 
 def less_privacy(manifest: Manifest) -> tuple[Manifest, Manifest]:
-    told = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient")
+    told = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
     private = with_(manifest, privacy=told)
     return private, next_version(private, privacy=with_(told, noise_floor="0.1"))
 
