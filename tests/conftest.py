@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -35,3 +36,16 @@ def own_logs() -> Iterator[None]:
     yield
     for program in ("site-agent", "coordinator", "consortium", "npr-lab", "privacy-audit"):
         logging.getLogger(program).propagate = True
+
+
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A command that ran in this process leaves signals blocked, since its process would be ending. Whatever the next
+    test starts would inherit that, and nothing but SIGKILL would end it."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)

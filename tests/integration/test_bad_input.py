@@ -21,7 +21,7 @@ from security.consortium.cli import cli as consortium_command
 from site_agent.cli import cli as site_command
 from tests.support.federation import NumberFederation
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(180)  # above the waits within, which say what they waited for
 DAY = 86_400_000
 COMMANDS = {
     "coordinator": coordinator_command,

@@ -101,7 +101,11 @@ def test_another_federations_manifest_stops_the_site(world: SiteWorld, tmp_path:
     assert world.agents[VICTIM].manifest.version == 1
 
 
-@pytest.mark.parametrize(("code", "retry"), [(1, True), (2, False), (3, False), (4, False), (5, True), (6, False)])
+@pytest.mark.parametrize(
+    ("code", "retry"),
+    # Not listed may be for now only: the operator has not installed the manifest yet. The client waits ever longer.
+    [(1, True), (2, False), (3, False), (4, True), (5, True), (6, False), (7, True)],
+)
 def test_every_goodbye_says_whether_to_come_back(world: SiteWorld, code: int, retry: bool) -> None:
     world.start(VICTIM)
     world.hub.connect(VICTIM)
