@@ -174,9 +174,19 @@ def test_evaluate_the_initial_model(graz: Path) -> None:
     assert none.returncode == 2 and "no round has been evaluated" in none.stderr
 
 
+# What a starting agent logs before it can fail: its first line at once, and then how its trainer is isolated.
+STARTING = re.compile(
+    r"(?:[-\d]{10} [:\d]{8}\+0000 version \S+ starts with \S+\n"
+    r"(?:[-\d]{10} [:\d]{8}\+0000 (?:warning: )?the process that saw images [^\n]+\n)?)?"
+)
+
+
 def complains(done: Done, code: int, *words: str) -> None:
+    """One line for the error and at most one for its hint, behind nothing but the lines of a start."""
     assert done.returncode == code, done.stderr
-    first, *rest = done.stderr.strip().splitlines()
+    started = STARTING.match(done.stderr)
+    assert started is not None
+    first, *rest = done.stderr[started.end() :].strip().splitlines()
     assert first.startswith("site-agent: error: ") and all(word in first for word in words), done.stderr
     assert len(rest) <= 1 and "Traceback" not in done.stderr
 

@@ -37,6 +37,11 @@ def _fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def _folder(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
 def _link(path: Path, target: str) -> None:
     path.unlink(missing_ok=True)
     path.symlink_to(target)
@@ -70,7 +75,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "giant note": lambda path: _sparse(path / "checkpoints" / "77.note", 1 << 40),
     "giant witness": lambda path: _sparse(path / "witness" / "x.json", 1 << 40),
     "giant manifest": lambda path: _sparse(path / "manifests" / f"{'0' * 64}.json", 1 << 40),
-    "folder as checkpoint": lambda path: (path / "checkpoints" / "3.note").mkdir(),
+    "folder as checkpoint": lambda path: _folder(path / "checkpoints" / "3.note"),
 }
 
 
