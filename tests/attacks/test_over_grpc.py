@@ -71,9 +71,12 @@ def test_the_lie_is_refused_and_costs_nothing(federation: NumberFederation, name
 
 
 def test_every_sum_is_exact_after_all_lies(federation: NumberFederation) -> None:
+    before = federation.published
+    federation.wait_published(before + 2)
     federation.stop()
-    results = federation.check_sums()
-    assert VICTIM in results[-1][1]
+    # Sites stop one after another, the victim first: the others may still finish a round without it.
+    after = federation.check_sums()[before:]
+    assert any(VICTIM in survivors for _, survivors in after)
     for party in federation.parties:
         assert party.code == 0
 
