@@ -9,7 +9,7 @@ was not trained, or opens shares of a set that was not agreed.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from security.audit.agreement import AgreedRules
 from security.audit.findings import Findings
@@ -28,6 +28,7 @@ class _Round:
     steps: dict[str, int] = field(default_factory=dict)  # each step, and the first entry that has it
     agreed: dict[str, int] = field(default_factory=dict)  # contexts whose survivors were agreed, and how many
     opened: dict[str, int] = field(default_factory=dict)  # contexts whose shares were opened, and the entry
+    shares: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was opened first in each context
     sums: list[int] = field(default_factory=list)
     rules: AgreedRules | None = None  # those in force at the upload
 
@@ -90,8 +91,9 @@ class RoundBook:
         found = self._of(record)
         context = record.body["context"]
         found.steps.setdefault("shares opened", record.seq)
-        if context in found.opened:
-            self._findings.add("SecondSum", f"round {record.round}: shares were opened twice", record.seq)
+        # A party that was killed sends the same answer again and logs it again; another one is a second sum.
+        if found.shares.setdefault(context, record.body) != record.body:
+            self._findings.add("SecondSum", f"round {record.round}: shares were opened for two sets", record.seq)
         found.opened[context] = record.seq
 
     def _sum(self, record: Record, rules: AgreedRules | None) -> None:

@@ -75,7 +75,7 @@ def test_after_a_wrong_sum_nobody_goes_on_and_everybody_is_told(
     federation.run(lambda: set(federation.left) == set(SITES))
     assert judge(federation, SITES[0], pinned=False).exit_code == 3
     spoiled = judge(federation, SITES[0], spoil=True)
-    assert spoiled.exit_code == 1 and "proves" not in spoiled.output
+    assert spoiled.exit_code in (1, 2) and "proves" not in spoiled.output  # false, or no longer readable
 
     config = federation.folder / "coordinator.toml"
     config.write_text('identity = "hub"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\ninitial_model = "m"\n')
