@@ -70,8 +70,8 @@ def test_logs_agree_about_everything(survivors: NumberFederation) -> None:
     words = ["cross", *map(str, survivors.grounds.logs), "--root-key", str(root)]
     code = "from security.audit.cli import main; main()"
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, text=True, check=False)
-    # A process that is killed takes its kernel's count with it; after so many kills a count may cover too little to decide
-    # by. Nothing else may be open, and nothing may be found.
+    # A process that is killed takes its kernel's count with it; after so many kills a count may cover too little to
+    # decide by. Nothing else may be open, and nothing may be found.
     undecided = {line.split()[1] for line in done.stdout.splitlines() if line.startswith("????")}
     assert undecided <= {"CounterCoverage"}, done.stdout[-3000:]
     assert done.returncode == (3 if undecided else 0), done.stdout[-3000:] + done.stderr[-1000:]
