@@ -61,7 +61,9 @@ def test_neither_sizes_nor_times_tell_how_much_data_there_is(tmp_path: Path) -> 
     # cohort, which is public.
     by_place = {"Advert", "Shares"}
     assert all(small[key] == large[key] for key in shared if key[1] not in by_place)
-    assert all(len({told[key] for key in shared if key[1] == kind}) == 1 for told in (small, large) for kind in by_place)
+    for seen in (small, large):
+        for kind in by_place:
+            assert len({size for key in shared if key[1] == kind for size in seen[key]}) == 1
 
 
 def test_without_slots_the_time_tells_twin(tmp_path: Path) -> None:
