@@ -214,6 +214,7 @@ _CODE = (
     "dp/private_site.py",
     "dp/releases.py",
     "dp/sgd.py",
+    "dp/shared.py",
     "methods/*.py",
 )
 

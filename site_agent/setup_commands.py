@@ -256,7 +256,7 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # seed = 0                            # of the folds, not of training
 # class_names = ["nevus", "melanoma"] # the federation's classes in its order, for sources that learn them from labels
 # purpose = "model training"          # these two are written to the privacy log; an audit is not clean without both
-# legal_basis = ""
+legal_basis = {legal_basis}
 
 [privacy]                             # if the manifest demands differential privacy
 # population = "patients"             # whose budget is spent; one ledger for all data with the same patients
@@ -295,7 +295,9 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 """
 
 
-def site_toml(*, identity: str, state: str, initial_model: str, address: str, source: str) -> str:
+def site_toml(
+    *, identity: str, state: str, initial_model: str, address: str, source: str, legal_basis: str = ""
+) -> str:
     """The file, with this site's values in it."""
     values = {
         "identity": identity,
@@ -303,6 +305,7 @@ def site_toml(*, identity: str, state: str, initial_model: str, address: str, so
         "initial_model": initial_model,
         "address": address,
         "source": source,
+        "legal_basis": legal_basis,
     }
     return _TEMPLATE.format(**{name: json.dumps(value, ensure_ascii=False) for name, value in values.items()})
 
@@ -316,6 +319,7 @@ INITIAL: Final = "initial.safetensors"
 @click.option("--name", help="Name of this hospital in the roster.")
 @click.option("--address", help="The coordinator's host:port.")
 @click.option("--data", "source", help="csv:FILE, folders:DIR, dicom:DIR, npz:PATH or generated.")
+@click.option("--legal-basis", help="On which ground the images are used; the audit asks for it.")
 @click.option("--initial-model", help=f"The consortium's model file; {INITIAL} if left out.")
 @json_option
 def init(
@@ -324,6 +328,7 @@ def init(
     name: str | None,
     address: str | None,
     source: str | None,
+    legal_basis: str | None,
     initial_model: str | None,
     as_json: bool,
 ) -> None:
@@ -341,6 +346,7 @@ def init(
         state="state",
         address=_checked_address(ask(address, "--address", "The coordinator's host:port")),
         source=_checked_source(ask(source, "--data", "Where the images are: csv:FILE, folders:DIR, dicom:DIR")),
+        legal_basis=ask(legal_basis, "--legal-basis", "On which legal ground the images are used", default=""),
         initial_model=ask(initial_model, "--initial-model", "The consortium's model file", default=INITIAL),
     )
     identity = Identity(folder=folder / "identity")

@@ -121,9 +121,10 @@ class Grounds:
         command(
             site_command, "init", home, "--federation", self.federation, "--name", name,
             "--address", f"{self.host}:{self.port}", "--data", self.sources[name],
+            "--legal-basis", LEGAL_BASIS,
         )  # fmt: skip
         config = home / "site.toml"
-        text = config.read_text().replace('# legal_basis = ""', f'legal_basis = "{LEGAL_BASIS}"')
+        text = config.read_text()
         for table, lines in self.site_settings.items():
             more = lines.replace("{data}", self.data_names.get(name, name))
             text = re.sub(rf"^\[{table}\].*$", lambda found, more=more: f"{found[0]}\n{more}", text, flags=re.M)

@@ -160,7 +160,7 @@ def test_a_node_without_our_disk_sends_its_files_and_one_with_other_code_is_refu
         "plugins": "",
     }
     answer = run_on_node(job, board)
-    assert not answer["error"] and {"result.json", "predictions-global.npz"} <= answer["files"].keys()
+    assert not answer["error"] and {"result.json", "validation-global-head.npz"} <= answer["files"].keys()
     assert [news[1] for news in board.told] == [1] and not (tmp_path / "elsewhere").exists()
     other = run_on_node(job | {"code": "0" * 64}, board)
     assert "other learning code" in other["error"] and not other["files"]

@@ -96,10 +96,14 @@ class Counting:
 def write_config(folder: Path, identity: Path, model: Path, extra: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     text = site_toml(
-        identity=str(identity), state="state", initial_model=str(model), address="localhost:1", source="generated"
+        identity=str(identity),
+        state="state",
+        initial_model=str(model),
+        address="localhost:1",
+        source="generated",
+        legal_basis="none: generated images",
     )
     text = text.replace("# ready_slot = 600", f"ready_slot = {SLOT_SECONDS} #")
-    text = text.replace('# legal_basis = ""', 'legal_basis = "none: generated images"')
     path = folder / "site.toml"
     path.write_text(text + extra)
     return path

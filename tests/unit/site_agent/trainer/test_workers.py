@@ -209,10 +209,10 @@ def test_under_torchrun_every_process_but_the_first_works_for_the_agent(
     """The same command everywhere: a higher rank never opens keys, state or log."""
     from click.testing import CliRunner
 
-    from site_agent import cli
+    from site_agent import cli, model_commands
 
     called: list[RankPlace] = []
-    monkeypatch.setattr(cli, "help_agent", lambda config, place: called.append(place))
+    monkeypatch.setattr(model_commands, "help_agent", lambda config, place: called.append(place))
     (tmp_path / "site.toml").write_text(SITE_TOML)
     told = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     done = CliRunner().invoke(cli.cli, ["--config", str(tmp_path / "site.toml")], env=told)
