@@ -1,7 +1,7 @@
 """What security costs on the network: `python -m benchmarks.federation --sites 10 --params 4007548 --json`.
 
-Coordinator and sites are processes that talk mTLS over loopback, or over links of 100 Mbit/s. The burst from Plan to
-the last site's result is compared with a plaintext float32 exchange of the same vector among as many processes.
+Coordinator and sites are processes that talk mTLS over loopback, or over links of 100 Mbit/s. The time from
+Plan to the last site's result is compared with a plaintext float32 exchange of the same vector among as many processes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def lay_out(folder: Path, sites: int, load: Load, host: str) -> Grounds:
 
 
 def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
-    """Bursts in seconds, bytes that one site fetched to check one sum, and the coordinator's memory in a round.
+    """Aggregations in seconds, bytes that one site fetched to check one sum, and the coordinator's memory in a round.
 
     :param prefixes: a process for each site, behind its link; none: sites share processes, and only memory is measured.
     """
@@ -90,7 +90,7 @@ def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]])
     layout = manifest_at(grounds.coordinator / "identity").aggregation.layout
     checked = times.last_value(grounds.coordinator / "times", "checked")
     return {
-        "bursts": [max(moments[number] for moments in ended) - begun[number] for number in range(1, rounds + 1)],
+        "aggregations": [max(moments[number] for moments in ended) - begun[number] for number in range(1, rounds + 1)],
         "audit_bytes_over_vector": checked / rounds / len(grounds.sources) / layout.byte_length,
         "connections_over_vector": (idle - listening) / layout.memory_bytes,
         "peak_over_vector": (peak - idle) / layout.memory_bytes,
@@ -151,7 +151,7 @@ def compare(folder: Path, sites: int, load: Load, megabits: int | None) -> dict[
 def _both(grounds: Grounds, load: Load, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
     plain = plain_run(grounds, load.params, load.rounds, prefixes)
     secure = secure_run(grounds, load.rounds, prefixes)
-    return secure | {"plain": plain, "ratio": statistics.median(secure["bursts"]) / statistics.median(plain)}
+    return secure | {"plain": plain, "ratio": statistics.median(secure["aggregations"]) / statistics.median(plain)}
 
 
 class Report:
@@ -164,7 +164,7 @@ class Report:
 
     def _times(self, suffix: str, found: dict[str, Any]) -> None:
         self.told[f"secure_over_plain{suffix}"] = round(found["ratio"], 3)
-        self.told[f"secure_seconds{suffix}"] = [round(value, 3) for value in found["bursts"]]
+        self.told[f"secure_seconds{suffix}"] = [round(value, 3) for value in found["aggregations"]]
         self.told[f"plain_seconds{suffix}"] = [round(value, 3) for value in found["plain"]]
 
     def _memory(self, sites: int, found: dict[str, Any]) -> None:
@@ -198,7 +198,7 @@ class Report:
         """Both with as many sites, one after the other."""
         say(f"{PEER_SITES} sites, and Flower with as many")
         grounds = lay_out(self.folder / "peer", PEER_SITES, self.load, HOST)
-        ours = statistics.median(secure_run(grounds, self.load.rounds, [()] * PEER_SITES)["bursts"])
+        ours = statistics.median(secure_run(grounds, self.load.rounds, [()] * PEER_SITES)["aggregations"])
         theirs = deployment.one_round(PEER_SITES, self.load.params)
         self.told |= {"flower_seconds": round(theirs, 3), "our_seconds": round(ours, 3)}
         self.told["flower_over_ours"] = round(theirs / ours, 2)

@@ -76,7 +76,7 @@ class Coordinator:
 
 
 class Sites:
-    """All sites, in this process, and what they say of each burst.
+    """All sites, in this process, and what they say of each aggregation.
 
     :param dropped: these fall silent before they upload.
     """
@@ -165,8 +165,8 @@ class Sites:
         """Drop a vector that was sent: a hundred sites share the memory of this process."""
         machine = self.machines[name]
         machine._answers.clear()
-        if machine.burst.attempt is not None:
-            machine.burst.attempt.vector = None
+        if machine.aggregation.attempt is not None:
+            machine.aggregation.attempt.vector = None
 
     def _frames(self, name: str, upload: SendUpload) -> Iterator[bytes]:
         frames = upload.frames()
@@ -179,7 +179,7 @@ class Sites:
             yield data
 
 
-def burst(sites: Sites, coordinator: Coordinator) -> None:
+def aggregate(sites: Sites, coordinator: Coordinator) -> None:
     """Carry messages until nobody has anything to say."""
     waiting = coordinator.ask(child.START)
     while waiting:
@@ -196,7 +196,7 @@ def measure(sites: int, params: int, dropouts: int, workers: int) -> dict[str, A
     coordinator = Coordinator(federation, workers)
     dropped = set(federation.names[:dropouts])
     parties = Sites(federation, workers, dropped)
-    burst(parties, coordinator)
+    aggregate(parties, coordinator)
     told = coordinator.report()
     alive = [name for name in federation.names if name not in dropped]
     expected = sum((parties.words_of(name) for name in alive), np.zeros_like(parties.updates[0]))

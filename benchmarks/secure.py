@@ -1,4 +1,4 @@
-"""The shipped agent and coordinator with a clock: when a burst begins, when each site has its result, what checks cost.
+"""The shipped agent and coordinator with a clock: begin of an aggregation, result at each site, cost of checks.
 
 `python -m benchmarks.secure coordinator CONFIG` and `python -m benchmarks.secure site CONFIG...`: several sites may
 share a process where only the coordinator is looked at.
@@ -60,7 +60,7 @@ class TimedAgent(Agent):
     def execute(self, effect: SiteEffect) -> Iterator[bytes]:
         yield from super().execute(effect)
         if isinstance(effect, Advanced):
-            note(self.vault.folder.parent / "times", "result", effect.round)
+            note(self.state_dir.folder.parent / "times", "result", effect.round)
 
 
 async def take_part(paths: list[Path]) -> None:

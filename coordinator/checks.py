@@ -18,7 +18,7 @@ from lazaret.errors import ToolkitError
 from lazaret.web.access import Address
 from security.clock import Clock, SystemClock
 from security.identity import credentials, pki
-from security.identity.credentials import Papers
+from security.identity.credentials import Credentials
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
@@ -52,13 +52,13 @@ class CoordinatorCheckContext:
         return cls(path=path, config=config, base=base)
 
     @cached_property
-    def papers(self) -> Papers:
+    def credentials(self) -> Credentials:
         identity = Identity(folder=self.base / self.config.identity)
-        return Papers(identity, Role.COORDINATOR, self.clock, program="coordinator")
+        return Credentials(identity, Role.COORDINATOR, self.clock, program="coordinator")
 
     @property
     def manifest(self) -> Manifest:
-        return self.papers.manifest
+        return self.credentials.manifest
 
     @property
     def state(self) -> Path:
@@ -79,30 +79,30 @@ def configuration(context: CoordinatorCheckContext) -> Iterator[Line]:
 
 @CHECKS.add
 def certificates(context: CoordinatorCheckContext) -> Iterator[Line]:
-    yield from credentials.certificates(context.papers)
+    yield from credentials.certificates(context.credentials)
 
 
 @CHECKS.add
 def keys(context: CoordinatorCheckContext) -> Iterator[Line]:
-    yield from credentials.key_files(context.papers)
-    yield credentials.audit_root(context.papers, context.state / "log")
+    yield from credentials.key_files(context.credentials)
+    yield credentials.audit_root(context.credentials, context.state / "log")
 
 
 @CHECKS.add
 def manifest(context: CoordinatorCheckContext) -> Iterator[Line]:
-    yield from credentials.manifest(context.papers)
+    yield from credentials.manifest(context.credentials)
 
 
 @CHECKS.add
 def clock(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Nobody is there to compare with: sites compare theirs with this one."""
-    yield from credentials.clock_by_papers(context.papers)
+    yield from credentials.clock_by_dates(context.credentials)
 
 
 @CHECKS.add
 def rounds(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Can a round come about at all, with the sites whose certificates are good today?"""
-    manifest, now = context.manifest, context.papers.now_ms
+    manifest, now = context.manifest, context.credentials.now_ms
     numbers = manifest.aggregation
     single = len(manifest.roster) if numbers.single_history else None
     least = thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=single)
@@ -129,7 +129,7 @@ def model(context: CoordinatorCheckContext) -> Iterator[Line]:
 @CHECKS.add
 def names(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Names that sites may connect to; another name needs another certificate."""
-    held = names_of(context.papers.identity.tls_certificate())
+    held = names_of(context.credentials.identity.tls_certificate())
     if held:
         yield ok(f"sites may connect to {', '.join(held)}")
     else:
@@ -151,7 +151,7 @@ def port(context: CoordinatorCheckContext) -> Iterator[Line]:
     if page is None:
         return
     address = Address.parse(page, where="coordinator.toml: dashboard.listen")
-    admission(context.config.dashboard, context.base, address, context.papers.identity)  # its error is the finding
+    admission(context.config.dashboard, context.base, address, context.credentials.identity)  # its error is the finding
     if (taken := _taken(page)) is not None:
         yield warning(f"{page} for the page: {taken}", "choose another [dashboard] listen, or remove it")
 
@@ -172,7 +172,7 @@ def _runs_here(context: CoordinatorCheckContext) -> bool:
     nearby = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(there.host, there.host)
     try:
         served = ask(replace(there, host=nearby), seconds=2.0)
-        return served.certificate == context.papers.identity.tls_certificate()
+        return served.certificate == context.credentials.identity.tls_certificate()
     except ToolkitError:
         return False
 

@@ -2,9 +2,9 @@
 
 A run is a sequence of rounds, a round a sequence of phases:
 
-    waiting -> training -> pinging -> burst -> waiting for the next round -> ... -> done
+    waiting -> training -> pinging -> aggregation -> waiting for the next round -> ... -> done
 
-`burst` is the program's name for the aggregation. Training takes hours, a burst takes seconds: it is held with the
+Training takes hours, an aggregation takes seconds: it is held with the
 sites that are ready and have just answered, so that a slow or absent site costs the others nothing but the deadline.
 
 waiting
@@ -15,12 +15,12 @@ waiting
 training
     The coordinator has ordered the round: its number, the state to train from, the configuration, the result before it.
     Sites say `Ready` or `Decline`; one that connects now is sent the order. A decline ends when the site said that it
-    would, and the site is sent the order then. Meanwhile the sites check the sum of the round before; no burst begins
-    before its certificate is on disk (`Certified`). If so many sites leave that no cohort is left, the round waits.
+    would, and the site is sent the order then. Meanwhile the sites check the sum of the round before; no aggregation
+    begins before its certificate is on disk (`Certified`). If too few sites for a cohort are left, the round waits.
 pinging
     Everybody who is ready is asked whether it is there. Only `Pong` counts, and only with the number of this ping.
     Nothing new is promised, and nothing is written. Too few answers: the round waits, and goes on as soon as it can.
-burst
+aggregation
     One attempt of secure aggregation, with those who answered. Its plan is on disk before a site sees it, and so is
     each thing that is shown to sites afterwards; who may say what in it is in `security/secagg/transitions.py`. An
     attempt that ends without a sum leads back to pinging, with those who are still there. A round of which no attempt
@@ -30,7 +30,8 @@ done
 
 A published sum closes its round and opens the next one in the same transaction: at any moment at most one round is open
 on disk. `Ready`, `Decline` and `Pong` are kept in memory only. After a restart a run is in `waiting`, and sites are
-sent the order again and say `Ready` again, or in `burst` if the open round has an attempt on disk, or it is `done`.
+sent the order again and say `Ready` again, or in `aggregation` if the open round has an attempt on disk, or
+it is `done`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class RunPhase(StrEnum):
     WAITING = "waiting"
     TRAINING = "training"
     PINGING = "pinging"
-    BURST = "burst"
+    AGGREGATION = "aggregation"
     DONE = "done"
 
 
@@ -67,12 +68,12 @@ TURNS: Final[Mapping[RunPhase, Mapping[PhaseChange, RunPhase]]] = {
     RunPhase.WAITING: {PhaseChange.POSSIBLE: RunPhase.TRAINING},
     RunPhase.TRAINING: {PhaseChange.ENOUGH_READY: RunPhase.PINGING, PhaseChange.IMPOSSIBLE: RunPhase.WAITING},
     RunPhase.PINGING: {
-        PhaseChange.ANSWERED: RunPhase.BURST,
+        PhaseChange.ANSWERED: RunPhase.AGGREGATION,
         PhaseChange.TOO_FEW: RunPhase.WAITING,
         PhaseChange.IMPOSSIBLE: RunPhase.WAITING,
         PhaseChange.ROUND_LOST: RunPhase.WAITING,
     },
-    RunPhase.BURST: {
+    RunPhase.AGGREGATION: {
         PhaseChange.ATTEMPT_ENDED: RunPhase.PINGING,
         PhaseChange.PUBLISHED: RunPhase.WAITING,
         PhaseChange.LAST_PUBLISHED: RunPhase.DONE,
@@ -176,7 +177,7 @@ class Attendance:
 
     @property
     def silent(self) -> set[str]:
-        """Who is connected and has not answered the order; sites that came back during a burst have not got it."""
+        """Who is connected and has not answered the order; sites that came back in an aggregation have not got it."""
         return self.online - self.ready - self.declined.keys()
 
     @property

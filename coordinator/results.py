@@ -26,7 +26,7 @@ from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import Certified, Send, SendFrames, Vector
 from security.secagg.fields import Wire
-from security.secagg.messages import Jump, Result, StateFrame, Vouched
+from security.secagg.messages import Jump, Result, ResultCertificate, StateFrame
 
 KEPT_SUMS = 8
 
@@ -111,11 +111,11 @@ class Chain:
             # It may have restarted in the middle of the check of this very sum, and needs it once more.
             place -= 1
         for number in range(place, len(self.links)):
-            self._vouch(site, number - 1, effects)
+            self._certify(site, number - 1, effects)
             link = self.links[number]
             effects += [Send(self._load_result(link.result_hash), to=site)]
             effects += [SendFrames(site, partial(self._sum, link))]
-        self._vouch(site, len(self.links) - 1, effects)
+        self._certify(site, len(self.links) - 1, effects)
         return tuple(effects)
 
     def _place(self, site: str, round_number: int, result_hash: bytes) -> int:
@@ -185,9 +185,9 @@ class Chain:
         for index, part in frames_of(state.view(np.uint8)):
             yield StateFrame(state_hash=state_hash, index=index, data=part)
 
-    def _vouch(self, site: str, number: int, effects: list[Effect]) -> None:
+    def _certify(self, site: str, number: int, effects: list[Effect]) -> None:
         if number >= 0 and (check := self._check(number)) is not None:
-            effects.append(Send(Vouched(result=self.links[number].result_hash, check=check), to=site))
+            effects.append(Send(ResultCertificate(result=self.links[number].result_hash, check=check), to=site))
 
 
 # How far each site has followed the chain, and what it was sent to catch up.

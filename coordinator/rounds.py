@@ -132,7 +132,7 @@ class RoundEngine:
         self.sites.new_round()
         if self.round.current is None:
             return tidied
-        self.phase = RunPhase.BURST
+        self.phase = RunPhase.AGGREGATION
         attempt = self.round.current
         return self._settle(resume(attempt)) if attempt.state not in (*_OVER, *_DONE) else self._settle(())
 
@@ -209,7 +209,7 @@ class RoundEngine:
         effects: list[Effect] = list(self._close_there(site, hello.open_ctx))
         effects += self.standings.greet(site, hello.round, hello.result)
         attempt = self.round.current if self.round else None
-        if self.phase is RunPhase.BURST and attempt is not None and site in attempt.context.sites:
+        if self.phase is RunPhase.AGGREGATION and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
         if self._ordering:
             effects += self._orders([site])
@@ -247,7 +247,7 @@ class RoundEngine:
         return self._settle(self._round.attempt_of(message).receive(site, message))
 
     def round_of(self, message: Wire) -> int | None:
-        """The round whose attempt a message of the burst names, for the privacy log."""
+        """The round whose attempt a message of the aggregation names, for the privacy log."""
         for known in (self.round, self.previous):
             if known is not None and self._names(known, message):
                 return known.start.round
@@ -284,10 +284,10 @@ class RoundEngine:
     def _covered(self, covered: Certified) -> Effects:
         """The newest sum has its certificate: everybody is told, and who lacks the model gets it."""
         self.chain.cover(covered.result, covered.check)
-        vouched = messages.Vouched(result=covered.result, check=covered.check)
+        certified = messages.ResultCertificate(result=covered.result, check=covered.check)
         online = self.sites.online
         behind = (effect for site in sorted(online & self.sites.declined.keys()) for effect in self._fetch(site))
-        return *(Send(vouched, to=site) for site in online), *behind
+        return *(Send(certified, to=site) for site in online), *behind
 
     def _fetch(self, site: str) -> Effects:
         """Bring a site that declined for want of the model to its end, and ask it again."""
@@ -302,7 +302,7 @@ class RoundEngine:
     def tick(self) -> Effects:
         """Look at the clock; to be called every second or so, and after every message."""
         effects: list[Effect] = []
-        if self.phase is RunPhase.BURST and self._round.current is not None:
+        if self.phase is RunPhase.AGGREGATION and self._round.current is not None:
             effects += self._settle(self._round.current.tick())
         else:
             self._renew(self.core.clock.now_ms())
@@ -311,12 +311,12 @@ class RoundEngine:
         return *effects, *self._look(), *self.check.press(self.sites.online)
 
     def stop(self) -> Effects:
-        """Begin nothing new; end a burst that can still end cleanly. Masks that are being opened are, if sites answer;
+        """Begin nothing new; end an aggregation that can still end cleanly. Masks being opened are, if sites answer;
         aborts that were asked for are waited for, since to give them up too would cost the round its updates.
         """
         self._stopping = True
         attempt = self.round.current if self.round else None
-        if self.phase is not RunPhase.BURST or attempt is None or attempt.state in _ENDING:
+        if self.phase is not RunPhase.AGGREGATION or attempt is None or attempt.state in _ENDING:
             return ()
         return self._settle(attempt.give_up())
 
@@ -326,8 +326,8 @@ class RoundEngine:
         return self._look()
 
     @property
-    def in_burst(self) -> bool:
-        return self.phase is RunPhase.BURST
+    def aggregating(self) -> bool:
+        return self.phase is RunPhase.AGGREGATION
 
     def _look(self) -> Effects:
         """Whether it is time for the next phase."""
@@ -360,7 +360,7 @@ class RoundEngine:
             return False
         return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
 
-    # The burst.
+    # The aggregation.
 
     def _plan(self) -> Effects:
         present = self.sites.present & self.able_until()
@@ -387,7 +387,7 @@ class RoundEngine:
         self._round.note(listed)
         done += self._changed_blame()
         attempt = self._round.current
-        if self.phase is RunPhase.BURST and attempt is not None:
+        if self.phase is RunPhase.AGGREGATION and attempt is not None:
             if attempt.state in _DONE:
                 done += self._published(attempt)
             elif attempt.state in _OVER:

@@ -254,7 +254,7 @@ class Shell:
 
 def hindrance(engine: RoundEngine) -> str | None:
     """What keeps the run from going on, in words for the operator; None if nothing does."""
-    if engine.phase in (RunPhase.DONE, RunPhase.BURST) or engine.round is None:
+    if engine.phase in (RunPhase.DONE, RunPhase.AGGREGATION) or engine.round is None:
         return None
     if engine.paused is not None:
         return f"paused: {engine.paused}"

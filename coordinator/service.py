@@ -309,11 +309,11 @@ class Service:
         engine = self.shell.engine
         # The check of a sum belongs to one roster: finished now, a newer manifest may be installed meanwhile.
         checking = engine.auditing and bool(self.shell.streams)
-        if not engine.in_burst and not checking:
+        if not engine.aggregating and not checking:
             return True
         if not self._at_once and asyncio.get_running_loop().time() < patience:
             return False
-        if engine.in_burst:
+        if engine.aggregating:
             log.warning("stopping during an aggregation, which continues at the next start")
         return True
 
@@ -330,7 +330,7 @@ class Service:
                 shell.execute(shell.engine.stop())
             shell.tick()
             self.traffic.tick(loop.time())
-            if loop.time() >= receipts_due and not shell.engine.in_burst:
+            if loop.time() >= receipts_due and not shell.engine.aggregating:
                 shell.settle_receipts()
                 receipts_due = loop.time() + RECEIPT_SECONDS
             self._witness_round()
@@ -339,7 +339,7 @@ class Service:
 
     def _witness_round(self) -> None:
         """After each published result, and once when the first sites are there."""
-        if self.shell.results != self._witnessed_rounds and self.shell.streams and not self.shell.engine.in_burst:
+        if self.shell.results != self._witnessed_rounds and self.shell.streams and not self.shell.engine.aggregating:
             self._witnessed_rounds = self.shell.results
             self.shell.settle_receipts()
             self.shell.call_witnesses()

@@ -27,13 +27,13 @@ ALERT_MS: Final = 60_000
 
 
 def _unchecked(found: UncheckedSum | None, manifest: Manifest) -> dict[str, Any] | None:
-    """The newest sum, while sites have not vouched for it: without that no further one is made."""
+    """The newest sum, while sites have not checked it: without that no further one is made."""
     if found is None:
         return None
     return {
         "round": found.round,
         "since_ms": found.since_ms,
-        "vouched": sorted(found.acknowledged),
+        "certified": sorted(found.acknowledged),
         "missing": [site for site in manifest.sites if site not in found.acknowledged],
     }
 

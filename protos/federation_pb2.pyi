@@ -57,7 +57,7 @@ class FromSite(_message.Message):
     def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., advert: _Optional[_Union[Advert, _Mapping]] = ..., shares: _Optional[_Union[Shares, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_header: _Optional[_Union[UploadHeader, _Mapping]] = ..., upload_frame: _Optional[_Union[UploadFrame, _Mapping]] = ..., agree: _Optional[_Union[Agree, _Mapping]] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., chunk_request: _Optional[_Union[ChunkRequest, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("sequence", "log_head", "train_order", "plan", "adverts", "deliver", "accusation", "upload_resume", "survivors", "quorum", "result", "sum_frame", "disclosure", "abort_request", "rollback", "audit_order", "chunk_piece", "vouched", "jump", "state_frame", "welcome", "manifest_frame", "ping", "receipt", "goodbye", "witness_call", "head", "cosignature", "held")
+    __slots__ = ("sequence", "log_head", "train_order", "plan", "adverts", "deliver", "accusation", "upload_resume", "survivors", "quorum", "result", "sum_frame", "disclosure", "abort_request", "rollback", "audit_order", "chunk_piece", "result_certificate", "jump", "state_frame", "welcome", "manifest_frame", "ping", "receipt", "goodbye", "witness_call", "head", "cosignature", "held")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     TRAIN_ORDER_FIELD_NUMBER: _ClassVar[int]
@@ -75,7 +75,7 @@ class FromCoordinator(_message.Message):
     ROLLBACK_FIELD_NUMBER: _ClassVar[int]
     AUDIT_ORDER_FIELD_NUMBER: _ClassVar[int]
     CHUNK_PIECE_FIELD_NUMBER: _ClassVar[int]
-    VOUCHED_FIELD_NUMBER: _ClassVar[int]
+    RESULT_CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     JUMP_FIELD_NUMBER: _ClassVar[int]
     STATE_FRAME_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
@@ -104,7 +104,7 @@ class FromCoordinator(_message.Message):
     rollback: Rollback
     audit_order: AuditOrder
     chunk_piece: ChunkPiece
-    vouched: Vouched
+    result_certificate: ResultCertificate
     jump: Jump
     state_frame: StateFrame
     welcome: Welcome
@@ -116,7 +116,7 @@ class FromCoordinator(_message.Message):
     head: Head
     cosignature: Cosignature
     held: Held
-    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., adverts: _Optional[_Union[Adverts, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_resume: _Optional[_Union[UploadResume, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., sum_frame: _Optional[_Union[SumFrame, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., audit_order: _Optional[_Union[AuditOrder, _Mapping]] = ..., chunk_piece: _Optional[_Union[ChunkPiece, _Mapping]] = ..., vouched: _Optional[_Union[Vouched, _Mapping]] = ..., jump: _Optional[_Union[Jump, _Mapping]] = ..., state_frame: _Optional[_Union[StateFrame, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., manifest_frame: _Optional[_Union[ManifestFrame, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., witness_call: _Optional[_Union[WitnessCall, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., adverts: _Optional[_Union[Adverts, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_resume: _Optional[_Union[UploadResume, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., sum_frame: _Optional[_Union[SumFrame, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., audit_order: _Optional[_Union[AuditOrder, _Mapping]] = ..., chunk_piece: _Optional[_Union[ChunkPiece, _Mapping]] = ..., result_certificate: _Optional[_Union[ResultCertificate, _Mapping]] = ..., jump: _Optional[_Union[Jump, _Mapping]] = ..., state_frame: _Optional[_Union[StateFrame, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., manifest_frame: _Optional[_Union[ManifestFrame, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., witness_call: _Optional[_Union[WitnessCall, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("site", "open_ctx", "round", "result")
@@ -660,7 +660,7 @@ class ChunkPiece(_message.Message):
     path: _containers.RepeatedScalarFieldContainer[bytes]
     def __init__(self, result: _Optional[bytes] = ..., chunk: _Optional[int] = ..., site: _Optional[str] = ..., data: _Optional[bytes] = ..., path: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
-class Vouched(_message.Message):
+class ResultCertificate(_message.Message):
     __slots__ = ("result", "check")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     CHECK_FIELD_NUMBER: _ClassVar[int]

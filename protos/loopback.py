@@ -306,8 +306,8 @@ class LoopbackFederation:
             head = site.machine.core.head
             if head.result != attempt.context.prev_result:
                 continue
-            if not head.vouched and attempt.plan.check is not None:
-                self._send(COORDINATOR, name, messages.Vouched(result=head.result, check=attempt.plan.check))
+            if not head.certified and attempt.plan.check is not None:
+                self._send(COORDINATOR, name, messages.ResultCertificate(result=head.result, check=attempt.plan.check))
             self._send(COORDINATOR, name, publication.result)
             for frame in publication.sum_to(name).frames():
                 self._send(COORDINATOR, name, frame)

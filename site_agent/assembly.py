@@ -36,12 +36,12 @@ from site_agent.outbox import Outbox
 from site_agent.ready_slots import slots_of
 from site_agent.run import Agent, Learner, site_membership
 from site_agent.session import Session
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
 from site_agent.witness import Witnessing
 
 LearnerFactory = Callable[
-    [SiteConfig, Manifest, InitialModel, Vault, Identity, str, Budget | None, AuditLog], tuple[Learner, str | None]
+    [SiteConfig, Manifest, InitialModel, StateDir, Identity, str, Budget | None, AuditLog], tuple[Learner, str | None]
 ]
 
 
@@ -61,20 +61,20 @@ def assemble(
     site, manifest = read_membership(identity, clock)
     config.policy.check_federation(manifest)
     initial, start = pinned_model(config.initial_model, manifest)
-    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=rng)
-    vault.claim(manifest.run)
-    wal = WriteAheadLog(vault.wal)
-    vault.tidy()
+    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=rng)
+    state_dir.claim(manifest.run)
+    wal = WriteAheadLog(state_dir.wal)
+    state_dir.tidy()
     seat = Seat(site_membership(identity, manifest, site, now_ms=clock.now_ms()))
-    log = open_log(config, vault, identity, seat, clock, rng)
+    log = open_log(config, state_dir, identity, seat, clock, rng)
     log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
     log.append(_started(config))
-    budget = open_budget(config, manifest, log, vault.log, key=identity.data_key(), clock=clock)
-    learner, fingerprint = make_learner(config, manifest, initial, vault, identity, site, budget, log)
+    budget = open_budget(config, manifest, log, state_dir.log, key=identity.data_key(), clock=clock)
+    learner, fingerprint = make_learner(config, manifest, initial, state_dir, identity, site, budget, log)
     if fingerprint is not None:
         log.append(log_events.data_opened(config.data, fingerprint), run=manifest.run)
     log.checkpoint()
-    machine = _machine(identity, seat, vault, wal, start, log, clock, rng, config.site.threads or 1, budget)
+    machine = _machine(identity, seat, state_dir, wal, start, log, clock, rng, config.site.threads or 1, budget)
     session = Session(
         machine,
         seat,
@@ -82,19 +82,19 @@ def assemble(
         clock,
         config_hash=config_hash_of(manifest),
         slots=slots_of(manifest.timing.train, config.site.ready_slot),
-        pending=vault.unseal(manifest.aggregation.layout),
-        rounds_done=vault.rounds_done,
+        pending=state_dir.unseal(manifest.aggregation.layout),
+        rounds_done=state_dir.rounds_done,
     )
-    outbox = Outbox(log, config.policy, seat, spent=logged_bytes(vault.log, manifest.run))
-    session.spent, session.paused = outbox.spent, PauseFile(vault.folder).reason
-    witness = Witness(vault.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
+    outbox = Outbox(log, config.policy, seat, spent=logged_bytes(state_dir.log, manifest.run))
+    session.spent, session.paused = outbox.spent, PauseFile(state_dir.folder).reason
+    witness = Witness(state_dir.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
     return agent_type(
         identity=identity,
         seat=seat,
         policy=config.policy,
         session=session,
         outbox=outbox,
-        vault=vault,
+        state_dir=state_dir,
         wal=wal,
         log=log,
         witnessing=Witnessing(seat, log, witness),
@@ -149,7 +149,7 @@ def _subject(manifest: Manifest, site: str) -> Subject:
 
 def open_log(
     config: SiteConfig,
-    vault: Vault,
+    state_dir: StateDir,
     identity: Identity,
     seat: Seat,
     clock: Clock,
@@ -158,13 +158,13 @@ def open_log(
     """The privacy log, begun or gone on with, under the manifest in force."""
     roster, manifest, site = seat.roster, seat.manifest, seat.signer.site
     party, keys, data = roster.by_name[site], identity.folder / "keys" / "epochs", identity.manifest_path.read_bytes()
-    if (vault.log / "FORMAT").exists():
-        log = AuditLog.open(vault.log, keys, party=party, roster=roster, clock=clock, rng=rng)
-        if (vault.log / "manifest.json").read_bytes() != data:
+    if (state_dir.log / "FORMAT").exists():
+        log = AuditLog.open(state_dir.log, keys, party=party, roster=roster, clock=clock, rng=rng)
+        if (state_dir.log / "manifest.json").read_bytes() != data:
             log.adopt_manifest(data, manifest.version, roster)
         return log
     return AuditLog.create(
-        vault.log,
+        state_dir.log,
         keys,
         party=party,
         roster=roster,
@@ -203,7 +203,7 @@ def _started(config: SiteConfig) -> AgentStart:
 def _machine(
     identity: Identity,
     seat: Seat,
-    vault: Vault,
+    state_dir: StateDir,
     wal: WriteAheadLog,
     start: Vector,
     log: AuditLog,
@@ -214,7 +214,7 @@ def _machine(
 ) -> SiteMachine:
     journal = Journal.replay(wal.records)
     head = journal.head(seat.policy)
-    model = start if journal.last is None else vault.state(seat.layout, head.state_hash)
+    model = start if journal.last is None else state_dir.state(seat.layout, head.state_hash)
 
     def heads() -> AdvertisedLog:
         newest = checkpoint_of(log.newest_checkpoint)

@@ -63,7 +63,7 @@ from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Tra
 from site_agent.outbox import Outbox
 from site_agent.policy import SitePolicy
 from site_agent.session import Session
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
 from site_agent.witness import Witnessing, WitnessMessage
 
@@ -105,7 +105,7 @@ class Agent:
     policy: SitePolicy
     session: Session
     outbox: Outbox
-    vault: Vault
+    state_dir: StateDir
     wal: WriteAheadLog
     log: AuditLog
     witnessing: Witnessing
@@ -126,7 +126,7 @@ class Agent:
 
     def opened(self) -> Iterator[bytes]:
         """A stream stands: what to send first."""
-        connection = self.vault.next_connection()
+        connection = self.state_dir.next_connection()
         self.outbox.opened(connection)
         self.expected = 1
         yield from self.run(self.session.opened(connection))
@@ -202,22 +202,22 @@ class Agent:
             case Compact():
                 self.wal.compact(effect.records)
             case KeepEvidence():
-                log.error("the published sum is wrong; the evidence is in %s", self.vault.keep_evidence(effect))
+                log.error("the published sum is wrong; the evidence is in %s", self.state_dir.keep_evidence(effect))
             case DraftState():
-                self.vault.draft_state(self.seat.layout, effect.start, effect.values)
+                self.state_dir.draft_state(self.seat.layout, effect.start, effect.values)
             case SaveState():
                 if effect.drafted:
-                    self.vault.keep_draft(effect.state_hash)
+                    self.state_dir.keep_draft(effect.state_hash)
                 else:
-                    self.vault.keep_state(self.seat.layout, effect.state_hash, effect.state)
+                    self.state_dir.keep_state(self.seat.layout, effect.state_hash, effect.state)
             case Log():
                 self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round)
             case KeepUpdate():
-                self.vault.count_round()
+                self.state_dir.count_round()
                 if effect.update is not None:
-                    self.vault.seal(self.seat.layout, effect.update)
+                    self.state_dir.seal(self.seat.layout, effect.update)
                 else:
-                    self.vault.forget(effect.round)
+                    self.state_dir.forget(effect.round)
             case Ended():
                 reason = effect.error if effect.reason == REFUSED else effect.reason
                 log.info("attempt %s: %s", effect.ctx.hex()[:8], reason)
@@ -230,16 +230,16 @@ class Agent:
             case Certified():
                 log.info("result %s is verified", effect.result.hex()[:8])
                 if self._shown is not None and result_digests(self._shown)[2] == effect.result:
-                    self.vault.keep_covered(Jump(result=self._shown, check=effect.check))
+                    self.state_dir.keep_covered(Jump(result=self._shown, check=effect.check))
             case _:
                 raise LocalProtocolError(f"{type(effect).__name__} cannot be carried out")
 
     def _advance(self, effect: Advanced) -> None:
         """A new model is in force: nothing of its round is sent again, so its update can go."""
         log.info("round %d: sum of %d sites accepted", effect.round, len(effect.survivors))
-        self.vault.forget(effect.round)
+        self.state_dir.forget(effect.round)
         if self._landing is not None and result_digests(self._landing.result)[2] == effect.result:
-            self.vault.keep_covered(self._landing)  # a state that came whole is covered already
+            self.state_dir.keep_covered(self._landing)  # a state that came whole is covered already
         self.log.checkpoint()
         self.newest = effect.round
         self.submit(lambda: self._evaluate(effect.round, effect.state))
@@ -294,7 +294,7 @@ class Agent:
 
     def _note_figures(self, figures: dict[str, Any]) -> Effects:
         if figures:
-            self.vault.note_metrics(figures)
+            self.state_dir.note_metrics(figures)
             told = figures.get("test") or figures.get("validation") or {}
             log.info("round %s: local balanced accuracy %s", figures.get("round"), told.get("bacc"))
         return ()

@@ -285,7 +285,7 @@ class Session:
     def _reload(self) -> Effects:
         """Hand the machine the sealed update again, if its round is still open."""
         pending, core = self._pending, self.machine.core
-        if pending is None or self.machine.burst.update is not None or core.journal.update is None:
+        if pending is None or self.machine.aggregation.update is not None or core.journal.update is None:
             return ()
         bound = core.journal.update
         if (pending.round, pending.state_hash) != (bound.round, core.head.state_hash):
@@ -336,7 +336,7 @@ class Session:
             return tuple(effects)
         if order.round != self._ordered[0]:
             self._ordered = (order.round, self.clock.mono_ms())
-        held = self.machine.burst.update
+        held = self.machine.aggregation.update
         if held is not None and held.round == order.round:
             if self._answer is None:
                 effects.append(self._say(self._ready(order.round)))
@@ -363,7 +363,7 @@ class Session:
             raise PolicyViolation("order is for another model than the newest one accepted", where="order")
         if order.config_hash != self.config_hash:
             raise PolicyViolation("order names another training configuration than the manifest's", where="order")
-        if self.machine.core.policy.strict and not head.vouched:
+        if self.machine.core.policy.strict and not head.certified:
             raise PolicyViolation("the newest model has no check certificate yet", where="order")
         if (reason := self.paused()) is not None:
             raise NotNow(f"paused: {reason}", seconds=MAX_DECLINE, where="site-agent pause")
@@ -435,7 +435,7 @@ class Session:
             effects += in_order(self.machine.hello())  # asks for the order that was declined
         return tuple(effects)
 
-    # The burst.
+    # The aggregation.
 
     def _plan(self, plan: messages.Plan) -> Effects:
         context = plan.context

@@ -46,7 +46,7 @@ from site_agent.privacy import (
     sides_key_file,
     status_line,
 )
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
 
 # `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
@@ -149,20 +149,20 @@ def handover(config_path: Path, target: Path, as_json: bool) -> None:
     config = SiteConfig.read(config_path)
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, SystemClock(), dated=False)
-    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
-    written = write_handover(vault, manifest, target)
+    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    written = write_handover(state_dir, manifest, target)
     if as_json:
         emit({"file": str(target), "round": written.round, "state_hash": written.covered.result.state_hash.hex()})
         return
     say(f"the model after round {written.round} and the signatures on it are in {target}: send it to the operator")
 
 
-def write_handover(vault: Vault, manifest: Manifest, target: Path) -> Handover:
-    covered = vault.read_covered()
+def write_handover(state_dir: StateDir, manifest: Manifest, target: Path) -> Handover:
+    covered = state_dir.read_covered()
     if covered is None:
-        raise ConfigError("this site has no verified result yet", where=str(vault.covered))
+        raise ConfigError("this site has no verified result yet", where=str(state_dir.covered))
     layout = manifest.aggregation.layout
-    state = vault.state(layout, covered.result.state_hash)
+    state = state_dir.state(layout, covered.result.state_hash)
     # Which rounds were lost is not known here: the operator can correct the count.
     found = Handover.of(covered, state, covered.result.context.round)
     found.write(target, layout)
@@ -180,15 +180,15 @@ def permit(config_path: Path, reason: str) -> None:
     config, clock = SiteConfig.read(config_path), SystemClock()
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
-    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
-    wal = WriteAheadLog(vault.wal)
+    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    wal = WriteAheadLog(state_dir.wal)
     try:
         journal = Journal.replay(wal.records)
         state = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms())).state_hash
         if journal.uploaded_on != state or updates_left(journal):
             raise ConfigError(
                 "this site does not wait for its operator",
-                where=str(vault.wal),
+                where=str(state_dir.wal),
                 hint=f"it stops after {MAX_UPDATES_ON_ONE_STATE} different updates on one model, and not before",
             )
         with closing(open_for_people(config_path)) as log:

@@ -58,7 +58,7 @@ _OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "m
 log = logging.getLogger("site-agent")
 
 
-class Vault:
+class StateDir:
     """One site's state on disk."""
 
     def __init__(self, folder: Path, *, site: str, sealing_key: bytes, randomness: Randomness) -> None:

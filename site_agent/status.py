@@ -27,7 +27,7 @@ from security.secagg.site.journal import Journal, NewestResult
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
 from site_agent.privacy import budget_status, ledger_files
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.state_writer import read_records
 
 if TYPE_CHECKING:
@@ -42,10 +42,10 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
     clock = clock or SystemClock()
     identity, now = Identity(folder=config.identity), clock.now_ms()
     site, manifest = read_membership(identity, clock, dated=False)
-    vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
-    journal = Journal.replay(read_records(vault.wal))
+    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    journal = Journal.replay(read_records(state_dir.wal))
     head = journal.head(aggregation_policy(manifest, now_ms=now))
-    heads = LogFolder(vault.log).checkpoint_sizes() if vault.log.exists() else []
+    heads = LogFolder(state_dir.log).checkpoint_sizes() if state_dir.log.exists() else []
     pause = PauseFile(config.state).read()
     return {
         "site": site,
@@ -55,15 +55,15 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
         "rounds_planned": manifest.training.rounds,
         "round": head.round,
         "model": head.state_hash.hex(),
-        "vouched": head.vouched,
+        "certified": head.certified,
         "update_of_round": journal.update.round if journal.update else None,
         "stopped": journal.stopped,
         "waits_for_operator": _waits_for_operator(journal, head, private=manifest.privacy is not None),
-        "evidence": sorted(str(path) for path in vault.evidence.glob("*")),
-        "log": str(vault.log),
+        "evidence": sorted(str(path) for path in state_dir.evidence.glob("*")),
+        "log": str(state_dir.log),
         "log_size": heads[-1] if heads else 0,
-        "metrics": vault.read_metrics(),
-        "isolation": _isolation(vault.log),
+        "metrics": state_dir.read_metrics(),
+        "isolation": _isolation(state_dir.log),
         "privacy": budget_status(config, manifest),
         "certificate_ends_ms": certificate_end(identity, manifest.site(site).certificate),
         "paused": None if pause is None else pause.reason,
@@ -133,7 +133,7 @@ def _running(agent: dict[str, Any]) -> str:
 
 
 def _standing(told: dict[str, Any]) -> str:
-    verified = "verified" if told["vouched"] else "not verified yet"
+    verified = "verified" if told["certified"] else "not verified yet"
     place = f"round {told['round']} of {told['rounds_planned']}"
     return f"site {told['site']}, run {told['run']}: {place} accepted, model {told['model'][:16]}, {verified}"
 

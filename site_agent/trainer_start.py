@@ -26,7 +26,7 @@ from security.log.writer import AuditLog
 from site_agent import log_events
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.supervisor import SILENCE_SECONDS, STOP_SECONDS, Supervisor
 from site_agent.trainer.channel import DataReady, IsolationReport, TrainerSetup
 from site_agent.trainer.isolation import HINT, WHERE, IsolationMode
@@ -128,7 +128,7 @@ def start_trainer(
     config: SiteConfig,
     manifest: Manifest,
     initial: InitialModel,
-    vault: Vault,
+    state_dir: StateDir,
     identity: Identity,
     site: str,
     budget: Budget | None,
@@ -144,7 +144,7 @@ def start_trainer(
     def setup() -> tuple[TrainerSetup, bytes]:
         terms = None if budget is None else budget.state.terms
         key = identity.data_key().hex()
-        return TrainerSetup(site=site, data_key=key, best=vault.best_score, terms=terms), manifest.to_bytes()
+        return TrainerSetup(site=site, data_key=key, best=state_dir.best_score, terms=terms), manifest.to_bytes()
 
     asked: IsolationMode = (
         "required" if "required" in (config.site.isolation, manifest.training.isolation) else "best"
@@ -158,7 +158,8 @@ def start_trainer(
             raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
 
     def opened(ready: DataReady) -> None:
-        vault.note_data({"names": list(ready.class_names), **{side: list(row) for side, row in ready.counts.items()}})
+        counts: dict[str, list[int]] = {side: list(row) for side, row in ready.counts.items()}
+        state_dir.note_data({"names": list(ready.class_names), **counts})
         if budget is not None:
             budget.take_version(ready.fingerprint)
         if found:

@@ -63,7 +63,7 @@ class Live:
     deadline: int | None
     hindrance: str | None
     paused: bool
-    burst: AggregationProgress | None
+    aggregation: AggregationProgress | None
     checking: int | None
     sites: tuple[SiteNow, ...]
     log_size: int
@@ -76,7 +76,7 @@ class Live:
     def of(cls, shell: Shell) -> Live:
         """Take the picture. To be called from the engine's own thread."""
         engine, clock = shell.engine, shell.clock
-        burst = _burst(shell)
+        aggregation = _aggregation(shell)
         waits = engine.phase in (RunPhase.TRAINING, RunPhase.PINGING)
         previous = engine.previous if engine.auditing else None
         return cls(
@@ -89,7 +89,7 @@ class Live:
             deadline=(clock.now_ms() - clock.mono_ms() + engine.deadline) // 1000 if waits else None,
             hindrance=hindrance(engine),
             paused=engine.paused is not None,
-            burst=burst,
+            aggregation=aggregation,
             checking=previous.start.round if previous else None,
             sites=tuple(_site(shell, entry.site) for entry in engine.core.policy.roster),
             log_size=shell.books.log.size,
@@ -100,9 +100,9 @@ class Live:
         )
 
 
-def _burst(shell: Shell) -> AggregationProgress | None:
+def _aggregation(shell: Shell) -> AggregationProgress | None:
     engine = shell.engine
-    attempt = engine.round.current if engine.round and engine.phase is RunPhase.BURST else None
+    attempt = engine.round.current if engine.round and engine.phase is RunPhase.AGGREGATION else None
     if attempt is None:
         return None
     context = attempt.context
@@ -132,7 +132,7 @@ def _state(shell: Shell, name: str) -> str:
         return EXCLUDED
     if engine.phase is RunPhase.DONE:
         return "idle"
-    if engine.phase is RunPhase.BURST:
+    if engine.phase is RunPhase.AGGREGATION:
         attempt = engine.round.current if engine.round else None
         return "in the sum" if attempt is not None and name in attempt.context.sites else "waiting"
     if name in engine.sites.declined:

@@ -148,8 +148,8 @@ def _sentence(live: Live) -> str:
     match live.phase:
         case RunPhase.DONE:
             return f"All {live.planned} rounds are published"
-        case RunPhase.BURST if live.burst is not None:
-            return f"Round {live.round}: summing over {live.burst.members} sites, {live.burst.step}"
+        case RunPhase.AGGREGATION if live.aggregation is not None:
+            return f"Round {live.round}: summing over {live.aggregation.members} sites, {live.aggregation.step}"
         case RunPhase.WAITING if live.paused:
             return f"Round {live.round}: paused"
         case RunPhase.WAITING:
@@ -333,7 +333,7 @@ class Board:
 
 
 def _now(live: Live) -> dict[str, Any]:
-    burst = live.burst
+    now = live.aggregation
     return {
         "phase": str(live.phase),
         "round": live.round,
@@ -342,8 +342,8 @@ def _now(live: Live) -> dict[str, Any]:
         "least": live.least,
         "deadline": live.deadline and 1000 * live.deadline,
         "checking": live.checking,
-        "attempt": burst
-        and {"number": burst.attempt, "step": burst.step, "members": burst.members, "threshold": burst.threshold},
+        "attempt": now
+        and {"number": now.attempt, "step": now.step, "members": now.members, "threshold": now.threshold},
     }
 
 

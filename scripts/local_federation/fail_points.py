@@ -89,7 +89,7 @@ class MortalAgent(Agent):
 
     @property
     def fate(self) -> Fate:
-        return Fate(self.vault.folder.parent, SITE_STEPS)
+        return Fate(self.state_dir.folder.parent, SITE_STEPS)
 
     def execute(self, effect: SiteEffect) -> Iterator[bytes]:
         thing = effect.message if isinstance(effect, Send) else effect

@@ -22,7 +22,7 @@ from security.secagg.layout import Layout
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.run import Learner
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 
 SAMPLES = 7
 PLAN = f"""
@@ -110,13 +110,13 @@ def make_number_learner(
     config: SiteConfig,
     manifest: Manifest,
     initial: InitialModel,
-    vault: Vault,
+    state_dir: StateDir,
     identity: Identity,
     site: str,
     budget: object = None,
     log: AuditLog | None = None,
 ) -> tuple[Learner, str | None]:
     """In the place of the one that opens images and imports torch."""
-    del manifest, initial, vault, identity, budget
+    del manifest, initial, state_dir, identity, budget
     sees_no_image(log)
     return NumberLearner(site, config.state.parent / "work"), "00" * 32  # the fingerprint of no data

@@ -38,9 +38,9 @@ class KeepingAgent(MortalAgent):
         yield from super().execute(effect)
         if isinstance(effect, KeepUpdate) and effect.update is not None:
             name = str(effect.round)
-            target = kept_folder(self.vault.folder, effect.round) / "pending" / name
+            target = kept_folder(self.state_dir.folder, effect.round) / "pending" / name
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            shutil.copyfile(self.vault.pending / name, target)
+            shutil.copyfile(self.state_dir.pending / name, target)
             target.chmod(0o600)
 
 

@@ -187,7 +187,7 @@ class HalfYear:
         federation.manifest, federation.hub = world.publish(), "hub-2"
         federation.give_manifest("hub-2")
         handed = federation.folder / "handover.safetensors"
-        write_handover(giver.vault, giver.manifest, handed)
+        write_handover(giver.state_dir, giver.manifest, handed)
         config = federation.folder / "coordinator.toml"
         model = f'initial_model = "{federation.model_path}"'
         config.write_text(f'identity = "hub-2"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\n{model}\n')
@@ -222,7 +222,7 @@ class HalfYear:
 
 
 def newest_covered(agent: Agent) -> int:
-    covered = agent.vault.read_covered()
+    covered = agent.state_dir.read_covered()
     return covered.result.context.round if covered is not None else 0
 
 
@@ -233,7 +233,7 @@ def full_disk(agent: Agent) -> Iterator[list[int]]:
 
     def refuse(_: Any) -> None:
         refused.append(1)
-        raise OSError(errno.ENOSPC, "no space left on device", str(agent.vault.wal))
+        raise OSError(errno.ENOSPC, "no space left on device", str(agent.state_dir.wal))
 
     agent.wal.append = refuse  # type: ignore[method-assign]
     try:

@@ -26,13 +26,13 @@ from security.secagg.coordinator.spool import FileSpool, Gone
 from security.secagg.layout import Layout
 from security.secagg.messages import Result
 from site_agent.config import SiteConfig
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 
 Words = np.ndarray[Any, Any]
 
 
 def kept_folder(state: Path, round_number: int) -> Path:
-    """Where the demo's sites put the sealed update of a round aside: a vault that holds nothing else."""
+    """Where the demo's sites put the sealed update of a round aside: a state_dir that holds nothing else."""
     return state / "kept-for-the-demo" / str(round_number)
 
 
@@ -103,8 +103,8 @@ def open_kept(site: Path, round_number: int, layout: Layout) -> Words:
     config = SiteConfig.read(site / "site.toml")
     identity = Identity(folder=config.identity)
     folder = kept_folder(config.state, round_number)
-    vault = Vault(folder, site=site.name, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
-    update = vault.unseal(layout)
+    state_dir = StateDir(folder, site=site.name, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    update = state_dir.unseal(layout)
     if update is None:
         raise ConfigError("no update was saved", where=str(folder))
     return update.words

@@ -175,13 +175,13 @@ class Authority:
         member: str,
         request: EnrolmentRequest | None,
         *,
-        vouched: bool = False,
+        compared: bool = False,
         now_ms: int,
         days: int,
     ) -> Enrolled:
         """New certificates for the keys in force, or for the new keys of a request.
 
-        A request must carry the signature of the key it replaces, unless somebody `vouched` for its fingerprint.
+        A request must carry the signature of the key it replaces, unless somebody has compared its fingerprint.
         """
         record = self.member(member)
         if not record.active:
@@ -193,7 +193,7 @@ class Authority:
         tls, signing = check_request(request)
         if (request.member, request.role) != (record.member, record.role):
             raise ConfigError(f"the request is of {request.role} {request.member}", where="renewal")
-        if not vouched:
+        if not compared:
             check_renewal(request, record)
         self._refuse_known_keys(member, tls.public_key, signing.public_key)
         # The log keys stay what they are: a log's root key is the name under which its history is known.
@@ -243,7 +243,7 @@ class Authority:
     def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> Enrolled:
         """Take back everything a member holds, or what it holds for the key of one certificate.
 
-        By key, because a certificate is taken back when its key is lost, and a renewal may have certified the same key
+        By key, because a certificate is taken back when its key is lost, and a renewal may have compared the same key
         again. Takes effect with the next manifest.
         """
         record = self.member(member)

@@ -204,7 +204,7 @@ def renew(
     if request and fingerprint:
         _confirm(request, fingerprint, yes=False)
     key = _unlock(authority, passphrase_file, no_passphrase)
-    record = authority.renew(key, member, request, vouched=fingerprint is not None, now_ms=_now(), days=days)
+    record = authority.renew(key, member, request, compared=fingerprint is not None, now_ms=_now(), days=days)
     _report_issue(authority, showing.member_summary(record, _now()), as_json)
 
 

@@ -26,7 +26,7 @@ from security.identity.rules import CLOCK_SKEW_MS, check_pinned, check_signature
 EXPIRY_WARNING_DAYS: Final = 30
 
 
-class Papers:
+class Credentials:
     """An identity folder, read once."""
 
     def __init__(self, identity: Identity, role: Role, clock: Clock, *, program: str) -> None:
@@ -64,23 +64,25 @@ class Papers:
         return manifest.site(name)
 
 
-def certificates(papers: Papers) -> Iterator[Line]:
+def certificates(credentials: Credentials) -> Iterator[Line]:
     """Root, TLS and signing certificate: whose they are, by whom, for what, until when."""
-    identity = papers.identity
+    identity = credentials.identity
     root = identity.root()
-    yield _dated(root, "root certificate", str(identity.root_path), papers.now_ms)
-    subject = papers.subject
-    if subject.role is not papers.role:
+    yield _dated(root, "root certificate", str(identity.root_path), credentials.now_ms)
+    subject = credentials.subject
+    if subject.role is not credentials.role:
         yield problem(
-            f"{identity.tls_path}: is the certificate of a {subject.role}, not of a {papers.role}",
+            f"{identity.tls_path}: is the certificate of a {subject.role}, not of a {credentials.role}",
             "is this the right identity folder?",
         )
         return
     for purpose, path in ((Purpose.TLS, identity.tls_path), (Purpose.SIGNING, identity.signing_path)):
-        yield _member_certificate(path, root, subject, purpose, papers)
+        yield _member_certificate(path, root, subject, purpose, credentials)
 
 
-def _member_certificate(path: Path, root: x509.Certificate, subject: Subject, purpose: Purpose, papers: Papers) -> Line:
+def _member_certificate(
+    path: Path, root: x509.Certificate, subject: Subject, purpose: Purpose, credentials: Credentials
+) -> Line:
     try:
         certificate = pki.read_certificate(read_file(path), str(path))
         pki.check_issuer(certificate, root, str(path))
@@ -88,7 +90,7 @@ def _member_certificate(path: Path, root: x509.Certificate, subject: Subject, pu
         pki.check_subject(certificate, subject, str(path))
     except ToolkitError as error:
         return found(error)
-    return _dated(certificate, f"{purpose} certificate of {subject.member}", str(path), papers.now_ms)
+    return _dated(certificate, f"{purpose} certificate of {subject.member}", str(path), credentials.now_ms)
 
 
 def _dated(certificate: x509.Certificate, name: str, where: str, now_ms: int) -> Line:
@@ -108,25 +110,25 @@ def _dated(certificate: x509.Certificate, name: str, where: str, now_ms: int) ->
     return ok(f"{name}: valid for {left} more days, until {until}")
 
 
-def key_files(papers: Papers) -> Iterator[Line]:
+def key_files(credentials: Credentials) -> Iterator[Line]:
     """Every key file is readable by this user alone, and those in use belong to the certificates."""
-    keys = papers.identity.folder / "keys"
+    keys = credentials.identity.folder / "keys"
     if not keys.is_dir():
-        raise ConfigError("there are no keys", where=str(keys), hint=f"`{papers.program} init` makes them")
+        raise ConfigError("there are no keys", where=str(keys), hint=f"`{credentials.program} init` makes them")
     paths = sorted(path for path in keys.rglob("*") if path.is_file())
     problems = [line for path in paths if (line := _open_to_others(path)) is not None]
     yield from problems
     if not problems:
         yield ok(f"{len(paths)} key files, for this user only")
-    yield from (line for line in _keys_in_use(papers) if line not in problems)
+    yield from (line for line in _keys_in_use(credentials) if line not in problems)
 
 
-def _keys_in_use(papers: Papers) -> Iterator[Line]:
-    identity = papers.identity
+def _keys_in_use(credentials: Credentials) -> Iterator[Line]:
+    identity = credentials.identity
     signing = pki.read_certificate(read_file(identity.signing_path), str(identity.signing_path))
     yield tried("TLS key belongs to the certificate", lambda: keystore.load_tls_key(identity.tls_key_path()))
     yield tried("signing key belongs to the certificate", lambda: identity.signing_key(signing))
-    yield tried("keys for sealing, data and witnessing", lambda: _other_keys(papers))
+    yield tried("keys for sealing, data and witnessing", lambda: _other_keys(credentials))
 
 
 def _open_to_others(path: Path) -> Line | None:
@@ -137,36 +139,36 @@ def _open_to_others(path: Path) -> Line | None:
     return None
 
 
-def _other_keys(papers: Papers) -> None:
-    papers.identity.sealing_key()
-    papers.identity.data_key()
-    papers.identity.cosigner(papers.subject)
+def _other_keys(credentials: Credentials) -> None:
+    credentials.identity.sealing_key()
+    credentials.identity.data_key()
+    credentials.identity.cosigner(credentials.subject)
 
 
-def audit_root(papers: Papers, log: Path) -> Line:
+def audit_root(credentials: Credentials, log: Path) -> Line:
     """The key that begins a log; it may be in a safe place once there is one."""
-    path = papers.identity.folder / "keys" / "audit-root.key"
+    path = credentials.identity.folder / "keys" / "audit-root.key"
     if path.exists() or (log / "FORMAT").exists():
         return ok("key of the privacy log")
     return problem(f"{path}: is missing, and the privacy log has not begun", "restore the file for the first start")
 
 
-def manifest(papers: Papers) -> Iterator[Line]:
+def manifest(credentials: Credentials) -> Iterator[Line]:
     """Signed by our root, valid, in time, and listing this party."""
-    opened = papers.manifest
+    opened = credentials.manifest
     yield ok(f"version {opened.version} of {opened.federation}, run {opened.run}, signed by the root")
-    yield from _freshness(opened, papers.now_ms)
+    yield from _freshness(opened, credentials.now_ms)
     try:
-        member = papers.member()
-        _check_listed(papers, opened)
+        member = credentials.member()
+        _check_listed(credentials, opened)
     except ToolkitError as error:
         yield problem(
-            f"this {papers.role} may not take part under this manifest: {error}",
-            f"ask the consortium for a manifest that lists {papers.subject.member} with this certificate, and join it",
+            f"this {credentials.role} may not take part under this manifest: {error}",
+            f"ask the consortium for a manifest that lists {credentials.subject.member} with it, and join",
         )
         return
-    yield ok(f"{papers.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
-    left = pki.days_left(member.certificate, papers.now_ms)
+    yield ok(f"{credentials.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
+    left = pki.days_left(member.certificate, credentials.now_ms)
     if left < 0:
         yield problem(
             f"the signing certificate in the manifest ended {-left} days ago",
@@ -184,18 +186,18 @@ def _freshness(opened: Manifest, now_ms: int) -> Iterator[Line]:
         yield warning(f"version {opened.version} expires in {left} days", publish)
 
 
-def _check_listed(papers: Papers, opened: Manifest) -> None:
+def _check_listed(credentials: Credentials, opened: Manifest) -> None:
     """Dates and issuer are checked by `certificates`."""
-    where = str(papers.identity.tls_path)
-    certificate = papers.identity.tls_certificate()
+    where = str(credentials.identity.tls_path)
+    certificate = credentials.identity.tls_certificate()
     pki.check_revoked(certificate, opened.revoked, where)
-    check_pinned(opened, papers.subject, pki.key_fingerprint(pki.certificate_key(certificate)), where)
+    check_pinned(opened, credentials.subject, pki.key_fingerprint(pki.certificate_key(certificate)), where)
 
 
-def clock_by_papers(papers: Papers) -> Iterator[Line]:
+def clock_by_dates(credentials: Credentials) -> Iterator[Line]:
     """Certificates and manifest were made before now. Says nothing about a clock that is ahead."""
-    now = dt.datetime.fromtimestamp(papers.now_ms / 1000, dt.UTC)
-    latest, made = max(_made(papers))
+    now = dt.datetime.fromtimestamp(credentials.now_ms / 1000, dt.UTC)
+    latest, made = max(_made(credentials))
     if now + dt.timedelta(milliseconds=CLOCK_SKEW_MS) < latest:
         yield problem(
             f"this machine's clock says {now:%Y-%m-%d %H:%M}Z, but {made} was made at {latest:%Y-%m-%d %H:%M}Z",
@@ -205,19 +207,20 @@ def clock_by_papers(papers: Papers) -> Iterator[Line]:
         yield ok(f"{now:%Y-%m-%d %H:%M}Z is after all dates of issue")
 
 
-def _made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
-    """When each paper was made; the manifest is unsealed without its rules, which would refuse one from the future."""
-    for name, read in (("the root", papers.identity.root), ("the certificate", papers.identity.tls_certificate)):
+def _made(credentials: Credentials) -> Iterator[tuple[dt.datetime, str]]:
+    """When each was made; the manifest is unsealed without its rules, which would refuse one from the future."""
+    identity = credentials.identity
+    for name, read in (("the root", identity.root), ("the certificate", identity.tls_certificate)):
         yield read().not_valid_before_utc, name
-    yield from _manifest_made(papers)
+    yield from _manifest_made(credentials)
 
 
-def _manifest_made(papers: Papers) -> Iterator[tuple[dt.datetime, str]]:
-    if not papers.identity.manifest_path.exists():
+def _manifest_made(credentials: Credentials) -> Iterator[tuple[dt.datetime, str]]:
+    if not credentials.identity.manifest_path.exists():
         return
     try:
-        content, signature = unseal(read_file(papers.identity.manifest_path))
-        check_signature(content, signature, papers.identity.root())
+        content, signature = unseal(read_file(credentials.identity.manifest_path))
+        check_signature(content, signature, credentials.identity.root())
     except ToolkitError:
         return  # the check of the manifest reports it
     yield dt.datetime.fromtimestamp(content.issued_at_ms / 1000, dt.UTC), f"manifest version {content.version}"

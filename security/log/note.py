@@ -261,7 +261,7 @@ class Checkpoint:
 
     @classmethod
     def parse(cls, text: str) -> Checkpoint:
-        """Read the three lines; extension lines are refused, since no entry vouches for them."""
+        """Read the three lines; extension lines are refused, since no entry confirms them."""
         lines = text.split("\n")
         if len(lines) != 4 or lines[3] or not _number(lines[1]) or len(lines[1]) > 16:
             raise CodecError("not a checkpoint of three lines")

@@ -66,7 +66,7 @@ class Hello(Wire):
 @message(2, Sender.COORDINATOR, DataClass.CONTROL, filing=Filing.ROUND)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainOrder(Wire):
-    """Train this round on this state under this configuration; `check` vouches for the state where it is known."""
+    """Train this round on this state under this configuration; `check` confirms the state where it is known."""
 
     round: Annotated[int, Number(least=1)]
     state_hash: Digest
@@ -348,7 +348,7 @@ class SumFrame(Wire):
 
 @message(50, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Vouched(Wire):
+class ResultCertificate(Wire):
     """The acknowledgements that cover a result: what a site that catches up needs before it takes the next one."""
 
     result: Digest
@@ -434,6 +434,6 @@ class Abort(Wire):
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback(Wire):
-    """An advert of the receiver's own that it should remember: if it does not, its state was set back."""
+    """An advert of the receiver's own: if it does not remember it, its state was restored from an old copy."""
 
     advert: Annotated[Advert, Nested(Advert)]

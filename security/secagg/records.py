@@ -147,7 +147,7 @@ class ResultAccepted(Wire):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResultVouched(Wire):
+class ResultCertified(Wire):
     """Enough acknowledgements were seen for this result."""
 
     result: Digest
@@ -282,7 +282,7 @@ KINDS: Final[dict[int, type[Wire]]] = {
     6: Agreed,
     7: AttemptEnded,
     8: ResultAccepted,
-    9: ResultVouched,
+    9: ResultCertified,
     10: ResultAcked,
     11: Stopped,
     12: Remembered,

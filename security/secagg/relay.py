@@ -292,16 +292,16 @@ class Head(Wire):
         return Submission(old_size=self.old_size, path=self.path, note=self.head.note, endorsements=endorsements)
 
 
-def _vouching(shape: Shape) -> Lengths:
+def _confirming(shape: Shape) -> Lengths:
     return {"origin": len(shape.named), "signature": {"name": len(shape.witness), "value": COSIGNATURE_BYTES}}
 
 
 @message(
-    72, Sender.BOTH, DataClass.CHECKPOINT, size=_vouching, mentions=lambda message: {"named": message.origin}
+    72, Sender.BOTH, DataClass.CHECKPOINT, size=_confirming, mentions=lambda message: {"named": message.origin}
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cosignature(Wire):
-    """A witness vouches for a head of the log named."""
+    """A witness confirms a head of the log named."""
 
     origin: Origin
     size: Count

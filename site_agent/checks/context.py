@@ -25,7 +25,7 @@ from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.sources import Survey, survey
 from security.clock import Clock, SystemClock
 from security.identity import keystore
-from security.identity.credentials import Papers
+from security.identity.credentials import Credentials
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
@@ -97,12 +97,12 @@ class SiteCheckContext:
     available: Callable[[], int | None] = checks.available_memory
 
     @cached_property
-    def papers(self) -> Papers:
-        return Papers(Identity(folder=self.config.identity), Role.SITE, self.clock, program="site-agent")
+    def credentials(self) -> Credentials:
+        return Credentials(Identity(folder=self.config.identity), Role.SITE, self.clock, program="site-agent")
 
     @property
     def manifest(self) -> Manifest:
-        return self.papers.manifest
+        return self.credentials.manifest
 
     @property
     def destination(self) -> Destination:
@@ -111,9 +111,9 @@ class SiteCheckContext:
     @shared("the coordinator cannot be reached")
     def served(self) -> tuple[Line, ...]:
         """Who answers at the coordinator's address, and what to think of it."""
-        identity = self.papers.identity
+        identity = self.credentials.identity
         served = ask(self.destination)
-        return tuple(judge(served, self.destination, identity.root(), self._manifest(), now_ms=self.papers.now_ms))
+        return tuple(judge(served, self.destination, identity.root(), self._manifest(), now_ms=self.credentials.now_ms))
 
     def _manifest(self) -> Manifest | None:
         """Another check reports what is wrong with it."""
@@ -128,10 +128,10 @@ class SiteCheckContext:
         if any(line.verdict is CheckVerdict.PROBLEM for line in self.served):
             raise Unchecked("the coordinator could not be asked")
         try:
-            keystore.load_tls_key(self.papers.identity.tls_key_path())
+            keystore.load_tls_key(self.credentials.identity.tls_key_path())
         except ToolkitError:
             raise Unchecked("there is no key to connect with") from None
-        return knock(self.papers.identity, self.config.coordinator)
+        return knock(self.credentials.identity, self.config.coordinator)
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:
@@ -158,14 +158,14 @@ class SiteCheckContext:
         found = assemble(
             self.survey.catalogue,
             fold=table.fold,
-            rule=side_rule(self.config, self.manifest, self.papers.identity.data_key(), keep=False),
+            rule=side_rule(self.config, self.manifest, self.credentials.identity.data_key(), keep=False),
         )
         check_class_count(found, table, self.manifest.model.classes)
         return found
 
     @shared("this site's part of the data set is not known")
     def data(self) -> SiteData:
-        return ours(self.dataset, self.config.data, self.papers.subject.member)
+        return ours(self.dataset, self.config.data, self.credentials.subject.member)
 
 
 CHECKS: Final = CheckList[SiteCheckContext](CHECK_NAMES)

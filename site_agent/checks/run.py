@@ -21,7 +21,7 @@ from npr.data.dataset import Samples
 from npr.data.sources import Look, Survey, inspect_images
 from npr.data.store import Fault, FaultKind
 from security.identity import credentials
-from security.identity.credentials import clock_by_papers
+from security.identity.credentials import clock_by_dates
 from security.identity.rules import CLOCK_SKEW_MS
 from site_agent.assembly import config_hash_of
 from site_agent.checks.context import CHECKS, SiteCheckContext
@@ -38,18 +38,18 @@ from site_agent.trainer.isolation import HINT
 
 @CHECKS.add
 def certificates(context: SiteCheckContext) -> Iterator[Line]:
-    yield from credentials.certificates(context.papers)
+    yield from credentials.certificates(context.credentials)
 
 
 @CHECKS.add
 def keys(context: SiteCheckContext) -> Iterator[Line]:
-    yield from credentials.key_files(context.papers)
-    yield credentials.audit_root(context.papers, context.config.state / "log")
+    yield from credentials.key_files(context.credentials)
+    yield credentials.audit_root(context.credentials, context.config.state / "log")
 
 
 @CHECKS.add
 def manifest(context: SiteCheckContext) -> Iterator[Line]:
-    yield from credentials.manifest(context.papers)
+    yield from credentials.manifest(context.credentials)
 
 
 @CHECKS.add
@@ -149,11 +149,11 @@ def coordinator(context: SiteCheckContext) -> Iterator[Line]:
 @CHECKS.add
 def clock(context: SiteCheckContext) -> Iterator[Line]:
     """Against the dates of certificates and manifest, and against the coordinator's clock."""
-    yield from clock_by_papers(context.papers)
+    yield from clock_by_dates(context.credentials)
     theirs = context.answer.time_ms
     if theirs is None:
         raise Unchecked("the coordinator does not send its time")
-    yield compared(context.papers.now_ms, theirs)
+    yield compared(context.credentials.now_ms, theirs)
 
 
 def compared(ours_ms: int, theirs_ms: int) -> Line:

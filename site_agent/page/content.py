@@ -174,7 +174,7 @@ class Outflow:
 
 
 ABOUT: Final = (
-    "site", "federation", "manifest_version", "run", "round", "model", "vouched", "stopped",
+    "site", "federation", "manifest_version", "run", "round", "model", "certified", "stopped",
     "certificate_ends_ms",
 )  # fmt: skip
 Stamp = tuple[tuple[str, int, int], ...]

@@ -54,16 +54,16 @@ def read_history(place: ModelPlace, upto: int) -> ModelHistory:
 
     :raises ConfigError: where there is no log yet.
     """
-    if not place.vault.log.exists():
-        raise ConfigError("there is no privacy log yet", where=str(place.vault.log), hint="has the agent run?")
+    if not place.state_dir.log.exists():
+        raise ConfigError("there is no privacy log yet", where=str(place.state_dir.log), hint="has the agent run?")
     # The manifests in our own folder were checked when they were adopted, each against the root.
-    verified = verify(place.vault.log, keys_for(place.vault.log, None))
+    verified = verify(place.state_dir.log, keys_for(place.state_dir.log, None))
     newest = verified.checkpoints.newest
     if newest is None:
-        raise ConfigError("the privacy log has no signed checkpoint", where=str(place.vault.log))
+        raise ConfigError("the privacy log has no signed checkpoint", where=str(place.state_dir.log))
     records = [
         record
-        for record in LogReader(place.vault.log).records()
+        for record in LogReader(place.state_dir.log).records()
         if record.seq < newest.checkpoint.size and record.run in (place.manifest.run, None)
     ]
     before = [(record.round, record) for record in records if record.round is not None and record.round <= upto]

@@ -39,7 +39,7 @@ from security.secagg.effects import Vector
 from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.state_writer import read_records
 from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.personal_state import PersonalState
@@ -62,7 +62,7 @@ class ModelPlace:
     manifest: Manifest
     initial: InitialModel
     start: Vector
-    vault: Vault
+    state_dir: StateDir
     clock: Clock
     head_alone: bool = False
 
@@ -72,7 +72,7 @@ class ModelPlace:
         clock = clock_of(identity)
         site, manifest = read_membership(identity, clock)
         initial, start = pinned_model(config.initial_model, manifest)
-        vault = Vault(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+        state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
         if config.site.threads is not None:
             torch.set_num_threads(config.site.threads)
         return cls(
@@ -82,7 +82,7 @@ class ModelPlace:
             manifest=manifest,
             initial=initial,
             start=start,
-            vault=vault,
+            state_dir=state_dir,
             clock=clock,
         )
 
@@ -165,10 +165,10 @@ def _best(place: ModelPlace) -> Trained:
 
 
 def _newest(place: ModelPlace) -> Trained:
-    journal = Journal.replay(read_records(place.vault.wal))
+    journal = Journal.replay(read_records(place.state_dir.wal))
     policy = aggregation_policy(place.manifest, now_ms=place.clock.now_ms())
     head = journal.head(policy)
-    state = place.start if journal.last is None else place.vault.state(policy.layout, head.state_hash)
+    state = place.start if journal.last is None else place.state_dir.state(policy.layout, head.state_hash)
     model = place.trainer.model_after(head.round, state)
     return Trained(model=model, round=head.round, which="newest", digest=digest_of(model))
 

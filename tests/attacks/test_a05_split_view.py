@@ -29,7 +29,7 @@ def two_views(run: EvilCoordinator) -> None:
         return
     kx, deals = attempt.dealing.kx, attempt.dealing.deals
     run.deaf, run.rules = True, []
-    kept = run.machine("site-04").burst.attempt
+    kept = run.machine("site-04").aggregation.attempt
     assert kept is not None
     for half, members in HALVES.items():
         uploads = tuple(line for line in everyone.uploads if half == "with" or line.site != VICTIM)

@@ -112,7 +112,7 @@ def jump_to_the_trap(audit: AuditMode, **context: Any) -> tuple[SiteMachine, Any
         (AuditMode.SAMPLED, {"t": 1, "c": 0}, "check_jump_context"),
     ],
 )
-def test_a_state_that_nobody_vouches_for(audit: AuditMode, context: dict[str, int], check: str) -> None:
+def test_a_state_that_nobody_confirms(audit: AuditMode, context: dict[str, int], check: str) -> None:
     with pytest.raises(ToolkitError) as caught:
         jump_to_the_trap(audit, **context)
     assert isinstance(caught.value, PolicyViolation | VerificationFailed)
@@ -136,7 +136,7 @@ def hold_a_state_back() -> SiteMachine:
         late.receive(publication.result)
         for frame in publication.sum_to(VICTIM).frames():
             late.receive(frame)
-        late.receive(messages.Vouched(result=publication.result_hash, check=check))
+        late.receive(messages.ResultCertificate(result=publication.result_hash, check=check))
     assert late.core.head.round == 3
     late.receive(messages.StateFrame(state_hash=told[0][0].result.state_hash, index=0, data=state.tobytes()))
     return late
@@ -157,11 +157,11 @@ def test_a_quorum_of_nobody_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sampled audit asks for a quorum of acknowledgements; a context that nobody checks may say that none is enough."""
     monkeypatch.setattr(result_checks, "check_jump_context", lambda *_: None)
     late, chosen = jump_to_the_trap(AuditMode.SAMPLED, t=0)
-    assert late.intake.model.tobytes() == chosen.tobytes() and late.core.head.vouched
+    assert late.intake.model.tobytes() == chosen.tobytes() and late.core.head.certified
 
 
-def test_a_state_that_nobody_vouches_for_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_nobody_confirms_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificate_checks, "check_certificate", lambda *_args, **_named: None)
     late, chosen = jump_to_the_trap(AuditMode.COVERED)
-    assert late.intake.model.tobytes() == chosen.tobytes() and late.core.head.vouched
+    assert late.intake.model.tobytes() == chosen.tobytes() and late.core.head.certified
     assert late.core.site == VICTIM

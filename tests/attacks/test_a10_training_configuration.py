@@ -1,7 +1,7 @@
 """A10: "one step on one image, with a huge learning rate", for the victim alone or for all.
 
-The attacker's configuration makes the others' updates zero and the victim's a picture. Sites train, and join a burst,
-only under a configuration that the consortium listed.
+The attacker's configuration makes the others' updates zero and the victim's a picture. Sites train, and join an
+aggregation, only under a configuration that the consortium listed.
 """
 
 from __future__ import annotations

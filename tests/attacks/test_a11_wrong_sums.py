@@ -1,7 +1,7 @@
 """A11: a published sum that is not the sum of the uploads: one coordinate changed, a site doubled, or a fork.
 
-An alarm would have to pass the coordinator, who drops it. Hence the other way round: no burst without a certificate
-that every chunk was added up again by more than c sites.
+An alarm would have to pass the coordinator, who drops it. Hence the other way round: no aggregation without a
+certificate that every chunk was added up again by more than c sites.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def doubled(total: Words) -> None:
     np.add(total, total, out=total)
 
 
-def next_burst(run: EvilCoordinator) -> None:
+def next_aggregation(run: EvilCoordinator) -> None:
     updates = {name: words for name, words in run.updates(2).items() if run.machine(name).state is SiteState.IDLE}
     run.begin_round(updates)
     run.launch(run.plan(run.sites))
@@ -95,7 +95,7 @@ def test_a_wrong_sum_gets_no_certificate(change: Callable[[Words], None]) -> Non
     assert finders
     for name in finders:
         assert_refused(run, name, result_checks.WrongSum, "check_chunk_sum")
-    next_burst(run)
+    next_aggregation(run)
     others = [name for name in run.honest if name not in finders]
     for name in others:
         assert_refused(run, name, VerificationFailed, "check_plan_certificate")
@@ -104,7 +104,7 @@ def test_a_wrong_sum_gets_no_certificate(change: Callable[[Words], None]) -> Non
 
 
 def test_a_wrong_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without adding up again the wrong model is certified, and the next burst starts from it."""
+    """Without adding up again the wrong model is certified, and the next aggregation starts from it."""
     monkeypatch.setattr(result_checks, "check_chunk_sum", lambda *_: None)
     run, attempt = wrong_round(one_coordinate)
     assert run.check is not None
@@ -112,7 +112,7 @@ def test_a_wrong_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     good = states.next_state(run.policy.layout, evil().model, right, survivors=len(run.sites)).state
     for name in run.honest:
         assert run.machine(name).intake.model.tobytes() == run.model.tobytes() != good.tobytes()
-    next_burst(run)
+    next_aggregation(run)
     assert len({said.site for said in run.said(messages.Agree) if said.site in run.honest}) == len(run.honest)
 
 
@@ -121,7 +121,7 @@ def test_an_unchecked_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "check_plan_certificate", lambda *_: None)
     run, _ = wrong_round(one_coordinate)
     assert run.check is None
-    next_burst(run)
+    next_aggregation(run)
     misled = [name for name in run.honest if run.machine(name).state is SiteState.ADVERTISED]
     assert misled and all(run.machine(name).intake.model.tobytes() == run.model.tobytes() for name in misled)
 
@@ -353,7 +353,7 @@ def test_after_a_restart_a_header_with_bad_signatures_is_refused() -> None:
 # One colluder, many acknowledgements.
 
 
-def certified_by_one(run: EvilCoordinator) -> messages.Vouched:
+def certified_by_one(run: EvilCoordinator) -> messages.ResultCertificate:
     """A forged sum with c + 1 acknowledgements of it, all of them by the one colluder."""
     attempt, _, _ = shown_wrong_sum(run, looked_at=False)
     publication = attempt.publication
@@ -369,7 +369,8 @@ def certified_by_one(run: EvilCoordinator) -> messages.Vouched:
         bitmap=everything,
         signature=run.signer(colluder).sign(statement),
     )
-    return messages.Vouched(result=publication.result_hash, check=CheckCertificate(acks=(ack,) * (run.policy.c + 1)))
+    check = CheckCertificate(acks=(ack,) * (run.policy.c + 1))
+    return messages.ResultCertificate(result=publication.result_hash, check=check)
 
 
 def test_acknowledgements_of_one_site_count_once() -> None:
@@ -377,11 +378,11 @@ def test_acknowledgements_of_one_site_count_once() -> None:
     forged_certificate = certified_by_one(run)
     with pytest.raises(VerificationFailed, match="acknowledges twice"):
         run.machine().receive(forged_certificate)
-    assert not run.machine().core.head.vouched
+    assert not run.machine().core.head.certified
 
 
 def test_acknowledgements_of_one_site_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificate_checks, "check_distinct_acks", lambda *_: None)
     run = evil()
     run.machine().receive(certified_by_one(run))
-    assert run.machine().core.head.vouched, "a sum that nobody has checked is certified"
+    assert run.machine().core.head.certified, "a sum that nobody has checked is certified"

@@ -77,7 +77,7 @@ def wrong_dealing(monkeypatch: pytest.MonkeyPatch) -> tuple[EvilCoordinator, Any
     split = shamir.split
 
     def cheat(secret: Secret, **options: Any) -> tuple[Secret, ...]:
-        attempt = run.machine(LIAR).burst.attempt
+        attempt = run.machine(LIAR).aggregation.attempt
         if attempt is not None and secret is attempt.seed:
             secret = Secret(bytes(32))
         return split(secret, **options)
@@ -127,7 +127,7 @@ def two_lists() -> EvilCoordinator:
     second: list[Shares] = []
 
     def deal_again(message: Shares, site: str) -> Shares:
-        attempt = run.machine(LIAR).burst.attempt
+        attempt = run.machine(LIAR).aggregation.attempt
         assert attempt is not None
         first = attempt.own_root, dict(attempt.held)
         second.append(attempt.deal(run.randomness))

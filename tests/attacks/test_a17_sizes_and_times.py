@@ -42,7 +42,7 @@ def lateness(history: LogHistory) -> float:
 
 
 def sizes(history: LogHistory, site: str) -> dict[tuple[int, str], set[int]]:
-    """Bytes of every message of a burst, by round and type."""
+    """Bytes of every message of an aggregation, by round and type."""
     found: dict[tuple[int, str], set[int]] = {}
     for record in history.of("ingress"):
         if record.body["sender"] == site and record.round is not None and record.round > 1:

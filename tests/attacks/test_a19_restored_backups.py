@@ -16,7 +16,7 @@ from security.secagg import messages, statements
 from security.secagg.effects import Blamed, Leave
 from security.secagg.site import checks, differences
 from security.secagg.site.attempt import AdvertisedLog, OpenAttempt
-from security.secagg.site.checks import SetBack
+from security.secagg.site.checks import StateRestored
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import Statement
@@ -41,7 +41,7 @@ def a_backup_is_restored(run: EvilCoordinator) -> None:
 def test_peers_notice_and_the_restored_site_halts() -> None:
     run = evil(5)
     a_backup_is_restored(run)
-    assert_refused(run, "site-02", SetBack, "check_advert_sequences")
+    assert_refused(run, "site-02", StateRestored, "check_advert_sequences")
     assert run.machine(RESTORED).state is SiteState.HALTED
     assert run.book.excluded == {RESTORED: "restored from an old copy"}
     assert_safe(run)

@@ -86,7 +86,7 @@ def test_a_copied_box_in_a_signed_list() -> None:
         lines = list(message.shares)
         for at in (1, 2):
             lines[at] = replace(lines[at], box=stolen[at].box)
-        attempt = run.machine(site).burst.attempt
+        attempt = run.machine(site).aggregation.attempt
         assert attempt is not None
         root = deal_root(message.kx, site, attempt.adverts, lines)
         attempt.own_root = root

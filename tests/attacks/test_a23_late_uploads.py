@@ -38,7 +38,7 @@ def test_a_late_upload_stays_under_its_self_mask() -> None:
     assert uniformity.p_value(run.policy.layout.ring.pack(residual).data) > 1e-3
     assert_safe(run)
     for name in run.honest:
-        kept = run.machine(name).burst.attempt
+        kept = run.machine(name).aggregation.attempt
         assert kept is None, "nothing is left to answer with"
 
 

@@ -64,7 +64,7 @@ def useless_advert(run: EvilCoordinator, change: Callable[[Advert], Advert]) -> 
     def forge(advert: Advert, site: str) -> Advert:
         forged = change(advert)
         signed = replace(forged, signature=run.signer(site).sign(statements.advert(run.policy, forged)))
-        attempt = run.machine(site).burst.attempt
+        attempt = run.machine(site).aggregation.attempt
         assert attempt is not None
         attempt.advert = signed
         return signed

@@ -56,7 +56,7 @@ def deliver_with_gaps(run: EvilCoordinator, plan: messages.Plan) -> None:
                 for to in sites
             )
             lists[dealer] = (mine[-1].shares, mine[-1].signature) if mine else (made_up, bytes(64))
-        attempt = run.machine(name).burst.attempt
+        attempt = run.machine(name).aggregation.attempt
         assert attempt is not None
         leaves = {dealer: deal_leaves(kx, dealer, attempt.adverts, lines) for dealer, (lines, _) in lists.items()}
         roots = tuple(SignedRoot(site=d, root=merkle.root(leaves[d]), signature=lists[d][1]) for d in sites)

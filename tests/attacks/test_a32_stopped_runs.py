@@ -77,7 +77,7 @@ def test_a_dealer_of_wrong_secrets_costs_one_repeat(n: int, liars: int, monkeypa
     split = shamir.split
 
     def cheat(secret: Secret, **options: Any) -> tuple[Secret, ...]:
-        attempts = [run.machine(liar).burst.attempt for liar in run.colluders]
+        attempts = [run.machine(liar).aggregation.attempt for liar in run.colluders]
         wrong = any(attempt is not None and secret is attempt.seed for attempt in attempts)
         return split(Secret(bytes(32)) if wrong else secret, **options)
 

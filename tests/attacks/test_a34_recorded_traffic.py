@@ -32,7 +32,7 @@ def recorded() -> EvilCoordinator:
     scalars: dict[bytes, Secret] = {}
 
     def note(message: messages.Deliver, site: str) -> messages.Deliver:
-        attempt = run.machine(site).burst.attempt
+        attempt = run.machine(site).aggregation.attempt
         assert attempt is not None
         scalars[attempt.mask_pair.public] = attempt.mask_pair.scalar
         return message
@@ -87,7 +87,7 @@ LIAR = "site-00"
 
 def spoil_pair(run: EvilCoordinator, holder: str) -> None:
     def spoil(message: messages.Shares, site: str) -> messages.Shares:
-        attempt = run.machine(site).burst.attempt
+        attempt = run.machine(site).aggregation.attempt
         assert attempt is not None
         at = attempt.context.position(holder) - 1
         peer = attempt.adverts[at]

@@ -27,13 +27,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SiteWorld:
     made = SiteWorld(tmp_path_factory.mktemp("page"))
     made.start_all()
     made.run_round()
-    vault = made.agents[SITE].vault
-    vault.note_data({"names": NAMES, "train": [40, 90, 12], "validation": [4, 9, 1], "test": [6, 9, 3]})
+    state_dir = made.agents[SITE].state_dir
+    state_dir.note_data({"names": NAMES, "train": [40, 90, 12], "validation": [4, 9, 1], "test": [6, 9, 3]})
     for number in (1, 2, 3):
         side = {"bacc": 0.3 + number / 10, "bauc": 0.6, "images": 18, "confusion": CONFUSION}
-        vault.note_metrics({"round": number, "test": side, "validation": side})
+        state_dir.note_metrics({"round": number, "test": side, "validation": side})
     vectors = np.random.default_rng(1).normal(size=(7, 16)).astype(np.float32)
-    PersonalState(vault.folder).remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
+    PersonalState(state_dir.folder).remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
     return made
 
 

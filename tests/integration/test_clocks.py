@@ -49,7 +49,7 @@ def contradictions(federation: WholeFederation) -> int:
     federation.run_rounds(1)
     clock.ahead_ms = 0
     federation.run_rounds(1)
-    others = [agent.vault.log for site, agent in federation.agents.items() if site != WRONG]
+    others = [agent.state_dir.log for site, agent in federation.agents.items() if site != WRONG]
     logs = [federation.folder / "hub-state" / "log", *others]
     federation.stop_all()
     root = federation.world.authority.folder / "root.pem"

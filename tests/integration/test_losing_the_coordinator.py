@@ -34,7 +34,7 @@ def federation(tmp_path: Path) -> Iterator[WholeFederation]:
 def after_two_rounds(federation: WholeFederation) -> None:
     federation.start_all()
     federation.run_rounds(2)
-    federation.run(lambda: all(agent.vault.covered.exists() for agent in federation.agents.values()))
+    federation.run(lambda: all(agent.state_dir.covered.exists() for agent in federation.agents.values()))
     for _ in range(4):
         federation.step()
     federation.kill_hub()
@@ -49,7 +49,7 @@ def write_toml(federation: WholeFederation, identity: str = "hub", state: str = 
 
 def handed_over(federation: WholeFederation, site: str = "graz") -> Path:
     target = federation.folder / f"{site}.safetensors"
-    write_handover(federation.agents[site].vault, federation.agents[site].manifest, target)
+    write_handover(federation.agents[site].state_dir, federation.agents[site].manifest, target)
     return target
 
 
@@ -107,7 +107,7 @@ def test_an_older_handover_costs_time_and_nobody_forks(federation: WholeFederati
     """A site that has a later result is told why it is turned away, and comes back when the operator has it too."""
     federation.start_all()
     federation.run_rounds(1)
-    federation.run(lambda: federation.agents["graz"].vault.covered.exists())
+    federation.run(lambda: federation.agents["graz"].state_dir.covered.exists())
     old = handed_over(federation)
     federation.run_rounds(1)
     for _ in range(4):

@@ -53,7 +53,7 @@ def attack(
             finally:
                 agent.learner.close()
         assert result.steps > 0, "the round itself is trained"
-        found = json.loads((agent.vault.folder / "scratch" / "attempts.json").read_text())
+        found = json.loads((agent.state_dir.folder / "scratch" / "attempts.json").read_text())
         return found, list(listeners.received)
 
 

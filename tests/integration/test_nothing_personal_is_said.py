@@ -176,7 +176,7 @@ def test_a_run_names_nobody(tmp_path: Path, heard: Callable[[], str]) -> None:
 
 def assert_no_file_tells(agent: Agent, keys: list[bytes]) -> None:
     """The privacy log, its annex, metrics, memories: what an auditor, a backup or a page may show."""
-    files = [path for path in agent.vault.folder.rglob("*") if path.is_file()]
+    files = [path for path in agent.state_dir.folder.rglob("*") if path.is_file()]
     assert any("segments" in path.parts for path in files)
     for path in files:
         assert_silent(path.read_bytes(), keys, str(path))

@@ -164,7 +164,7 @@ def test_a_second_run_goes_on_in_the_same_logs(federation: WholeFederation) -> N
     """One log for each party over all its runs: nothing of a run can be left out without a gap in it."""
     federation.start_all()
     federation.run_rounds(2)
-    logs = [federation.folder / "hub-state" / "log", *(federation.agents[site].vault.log for site in SITES)]
+    logs = [federation.folder / "hub-state" / "log", *(federation.agents[site].state_dir.log for site in SITES)]
     first = [verify(path, keys_for(path, federation.world.authority.folder / "root.pem")) for path in logs]
 
     world = federation.world
@@ -182,7 +182,7 @@ def test_a_second_run_goes_on_in_the_same_logs(federation: WholeFederation) -> N
     federation.run_rounds(2)
     assert federation.survivors()[-1] == set(SITES)
     assert (federation.folder / "hub-state" / "runs" / "run-1" / "coordinator.sqlite").exists()
-    assert (federation.agents["graz"].vault.folder / "runs" / "run-1" / "wal").exists()
+    assert (federation.agents["graz"].state_dir.folder / "runs" / "run-1" / "wal").exists()
 
     federation.stop_all()
     root = federation.world.authority.folder / "root.pem"

@@ -80,13 +80,14 @@ def test_a_run_books_what_was_planned_and_its_logs_prove_it(world: PrivateWorld)
 
 def _check_log(world: PrivateWorld, site: str) -> None:
     """Reserved before training, committed before a vector leaves; and both epsilons come out of the log alone."""
-    segments = sorted((world.agents[site].vault.log / "segments").glob("*.jsonl"))
+    segments = sorted((world.agents[site].state_dir.log / "segments").glob("*.jsonl"))
     entries = [json.loads(line) for path in segments for line in path.read_text().splitlines()]
     for number in range(1, ROUNDS + 1):
         kinds = [entry["type"] for entry in entries if entry["round"] == number]
         order = [kinds.index(kind) for kind in ("dp.reserved", "dp.committed", "train.done", "egress")]
         assert order == sorted(order)
-    told = CliRunner().invoke(privacy_audit, ["epsilon", str(world.agents[site].vault.log), "--recompute", "--json"])
+    log = str(world.agents[site].state_dir.log)
+    told = CliRunner().invoke(privacy_audit, ["epsilon", log, "--recompute", "--json"])
     assert told.exit_code == 0, told.output
     history = world.book(site).history
     statement = json.loads(told.stdout)["epsilon"]
@@ -184,7 +185,7 @@ def test_killed_between_reservation_and_training_the_charge_stands_and_nothing_i
     logged = [entry["reservation"] for entry in world.entries(GRAZ, "dp.reserved")]
     assert logged == [budgets.ident(world.book(GRAZ), booking) for booking in (first, second)]
     world.tick(5000)
-    world.hub.burst()
+    world.hub.aggregate()
     assert world.vectors_of(GRAZ) == 1
 
 
@@ -214,7 +215,7 @@ def test_a_new_run_inherits_what_these_patients_have_paid(world: PrivateWorld) -
     first, second = world.entries(GRAZ, "dp.reserved")
     assert first["round"] == 7 and [event["kind"] for event in first["mechanisms"]] == [e.kind for e in earlier]
     assert float(second["epsilon_total"]) > float(first["epsilon_total"]) > 0
-    told = CliRunner().invoke(privacy_audit, ["epsilon", str(world.agents[GRAZ].vault.log), "--json"])
+    told = CliRunner().invoke(privacy_audit, ["epsilon", str(world.agents[GRAZ].state_dir.log), "--json"])
     assert told.exit_code == 0, told.output
     assert world.book(GRAZ).epsilon == pytest.approx(float(second["epsilon_total"]), abs=1e-5)
 
@@ -287,7 +288,7 @@ def test_local_validation_is_booked_with_the_round_and_noisy(tmp_path: Path) -> 
     world.run_round()
     kinds = [event.kind for event in world.book(GRAZ).history]
     assert kinds.count(Mechanism.METRICS) == 1
-    figures = world.agents[GRAZ].vault.read_metrics()
+    figures = world.agents[GRAZ].state_dir.read_metrics()
     assert [row["private"] for row in figures] == [True] and set(figures[0]) >= {"round", "validation"}
-    assert world.agents["linz"].vault.read_metrics() == [], "without it, local validation is off"
-    assert not list(world.agents["linz"].vault.models.iterdir())
+    assert world.agents["linz"].state_dir.read_metrics() == [], "without it, local validation is off"
+    assert not list(world.agents["linz"].state_dir.models.iterdir())

@@ -174,7 +174,7 @@ def test_hours_end_by_themselves_twin(federation: WholeFederation, monkeypatch: 
 def test_a_site_is_paused_and_resumed_while_it_runs(federation: WholeFederation) -> None:
     federation.start_all()
     federation.run_rounds(1)
-    pause = PauseFile(federation.agents["graz"].vault.folder)
+    pause = PauseFile(federation.agents["graz"].state_dir.folder)
     pause.set("new disk", now_ms=federation.clock.now_ms())
     federation.run_rounds(3)
     assert "graz" not in federation.survivors()[-1]

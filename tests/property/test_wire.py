@@ -224,9 +224,9 @@ def test_only_what_may_travel_is_sent() -> None:
     largest = relay.Head(witness="linz", old_size=0, path=path, head=head(), epochs=(epoch,) * 4096)
     assert len(FROM_SITE.encode(Parcel(message=largest, sequence=1, log_head=head()))) < 2**20
     from security.secagg.certificates import Ack, CheckCertificate
-    from security.secagg.messages import Vouched
+    from security.secagg.messages import ResultCertificate
 
     ack = Ack(site="graz", result=bytes(32), state_hash=bytes(32), bitmap=bytes(65536), signature=bytes(64))
-    huge = Vouched(result=bytes(32), check=CheckCertificate(acks=(ack,) * (MAX_PARCEL // 65536 + 1)))
+    huge = ResultCertificate(result=bytes(32), check=CheckCertificate(acks=(ack,) * (MAX_PARCEL // 65536 + 1)))
     with pytest.raises(LocalProtocolError, match="larger than a frame"):
         FROM_COORDINATOR.encode(Parcel(message=huge, sequence=1, log_head=head()))

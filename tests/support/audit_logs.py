@@ -294,7 +294,7 @@ class Federation:
         survivors = [member for member in cohort if member.party.name not in dropouts]
         for member in cohort:
             self.clock.advance(40)
-            self._burst(member, number, uploads=member in survivors)
+            self._aggregation(member, number, uploads=member in survivors)
         total = digest("sum", number, self.model)
         following = digest("model", total)
         for member in [*cohort, self.hub]:
@@ -385,7 +385,7 @@ class Federation:
             round=number,
         )
 
-    def _burst(self, member: Member, number: int, *, uploads: bool) -> None:
+    def _aggregation(self, member: Member, number: int, *, uploads: bool) -> None:
         for message in ("Ready", "Advert", "Shares"):
             self.send(member, message, number)
         if uploads:

@@ -18,7 +18,7 @@ def bad_box(run: EvilCoordinator, liar: str, victims: Iterable[str] | None = Non
     named = set(run.honest[:1] if victims is None else victims)
 
     def spoil(message: messages.Shares, site: str) -> messages.Shares:
-        attempt = run.machine(site).burst.attempt
+        attempt = run.machine(site).aggregation.attempt
         assert attempt is not None
         sites = attempt.context.sites
         lines = [

@@ -126,7 +126,7 @@ class EvilCoordinator(RecordedFederation):
     # What the colluders know, the attacker knows.
 
     def _do_site(self, name: str, effects: Effects) -> None:
-        if name in self.colluders and (attempt := self.sites[name].machine.burst.attempt) is not None:
+        if name in self.colluders and (attempt := self.sites[name].machine.aggregation.attempt) is not None:
             for pair in (attempt.mask_pair, attempt.share_pair):
                 self.spoils.pairs[pair.public] = pair
             self.spoils.mask_seeds[attempt.advert.mask_key] = attempt.mask_seed

@@ -13,7 +13,7 @@ from security.secagg.effects import Vector
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
-from site_agent.state_dir import Vault
+from site_agent.state_dir import StateDir
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.training import Trainer, make_trainer
 
@@ -38,7 +38,7 @@ def in_process(
     config: SiteConfig,
     manifest: Manifest,
     initial: InitialModel,
-    vault: Vault,
+    state_dir: StateDir,
     identity: Identity,
     site: str,
     budget: Budget | None,
@@ -53,10 +53,10 @@ def in_process(
         PersonalState(config.state),
         site=site,
         data_key=identity.data_key(),
-        best=vault.best_score,
+        best=state_dir.best_score,
         books=budget,
     )
     if budget is not None:
         budget.take_version(ready.fingerprint)
-    vault.note_data({"names": list(ready.class_names), **ready.counts})
+    state_dir.note_data({"names": list(ready.class_names), **ready.counts})
     return InProcess(trainer), ready.fingerprint

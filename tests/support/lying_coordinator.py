@@ -65,7 +65,7 @@ def flipped_sum(_: Signer, message: messages.SumFrame) -> Wire:
     return replace(message, data=bytes([message.data[0] ^ 1]) + message.data[1:])
 
 
-def one_acknowledgement_twice(_: Signer, message: messages.Vouched) -> Wire:
+def one_acknowledgement_twice(_: Signer, message: messages.ResultCertificate) -> Wire:
     """A11: one site's acknowledgement in the place of those of c + 1 sites."""
     assert message.check is not None
     first = message.check.acks[0]
@@ -83,7 +83,7 @@ LIES: Final[dict[str, tuple[type[Wire], Callable[[Signer, Any], Wire]]]] = {
     "A8": (messages.Plan, other_model),
     "A9": (messages.Result, chosen_model),
     "A11": (messages.SumFrame, flipped_sum),
-    "A11-twice": (messages.Vouched, one_acknowledgement_twice),
+    "A11-twice": (messages.ResultCertificate, one_acknowledgement_twice),
     "A25": (messages.Plan, burnt_number),
 }
 AGAIN: Final = "A11-again"  # the pieces of a chunk are held back, and the result is shown again, this many times:

@@ -184,18 +184,18 @@ class SiteWorld:
     def entries(self, site: str, kind: str) -> list[dict[str, Any]]:
         """Entries of one type in a site's log: the body, and the round beside it."""
         found = []
-        for segment in sorted((self.agents[site].vault.log / "segments").glob("*.jsonl")):
+        for segment in sorted((self.agents[site].state_dir.log / "segments").glob("*.jsonl")):
             found += [json.loads(line) for line in segment.read_text().splitlines()]
         return [entry["body"] | {"round": entry["round"]} for entry in found if entry["type"] == kind]
 
     def run_round(self, *, sites: tuple[str, ...] | None = None) -> None:
-        """Order, training, READY at its slot, burst, result and check."""
+        """Order, training, READY at its slot, aggregation, result and check."""
         sites = sites or tuple(self.agents)
         self.hub.order(sites)
         for site in sites:
             self.work(site)
         self.tick(SLOT_SECONDS * 1000)
-        self.hub.burst()
+        self.hub.aggregate()
         for site in sites:
             self.work(site)
 
@@ -341,7 +341,7 @@ class Hub:
         self.do(attempt.start())
         return attempt
 
-    def burst(self, sites: tuple[str, ...] | None = None) -> CoordinatorAttempt:
+    def aggregate(self, sites: tuple[str, ...] | None = None) -> CoordinatorAttempt:
         return self.go_on(self.plan(sites))
 
     def go_on(self, attempt: CoordinatorAttempt) -> CoordinatorAttempt:

@@ -6,7 +6,7 @@ const ROWS = 12;
 const LEVEL = {
   "away": "look", "excluded": "bad", "declined": "look", "ready": "good", "in the sum": "good",
 };
-const PHASES = [["waiting", "waiting"], ["training", "training"], ["pinging", "checking which sites respond"], ["burst", "aggregation"], ["done", "done"]];
+const PHASES = [["waiting", "waiting"], ["training", "training"], ["pinging", "checking which sites respond"], ["aggregation", "aggregation"], ["done", "done"]];
 let all = false;
 
 const named = (told) => (row) => Object.fromEntries(told.columns.map((name, place) => [name, row[place]]));
@@ -26,7 +26,7 @@ function progress(data, width) {
   const bar = drawing(`${completed} of ${planned} rounds are published`, width, 10, [
     svg("rect", { width, height: 10, rx: 2, class: "rail" }), svg("rect", { width: done, height: 10, rx: 2, class: "c0" }),
   ]);
-  const step = (name) => (name === "burst" && attempt
+  const step = (name) => (name === "aggregation" && attempt
     ? `: attempt ${attempt.number}, ${attempt.step}, at least ${attempt.threshold} of ${attempt.members}` : "");
   const facts = [`${completed} of ${planned} rounds published`];
   if (checking) facts.push(`the sum of round ${checking} is being checked`);

@@ -38,7 +38,7 @@ class SiteAggregation:
         core, context = self.core, plan.context
         self._check_plan(plan)
         head = core.head
-        vouched = () if head.vouched else (core.record(records.ResultVouched(result=head.result)),)
+        certified = () if head.certified else (core.record(records.ResultCertified(result=head.result)),)
         attempt = OpenAttempt.begin(
             core.signer,
             context,
@@ -49,7 +49,7 @@ class SiteAggregation:
         joined = core.record(records.Joined(context=context, advert=attempt.advert))
         self.attempt, self.ctx = attempt, attempt.ctx
         invited = entries.invited(core.policy.method, context)
-        return *vouched, *in_order(attempt.advert, context, record=joined, entry=invited)
+        return *certified, *in_order(attempt.advert, context, record=joined, entry=invited)
 
     def _check_plan(self, plan: messages.Plan) -> None:
         policy, journal, head, context = self.core.policy, self.core.journal, self.core.head, plan.context

@@ -56,7 +56,7 @@ def check_own_advert(own: Advert, adverts: Sequence[Advert]) -> None:
         raise VerificationFailed("this site's own advert was changed", where="adverts")
 
 
-class SetBack(VerificationFailed):
+class StateRestored(VerificationFailed):
     """A site has signed an advert that is not in its records: its state was restored from an old copy (section 9)."""
 
     def __init__(self, known: Advert) -> None:
@@ -76,7 +76,7 @@ def check_advert_sequences(peers: Mapping[str, Advert], adverts: Sequence[Advert
     for advert in adverts:
         known = peers.get(advert.site)
         if advert.site != own and known is not None and advert.sequence <= known.sequence:
-            raise SetBack(known)
+            raise StateRestored(known)
 
 
 # C2: the boxes for this site, and every dealer's signed root. From the roots follows D.
@@ -201,14 +201,14 @@ def check_may_abort(journal: Journal, ctx: bytes) -> None:
 def check_own_advert_known(journal: Journal, policy: AggregationPolicy, site: str, advert: Advert) -> None:
     """A peer shows this site an advert of its own. If it is not in the records, they are an old copy (section 9).
 
-    :raises SetBack: if this site has signed an advert that its records do not contain.
+    :raises StateRestored: if this site has signed an advert that its records do not contain.
     """
     if advert.site != site:
         raise VerificationFailed("advert is another site's", where="rollback")
     statements.verify(policy.entry(site), statements.advert(policy, advert), advert.signature)
     remembered = {memory.advert.sequence: memory.advert for memory in journal.attempts.values()}
     if advert.sequence > journal.sequence or remembered.get(advert.sequence, advert) != advert:
-        raise SetBack(advert)
+        raise StateRestored(advert)
 
 
 def check_adverts_context(adverts: Adverts, ctx: bytes) -> None:
@@ -363,7 +363,7 @@ def check_plan_update(update: UpdateBound, context: RoundContext) -> None:
 def check_plan_certificate(policy: AggregationPolicy, head: NewestResult, plan: Plan) -> None:
     """Nothing leaves a site that was trained on a sum which was not checked. The coordinator could hide a warning, so
     a certificate is asked for: a missing one cannot be hidden (section 10)."""
-    if head.round == 0 or head.vouched:
+    if head.round == 0 or head.certified:
         return
     certificate_checks.check_certificate(
         policy, plan.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum

@@ -43,7 +43,7 @@ class NewestResult:
     trained_on: bytes = bytes(32)
     quorum: int = 0
     survivors: tuple[str, ...] = ()
-    vouched: bool = False
+    certified: bool = False
     movements: bytes = b""
 
 
@@ -90,7 +90,7 @@ class Journal:
         """The newest link, or the manifest as the start of the chain."""
         if self.last is not None:
             return self.last
-        return NewestResult(round=0, result=policy.manifest_hash, state_hash=policy.initial_state_hash, vouched=True)
+        return NewestResult(round=0, result=policy.manifest_hash, state_hash=policy.initial_state_hash, certified=True)
 
     def apply(self, record: Wire) -> None:
         match record:
@@ -135,9 +135,9 @@ class Journal:
                     survivors=record.survivors,
                     movements=record.movements,
                 )
-            case records.ResultVouched():
+            case records.ResultCertified():
                 if self.last is not None and self.last.result == record.result:
-                    self.last = replace(self.last, vouched=True)
+                    self.last = replace(self.last, certified=True)
             case records.UpdatesPermitted():
                 self.permitted += record.state_hash == self.uploaded_on
                 # The operator answers for what further sums on this model show together with the earlier ones.
@@ -244,7 +244,7 @@ class Journal:
             survivors=head.survivors,
             movements=head.movements,
         )
-        return [accepted, records.ResultVouched(result=head.result)] if head.vouched else [accepted]
+        return [accepted, records.ResultCertified(result=head.result)] if head.certified else [accepted]
 
     def _attempt_records(self, memory: AttemptMemory) -> list[Wire]:
         ctx = memory.context.ctx()

@@ -61,7 +61,7 @@ class SiteMachine:
     def __init__(self, core: SiteCore, model: Vector) -> None:
         self.core = core
         self.intake = Intake(core, model)
-        self.burst = SiteAggregation(core)
+        self.aggregation = SiteAggregation(core)
         self.state = SiteState.HALTED if core.journal.stopped else SiteState.IDLE
         self.deadline: int | None = None
         self._answers: dict[bytes, Effects] = {}
@@ -83,7 +83,7 @@ class SiteMachine:
 
     def hello(self) -> messages.Hello:
         head = self.core.head
-        open_ctx = self.burst.ctx if self.state is not SiteState.IDLE else b""
+        open_ctx = self.aggregation.ctx if self.state is not SiteState.IDLE else b""
         return messages.Hello(
             site=self.core.site, open_ctx=open_ctx or ZERO_DIGEST, round=head.round, result=head.result
         )
@@ -96,7 +96,7 @@ class SiteMachine:
             raise LocalProtocolError("an update is one vector of the layout", where="update")
         if update.round <= head.round or update.state_hash != head.state_hash:
             raise PolicyViolation("update was not trained on the newest model", where="update")
-        if self.core.policy.strict and not head.vouched:
+        if self.core.policy.strict and not head.certified:
             raise PolicyViolation("the newest model has no check certificate yet", where="update")
         bound = records.UpdateBound(
             round=update.round,
@@ -107,7 +107,7 @@ class SiteMachine:
         known = self.core.journal.update
         checks.check_one_update(known, bound)
         checks.check_fresh_update(self.core.journal, bound)
-        self.burst.update = update
+        self.aggregation.update = update
         return () if known == bound else (self.core.record(bound),)
 
     def admit(self, policy: AggregationPolicy) -> None:
@@ -119,7 +119,7 @@ class SiteMachine:
             raise LocalProtocolError("a manifest takes effect between attempts", where="manifest")
         checks.check_manifest_version(policy, self.core.journal.manifest)
         if policy.layout.layout_hash != self.core.policy.layout.layout_hash:
-            self.burst.update = None  # encoded for another layout: in a sum with others it would be wrong
+            self.aggregation.update = None  # encoded for another layout: in a sum with others it would be wrong
 
     def renewed(self) -> Effects:
         """Another policy has come into force: write down its manifest, if that is another one too."""
@@ -134,7 +134,7 @@ class SiteMachine:
         if asked in self._answers:
             return self._answers[asked]
         if isinstance(message, messages.Survivors) and self.state is SiteState.AGREED:
-            return self.burst.agree_again(message)
+            return self.aggregation.agree_again(message)
         target = step(SITE, self.state, event)
         try:
             effects = handler(message)
@@ -149,9 +149,9 @@ class SiteMachine:
 
     def _after_boxes(self, event: SiteEvent, target: SiteState) -> SiteState:
         """Whether the upload could follow depends on what the boxes hold, or on the answers of their dealers."""
-        if event is SiteEvent.DELIVER and self.burst.disputing:
+        if event is SiteEvent.DELIVER and self.aggregation.disputing:
             return step(SITE, self.state, SiteEvent.BAD_BOX)
-        if event is SiteEvent.DISCLOSURE and not self.burst.disputing:
+        if event is SiteEvent.DISCLOSURE and not self.aggregation.disputing:
             return step(SITE, self.state, SiteEvent.SETTLED)
         return target
 
@@ -178,26 +178,26 @@ class SiteMachine:
 
     def _route(self, message: Wire) -> tuple[SiteEvent, Callable[[Any], Effects]]:
         if isinstance(message, messages.AbortRequest):
-            mine = self.state is not SiteState.IDLE and message.context.ctx() == self.burst.ctx
+            mine = self.state is not SiteState.IDLE and message.context.ctx() == self.aggregation.ctx
             return (SiteEvent.ABORT_REQUEST if mine else SiteEvent.OLD_ABORT_REQUEST), self._abort_request
         if isinstance(message, messages.Quorum):
-            memory = self.core.journal.attempts.get(self.burst.ctx)
+            memory = self.core.journal.attempts.get(self.aggregation.ctx)
             mine = self.state is not SiteState.IDLE and memory is not None and memory.kx == message.kx
-            return (SiteEvent.QUORUM if mine else SiteEvent.OLD_QUORUM), self.burst.quorum
+            return (SiteEvent.QUORUM if mine else SiteEvent.OLD_QUORUM), self.aggregation.quorum
         routes: dict[type[Wire], tuple[SiteEvent, Callable[[Any], Effects]]] = {
             messages.Plan: (SiteEvent.PLAN, self._plan),
-            messages.Adverts: (SiteEvent.ADVERTS, self.burst.adverts),
-            messages.Deliver: (SiteEvent.DELIVER, self.burst.deliver),
-            messages.Accusation: (SiteEvent.ACCUSATION, self.burst.accusation),
-            messages.Disclosure: (SiteEvent.DISCLOSURE, self.burst.disclosure),
-            messages.UploadResume: (SiteEvent.RESUME, self.burst.resume),
-            messages.Survivors: (SiteEvent.SURVIVORS, self.burst.survivors),
+            messages.Adverts: (SiteEvent.ADVERTS, self.aggregation.adverts),
+            messages.Deliver: (SiteEvent.DELIVER, self.aggregation.deliver),
+            messages.Accusation: (SiteEvent.ACCUSATION, self.aggregation.accusation),
+            messages.Disclosure: (SiteEvent.DISCLOSURE, self.aggregation.disclosure),
+            messages.UploadResume: (SiteEvent.RESUME, self.aggregation.resume),
+            messages.Survivors: (SiteEvent.SURVIVORS, self.aggregation.survivors),
             messages.Result: (SiteEvent.RESULT, self.intake.header),
             messages.SumFrame: (SiteEvent.SUM_FRAME, self._sum_frame),
             messages.Jump: (SiteEvent.JUMP, self.intake.jump),
             messages.StateFrame: (SiteEvent.STATE_FRAME, self.intake.state_frame),
-            messages.Vouched: (SiteEvent.CERTIFICATE, self.intake.vouch),
-            messages.TrainOrder: (SiteEvent.CERTIFICATE, self.intake.vouch),
+            messages.ResultCertificate: (SiteEvent.CERTIFICATE, self.intake.certify),
+            messages.TrainOrder: (SiteEvent.CERTIFICATE, self.intake.certify),
             messages.AuditOrder: (SiteEvent.AUDIT_ORDER, self.intake.order),
             messages.ChunkPiece: (SiteEvent.CHUNK, self._piece),
             messages.Rollback: (SiteEvent.ROLLBACK, self._rollback),
@@ -210,11 +210,11 @@ class SiteMachine:
         """A check failed: refuse a plan, abort before AGREE, and after it change nothing."""
         if isinstance(message, messages.Plan):
             return self._refuse(message.context, error)
-        if event not in _STEPS or self.burst.attempt is None:
+        if event not in _STEPS or self.aggregation.attempt is None:
             raise error
         step(SITE, self.state, SiteEvent.FAILURE)
         evidence: Effects = ()
-        if isinstance(error, checks.SetBack):
+        if isinstance(error, checks.StateRestored):
             evidence = in_order(messages.Rollback(advert=error.known))
         return (*evidence, *self._abort(self._open_context(), AbortCode.FAILED_CHECK, error))
 
@@ -227,7 +227,7 @@ class SiteMachine:
     # What ends or begins an attempt.
 
     def _plan(self, plan: messages.Plan) -> Effects:
-        effects = self.burst.plan(plan)
+        effects = self.aggregation.plan(plan)
         self._answers = {}
         self.intake.end_audit()
         return effects
@@ -238,7 +238,7 @@ class SiteMachine:
         self.deadline = self.core.clock.mono_ms() + self.core.patience_ms if before else None
 
     def _open_context(self) -> RoundContext:
-        return self.core.journal.attempts[self.burst.ctx].context
+        return self.core.journal.attempts[self.aggregation.ctx].context
 
     def _abort(self, context: RoundContext, code: AbortCode, error: ToolkitError | None = None) -> Effects:
         """Promise never to release in this attempt, and erase what could be released (section 8)."""
@@ -251,8 +251,8 @@ class SiteMachine:
             effects.append(self.core.record(ended(context, AttemptOutcome.ABORTED, code)))
         if memory is not None and memory.agreed is not None:
             effects.append(Compact(journal.compacted(done_round=self.core.head.round)))
-        if ctx == self.burst.ctx:
-            self.burst.attempt, self.burst.ctx, self._answers = None, b"", {}
+        if ctx == self.aggregation.ctx:
+            self.aggregation.attempt, self.aggregation.ctx, self._answers = None, b"", {}
             self.state, self.deadline = SiteState.IDLE, None
         signature = self.core.signer.sign(statements.abort(ctx, code))
         abort = messages.Abort(site=self.core.site, ctx=ctx, code=code, signature=signature)
@@ -275,13 +275,13 @@ class SiteMachine:
         for ctx, memory in list(self.core.journal.attempts.items()):
             if memory.agreed is None or now < memory.agreed.expires_ms:
                 continue
-            mine = ctx == self.burst.ctx
+            mine = ctx == self.aggregation.ctx
             target = step(SITE, self.state, SiteEvent.DEADLINE) if mine else self.state
             if memory.outcome is None:
                 effects += self._abort(memory.context, AbortCode.EXPIRED)
                 continue
             if mine:
-                self.state, self.burst.ctx = target, b""
+                self.state, self.aggregation.ctx = target, b""
             erased = self.core.record(records.ReplyErased(ctx=ctx))
             effects += [erased, self._compact(), Ended(ctx, "expired")]
         return tuple(effects)
@@ -293,9 +293,9 @@ class SiteMachine:
         effects, complete = self.intake.frame(frame)
         if complete:
             self.state = step(SITE, self.state, SiteEvent.SUM_COMPLETE)
-            self.burst.attempt, self.burst.ctx, self._answers, self.deadline = None, b"", {}, None
-            if self.burst.update is not None and self.burst.update.round <= self.core.head.round:
-                self.burst.update = None
+            self.aggregation.attempt, self.aggregation.ctx, self._answers, self.deadline = None, b"", {}, None
+            if self.aggregation.update is not None and self.aggregation.update.round <= self.core.head.round:
+                self.aggregation.update = None
         return effects
 
     def _piece(self, piece: messages.ChunkPiece) -> Effects:
@@ -317,13 +317,13 @@ class SiteMachine:
         """An advert of this site's own, shown at start-up or by a peer that refused a later one."""
         try:
             checks.check_own_advert_known(self.core.journal, self.core.policy, self.core.site, message.advert)
-        except checks.SetBack as error:
+        except checks.StateRestored as error:
             self.state = step(SITE, self.state, SiteEvent.ROLLBACK)
             return self._stop(error)
         return ()
 
     def _stop(self, error: ToolkitError) -> Effects:
-        self.burst.attempt, self._answers = None, {}
+        self.aggregation.attempt, self._answers = None, {}
         reason = str(error).encode()[:256]
         return self.core.record(records.Stopped(reason=reason)), Leave(error)
 
@@ -331,7 +331,7 @@ class SiteMachine:
         """Continue the newest attempt in which this site has agreed and whose result is not known (section 9)."""
         for memory in self.core.journal.attempts.values():
             if memory.agreed is not None and memory.outcome is not AttemptOutcome.ABORTED:
-                self.burst.ctx = memory.context.ctx()
+                self.aggregation.ctx = memory.context.ctx()
                 released = memory.outcome is AttemptOutcome.RELEASED
                 self.state = SiteState.RELEASED if released else SiteState.AGREED
 

@@ -54,7 +54,7 @@ def check_result_extends(head: NewestResult, context: RoundContext) -> None:
     sum could be built upon before anybody has checked it."""
     if context.prev_result != head.result or context.state_hash != head.state_hash or context.round <= head.round:
         raise PolicyViolation("result does not follow the one this site has", where="result")
-    if not head.vouched:
+    if not head.certified:
         raise PolicyViolation("the result before this one has no check certificate", where="result")
 
 

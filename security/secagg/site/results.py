@@ -39,10 +39,10 @@ from security.secagg.messages import (
     Jump,
     Path,
     Result,
+    ResultCertificate,
     StateFrame,
     SumFrame,
     TrainOrder,
-    Vouched,
 )
 from security.secagg.site import differences, result_checks
 from security.secagg.site.attempt import SiteCore
@@ -135,7 +135,7 @@ class Intake:
         """Check a header; the frames of its sum follow."""
         self._successor = None
         _, _, result_hash = result_checks.result_digests(result)
-        if result_hash == self.core.head.result and not self.core.head.vouched:
+        if result_hash == self.core.head.result and not self.core.head.certified:
             self._download = Download(self._known_header(result), self.core.policy.layout)
             return ()
         memory = self.core.journal.attempts.get(result.context.ctx())
@@ -267,17 +267,17 @@ class Intake:
         """The next aggregation begins: other sites have certified the result."""
         self.audit = None
 
-    def vouch(self, message: Vouched | TrainOrder) -> Effects:
+    def certify(self, message: ResultCertificate | TrainOrder) -> Effects:
         """Take the acknowledgements that cover the newest result."""
         head = self.core.head
-        if message.check is None or head.vouched:
+        if message.check is None or head.certified:
             return ()
-        if isinstance(message, Vouched) and message.result != head.result:
+        if isinstance(message, ResultCertificate) and message.result != head.result:
             raise RemoteProtocolError("acknowledgements are of another result", where="check certificate")
         certificate_checks.check_certificate(
             self.core.policy, message.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
         )
-        return self.core.record(records.ResultVouched(result=head.result)), Certified(head.result, message.check)
+        return self.core.record(records.ResultCertified(result=head.result)), Certified(head.result, message.check)
 
     def jump(self, jump: Jump) -> Effects:
         """Begin to take a covered state in place of the sums that led to it."""
@@ -329,7 +329,7 @@ class Intake:
         saved = (
             SaveState(state_hash, state),
             self.core.record(accepted),
-            self.core.record(records.ResultVouched(result=result_hash)),
+            self.core.record(records.ResultCertified(result=result_hash)),
         )
         nothing = np.zeros(0, dtype=self.core.policy.layout.dtype)
         verdict = SumVerdict(jump.result.verdict)

@@ -20,7 +20,7 @@ function verdict({ level, sentence, remarks }, about) {
 const facts = ({ about, egress }) => el("dl", { class: "facts" }, [
   ["round accepted", about.round ?? "–"],
   ["model", digest(about.model, 16)],
-  ["verified", about.vouched === undefined ? "–" : about.vouched ? "yes" : "not yet"],
+  ["verified", about.certified === undefined ? "–" : about.certified ? "yes" : "not yet"],
   ["log", `${egress.entries.toLocaleString("en")} entries`],
   ["newest entry", ago(egress.newest)],
   ["agent", about.running === undefined ? "–" : !about.running ? "not running" : about.connected ? "running, connected" : "running, not connected"],

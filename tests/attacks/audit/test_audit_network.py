@@ -292,7 +292,7 @@ def test_real_agent_with_something_that_phones_home(
 ) -> None:
     agent = _agent(world, tmp_path / "agent")
     asyncio.run(_talk(world, agent, smuggled))
-    result = verify(agent.vault.log, keys_for(agent.vault.log, None))
+    result = verify(agent.state_dir.log, keys_for(agent.state_dir.log, None))
     assert {finding.code for finding in result.findings} & {"UnloggedTraffic", "NoNetworkCounter"} == codes
     assert result.ledger.readings >= 1
     assert result.ledger.counted >= result.ledger.total + smuggled

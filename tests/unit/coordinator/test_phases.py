@@ -48,7 +48,7 @@ def test_only_answers_to_the_newest_ping_count() -> None:
     assert not sites.all_answered and sites.present == set()
 
 
-def test_who_came_back_during_a_burst_has_not_answered() -> None:
+def test_who_came_back_during_an_aggregation_has_not_answered() -> None:
     sites = attendance(online="abd", ready="a", declined="d")
     assert sites.silent == {"b"} and sites.willing == {"a", "b"}
 
@@ -125,8 +125,8 @@ def test_records_stand_before_the_messages_that_rest_on_them(tmp_path: Path) -> 
     for step in world.steps:
         if sends(step, messages.TrainOrder) and any(isinstance(effect, OpenRound) for effect in step):
             assert place(step, OpenRound) < min(sends(step, messages.TrainOrder))
-        if sends(step, messages.Vouched) and any(isinstance(effect, Certified) for effect in step):
-            assert place(step, Certified) < min(sends(step, messages.Vouched))
+        if sends(step, messages.ResultCertificate) and any(isinstance(effect, Certified) for effect in step):
+            assert place(step, Certified) < min(sends(step, messages.ResultCertificate))
     closing = [step for step in world.steps if any(isinstance(effect, CloseRound) for effect in step)]
     # One round ends and the next begins with nothing in between, so that both are one transaction.
     assert place(closing[0], OpenRound) == place(closing[0], CloseRound) + 1

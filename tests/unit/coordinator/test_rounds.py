@@ -58,7 +58,7 @@ def test_an_absent_site_costs_the_grace_and_comes_back(tmp_path):
     assert world.base.sites["site3"].machine.core.head.round == 3
 
 
-def test_a_site_that_dies_in_the_burst_is_left_out_of_the_sum(tmp_path):
+def test_a_site_that_dies_in_the_aggregation_is_left_out_of_the_sum(tmp_path):
     world = EngineWorld(tmp_path, sites=5)
     world.silent = {("site4", messages.UploadHeader)}
     world.run(until=1)
@@ -137,7 +137,7 @@ def test_a_kill_between_the_last_acknowledgement_and_its_certificate(tmp_path, m
 
 
 def test_strikes_outlive_a_restart(tmp_path):
-    """A site that stalls bursts sits out ever more cohorts, also where the coordinator was killed in between."""
+    """A site that stalls aggregations sits out ever more cohorts, also where the coordinator was killed in between."""
     world = EngineWorld(tmp_path, sites=5, rounds=20)
     world.silent = {("site4", messages.Shares)}
     for strikes in (1, 2, 3):
@@ -224,7 +224,7 @@ def reach(world: EngineWorld, true) -> None:
 
 
 def attempt_in(state: CoordinatorState):
-    return lambda engine: engine.in_burst and engine.round.current is not None and engine.round.current.state is state
+    return lambda engine: engine.aggregating and (now := engine.round.current) is not None and now.state is state
 
 
 def begins_again(world: EngineWorld) -> None:
@@ -236,15 +236,15 @@ def begins_again(world: EngineWorld) -> None:
 
 
 @pytest.mark.parametrize("phase", [RunPhase.TRAINING, RunPhase.PINGING])
-def test_a_stop_between_bursts_begins_nothing_new(tmp_path, phase):
+def test_a_stop_between_aggregations_begins_nothing_new(tmp_path, phase):
     world = EngineWorld(tmp_path, rounds=2)
     reach(world, lambda engine: engine.phase is phase)
-    assert world.engine.stop() == () and not world.engine.in_burst
+    assert world.engine.stop() == () and not world.engine.aggregating
     for _ in range(100):
         if not world.step():
             world.clock.advance(300)
             world.do_coordinator(world.engine.tick())
-    assert not world.engine.in_burst and world.closed == []
+    assert not world.engine.aggregating and world.closed == []
     begins_again(world)
 
 
@@ -258,15 +258,15 @@ def test_a_stop_before_anything_masked_exists_ends_the_attempt(tmp_path, state):
 
 
 @pytest.mark.parametrize("state", [_S.UPLOADING, _S.AGREEING])
-def test_a_stop_in_mid_burst_waits_for_aborts(tmp_path, state):
+def test_a_stop_in_mid_aggregation_waits_for_aborts(tmp_path, state):
     """Asked again and again, as the loop does: what it asked for first stands, or the round would lose its updates."""
     world = EngineWorld(tmp_path, rounds=2)
     reach(world, attempt_in(state))
     attempt = world.engine.round.current
     for _ in range(3):
         world.do_coordinator(world.engine.stop())
-        assert attempt.state is _S.ABORTING and world.engine.in_burst
-    reach(world, lambda engine: not engine.in_burst)
+        assert attempt.state is _S.ABORTING and world.engine.aggregating
+    reach(world, lambda engine: not engine.aggregating)
     assert attempt.state is _S.DEAD and attempt.abort_certificate() is not None
     begins_again(world)
 
@@ -278,7 +278,7 @@ def test_a_stop_that_nobody_answers_can_be_left_at_any_time(tmp_path, state):
     for name in world.names:
         world.disconnect(name)
     world.do_coordinator(world.engine.stop())
-    assert world.engine.in_burst
+    assert world.engine.aggregating
     world.offline.clear()
     begins_again(world)
 
@@ -286,8 +286,8 @@ def test_a_stop_that_nobody_answers_can_be_left_at_any_time(tmp_path, state):
 def test_a_stop_while_masks_are_opened_lets_them_be_opened(tmp_path):
     world = EngineWorld(tmp_path, rounds=2)
     reach(world, attempt_in(_S.UNMASKING))
-    assert world.engine.stop() == () and world.engine.in_burst
-    reach(world, lambda engine: not engine.in_burst)
+    assert world.engine.stop() == () and world.engine.aggregating
+    reach(world, lambda engine: not engine.aggregating)
     assert world.closed == [(1, "published")]
     begins_again(world)
 

@@ -356,13 +356,13 @@ async def seconds_of(work: Awaitable[None]) -> float:
     return asyncio.get_running_loop().time() - started
 
 
-def test_a_burst_that_does_not_end_is_left_after_a_while(
+def test_an_aggregation_that_does_not_end_is_left_after_a_while(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "STOP_SECONDS", 1.0)
 
     async def scene(service: Service) -> None:
-        service.shell.engine.phase = RunPhase.BURST
+        service.shell.engine.phase = RunPhase.AGGREGATION
         service.stop()
         assert 1.0 <= await seconds_of(service._run()) < 5.0
 
@@ -374,7 +374,7 @@ def test_told_twice_it_leaves_at_once(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(service: Service) -> None:
-        service.shell.engine.phase = RunPhase.BURST
+        service.shell.engine.phase = RunPhase.AGGREGATION
         service.stop()
         service.stop()
         assert await seconds_of(service._run()) < 1.0
@@ -383,7 +383,7 @@ def test_told_twice_it_leaves_at_once(
     assert caplog.text.count("continues at the next start") == 1
 
 
-def test_between_bursts_it_leaves_at_once_and_says_nothing(
+def test_between_aggregations_it_leaves_at_once_and_says_nothing(
     hub: Hub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def scene(service: Service) -> None:
@@ -391,7 +391,7 @@ def test_between_bursts_it_leaves_at_once_and_says_nothing(
         assert await seconds_of(service._run()) < 1.0
 
     play(hub, monkeypatch, scene)
-    assert "burst" not in caplog.text
+    assert "aggregation" not in caplog.text
 
 
 @pytest.mark.parametrize(

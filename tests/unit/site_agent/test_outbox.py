@@ -177,7 +177,7 @@ def test_a_restart_does_not_give_a_round_its_limit_once_more(tmp_path: Path) -> 
 def test_what_a_round_has_cost_is_told_by_run(tmp_path: Path) -> None:
     world, agent = agent_of(tmp_path)
     list(agent.outbox.post(Send(shares(3), round=1, cohort=SITES)))
-    folder = agent.vault.log
+    folder = agent.state_dir.log
     assert logged_bytes(folder, world.manifest.run) == {1: agent.outbox.spent(1)}
     assert logged_bytes(folder, "another-run") == {}
 

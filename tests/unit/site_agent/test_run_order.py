@@ -92,7 +92,7 @@ def test_a_refused_plan_is_logged_before_it_is_refused(tmp_path: Path) -> None:
         if site != VICTIM:
             world.work(site)
     world.tick(SLOT_SECONDS * 1000)
-    world.hub.burst(SITES)  # linz has no update yet
+    world.hub.aggregate(SITES)  # linz has no update yet
     assert before(agent.done, "send Refusal") == ["log model.received", "log round.declined", "log egress"]
 
 

@@ -62,7 +62,7 @@ def test_a_cohort_below_the_policys_is_refused(tmp_path: Path) -> None:
     for site in SITES:
         world.work(site)
     world.tick(SLOT_SECONDS * 1000)
-    assert world.hub.burst().state is CoordinatorState.DEAD
+    assert world.hub.aggregate().state is CoordinatorState.DEAD
     assert world.hub.sent_by(VICTIM, messages.Refusal) and not world.hub.sent_by(VICTIM, Advert)
     assert world.entries(VICTIM, "round.declined")[0]["rule"].startswith("[policy] least_cohort")
 
@@ -128,11 +128,11 @@ def test_a_head_that_our_log_does_not_reach_is_a_rollback(world: SiteWorld) -> N
     held = HeldCheckpoint(note=head, endorsements=agent.log.submission(0).endorsements)
     world.kill(VICTIM)
     # The folder is set back: the newest entries and heads are gone.
-    segment = next((agent.vault.log / "segments").glob("*.jsonl"))
+    segment = next((agent.state_dir.log / "segments").glob("*.jsonl"))
     lines = segment.read_bytes().splitlines(keepends=True)
-    sizes = sorted(int(path.stem) for path in (agent.vault.log / "checkpoints").glob("*.note"))
+    sizes = sorted(int(path.stem) for path in (agent.state_dir.log / "checkpoints").glob("*.note"))
     for size in sizes[1:]:
-        (agent.vault.log / "checkpoints" / f"{size}.note").unlink()
+        (agent.state_dir.log / "checkpoints" / f"{size}.note").unlink()
     segment.write_bytes(b"".join(lines[: sizes[0]]))
     world.start(VICTIM)
     world.hub.connect(VICTIM)
@@ -189,9 +189,9 @@ def world_event():  # type: ignore[no-untyped-def]
 def test_promises_of_another_run_are_set_aside(world: SiteWorld) -> None:
     agent = world.start(VICTIM)
     world.kill(VICTIM)
-    (agent.vault.folder / "run").write_text("run-0\n")
+    (agent.state_dir.folder / "run").write_text("run-0\n")
     again = world.start(VICTIM)
-    assert (agent.vault.folder / "runs" / "run-0" / "wal").exists()
+    assert (agent.state_dir.folder / "runs" / "run-0" / "wal").exists()
     assert again.session.machine.core.journal.last is None and again.log.size > agent.log.size
 
 
@@ -209,7 +209,7 @@ def test_a_round_that_would_cost_too_much_is_refused_and_not_broken_off(tmp_path
     for site in SITES:
         world.work(site)
     world.tick(SLOT_SECONDS * 1000)
-    assert world.hub.burst().state is CoordinatorState.DEAD
+    assert world.hub.aggregate().state is CoordinatorState.DEAD
     assert world.hub.sent_by(VICTIM, messages.Refusal)
     assert world.entries(VICTIM, "round.declined")[0]["rule"].startswith("[policy] most_bytes_per_round")
 
@@ -242,7 +242,7 @@ def test_a_layout_that_changes_during_training_voids_the_update(world: SiteWorld
     world.hub.take(VICTIM, agent.run(finish()))
     world.hub.pump()
     world.tick(1000 * SLOT_SECONDS)
-    assert world.hub.sent_by(VICTIM, relay.Decline) and not list(agent.vault.pending.iterdir())
+    assert world.hub.sent_by(VICTIM, relay.Decline) and not list(agent.state_dir.pending.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -285,4 +285,4 @@ def test_a_full_disk_stops_a_promise_before_it_is_said(world: SiteWorld, monkeyp
     world.kill(VICTIM)
     world.start(VICTIM)
     world.hub.connect(VICTIM)
-    assert world.agents[VICTIM].session.machine.burst.update is not None
+    assert world.agents[VICTIM].session.machine.aggregation.update is not None

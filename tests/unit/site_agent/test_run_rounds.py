@@ -56,7 +56,7 @@ def test_metrics_travel_inside_the_sum_only_if_the_policy_says_so(tmp_path: Path
         for site in SITES:
             world.work(site)
         world.tick(SLOT_SECONDS * 1000)
-        attempt = world.hub.burst()
+        attempt = world.hub.aggregate()
         assert attempt.publication is not None
         total = decode(world.manifest.aggregation.layout, attempt.publication.total)
         assert total.loss == pytest.approx(3 * loss, abs=0.01) and total.hits == 3 * hits and total.weight == 30
@@ -71,7 +71,7 @@ def test_the_log_of_a_site_verifies_and_tells_the_round(world: SiteWorld) -> Non
     for kind in (*kinds, "secagg.unmasked"):
         assert len(world.entries(VICTIM, kind)) == 1, kind
     # The folder has the manifest that was in force, and the auditor the consortium's root.
-    found = verify(agent.vault.log, keys_for(agent.vault.log, world.base.authority.folder / "root.pem"))
+    found = verify(agent.state_dir.log, keys_for(agent.state_dir.log, world.base.authority.folder / "root.pem"))
     assert {finding.code for finding in found.findings} <= {"NotWitnessed", "NoNetworkCounter"}  # no network
     # Every byte that arrived is explained by an entry, and the vector is one of them.
     logged = sum(entry["bytes"] for entry in world.entries(VICTIM, "egress"))
@@ -114,13 +114,13 @@ def test_a_killed_site_does_not_train_twice_and_sends_the_same_update(world: Sit
     world.hub.order(SITES)
     for site in SITES:
         world.work(site)
-    sealed = (world.agents[VICTIM].vault.pending / "1").read_bytes()
-    plain = world.agents[VICTIM].session.machine.burst.update
+    sealed = (world.agents[VICTIM].state_dir.pending / "1").read_bytes()
+    plain = world.agents[VICTIM].session.machine.aggregation.update
     assert plain is not None and plain.words.tobytes() not in sealed
     world.kill(VICTIM)
     world.start(VICTIM)
     world.hub.connect(VICTIM)
-    again = world.agents[VICTIM].session.machine.burst.update
+    again = world.agents[VICTIM].session.machine.aggregation.update
     assert again is not None and np.array_equal(again.words, plain.words)
     world.tick(SLOT_SECONDS * 1000)
     order = messages.TrainOrder(
@@ -133,7 +133,7 @@ def test_a_killed_site_does_not_train_twice_and_sends_the_same_update(world: Sit
     world.hub.send(VICTIM, order)
     world.hub.pump()
     assert world.hub.ready == set(SITES) and world.learners[VICTIM].trained == [1]
-    assert world.hub.burst().state is CoordinatorState.CERTIFIED
+    assert world.hub.aggregate().state is CoordinatorState.CERTIFIED
 
 
 def dying_after(kind: type) -> type[Agent]:
@@ -164,7 +164,7 @@ def test_a_site_killed_after_any_of_its_steps_ends_the_round_with_the_others(tmp
     world.hub.connect(VICTIM)
     attempt = world.hub.go_on(attempt)
     if attempt.state in (CoordinatorState.DEAD, CoordinatorState.LOST):
-        attempt = world.hub.burst(SITES)
+        attempt = world.hub.aggregate(SITES)
     assert attempt.publication is not None and len(attempt.publication.survivors) == 3
     assert world.learners[VICTIM].trained == [1]
     # Also a site that was killed between AGREE and RELEASE says in its log whose masks it opened.
@@ -186,7 +186,7 @@ def test_a_site_that_was_away_gets_the_result_and_goes_on(world: SiteWorld) -> N
         return True
 
     world.hub.hook = silent
-    attempt = world.hub.burst()
+    attempt = world.hub.aggregate()
     world.hub.hook = None
     assert attempt.publication is not None
     world.hub.connect(VICTIM)

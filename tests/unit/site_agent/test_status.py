@@ -62,7 +62,7 @@ def test_the_last_warning_and_a_decline_are_told(world: SiteWorld) -> None:
     text = told(world)
     assert "declined round 1: [policy] hours: " in text and "next at" in text and ", until " in text
     assert "the disk is slow" in text
-    PauseFile(world.agents[SITE].vault.folder).set("new scanner", now_ms=0)
+    PauseFile(world.agents[SITE].state_dir.folder).set("new scanner", now_ms=0)
     assert "paused: new scanner" in told(world)
     seen.stop("stopped by a signal")
 

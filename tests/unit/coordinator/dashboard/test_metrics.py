@@ -131,8 +131,8 @@ def test_an_agent_tells_nothing_of_its_patients(tmp_path: Path) -> None:
     world.run_round()
     agent = world.agents[site]
     planted = {"names": ["melanoma-4711"], "train": [314_159], "test": [271_828]}
-    agent.vault.note_data(planted)
-    agent.vault.note_metrics({"round": 1, "test": {"bacc": 0.123456, "confusion": [[161_803]], "images": 577_215}})
+    agent.state_dir.note_data(planted)
+    agent.state_dir.note_metrics({"round": 1, "test": {"bacc": 0.123456, "confusion": [[161_803]], "images": 577_215}})
     collector = AgentCollector(agent, SiteConfig.read(world.configs[site]))
     found = scraped(collector, AGENT)
     assert set(AGENT) - {name.partition(",")[0] for name in found} == ONLY_PRIVATE

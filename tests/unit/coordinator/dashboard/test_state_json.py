@@ -132,8 +132,8 @@ def test_sentences_for_every_phase(hub: Hub) -> None:
     assert state_json.judge(calm, told).level == "good"
     assert state_json.judge(calm, told).sentence == "Round 1: training, 4 of 4 connected sites are ready"
     under_way = AggregationProgress(attempt=2, step="uploading", members=4, threshold=3)
-    burst = replace(calm, phase=RunPhase.BURST, burst=under_way)
-    assert state_json.judge(burst, told).sentence == "Round 1: summing over 4 sites, uploading"
+    aggregation = replace(calm, phase=RunPhase.AGGREGATION, aggregation=under_way)
+    assert state_json.judge(aggregation, told).sentence == "Round 1: summing over 4 sites, uploading"
     assert "asking 4 sites" in state_json.judge(replace(calm, phase=RunPhase.PINGING), told).sentence
     done = state_json.judge(replace(live, phase=RunPhase.DONE), told)
     assert (done.level, done.sentence) == ("look", "All 5 rounds are published")  # the sites have gone home

@@ -323,7 +323,7 @@ def test_a_renewal_needs_the_old_keys_signature(world: World, tmp_path: Path) ->
     for attempt in (request, forged):
         with pytest.raises(VerificationFailed, match="key"):
             world.authority.renew(world.key, "graz", attempt, now_ms=NOW, days=30)
-    world.authority.renew(world.key, "graz", request, vouched=True, now_ms=NOW, days=30)
+    world.authority.renew(world.key, "graz", request, compared=True, now_ms=NOW, days=30)
 
 
 def test_a_renewal_needs_the_old_keys_signature_twin(

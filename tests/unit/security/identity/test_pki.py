@@ -128,7 +128,7 @@ def test_a_clock_that_is_minutes_behind_does_no_harm(ours: Authority) -> None:
     pki.verify_certificate(certificate, ours.root, SITE, Purpose.TLS, now_ms=NOW - 30 * 60_000)
 
 
-def test_a_dead_root_vouches_for_nobody(ours: Authority) -> None:
+def test_a_dead_root_confirms_nobody(ours: Authority) -> None:
     certificate = ours.issue(Purpose.SIGNING, days=10 * pki.ROOT_DAYS)
     assert certificate.not_valid_after_utc == ours.root.not_valid_after_utc
     with pytest.raises(errors.CertificateExpired, match="root certificate"):

@@ -74,7 +74,7 @@ EVENTS: dict[type[Wire], SiteEvent] = {
     messages.Quorum: SiteEvent.QUORUM,
     messages.AuditOrder: SiteEvent.AUDIT_ORDER,
     messages.UploadResume: SiteEvent.RESUME,
-    messages.Vouched: SiteEvent.CERTIFICATE,
+    messages.ResultCertificate: SiteEvent.CERTIFICATE,
     messages.Jump: SiteEvent.JUMP,
     messages.StateFrame: SiteEvent.STATE_FRAME,
 }
@@ -83,9 +83,9 @@ EVENTS: dict[type[Wire], SiteEvent] = {
 def with_bad_box(full: RecordedFederation, message: messages.Shares) -> messages.Shares:
     """The list of a dealer whose box for the first member does not open."""
     machine = full.sites[message.site].machine
-    assert machine.burst.attempt is not None
+    assert machine.aggregation.attempt is not None
     lines = (replace(message.shares[0], box=bytes(len(message.shares[0].box))), *message.shares[1:])
-    attempt = machine.burst.attempt
+    attempt = machine.aggregation.attempt
     root = attempt.own_root = deal_root(message.kx, message.site, attempt.adverts, lines)
     return replace(message, shares=lines, signature=machine.core.signer.sign(statements.deal(message.kx, root)))
 
@@ -142,7 +142,7 @@ def of_any_round() -> dict[type[Wire], Wire]:
         messages.UploadResume(kx=bytes(32), next_frame=0),
         messages.AuditOrder(result=bytes(32), absent=()),
         messages.StateFrame(state_hash=bytes(32), index=0, data=b""),
-        messages.Vouched(result=bytes(32), check=check),
+        messages.ResultCertificate(result=bytes(32), check=check),
         messages.Jump(result=result, check=check),
     ]
     return found | {type(message): message for message in extra}
@@ -162,12 +162,12 @@ def test_a_machine_refuses_what_its_table_refuses(state: SiteState) -> None:
         if cls is messages.Survivors and state is SiteState.AGREED:
             continue  # the same set again gets the same answer, tested elsewhere
         refused += 1
-        machine.burst.attempt, kept = machine.burst.attempt, machine.burst.attempt
+        machine.aggregation.attempt, kept = machine.aggregation.attempt, machine.aggregation.attempt
         machine._answers.clear()
         with pytest.raises(RemoteProtocolError):
             machine.receive(message)
         assert machine.state is state
-        assert machine.burst.attempt is kept
+        assert machine.aggregation.attempt is kept
     assert refused >= 3
     assert run.written["site-00"] == before, "a refused message leaves no trace"
 

@@ -53,7 +53,7 @@ def content(world: SiteWorld) -> dict[str, Any]:
 
 
 def test_what_left_is_what_the_log_says(world: SiteWorld) -> None:
-    log = world.agents[SITE].vault.log
+    log = world.agents[SITE].state_dir.log
     records = list(read_history(log, origin="", name="", role="").of("egress"))
     told = content(world)["egress"]
     by_class = {name: size for name, _, size in told["today"]}
@@ -103,7 +103,7 @@ def test_the_page_is_made_anew_only_when_something_has_changed(world: SiteWorld)
     page = Content(config_of(world), world.clock)
     first = page.state()
     assert page.state() is first
-    world.agents[SITE].vault.note_metrics({"round": 1, "test": {"bacc": 0.25, "bauc": None, "images": 4}})
+    world.agents[SITE].state_dir.note_metrics({"round": 1, "test": {"bacc": 0.25, "bauc": None, "images": 4}})
     second = page.state()
     assert second.etag != first.etag
     assert json.loads(second.body)["curves"][-1]["test"] == {"bacc": 0.25, "bauc": None}

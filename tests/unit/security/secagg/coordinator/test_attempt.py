@@ -254,7 +254,7 @@ def test_a_restarted_coordinator_remembers_ends_and_aborts() -> None:
         restore_round(
             run.core,
             BlameBook(),
-            [*run.coordinator_wal, records.ResultVouched(result=bytes(32))],
+            [*run.coordinator_wal, records.ResultCertified(result=bytes(32))],
             lambda digest: stored[digest],
         )
     empty = CoordinatorRound(run.core, BlameBook(), found.start, run.model)

@@ -91,7 +91,7 @@ def cheating_dealer(run: RecordedFederation, cheat: str) -> object:
     original = shamir.split
 
     def split(secret: Secret, **options: object) -> tuple[Secret, ...]:
-        attempt = run.sites[cheat].machine.burst.attempt
+        attempt = run.sites[cheat].machine.aggregation.attempt
         if attempt is not None and secret is attempt.seed:
             secret = Secret(bytes(32))
         return original(secret, **options)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from security.secagg.site.journal import Journal
 from site_agent.state_writer import MAGIC, WriteAheadLog
 from tests.support.secagg_world import federation, random_updates, small_layout
 
-RECORDS: list[Wire] = [records.ResultVouched(result=bytes([number]) * 32) for number in range(5)]
+RECORDS: list[Wire] = [records.ResultCertified(result=bytes([number]) * 32) for number in range(5)]
 
 
 def written(path: Path, *told: Wire) -> bytes:

@@ -118,7 +118,7 @@ def test_a_small_cohort_leaves_room_for_a_second_history() -> None:
 
 def test_without_an_update_there_is_nothing_to_join() -> None:
     _run, machine, plan = planned()
-    machine.burst.update = None
+    machine.aggregation.update = None
     (*_, refused) = machine.receive(plan)
     assert isinstance(refused, Ended) and refused.reason == REFUSED and "no update" in str(refused.error)
 
@@ -292,7 +292,7 @@ def test_a_released_answer_is_erased_at_its_time() -> None:
 def test_at_agree_keys_shares_and_vector_are_dropped() -> None:
     """What is left answers one set only: the sealed box of the journal."""
     _run, machine, _quorum = stopped_before(messages.Quorum)
-    assert machine.state is SiteState.AGREED and machine.burst.attempt is None
+    assert machine.state is SiteState.AGREED and machine.aggregation.attempt is None
 
 
 def test_abort_after_agree_on_request_only_and_never_after_release() -> None:
@@ -421,7 +421,7 @@ def test_an_upload_resumes_at_a_frame_with_the_same_bytes() -> None:
 
 def test_secrets_do_not_print() -> None:
     run, machine, _survivors = stopped_before(messages.Survivors)
-    attempt = machine.burst.attempt
+    attempt = machine.aggregation.attempt
     assert attempt is not None
     shown = repr(attempt) + repr(machine.core) + repr(run.sites["site-00"].update)
     for secret in (attempt.seed.reveal(), attempt.mask_seed.reveal(), machine.core.storage_key.reveal()):

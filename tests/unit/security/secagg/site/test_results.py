@@ -84,7 +84,7 @@ def test_a_changed_coordinate_is_found_and_stops_the_finder(monkeypatch: pytest.
             site.machine.receive(run.planned.attempts[0].plan)
 
 
-def test_without_a_certificate_nobody_enters_the_next_burst() -> None:
+def test_without_a_certificate_nobody_enters_the_next_aggregation() -> None:
     run = federation(4)
     run.hook = lambda sender, receiver, message: [] if isinstance(message, Ack) else [message]
     run.run_round(random_updates(run.policy.layout, run.sites, 1))
@@ -323,8 +323,8 @@ def test_a_site_that_was_away_replays_the_sums() -> None:
         with pytest.raises(PolicyViolation, match=r"no check certificate|follow"):
             late.receive(history[-1][0].result if publication is not history[-1][0] else history[0][0].result)
         assert check is not None
-        late.receive(messages.Vouched(result=publication.result_hash, check=check))
-    assert late.core.head == run.sites["site-00"].machine.core.head or late.core.head.vouched
+        late.receive(messages.ResultCertificate(result=publication.result_hash, check=check))
+    assert late.core.head == run.sites["site-00"].machine.core.head or late.core.head.certified
     assert late.intake.model.tobytes() == run.model.tobytes()
 
 
@@ -346,7 +346,7 @@ def test_a_new_site_starts_from_a_certified_state() -> None:
     effects = late.receive(frame)
     assert any(isinstance(effect, SaveState) for effect in effects)
     assert any(isinstance(effect, Advanced) for effect in effects)
-    assert late.core.head.vouched and late.core.head.result == publication.result_hash
+    assert late.core.head.certified and late.core.head.result == publication.result_hash
     assert late.intake.model.tobytes() == run.model.tobytes()
     assert any(late.core.head.movements) and late.core.head.movements == run.core.movements, "it has the same caps"
     with pytest.raises(PolicyViolation, match="not newer"):
