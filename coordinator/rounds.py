@@ -407,7 +407,6 @@ class RoundEngine:
         if attempt is None:
             return ()
         self.chain.add(Link.of(publication_of(attempt)))
-        self.core.movements = publication_of(attempt).result.movements
         return self._tidy(attempt)
 
     def _tidy(self, *under_way: CoordinatorAttempt) -> Effects:

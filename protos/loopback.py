@@ -276,7 +276,7 @@ class LoopbackFederation:
         if publication is None:
             raise RoundLost("there is no result")
         self.model = attempt.model
-        self.prev_result, self.core.movements = publication.result_hash, publication.result.movements
+        self.prev_result = publication.result_hash
         if audit and attempt.state is CoordinatorState.PUBLISHED:
             self._cover(attempt, publication)
         self.check = publication.certificate()

@@ -40,6 +40,9 @@ KDF_SELF: Final = _label("self/aes256ctr")
 # Which chunks of a sum a site looks at in a sampled audit.
 SPOT_CHECK: Final = _label("spot-check")
 
+# A hospital's own seed of training, from its data key.
+TRAINING_SEED: Final = _label("training-seed")
+
 # Signatures: one tag for each kind of statement. The result's hash has the plain name, so its signature has another.
 SIGN_PLAN: Final = _label("plan")
 SIGN_ADVERT: Final = _label("advert")

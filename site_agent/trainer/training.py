@@ -1,4 +1,4 @@
-"""Local rounds with torch: the same method, site and seeds as in the laboratory, on the newest accepted state.
+"""Local rounds with torch: the same method and site as in the laboratory, on the newest accepted state.
 
 `Trainer` trains, `make_trainer` builds it from the configuration, `PrivateTrainer` is its form under differential
 privacy. They run in the trainer's process (`__main__`), which has no network and no keys.
@@ -29,6 +29,7 @@ from npr.methods.site import Site
 from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix
 from npr.model import SplitModel, normalisation
 from npr.params import ParameterManifest
+from npr.seeds import secret_seed
 from npr.training import LocalReport
 from npr.wire_layout import (
     Recipe,
@@ -98,7 +99,7 @@ class Trainer:
             train=data.train,
             model=model,
             config=recipe.config,
-            seed=recipe.seed,
+            seed=secret_seed(recipe.seed, data_key),
             mean=self.mean,
             std=self.std,
         )
@@ -128,7 +129,7 @@ class Trainer:
         return found[0]
 
     def train(self, round_number: int, state: Vector) -> LocalResult:
-        """One local round on the chain's state; bit for bit what the lab computes from the same numbers.
+        """One local round on the chain's state; bit for bit what the lab computes from the same numbers and seed.
 
         The personal memory is on disk when this returns. A site that is bound to an update by its journal has it then;
         memory of a round that came to nothing is written over when the round is trained again.

@@ -66,7 +66,7 @@ class Crew:
         memory = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in site.memory().items()})
         try:
             with gathered(self._store, order, rank=0, size=self._size, seconds=self._seconds) as site.group:
-                site.group.tell(json.dumps({"round": round_number, **self._terms}).encode())
+                site.group.tell(json.dumps({"round": round_number, "seed": site.seed, **self._terms}).encode())
                 site.group.tell(memory)
                 _all_ready(site.group, ready=True)
                 return method.local_round(site, round_number)
@@ -191,7 +191,7 @@ def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
     mean, std = normalisation(spec)
     model = method.build_model(spec)
     site = Site(
-        name=data.name, train=data.train, model=model, config=recipe.config, seed=recipe.seed, mean=mean, std=std
+        name=data.name, train=data.train, model=model, config=recipe.config, seed=order["seed"], mean=mean, std=std
     )
     return method, site
 

@@ -12,10 +12,12 @@ from npr.data.sources import open_dataset
 from npr.federation import Federation
 from npr.lab.export import model as model_command
 from npr.lab.secure import SecureAggregator
+from npr.seeds import secret_seed
 from npr.wire_layout import WireModel, spec_of
 from scripts.local_federation.processes import Party
 from scripts.local_federation.setup import Grounds, command
 from scripts.local_federation.sums import Published, manifest_at, read_published
+from security.identity.keystore import load_secret
 from security.identity.membership import movement_rule
 from security.secagg.fixed_point import step_size
 from security.secagg.layout import Layout
@@ -104,6 +106,9 @@ def in_the_lab(grounds: Grounds, layout: Layout | None) -> list[np.ndarray]:
     dataset = open_dataset(SOURCE, fold="fold", image_size=SIZE, validation=0.1)
     spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
     federation = Federation(dataset=dataset, spec=spec, config=recipe.config, seed=recipe.seed)
+    for site in federation.sites:
+        name = next(known for known, data in grounds.data_names.items() if data == site.name)
+        site.seed = secret_seed(recipe.seed, load_secret(grounds.site(name) / "identity" / "keys" / "data.key"))
     if layout is not None:
         rule = movement_rule(manifest.aggregation)
         federation.aggregator = SecureAggregator(federation, rounds=ROUNDS, layout=layout, movement=rule)

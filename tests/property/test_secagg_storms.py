@@ -87,7 +87,6 @@ def bring_everybody_up_to_date(run: RecordedFederation) -> None:
     newest = run.planned.current
     assert newest is not None and newest.publication is not None
     run.model, run.prev_result = newest.model, newest.publication.result_hash
-    run.core.movements = newest.publication.result.movements
     if newest.publication.certificate() is None:
         order = messages.AuditOrder(result=run.prev_result, absent=())
         for name, site in run.sites.items():

@@ -362,7 +362,6 @@ class Hub:
         publication = attempt.publication
         assert publication is not None
         self.model, self.prev_result = attempt.model, publication.result_hash
-        self.core.movements = publication.result.movements
         absent = tuple(sorted(set(attempt.context.sites) - set(publication.acks)))
         for site in attempt.context.sites:
             if site not in absent:

@@ -354,7 +354,7 @@ class CoordinatorAttempt:
         )
         spool_sum(self.core.spool, root, total.total, layout.ring)
         self.publication = Publication(self.core.policy, result, self.uploads, total.total)
-        self.model = outcome.state
+        self.model, self.core.movements = outcome.state, outcome.movements
         self._go(_E.SUM_DONE)
         return self.publication.shown_to(self.context.sites, outcome)
 

@@ -73,7 +73,7 @@ class CoordinatorCore:
     """The coordinator's identity, policy and tools.
 
     :param mandate: the policy and the signing key in force, always read through: certificates begin and end in mid-run.
-    :ivar movements: those of the newest result of the chain; whoever extends the chain sets it.
+    :ivar movements: those of the newest result of the chain; the attempt that publishes a result sets it.
     """
 
     mandate: Mandate

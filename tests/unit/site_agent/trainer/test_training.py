@@ -18,6 +18,7 @@ from npr.federation import Federation
 from npr.lab.secure import SecureAggregator
 from npr.methods import registry
 from npr.model import ModelSpec
+from npr.seeds import secret_seed
 from npr.wire_layout import (
     Recipe,
     WireModel,
@@ -84,12 +85,14 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> Published:
     return publish(tmp_path_factory.mktemp("consortium"), RECIPE)
 
 
-def trainer(published: Published, data: SiteData, folder: Path, *, best: float | None = None) -> Trainer:
+def trainer(
+    published: Published, data: SiteData, folder: Path, *, best: float | None = None, key: bytes = bytes(32)
+) -> Trainer:
     manifest, path = published
     initial, _ = pinned_model(path, manifest)
     state = PersonalState(folder)
     made(state.memory, state.models)
-    return Trainer(manifest, initial, data, state, data_key=bytes(32), best=best)
+    return Trainer(manifest, initial, data, state, data_key=key, best=best)
 
 
 def run_beside_the_lab(
@@ -100,6 +103,8 @@ def run_beside_the_lab(
     layout = manifest.aggregation.layout
     lab = Federation(dataset=dataset, spec=SPEC, config=recipe.config, seed=recipe.seed)
     lab.aggregator = SecureAggregator(lab, rounds=ROUNDS, layout=layout)
+    for member in lab.sites:
+        member.seed = secret_seed(recipe.seed, bytes(32))
     _, state = pinned_model(path, manifest)
     sites = {data.name: trainer(published, data, folder / data.name) for data in dataset.sites}
     results: list[LocalResult] = []
@@ -165,6 +170,21 @@ def test_what_a_method_does_at_the_end_it_does_at_a_site_too(
     assert torch.equal(standing.site.model.head.weight, before), "the site's own memory was left alone"
     if method != "fedrod":
         assert not torch.equal(lab.sites[1].model.head.weight, before)
+
+
+def test_nobody_without_the_data_key_can_repeat_a_round(
+    published: Published, dataset: FederatedDataset, tmp_path: Path
+) -> None:
+    """The draws of training are secret to the site; with the public seed alone, a guess at its images could be checked
+    against what was sent. With its key they are the same again, as after a crash."""
+    _, state = pinned_model(published[1], published[0])
+    first, again, other = (
+        trainer(published, dataset.sites[1], tmp_path / name, key=key).train(1, state).update
+        for name, key in (("first", b"k" * 32), ("again", b"k" * 32), ("other", b"o" * 32))
+    )
+    assert np.array_equal(first, again) and not np.array_equal(first, other)
+    lab = Federation(dataset=dataset, spec=SPEC, config=RECIPE.config, seed=RECIPE.seed)
+    assert all(member.seed != secret_seed(RECIPE.seed, b"k" * 32) for member in lab.sites)
 
 
 def test_what_is_not_shared_in_a_round_is_exactly_zero(
