@@ -35,12 +35,12 @@ def typed(command: click.Group, folder: Path, told: dict[str, str], answers: str
 
 @pytest.mark.usefixtures("at_a_terminal")
 def test_a_hospital_is_asked_for_everything(tmp_path: Path) -> None:
-    answers = "lesions\ngraz\nhub.example:7443\nfolders:/data/skin\n\n"
+    answers = "lesions\ngraz\nhub.example:7443\nfolders:/data/skin\nconsent\n\n"
     done = typed(site_agent, tmp_path / "graz", {}, answers)
     assert done.exit_code == 0, done.output
     config = tomllib.loads((tmp_path / "graz" / "site.toml").read_text())
     assert config["coordinator"]["address"] == "hub.example:7443" and config["data"]["source"] == "folders:/data/skin"
-    assert config["site"]["initial_model"] == "initial.safetensors"
+    assert config["site"]["initial_model"] == "initial.safetensors" and config["data"]["legal_basis"] == "consent"
     request = EnrolmentRequest.read(tmp_path / "graz" / "identity" / "request.json")
     assert (request.federation, request.member) == ("lesions", "graz")
     # Only the fingerprint is a result; questions and remarks are for people.
@@ -59,7 +59,8 @@ def test_an_operator_is_asked_for_names_and_port(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("at_a_terminal")
 @pytest.mark.parametrize("missing", SITE)
 def test_only_what_is_missing_is_asked(tmp_path: Path, missing: str) -> None:
-    told = {flag: value for flag, value in SITE.items() if flag != missing} | {"--initial-model": "m.safetensors"}
+    told = SITE | {"--initial-model": "m.safetensors", "--legal-basis": "consent"}
+    del told[missing]
     done = typed(site_agent, tmp_path / "graz", told, SITE[missing] + "\n")
     assert done.exit_code == 0 and done.output.count(": ") <= 2, done.output
     assert (tmp_path / "graz" / "site.toml").exists()
