@@ -98,7 +98,7 @@ def _describe(manifest: Manifest, place: int, digest: str) -> dict[str, Any]:
         "state_hash": digest,
         "architecture": manifest.model.architecture,
         "method": manifest.training.method,
-        "number_of_classes": manifest.model.classes,
+        "classes": list(manifest.model.classes),
         "holds": "shared tensors; personal layers stay at the hospitals",
         "tensors": len(shared),
         "input": {
@@ -124,7 +124,7 @@ def _onnx(
 
     check_code(manifest.model.code_digest)
     recipe = Recipe.of(manifest.training.method, manifest.training.settings)
-    spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+    spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
     method = registry.build(recipe.config)
     initial, _ = pinned_model(initial_path, manifest)
     model = build_initial(method, spec, initial.tensors)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -269,8 +269,13 @@ def with_engine(recipe: Recipe, model: nn.Module) -> Recipe:
     return replace(recipe, privacy=replace(recipe.privacy, engine=engine))
 
 
-def export(path: Path, spec: ModelSpec, recipe: Recipe, *, rounds: int) -> Exported:
-    """Write the one model that everybody starts from, with all that `consortium publish` asks about it."""
+def export(path: Path, spec: ModelSpec, recipe: Recipe, *, rounds: int, classes: Sequence[str]) -> Exported:
+    """Write the one model that everybody starts from, with all that `consortium publish` asks about it.
+
+    :param classes: their names, in the order of the model's outputs.
+    """
+    if len(classes) != spec.num_classes:
+        raise ConfigError(f"{len(classes)} class names for {spec.num_classes} outputs")
     method = registry.build(recipe.config)
     model = method.build_model(spec)
     recipe = with_engine(recipe, model)
@@ -279,7 +284,7 @@ def export(path: Path, spec: ModelSpec, recipe: Recipe, *, rounds: int) -> Expor
     metadata = {
         "architecture": spec.architecture,
         "code_digest": code_digest(),
-        "classes": str(spec.num_classes),
+        "classes": json.dumps(list(classes), ensure_ascii=False),
         "method": recipe.config.method,
         "config_hashes": recipe.config.config_hash,
         "settings": json.dumps(recipe.settings(), sort_keys=True),

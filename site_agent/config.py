@@ -94,7 +94,7 @@ class DataTable(ConfigTable):
     folds: Annotated[int, Field(ge=2)] = 5
     validation: Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0, le=0)] = 0.1
     seed: Annotated[int, Field(ge=0)] = 0
-    class_names: tuple[str, ...] | None = None
+    class_map: Annotated[dict[str, str], Field(min_length=1)] | None = None
     purpose: str = "model training"
     legal_basis: str = ""
 

@@ -30,6 +30,16 @@ def check_class_list(names: Sequence[str], *, where: str) -> None:
         raise DataError("the class list names a class twice", where=where)
 
 
+_MAP_HINT = '[data] class_map = { "name here" = "name in the federation", ... }, with every class that is used here'
+
+
+def _difference(ours: tuple[str, ...], theirs: tuple[str, ...]) -> str:
+    if len(ours) != len(theirs):
+        return f"{len(ours)} classes where the federation has {len(theirs)}"
+    place = next(place for place, (one, other) in enumerate(zip(ours, theirs, strict=True)) if one != other)
+    return f"class {place + 1} is {ours[place]!r} here and {theirs[place]!r} in the federation"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSplit:
     """A split that came with the data.
@@ -108,6 +118,28 @@ class Catalogue:
         """Rows that cannot be used: those without an image and, of units that are written in two ways, all."""
         twice = {unit_key(self.units[row]) for row, _ in spelt_twice(self.units)} if self.unit_kind != "image" else ()
         return self.unusable | {row for row, unit in enumerate(self.units) if twice and unit_key(unit) in twice}
+
+    def with_classes(self, classes: tuple[str, ...], class_map: Mapping[str, str] | None) -> Catalogue:
+        """The same images with the labels of a federation: a label is a place in its list.
+
+        :param class_map: from every name here to the federation's; several may be one class there.
+        :raises DataError: where the names or their order differ and no map says which is which.
+        """
+        where = self.where or self.name
+        if class_map is None:
+            if self.class_names != classes:
+                raise DataError(_difference(self.class_names, classes), where=where, hint=_MAP_HINT)
+            return self
+        for what, wrong in (
+            ("has no entry for", [name for name in self.class_names if name not in class_map]),
+            ("has an entry that is no class here:", [name for name in class_map if name not in self.class_names]),
+            ("names a class that the federation has not:", [n for n in class_map.values() if n not in classes]),
+        ):
+            if wrong:
+                hint = f"the federation's classes are {', '.join(classes)}"
+                raise ConfigError(f"class_map {what} {wrong[0]!r}", where="[data] class_map", hint=hint)
+        places = np.array([classes.index(class_map[name]) for name in self.class_names], dtype=np.int64)
+        return replace(self, class_names=classes, labels=places[self.labels])
 
     def with_sites(self, sites: tuple[str, ...]) -> Catalogue:
         """The same images on other sites: what a partitioner returns."""

@@ -71,7 +71,8 @@ def _channels(value: str) -> int:
     return int(value)
 
 
-def _classes(value: str) -> tuple[str, ...]:
+def read_class_list(value: str) -> tuple[str, ...]:
+    """`A,B,C`, as a source's text and a command line hold it."""
     names = tuple(name.strip() for name in value.split(","))
     if not all(names):
         raise ConfigError("the class list holds an empty name", where="classes", hint="for example ?classes=A,B,C")
@@ -83,9 +84,9 @@ def _classes(value: str) -> tuple[str, ...]:
 
 # What may follow `?`, per kind, and how its value is read; `partition` may follow every kind.
 _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
-    "csv": {"classes": _classes},
-    "folders": {"classes": _classes},
-    "dicom": {"classes": _classes, "window": _window, "frame": _frame, "channels": _channels},
+    "csv": {"classes": read_class_list},
+    "folders": {"classes": read_class_list},
+    "dicom": {"classes": read_class_list, "window": _window, "frame": _frame, "channels": _channels},
     "fed-isic": {"colour_constancy": _switch, "brightness": _switch},
 }
 
@@ -98,11 +99,6 @@ class SourceName:
     rest: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     partition: PartitionSpec = field(default_factory=PartitionSpec)
-
-    @property
-    def lists_classes(self) -> bool:
-        """The classes are known without looking at labels: by the text, or by the format."""
-        return self.kind not in _NAMED_CLASSES or "classes" in self.options
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -136,11 +132,14 @@ def open_catalogue(
     image_size: int = 224,
     seed: int = 0,
     class_names: Sequence[str] | None = None,
+    class_map: Mapping[str, str] | None = None,
     storage: ImageStorage | None = None,
     channels: int | None = None,
 ) -> Catalogue:
     """Every image of `source`, cut into the sites it asks for, before a fold is chosen.
 
+    :param class_names: the federation's classes in its order.
+    :param class_map: from every name that is used here to the federation's, where they are not the same.
     :param channels: what a source gives that can give grey and colour alike and does not say itself.
     """
     if image_size < 8:
@@ -149,7 +148,10 @@ def open_catalogue(
     kept = storage or ImageStorage.from_environment()
     if name.kind == "dicom" and channels is not None:
         name = replace(name, options={"channels": channels, **name.options})
-    return partition(_load(name, image_size, seed, class_names, kept), name.partition)
+    found = _load(name, image_size, seed, tuple(class_map) if class_map else class_names, kept)
+    if class_names is not None:
+        found = found.with_classes(tuple(class_names), class_map)
+    return partition(found, name.partition)
 
 
 def _load(
@@ -185,7 +187,7 @@ def _one_list(listed: Sequence[str] | None, given: Sequence[str] | None) -> Sequ
         raise ConfigError(
             "another class list than the federation's",
             where="classes",
-            hint=f"leave it out, or ?classes={','.join(given)}",
+            hint=f"leave it out, or ?classes={','.join(given)}; [data] class_map says which is which",
         )
     return listed if given is None else given
 
@@ -199,6 +201,7 @@ def open_dataset(
     image_size: int = 224,
     validation: float = 0.0,
     class_names: Sequence[str] | None = None,
+    class_map: Mapping[str, str] | None = None,
     storage: ImageStorage | None = None,
     rule: SideRule | None = None,
     channels: int | None = None,
@@ -209,12 +212,18 @@ def open_dataset(
     :param fold: the name of a split that came with the data, or a number below `folds`.
     :param seed: of the folds made here and of generated images; not of training.
     :param validation: share of the training patients to hold out as a validation side.
-    :param class_names: the federation's classes in its order, for sources that would take them from the labels.
+    :param class_names: the federation's classes in its order, and `class_map` ours to them, as in `open_catalogue`.
     :param rule: gives the sides, by key or as they were before (npr/data/sides.py); `seed` then makes images only.
     :param site: this one alone, for data under differential privacy (`assemble`).
     """
     catalogue = open_catalogue(
-        source, image_size=image_size, seed=seed, class_names=class_names, storage=storage, channels=channels
+        source,
+        image_size=image_size,
+        seed=seed,
+        class_names=class_names,
+        class_map=class_map,
+        storage=storage,
+        channels=channels,
     )
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation, rule=rule, site=site)
 
@@ -265,13 +274,22 @@ class Look:
     same: tuple[tuple[int, int], ...]
 
 
-def survey(source: str, *, image_size: int, seed: int = 0, class_names: Sequence[str] | None = None) -> Survey:
+def survey(
+    source: str,
+    *,
+    image_size: int,
+    seed: int = 0,
+    class_names: Sequence[str] | None = None,
+    class_map: Mapping[str, str] | None = None,
+) -> Survey:
     """Read all of a data set but its pixels.
 
     :raises DataError: where nothing can be listed at all, as with a table that is missing.
     """
     storage = _Undecoded()
-    catalogue = open_catalogue(source, image_size=image_size, seed=seed, class_names=class_names, storage=storage)
+    catalogue = open_catalogue(
+        source, image_size=image_size, seed=seed, class_names=class_names, class_map=class_map, storage=storage
+    )
     # Generated images are there already; all others know how to be decoded.
     decode = storage.decoders[0] if storage.decoders else lambda row: np.asarray(catalogue.images[row])
     return Survey(catalogue=catalogue, faults=tuple(storage.faults), decode=decode)

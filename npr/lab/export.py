@@ -9,13 +9,14 @@ from typing import Any
 
 import click
 
+from lazaret.errors import ConfigError
 from npr.lab.plan import parse_assignments
 
 
 @click.command()
 @click.option("--architecture", default="efficientnet_b0", show_default=True, help="Any timm classifier.")
 @click.option("--weights", default="none", show_default=True, help="none, timm, package or file:PATH#SHA256.")
-@click.option("--classes", type=click.IntRange(2), required=True, help="Number of classes, the same at every site.")
+@click.option("--classes", required=True, metavar="NAME,NAME,...", help="The classes, in the order of every site.")
 @click.option("--method", default="fednpr-per", show_default=True, help="`npr-lab list` shows them.")
 @click.option("--rounds", type=click.IntRange(1), default=80, show_default=True, help="Length of the run.")
 @click.option("--set", "train", multiple=True, metavar="KEY=VALUE", help="A setting of training or of the method.")
@@ -28,9 +29,15 @@ from npr.lab.plan import parse_assignments
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 def model(as_json: bool, out: Path, **given: Any) -> None:
     """Write the model that a federation starts from, with the training settings in its metadata."""
+    from npr.data.sources import read_class_list
     from npr.model import ModelSpec
     from npr.wire_layout import Recipe, export
 
+    classes = read_class_list(given["classes"])
+    if len(classes) < 2:
+        raise ConfigError(
+            f"{given['classes']!r} is no list of classes", where="--classes", hint="names, such as melanoma,nevus,bcc"
+        )
     recipe = Recipe(
         config=_config(given["method"], given["train"]),
         seed=given["seed"],
@@ -41,7 +48,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     )
     spec = ModelSpec(
         architecture=given["architecture"],
-        num_classes=given["classes"],
+        num_classes=len(classes),
         in_channels=recipe.in_channels,
         image_size=recipe.image_size,
         weights=given["weights"],
@@ -55,7 +62,7 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
         from npr.dp.model_rules import check_upstream
 
         check_upstream(recipe.config)
-    written = export(out, spec, recipe, rounds=given["rounds"])
+    written = export(out, spec, recipe, rounds=given["rounds"], classes=classes)
     if as_json:
         click.echo(json.dumps(asdict(written) | {"path": str(out.resolve())}, indent=1))
         return

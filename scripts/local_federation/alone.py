@@ -29,7 +29,7 @@ def train_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
     initial, _ = pinned_model(config.initial_model, manifest)
     recipe = recipe_of(manifest)
     _, data = open_data(config.data, site=name, image_size=recipe.image_size, classes=manifest.model.classes)
-    spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+    spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
     method = Local(recipe.config, name="local", npr=registry.get(manifest.training.method).npr)
     mean, std = normalisation(spec)
     model = build_initial(method, spec, initial.tensors)

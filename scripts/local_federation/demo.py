@@ -54,8 +54,8 @@ class Told:
         click.echo(f"[{self.seconds:5.0f} s] {text}", err=True)
 
 
-def hospitals(wishes: Wishes) -> tuple[dict[str, str], int, int]:
-    """Site ids with the names of their data, number of classes, and the most images that a site trains on."""
+def hospitals(wishes: Wishes) -> tuple[dict[str, str], tuple[str, ...], int]:
+    """Site ids with the names of their data, the classes, and the most images that a site trains on."""
     fold = "fold" if wishes.data.startswith("generated") else 0
     dataset = open_dataset(wishes.data, fold=fold, image_size=8 if fold else IMAGE_SIZE)
     largest = sorted(dataset.sites, key=lambda site: -len(site.train))[: wishes.sites]
@@ -64,7 +64,7 @@ def hospitals(wishes: Wishes) -> tuple[dict[str, str], int, int]:
             f"{len(largest)} sites are too few for a demo in which some are killed", where="--sites", hint="4 or more"
         )
     names = {site.name.replace("_", "-").lower(): site.name for site in largest}
-    return names, len(dataset.class_names), max(len(site.train) for site in largest)
+    return names, dataset.class_names, max(len(site.train) for site in largest)
 
 
 def lay_out(wishes: Wishes, tell: Told) -> Grounds:
@@ -73,9 +73,9 @@ def lay_out(wishes: Wishes, tell: Told) -> Grounds:
     architecture, _, weights = wishes.model.partition(":")
     wishes.out.mkdir(parents=True, exist_ok=True)
     initial = wishes.out / "initial.safetensors"
-    tell(f"initial model: {architecture}, {weights or 'random'} weights, {classes} classes")
+    tell(f"initial model: {architecture}, {weights or 'random'} weights, {len(classes)} classes")
     command(
-        model_command, "--architecture", architecture, "--weights", weights or "none", "--classes", classes,
+        model_command, "--architecture", architecture, "--weights", weights or "none", "--classes", ",".join(classes),
         "--method", "fednpr-per", "--rounds", wishes.rounds, "--image-size", IMAGE_SIZE,
         # Small sites start their own head from one that has seen every class.
         "--set", f"personal_after={max(1, wishes.rounds - 2)}", "--set", f"batch_size={BATCH}", "-o", initial,

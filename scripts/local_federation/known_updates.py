@@ -31,7 +31,7 @@ run = "run-1"
 initial = "initial.safetensors"
 architecture = "numbers"
 code_digest = "{"ab" * 32}"
-classes = 3
+classes = ["bcc", "melanoma", "nevus"]
 [training]
 method = "fedavg"
 rounds = {{rounds}}

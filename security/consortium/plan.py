@@ -25,6 +25,7 @@ from security.identity.manifest import (
     MAX_WINDOW,
     Aggregation,
     Audit,
+    ClassNames,
     Count,
     Document,
     Hash,
@@ -57,7 +58,7 @@ class ModelPlan(Document):
     initial: str
     architecture: Word | None = None
     code_digest: Hash | None = None
-    classes: int | None = None
+    classes: ClassNames | None = None
     personal: tuple[str, ...] = ()
 
 
@@ -263,7 +264,7 @@ def _model(plan: FederationPlan, model: InitialModel, initial_state: str) -> Mod
     asked, metadata = plan.model, model.metadata
     architecture = asked.architecture or metadata.get("architecture")
     code = asked.code_digest or metadata.get("code_digest")
-    classes = asked.classes or int(metadata.get("classes", "0"))
+    classes = _classes(asked.classes, metadata.get("classes"))
     if not (architecture and code and classes):
         raise ConfigError(
             "architecture, code_digest and classes are needed",
@@ -277,6 +278,20 @@ def _model(plan: FederationPlan, model: InitialModel, initial_state: str) -> Mod
         initial_file=model.digest,
         classes=classes,
     )
+
+
+def _classes(asked: ClassNames | None, exported: str | None) -> ClassNames | None:
+    """The names in their order. An exporter's must not be contradicted: its head has one output for each."""
+    if exported is None:
+        return asked
+    names = tuple(json.loads(exported))
+    if asked not in (None, names):
+        raise ConfigError(
+            f"classes are not those that the initial model was exported for ({', '.join(names)})",
+            where="federation.toml [model] classes",
+            hint="leave it out there, or export the initial model again",
+        )
+    return names
 
 
 def _training(plan: FederationPlan, model: InitialModel) -> Training:
@@ -412,7 +427,7 @@ run = "run-1"                         # (required) a new model or method needs a
 initial = "initial.safetensors"       # (required) the model that all sites start from; relative to this folder
 # architecture = "efficientnet_b0"    # these three are taken from the file's metadata where it has them
 # code_digest = "<64 hex digits>"
-# classes = 8
+# classes = ["melanoma", "nevus"]     # names in the order of the model's outputs; the same at every site
 personal = []                         # patterns of tensors that never leave a site, such as "head.*"
 
 [training]

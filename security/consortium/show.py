@@ -47,6 +47,7 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
             c=numbers.colluders, m=numbers.least_survivors, roster=sites if numbers.single_history else None
         ),
         "architecture": manifest.model.architecture,
+        "classes": list(manifest.model.classes),
         "initial_state": manifest.model.initial_state,
         "initial_file": manifest.model.initial_file,
         "method": manifest.training.method,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import unicodedata
 from decimal import Decimal
 from typing import Annotated, Any, Final, Literal, Self
 
@@ -44,6 +45,15 @@ def decimal_text(value: str | int | float | Decimal) -> str:
     return _check_decimal(text.rstrip("0").rstrip(".") if "." in text else text)
 
 
+def _check_classes(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Names that a person, or a table of labels, could take for each other are refused."""
+    if any(name != " ".join(name.split()) for name in names):
+        raise ValueError("a class name has spaces at an end or two in a row")
+    if len({unicodedata.normalize("NFKC", name).casefold() for name in names}) != len(names):
+        raise ValueError("two class names are the same or differ in case only")
+    return names
+
+
 def _read_layout(value: object) -> Layout:
     if isinstance(value, Layout):
         return value
@@ -64,6 +74,11 @@ Positive = Annotated[int, Field(ge=1, le=encoding.MAX_INT)]
 VerifierKey = Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")]
 LayoutField = Annotated[Layout, PlainValidator(_read_layout), PlainSerializer(Layout.to_dict)]
 Phrase = Annotated[str, Field(pattern=r"^[ -~]{1,200}$")]
+ClassNames = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,100}$")], ...],
+    Field(min_length=2, max_length=10_000),
+    AfterValidator(_check_classes),
+]
 Setting = bool | int | Annotated[str, Field(max_length=200)]
 
 
@@ -106,14 +121,15 @@ class Model(Document):
     """What is trained. Sites hold the code; only its name and digest travel.
 
     `initial_state` is the hash of the tensors that travel. `initial_file` is the SHA-256 of the whole safetensors file,
-    which also pins what every site's personal parts start from.
+    which also pins what every site's personal parts start from. `classes` are names: a label travels as its place in
+    this list, so a site with another list, or another order, would mix classes silently.
     """
 
     architecture: Word
     code_digest: Hash
     initial_state: Hash
     initial_file: Hash
-    classes: Annotated[int, Field(ge=2, le=10_000)]
+    classes: ClassNames
 
 
 class Training(Document):

@@ -33,7 +33,7 @@ from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, judge
 from site_agent.config import CHECK_NAMES, CoordinatorTable, SiteConfig
 from site_agent.privacy import ledger_files
-from site_agent.trainer.data import check_class_count, image_size_of, ours, side_rule
+from site_agent.trainer.data import image_size_of, ours, side_rule
 
 if TYPE_CHECKING:
     from npr.wire_layout import Recipe
@@ -147,7 +147,13 @@ class SiteCheckContext:
     def survey(self) -> Survey:
         table = self.config.data
         size = image_size_of(self.manifest)
-        return survey(table.source, image_size=size, seed=table.seed, class_names=table.class_names)
+        return survey(
+            table.source,
+            image_size=size,
+            seed=table.seed,
+            class_names=self.manifest.model.classes,
+            class_map=table.class_map,
+        )
 
     @shared("the data set cannot be divided")
     def dataset(self) -> FederatedDataset:
@@ -155,13 +161,11 @@ class SiteCheckContext:
         table = self.config.data
         if self.manifest.privacy is not None and ledger_files(self.config).peek() is None:
             raise Unchecked("patients get their sides by a key that is made with the ledger")
-        found = assemble(
+        return assemble(
             self.survey.catalogue,
             fold=table.fold,
             rule=side_rule(self.config, self.manifest, self.credentials.identity.data_key(), keep=False),
         )
-        check_class_count(found, table, self.manifest.model.classes)
-        return found
 
     @shared("this site's part of the data set is not known")
     def data(self) -> SiteData:

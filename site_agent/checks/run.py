@@ -279,7 +279,10 @@ def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
         return
     shown = "; ".join(str(fault.error) for fault in faults[:SHOWN])
     rest = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", faults[0].error.hint or "correct these rows")
+    hint = faults[0].error.hint or "correct these rows"
+    if faults[0].kind is FaultKind.LABEL:
+        hint += "; where this hospital has other names, [data] class_map says which is which"
+    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", hint)
 
 
 @CHECKS.add

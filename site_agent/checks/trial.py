@@ -127,7 +127,7 @@ def _rounds(
 ) -> Callable[[int], LocalReport]:
     """A local round by its number, as the agent would begin a run."""
     model = context.manifest.model
-    spec = spec_of(model.architecture, model.classes, recipe)
+    spec = spec_of(model.architecture, len(model.classes), recipe)
     method = registry.build(recipe.config)
     mean, std = normalisation(spec)
     site = Site(

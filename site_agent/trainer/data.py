@@ -37,13 +37,14 @@ def open_data(
     *,
     site: str,
     image_size: int,
-    classes: int,
+    classes: Sequence[str],
     channels: int | None = None,
     rule: SideRule | None = None,
     private: bool = False,
 ) -> tuple[FederatedDataset, SiteData]:
     """The data set and our part of it.
 
+    :param classes: the federation's, by the manifest; never those that occur, which would tell who is here.
     :param channels: of the federation's model.
     :param rule: who is on which side (`side_rule`).
     :param private: under differential privacy nothing that depends on several patients happens here, and nothing is
@@ -51,12 +52,6 @@ def open_data(
     """
     name = SourceName.parse(table.source)
     private = private and name.kind != "generated"
-    if private and not name.lists_classes and table.class_names is None:
-        raise ConfigError(
-            "differential privacy needs the list of classes: those that occur would tell who is here",
-            where="[data] class_names",
-            hint="list the federation's classes in its order",
-        )
     each = PerUnitStorage(cache_dir=ImageStorage.from_environment().cache_dir)
     dataset = open_dataset(
         table.source,
@@ -65,7 +60,8 @@ def open_data(
         seed=table.seed,
         image_size=image_size,
         validation=float(table.validation),
-        class_names=table.class_names,
+        class_names=classes,
+        class_map=table.class_map,
         channels=channels,
         rule=rule,
         storage=each if private else None,
@@ -73,7 +69,6 @@ def open_data(
     )
     if private:
         _tell_left_out(each.faults, dataset)
-    check_class_count(dataset, table, classes)
     return dataset, ours(dataset, table, site)
 
 
@@ -125,15 +120,6 @@ def _side_book(path: Path) -> SideBook:
 def image_size_of(manifest: Manifest) -> int:
     """The side of the square that images are brought to, by the manifest's settings."""
     return int(float(manifest.training.settings.get("model.image_size", DEFAULT_IMAGE_SIZE)))
-
-
-def check_class_count(dataset: FederatedDataset, table: DataTable, classes: int) -> None:
-    if dataset.num_classes != classes:
-        raise DataError(
-            f"{dataset.num_classes} classes where the federation has {classes}",
-            where=table.source,
-            hint="set [data] class_names to the federation's classes in its order",
-        )
 
 
 def ours(dataset: FederatedDataset, table: DataTable, site: str) -> SiteData:

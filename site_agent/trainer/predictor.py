@@ -96,7 +96,7 @@ class ModelPlace:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        return spec_of(self.manifest.model.architecture, self.manifest.model.classes, self.recipe)
+        return spec_of(self.manifest.model.architecture, len(self.manifest.model.classes), self.recipe)
 
     @cached_property
     def method(self) -> Method:

@@ -88,7 +88,7 @@ class Trainer:
         if threads is not None:
             torch.set_num_threads(threads)
         recipe = recipe_of(manifest)
-        spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+        spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
         self.method = registry.build(recipe.config)
         ever_shared(self.method, manifest.training.rounds)  # refuses a method that has no place on a wire
         model = build_initial(self.method, spec, initial.tensors)

@@ -114,7 +114,7 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
         "method": manifest.training.method,
         "settings": dict(manifest.training.settings),
         "architecture": manifest.model.architecture,
-        "classes": manifest.model.classes,
+        "classes": list(manifest.model.classes),
         "site": data.name,
         "code": code_digest(),
         "data": _digest(dataset, data),
@@ -187,7 +187,7 @@ def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
         raise DataError(
             "these are not the agent's images", where=table.source, hint="every machine needs the same [data]"
         )
-    spec, method = spec_of(order["architecture"], order["classes"], recipe), registry.build(recipe.config)
+    spec, method = spec_of(order["architecture"], len(order["classes"]), recipe), registry.build(recipe.config)
     mean, std = normalisation(spec)
     model = method.build_model(spec)
     site = Site(

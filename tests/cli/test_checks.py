@@ -132,6 +132,14 @@ def label_outside_the_classes(hospital: Hospital) -> None:
     write_table(hospital.images, hospital.rows)
 
 
+def classes_in_another_order(hospital: Hospital) -> None:
+    hospital.set("data", 'source = "csv:images/table.csv?classes=melanoma,bcc,nevus"')
+
+
+def map_to_an_unknown_class(hospital: Hospital) -> None:
+    hospital.set("data", 'class_map = { bcc = "bcc", melanoma = "mm", nevus = "nevus" }')
+
+
 def patient_in_two_splits(hospital: Hospital) -> None:
     for number, row in enumerate(hospital.rows):
         row["split"] = "test" if number % 8 > 5 else "train"
@@ -180,6 +188,8 @@ FAULTS: list[tuple[Callable[[Hospital], None], dict[str, tuple[str, str]]]] = [
     (missing_from_the_roster, {"manifest": ("graz is not in the roster", "manifest that lists graz")}),
     (unreadable_image, {"images": ("unreadable image, 1 times: table.csv row 9", "re-export it")}),
     (label_outside_the_classes, {"data": ("2 times: table.csv row 5: the label is not in", "did you mean nevus?")}),
+    (classes_in_another_order, {"data": ("another class list than the federation's", "bcc,melanoma,nevus")}),
+    (map_to_an_unknown_class, {"data": ("the federation has not: 'mm'", "bcc, melanoma, nevus")}),
     (patient_in_two_splits, {"data": ("one patient is in 'train' here and in 'test' in table.csv row 8", "one side")}),
     (required_class_empty, {"data": ("class 'melanoma' has no training image", "[data] source and fold")}),
     (disk_too_small, {"disk": ("10 kB free", "free disk space")}),

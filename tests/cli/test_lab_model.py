@@ -18,7 +18,7 @@ from security.dp.planner import PrivateSettings
 from security.identity.initial_model import InitialModel
 from tests.support.consortium_world import World
 
-WORDS = ["model", "--architecture", "test_efficientnet", "--classes", "5", "--image-size", "32", "--json"]
+WORDS = ["model", "--architecture", "test_efficientnet", "--classes", "a,b,c,d,e", "--image-size", "32", "--json"]
 
 
 def export(path: Path, *more: str) -> dict[str, object]:
@@ -36,7 +36,7 @@ def test_the_file_holds_everything_that_publish_asks_for(tmp_path: Path) -> None
     assert told["personal"] == ["head.weight", "head.bias"]
     world.write_plan('run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n')
     manifest = world.publish()
-    assert manifest.model.initial_file == told["sha256"] and manifest.model.classes == 5
+    assert manifest.model.initial_file == told["sha256"] and manifest.model.classes == ("a", "b", "c", "d", "e")
     assert manifest.training.config_hashes == (told["config_hash"],)
     assert manifest.training.settings["learning_rate"] == "0.002" and manifest.training.settings["seed"] == 3
     names = {block.name for block in manifest.aggregation.layout.state_blocks}
@@ -101,7 +101,7 @@ def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Pat
 
 
 def test_a_model_that_cannot_be_clipped_exactly_is_not_exported_and_not_published(tmp_path: Path) -> None:
-    words = ["model", "--architecture", "test_convnext", "--classes", "3", "--image-size", "32", "--method", "fedavg"]
+    words = ["model", "--architecture", "test_convnext", "--classes", "a,b", "--image-size", "32", "--method", "fedavg"]
     path = tmp_path / "a.safetensors"
     result = CliRunner().invoke(cli, [*words, "--set", "assign=nearest", "--dp", "rate=0.25", "-o", str(path)])
     assert isinstance(result.exception, PolicyViolation) and "cannot train" in result.exception.message

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from lazaret.errors import LedgerError
+from npr.data.generated import ISIC_CLASSES
 from npr.wire_layout import export
 from security.clock import SystemClock
 from security.consortium.authority import Authority
@@ -32,7 +33,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("federation")
     authority = Authority.create(folder / "consortium", "lesions", passphrase=None, now_ms=clock.now_ms())
     world = World(folder, authority, clock)
-    export(authority.folder / "initial.safetensors", SPEC, RECIPE, rounds=ROUNDS)
+    export(authority.folder / "initial.safetensors", SPEC, RECIPE, rounds=ROUNDS, classes=ISIC_CLASSES)
     world.write_plan(PLAN)
     world.enroll("hub", Role.COORDINATOR, hosts=("localhost",))
     for site in ("graz", "linz", "vienna"):

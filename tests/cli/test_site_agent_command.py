@@ -17,6 +17,7 @@ import pytest
 from lazaret import terminal
 from lazaret.terminal import run_command
 from npr.config import TrainConfig
+from npr.data.generated import ISIC_CLASSES
 from npr.model import ModelSpec
 from npr.wire_layout import Recipe, export
 from security.clock import SystemClock
@@ -44,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     authority = Authority.create(folder / "consortium", "lesions", passphrase=None, now_ms=clock.now_ms())
     world = World(folder, authority, clock)
     spec = ModelSpec(architecture="test_efficientnet", num_classes=8, image_size=16)
-    export(authority.folder / "initial.safetensors", spec, RECIPE, rounds=2)
+    export(authority.folder / "initial.safetensors", spec, RECIPE, rounds=2, classes=ISIC_CLASSES)
     world.write_plan('run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 2\nsteps = 20\n')
     world.enroll("hub", Role.COORDINATOR, hosts=("localhost",))
     for site in ("linz", "vienna"):

@@ -87,7 +87,7 @@ class LearningWorld(SiteWorld):
 
     def write_model(self) -> None:
         spec = ModelSpec(architecture="test_efficientnet", num_classes=len(CLASSES), image_size=16)
-        export(self.model_path, spec, RECIPE, rounds=3)
+        export(self.model_path, spec, RECIPE, rounds=3, classes=CLASSES)
 
     def make_learner(self, site: str):  # type: ignore[no-untyped-def]  # a factory, see site_agent/assembly.py
         return in_process
@@ -240,7 +240,7 @@ def test_an_error_names_nobody(tmp_path: Path, spoil: Callable[[Path], None], he
     spoil(table)
     for source in (f"csv:{table}", f"folders:{_as_folders(table)}"):
         try:
-            open_data(DataTable(source=source, class_names=CLASSES), site="graz", image_size=16, classes=3)
+            open_data(DataTable(source=source), site="graz", image_size=16, classes=CLASSES)
         except DataError as error:
             told = "".join(traceback.format_exception(error)) + str(error.hint)
             # The path of the data set is the hospital's own choice; what is in it is not.
@@ -267,10 +267,10 @@ def test_folders_called_after_people_name_nobody(tmp_path: Path, heard: Callable
     """A folder per patient where a folder per class is meant."""
     table = paint(tmp_path / "images", 1)
     table.unlink()
-    for names, classes in ((CLASSES, 3), (None, 3)):
+    for names in (None, {name: name for name in CLASSES}):
         with pytest.raises(DataError) as caught:
             open_data(
-                DataTable(source=f"folders:{table.parent}", class_names=names), site="x", image_size=16, classes=classes
+                DataTable(source=f"folders:{table.parent}", class_map=names), site="x", image_size=16, classes=CLASSES
             )
         assert_silent(
             ("".join(traceback.format_exception(caught.value)) + str(caught.value.hint)).encode(), [], "error"

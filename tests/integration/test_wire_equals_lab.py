@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_dataset
 from npr.federation import Federation
 from npr.lab.export import model as model_command
@@ -56,8 +57,9 @@ def lay_out(folder: Path) -> Grounds:
     folder.mkdir()
     initial = folder / "initial.safetensors"
     command(
-        model_command, "--architecture", "test_efficientnet", "--weights", "none", "--classes", 8, "--image-size", SIZE,
-        "--method", "fednpr-per", "--rounds", ROUNDS, "--set", "personal_after=2", "--set", "batch_size=16",
+        model_command, "--architecture", "test_efficientnet", "--weights", "none", "--image-size", SIZE,
+        "--classes", ",".join(ISIC_CLASSES), "--method", "fednpr-per", "--rounds", ROUNDS,
+        "--set", "personal_after=2", "--set", "batch_size=16",
         "--seed", 3, "-o", initial,
     )  # fmt: skip
     names = [site.name for site in open_dataset(SOURCE, fold="fold", image_size=8).sites]
@@ -104,7 +106,7 @@ def in_the_lab(grounds: Grounds, layout: Layout | None) -> list[np.ndarray]:
     manifest = manifest_at(grounds.coordinator / "identity")
     recipe = recipe_of(manifest)
     dataset = open_dataset(SOURCE, fold="fold", image_size=SIZE, validation=0.1)
-    spec = spec_of(manifest.model.architecture, manifest.model.classes, recipe)
+    spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)
     federation = Federation(dataset=dataset, spec=spec, config=recipe.config, seed=recipe.seed)
     for site in federation.sites:
         name = next(known for known, data in grounds.data_names.items() if data == site.name)

@@ -66,8 +66,8 @@ def random_table(seed: int) -> list[Row]:
 def opened(folder: Path, rows: list[Row], rule: SideRule, fold: int | str = 0) -> SiteData:
     table = folder / "table.csv"
     table.write_text("image,label,patient,split\n" + "".join(f"{','.join(row)}\n" for row in rows), encoding="utf-8")
-    source = DataTable(source=f"csv:{table}", class_names=CLASSES, fold=fold)
-    return open_data(source, site="graz", image_size=SIZE, classes=4, rule=rule, private=True)[1]
+    source = DataTable(source=f"csv:{table}", fold=fold)
+    return open_data(source, site="graz", image_size=SIZE, classes=CLASSES, rule=rule, private=True)[1]
 
 
 def told(data: SiteData) -> dict[str, list[tuple[str, str, int]]]:

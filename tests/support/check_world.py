@@ -34,7 +34,7 @@ run = "run-1"
 initial = "initial.safetensors"
 architecture = "tiny"
 code_digest = "{"ab" * 32}"
-classes = 3
+classes = ["bcc", "melanoma", "nevus"]
 [training]
 method = "fedavg"
 rounds = 20
@@ -129,7 +129,6 @@ class CheckWorld:
             plan=plan,
             sources=dict.fromkeys(sites, "csv:images/table.csv"),
             initial=initial,
-            site_settings={"data": f"class_names = {list(CLASSES)}".replace("'", '"')},
         )
         grounds.prepare()
         rows = write_images(grounds.site(SITE) / "images")

@@ -30,7 +30,7 @@ run = "run-1"
 initial = "initial.safetensors"
 architecture = "tiny"
 code_digest = "{"ab" * 32}"
-classes = 3
+classes = ["bcc", "melanoma", "nevus"]
 personal = ["head.*"]
 [training]
 method = "fednpr-per"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from coordinator.status import overview
 from lazaret.errors import ConfigError
+from npr.data.generated import ISIC_CLASSES
 from npr.lab.export import model as model_command
 from scripts.local_federation.processes import Party, wait_until
 from scripts.local_federation.setup import Grounds, command
@@ -39,8 +40,8 @@ class LearningFederation:
         folder.mkdir(parents=True, exist_ok=True)
         initial = folder / "initial.safetensors"
         command(
-            model_command, "--architecture", "test_efficientnet", "--weights", "none", "--classes", 8,
-            "--image-size", SIZE, "--method", "fednpr-per", "--rounds", rounds, "--set", "batch_size=16",
+            model_command, "--architecture", "test_efficientnet", "--weights", "none", "--image-size", SIZE,
+            "--classes", ",".join(ISIC_CLASSES), "--method", "fednpr-per", "--rounds", rounds, "--set", "batch_size=16",
             "--set", f"local_epochs={epochs}", "-o", initial,
         )  # fmt: skip
         self.grounds = Grounds(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from npr.config import TrainConfig
-from npr.data.generated import ISIC_SITES
+from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.model import ModelSpec
 from npr.wire_layout import Recipe, export
 from security.dp.ledger import LedgerState
@@ -78,7 +78,7 @@ class PrivateWorld(SiteWorld):
             path.write_text(text.replace("[privacy] ", "[privacy]\n#"))
 
     def write_model(self) -> None:
-        export(self.model_path, SPEC, RECIPE, rounds=ROUNDS)
+        export(self.model_path, SPEC, RECIPE, rounds=ROUNDS, classes=ISIC_CLASSES)
 
     def make_learner(self, site: str) -> LearnerFactory:
         def make(*given: Any) -> Any:

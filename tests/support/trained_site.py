@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from npr.config import TrainConfig
+from npr.data.generated import ISIC_CLASSES
 from npr.model import ModelSpec
 from npr.wire_layout import Recipe, export
 from security.clock import SystemClock
@@ -70,7 +72,8 @@ def train(folder: Path, *, rounds: int = 2, settings: dict[str, object] | None =
     recipe = Recipe(config=config, image_size=SIZE, seed=1)
     spec = ModelSpec(architecture=ARCHITECTURE, num_classes=8, image_size=SIZE, seed=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(site_world, "write_wide_model", lambda path: export(path, spec, recipe, rounds=ROUNDS))
+        write = partial(export, spec=spec, recipe=recipe, rounds=ROUNDS, classes=ISIC_CLASSES)
+        patch.setattr(site_world, "write_wide_model", write)
         patch.setattr(SystemClock, "now_ms", lambda self: NOW)
         world = LearningWorld(folder, plan=PLAN)
         for name, path in zip(("bcn", "vidir_molemax", "vidir_modern"), world.configs.values(), strict=True):

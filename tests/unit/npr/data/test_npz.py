@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lazaret.errors import DataError
+from lazaret.errors import ConfigError, DataError
+from npr.data.catalogue import Catalogue
 from npr.data.npz import load_npz
 from npr.data.sources import open_catalogue, open_dataset
 from npr.data.store import ImageStorage
@@ -176,3 +177,45 @@ def test_a_folder_in_the_place_of_the_file(tmp_path):
     (tmp_path / "set.npz").mkdir()
     with pytest.raises(DataError, match="not a plain npz file"):
         open_dataset(f"npz:{tmp_path}")
+
+
+FEDERATION = ("B", "A", "C")
+
+
+class TestClassesOfAFederation:
+    """A file has its own list. Its numbers mean something else where the federation's order is another one."""
+
+    def test_another_order_is_refused(self, write):
+        with pytest.raises(DataError, match="class 1 is 'A' here and 'B' in the federation") as caught:
+            open_catalogue(f"npz:{write()}", image_size=16, class_names=FEDERATION)
+        assert "class_map" in caught.value.hint
+
+    def test_without_the_comparison_labels_are_mixed_silently(self, write, monkeypatch):
+        """The twin: the number of classes is right, and every A is learnt as a B."""
+        right = open_catalogue(f"npz:{write()}", image_size=16)
+        monkeypatch.setattr(Catalogue, "with_classes", lambda self, classes, _: self)
+        mixed = open_catalogue(f"npz:{write()}", image_size=16, class_names=FEDERATION)
+        wrong = [FEDERATION[label] != right.class_names[label] for label in mixed.labels]
+        assert sum(wrong) == 8, "two of three classes are exchanged"
+
+    def test_a_map_gives_every_image_the_class_it_has(self, write):
+        own = open_catalogue(f"npz:{write()}", image_size=16)
+        same = {name: name for name in "ABC"}
+        mapped = open_catalogue(f"npz:{write()}", image_size=16, class_names=FEDERATION, class_map=same)
+        assert mapped.class_names == FEDERATION and mapped.version() != own.version()
+        assert [FEDERATION[n] for n in mapped.labels] == [own.class_names[n] for n in own.labels]
+        two = {"A": "x", "B": "y", "C": "x"}
+        merged = open_catalogue(f"npz:{write()}", image_size=16, class_names=("x", "y"), class_map=two)
+        assert [("x", "y")[n] for n in merged.labels] == [two[own.class_names[n]] for n in own.labels]
+
+    @pytest.mark.parametrize(
+        ("given", "what"),
+        [
+            ({"A": "A", "B": "B"}, "no entry for 'C'"),
+            ({"A": "A", "B": "B", "C": "C", "D": "C"}, "no class here: 'D'"),
+            ({"A": "A", "B": "b", "C": "C"}, "the federation has not: 'b'"),
+        ],
+    )
+    def test_a_map_that_is_not_whole_is_refused(self, write, given, what):
+        with pytest.raises(ConfigError, match=what):
+            open_catalogue(f"npz:{write()}", image_size=16, class_names=FEDERATION, class_map=given)

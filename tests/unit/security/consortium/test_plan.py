@@ -142,15 +142,21 @@ def test_the_initial_state_is_what_a_site_computes(world: World) -> None:
 
 def test_the_exporter_may_give_facts_and_order(world: World) -> None:
     order = "conv.weight head.weight bn.weight bn.running_mean bn.running_var"
-    facts = {"architecture": "tiny-2", "code_digest": "ef" * 32, "classes": "4", "config_hashes": "aa" * 32}
+    facts = {"architecture": "tiny-2", "code_digest": "ef" * 32, "config_hashes": "aa" * 32}
+    facts["classes"] = '["a", "b", "c", "d"]'
     write_initial_model(world.authority.folder / "initial.safetensors", facts | {"order": order})
     bare = PLAN
-    for line in ('architecture = "tiny"\n', f'code_digest = "{"ab" * 32}"\n', "classes = 3\n"):
+    classes = 'classes = ["bcc", "melanoma", "nevus"]\n'
+    for line in ('architecture = "tiny"\n', f'code_digest = "{"ab" * 32}"\n', classes):
         bare = bare.replace(line, "")
     world.write_plan(bare.replace(f'config_hashes = ["{"cd" * 32}"]\n', ""))
     manifest = world.publish()
-    assert (manifest.model.architecture, manifest.model.classes) == ("tiny-2", 4)
+    assert (manifest.model.architecture, manifest.model.classes) == ("tiny-2", ("a", "b", "c", "d"))
     assert manifest.training.config_hashes == ("aa" * 32,)
+    world.write_plan(PLAN)
+    with pytest.raises(ConfigError, match=r"classes are not those .* \(a, b, c, d\)"):
+        world.publish()
+    world.write_plan(bare.replace(f'config_hashes = ["{"cd" * 32}"]\n', ""))
     names = [block.name for block in manifest.aggregation.layout.state_blocks]
     assert names == ["conv.weight", "bn.weight", "bn.running_mean", "bn.running_var"]
     write_initial_model(world.authority.folder / "initial.safetensors", {"order": "conv.weight"})

@@ -174,3 +174,14 @@ def test_faults_are_told_without_the_value(world: World, tmp_path: Path, told: d
         unseal(rfc8785.dumps(changed), "site.json")
     assert caught.value.where == "site.json"
     assert "run" in caught.value.message and "SECRET" not in str(caught.value)
+
+
+def test_class_names_and_their_order_are_in_the_digest(told: dict[str, Any]) -> None:
+    def with_classes(*names: str) -> Manifest:
+        return Manifest.from_dict(told["manifest"] | {"model": told["manifest"]["model"] | {"classes": list(names)}})
+
+    digests = {with_classes(*names).digest for names in (("a", "b"), ("b", "a"), ("a", "ä"), ("a", "b", "c"))}
+    assert len(digests) == 4
+    for names in (("a",), ("a", "a"), ("a", "A"), ("a", "a "), ("a", ""), ("a", "b\n"), ("a  b", "c")):
+        with pytest.raises(ManifestRejected, match="classes"):
+            with_classes(*names)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lazaret.errors import ConfigError, DataError, LedgerError
+from lazaret.errors import DataError, LedgerError
 from npr.data.dataset import SiteData
 from security.dp.ledger import Terms, Unit
 from security.rng import SystemRandomness
@@ -32,7 +32,7 @@ def configured(folder: Path, **privacy: object) -> SiteConfig:
     return SiteConfig(
         site=SiteTable(initial_model="initial.safetensors"),
         coordinator=CoordinatorTable(address="hub.example:7443"),
-        data=DataTable(source=f"csv:{folder}/table.csv", class_names=CLASSES),
+        data=DataTable(source=f"csv:{folder}/table.csv"),
         privacy=PrivacyTable(**privacy),  # type: ignore[arg-type]
         path=folder / "site.toml",
     )
@@ -59,7 +59,7 @@ def rows(folder: Path, count: int) -> None:
 
 def opened(config: SiteConfig, manifest: SimpleNamespace, *, keep: bool = True) -> SiteData:
     rule = side_rule(config, manifest, KEY, keep=keep)  # type: ignore[arg-type]
-    return open_data(config.data, site="graz", image_size=8, classes=3, rule=rule)[1]
+    return open_data(config.data, site="graz", image_size=8, classes=CLASSES, rule=rule)[1]
 
 
 def images(data: SiteData) -> dict[str, set[str]]:
@@ -106,13 +106,13 @@ class TestKept:
         opened(hospital, PLAIN)
         rows(hospital.path.parent, 170)
         rule = side_rule(hospital, PLAIN, KEY)  # type: ignore[arg-type]
-        dataset, ours = open_data(hospital.data, site="graz", image_size=8, classes=3, rule=rule)
+        dataset, ours = open_data(hospital.data, site="graz", image_size=8, classes=CLASSES, rule=rule)
         told = SpeltSides(spelt_sides(dataset.sides))
-        theirs = open_data(hospital.data, site="graz", image_size=8, classes=3, rule=told)[1]
+        theirs = open_data(hospital.data, site="graz", image_size=8, classes=CLASSES, rule=told)[1]
         assert images(ours) == images(theirs)
         rows(hospital.path.parent, 171)
         with pytest.raises(DataError, match="not the rows that were divided"):
-            open_data(hospital.data, site="graz", image_size=8, classes=3, rule=told)
+            open_data(hospital.data, site="graz", image_size=8, classes=CLASSES, rule=told)
 
 
 class TestKeyed:
@@ -173,7 +173,7 @@ class TestUnderPrivacy:
 
     def opened(self, config: SiteConfig) -> SiteData:
         rule = side_rule(config, PRIVATE, KEY)  # type: ignore[arg-type]
-        return open_data(config.data, site="graz", image_size=8, classes=3, rule=rule, private=True)[1]
+        return open_data(config.data, site="graz", image_size=8, classes=CLASSES, rule=rule, private=True)[1]
 
     def kept(self, config: SiteConfig) -> set[str]:
         return set().union(*images(self.opened(config)).values())
@@ -215,9 +215,8 @@ class TestUnderPrivacy:
         assert images(self.opened(column)) == {"train": {"0.png"}, "test": set()}
 
     def test_classes_are_listed_and_never_learnt(self, begun: SiteConfig) -> None:
-        silent = begun.model_copy(update={"data": begun.data.model_copy(update={"class_names": None})})
-        with pytest.raises(ConfigError, match="list of classes"):
-            self.opened(silent)
+        self.table(begun, "0.png,nevus,Anna", "1.png,unheard of,Bert")
+        assert self.opened(begun).train.num_classes == len(CLASSES)
 
     def test_without_privacy_the_same_rows_are_refused(self, begun: SiteConfig) -> None:
         for lines, what in (
@@ -232,10 +231,26 @@ class TestUnderPrivacy:
             assert "table.csv row" in str(caught.value) and "nna" not in str(caught.value)
 
 
+def test_a_hospital_with_other_names_says_which_is_which(hospital: SiteConfig) -> None:
+    names = ("melanoma", "nevus")
+
+    def labels(class_map: dict[str, str] | None) -> list[int]:
+        table = hospital.data.model_copy(update={"class_map": class_map})
+        rule = side_rule(hospital, PLAIN, KEY, keep=False)  # type: ignore[arg-type]
+        _, data = open_data(table, site="graz", image_size=8, classes=names, rule=rule)
+        return sorted(set(data.train.labels.tolist()))
+
+    with pytest.raises(DataError, match="not in the class list"):
+        labels(None)
+    assert labels({"nevus": "nevus", "melanoma": "melanoma", "keratosis": "nevus"}) == [0, 1]
+    with pytest.raises(DataError, match="not in the class list"):
+        labels({"nevus": "nevus", "melanoma": "melanoma"})
+
+
 def test_the_fingerprint_covers_labels_patients_and_splits(hospital: SiteConfig) -> None:
     def version() -> str:
         rule = side_rule(hospital, PLAIN, KEY, keep=False)  # type: ignore[arg-type]
-        return fingerprint(*open_data(hospital.data, site="graz", image_size=8, classes=3, rule=rule), KEY)
+        return fingerprint(*open_data(hospital.data, site="graz", image_size=8, classes=CLASSES, rule=rule), KEY)
 
     table = hospital.path.parent / "table.csv"
     text = table.read_text()

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from lazaret.errors import ConfigError, DataError, VerificationFailed
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset, SiteData
+from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_dataset
 from npr.federation import Federation
 from npr.lab.secure import SecureAggregator
@@ -72,7 +73,7 @@ Published = tuple[Manifest, Path]
 def publish(folder: Path, recipe: Recipe) -> Published:
     world = World.make(folder)
     path = world.authority.folder / "initial.safetensors"
-    export(path, SPEC, recipe, rounds=ROUNDS)
+    export(path, SPEC, recipe, rounds=ROUNDS, classes=ISIC_CLASSES)
     world.write_plan(
         f'run = "run-1"\n[model]\ninitial = "{path.name}"\n[training]\nrounds = {ROUNDS}\nsteps = 60\n'
         "[aggregation]\nweight_cap = 256\n"
@@ -284,10 +285,10 @@ def test_a_file_for_another_architecture_does_not_fit(published: Published) -> N
 
 def test_data_is_found_by_name_and_named_under_a_key(dataset: FederatedDataset) -> None:
     table = DataTable(source=SOURCE, site=dataset.sites[1].name, fold="fold", validation=0)
-    found, ours = open_data(table, site="graz", image_size=16, classes=8)
+    found, ours = open_data(table, site="graz", image_size=16, classes=ISIC_CLASSES)
     assert ours.name == dataset.sites[1].name
     assert fingerprint(found, ours, bytes(32)) != fingerprint(found, ours, bytes([1] * 32))
     with pytest.raises(ConfigError, match="no site 'graz'"):
-        open_data(table.model_copy(update={"site": None}), site="graz", image_size=16, classes=8)
+        open_data(table.model_copy(update={"site": None}), site="graz", image_size=16, classes=ISIC_CLASSES)
     with pytest.raises(DataError, match="8 classes where the federation has 5"):
-        open_data(table, site="graz", image_size=16, classes=5)
+        open_data(table, site="graz", image_size=16, classes=ISIC_CLASSES[:5])

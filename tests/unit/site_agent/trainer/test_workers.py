@@ -18,6 +18,7 @@ import torch
 
 from lazaret.errors import ConfigError, WorkerLost
 from npr.data.dataset import FederatedDataset, SiteData
+from npr.data.generated import ISIC_CLASSES
 from npr.data.sources import open_dataset
 from npr.methods.base import Method
 from npr.methods.site import Site
@@ -65,7 +66,7 @@ def dataset() -> FederatedDataset:
 def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]:
     world = World.make(tmp_path_factory.mktemp("consortium"))
     path = world.authority.folder / "initial.safetensors"
-    export(path, SPEC, RECIPE, rounds=3)
+    export(path, SPEC, RECIPE, rounds=3, classes=ISIC_CLASSES)
     world.write_plan(
         f'run = "run-1"\n[model]\ninitial = "{path.name}"\n[training]\nrounds = 3\nsteps = 60\n'
         "[aggregation]\nweight_cap = 256\n"
