@@ -1,0 +1,132 @@
+"""The rules of docs/spec/audit-log.md, section 8, that one entry can break; written from that page alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from .audit_formats import Agreed
+from .numbers import layout_hash
+
+Entry = dict[str, Any]
+Round = tuple[str | None, int | None]
+
+
+def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
+    """The rules of section 8 that one entry breaks."""
+    kind, body, rules = entry["type"], entry["body"], agreed.value
+    c, m, n = rules["aggregation"]["colluders"], rules["aggregation"]["least_survivors"], len(rules["roster"])
+    rounds, processing = rules["training"]["rounds"], rules["processing"]
+    tests: dict[str, list[bool]] = {
+        "agent.start": [
+            not body.get("insecure"),
+            not processing["packages"] or body.get("package") in processing["packages"],
+            not processing["schemas"] or body.get("proto") in processing["schemas"],
+        ],
+        "data.opened": [
+            body.get("purpose") not in ("", "not stated") and body.get("legal_basis") not in ("", "not stated"),
+            not processing["purposes"] or body.get("purpose") in processing["purposes"],
+            not processing["legal_bases"] or body.get("legal_basis") in processing["legal_bases"],
+        ],
+    }
+    of_run = (
+        "round.invited",
+        "train.done",
+        "model.received",
+        "aggregate.published",
+        "secagg.survivors",
+        "secagg.unmasked",
+    )
+    results = tests.get(kind, [])
+    if kind in of_run:
+        results = [entry["run"] == rules["run"]]
+    if kind in ("round.invited", "train.done"):
+        results += [body["method"] == rules["training"]["method"], (entry["round"] or 1 << 60) <= 4 * rounds + 16]
+    if kind == "round.invited":
+        results += [body["config"] in rules["training"]["config_hashes"]]
+        results += [body["cohort_size"] >= least_cohort(c, m, n if rules["aggregation"]["single_history"] else None)]
+    elif kind == "secagg.survivors":
+        due = threshold(body["count"] + len(body["dropouts"]), c, m)
+        results += [body["threshold"] == due, body["count"] >= max(due, body["threshold"])]
+    elif kind == "secagg.unmasked":
+        results += [len(body["self_mask"]) >= max(m, c + 2)]
+    elif kind == "aggregate.published":
+        results += [body["inputs"] >= m]
+    elif kind == "model.received":
+        results += [body["layout"] == layout_hash(rules["aggregation"]["layout"]).hex()]
+    elif kind in ("dp.reserved", "dp.committed") and rules["privacy"] and entry["run"] == rules["run"]:
+        results = list(_private(body, rules, kind == "dp.reserved" and entry["round"] is not None))
+    elif kind == "trainer.isolated":
+        weak = body["keys"] or (body["connection"] and not body["ranks"])
+        results = [not weak or (body["asked"] == "best" and rules["training"]["isolation"] == "best")]
+    if not all(results):
+        yield f"a rule for {kind} is broken"
+
+
+def _private(body: Entry, rules: Entry, reserves: bool) -> Iterator[bool]:
+    due, settings = rules["privacy"], rules["training"]["settings"]
+    trained = [item for item in body["mechanisms"] if item["kind"] == "dp-sgd"]
+    yield body["unit"] == due["unit"] and float(body["delta"]) <= float(due["delta"]) * (1 + 1e-9)
+    yield bool(trained) or not reserves
+    for item in trained:
+        clip = float(item["sensitivity"])
+        yield float(item["sigma"]) >= float(due["noise_floor"]) * clip * (1 - 1e-9)
+        yield clip <= float(due["clip"]) * (1 + 1e-9)
+        if any(name.startswith("dp.") for name in settings):
+            rate = min(1 << 24, math.ceil(float(settings.get("dp.rate", "0.05")) * (1 << 24)))
+            yield (item["steps"], item["rate"]) == (settings.get("dp.steps", 10), rate)
+
+
+def threshold(n: int, c: int, m: int) -> int:
+    return max((n + c) // 2 + 1, c + 2, m)
+
+
+def least_cohort(c: int, m: int, roster: int | None) -> int:
+    """The smallest cohort that reaches its threshold; with one history only, more than half of roster and colluders."""
+    least = next(n for n in range(max(c + 2, m), 1 << 16) if threshold(n, c, m) <= n)
+    return least if roster is None else max(least, (roster + c) // 2 + 1)
+
+
+def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str | None) -> Iterator[str]:
+    """Steps of a round that are missing, and sums that must not be."""
+    steps: dict[Round, set[str]] = {}
+    sets: dict[Round, dict[str, int]] = {}
+    shares: dict[tuple[Round, str], Any] = {}
+    sums: dict[Round, int] = {}
+    opened = {entry["run"] for entry in entries if entry["type"] == "data.opened"}
+    words = [entry["body"]["command"] for entry in entries if entry["type"] == "operator.action"]
+    for entry, agreed in zip(entries, in_force, strict=True):
+        kind, body, key = entry["type"], entry["body"], (entry["run"], entry["round"])
+        seen, where = steps.setdefault(key, set()), f"entry {entry['seq']}"
+        seen.add(kind)
+        if kind == "egress":
+            seen.add(body["message"])
+            if body["message"] == "UploadFrame" and agreed and agreed.value["privacy"]:
+                seen.add("private")
+        elif kind == "secagg.survivors":
+            sets.setdefault(key, {})[body["context"]] = body["count"]
+        elif kind == "secagg.unmasked":
+            if shares.setdefault((key, body["context"]), body) != body:
+                yield f"{where}: shares of two sets"
+            if role == "site" and body["context"] not in sets.get(key, {}):
+                yield f"{where}: shares of a set that was not agreed"
+        elif kind == "aggregate.published":
+            sums[key] = sums.get(key, 0) + 1
+            opened_shares = any(round_ == key for round_, _ in shares)
+            if sums[key] > 1 or body["inputs"] not in sets.get(key, {}).values() or not opened_shares:
+                yield f"{where}: a sum that was not agreed"
+            if agreed and entry["run"] == agreed.value["run"]:
+                count = sum(times for (run, _), times in sums.items() if run == entry["run"])
+                if count > agreed.value["training"]["rounds"]:
+                    yield f"{where}: too many sums"
+        blocked = kind == "egress.blocked" and body["message"] in ("UploadFrame", "UploadHeader")
+        if blocked and not any(where in text for text in words):
+            yield f"{where}: a vector was blocked, and nobody explains it"
+    for (run, number), seen in steps.items() if role == "site" else ():
+        complete = {"model.received", "train.done", "round.invited"} <= seen and run in opened
+        paid = "private" not in seen or "dp.committed" in seen
+        if "UploadFrame" in seen and not (complete and paid):
+            yield f"round {number}: a vector left without its steps"
+        if "Unmask" in seen and "secagg.unmasked" not in seen:
+            yield f"round {number}: shares left and were not logged"

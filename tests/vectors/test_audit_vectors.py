@@ -1,0 +1,190 @@
+"""The second verifier, written from docs/spec/audit-log.md alone, and `privacy-audit` come to the same verdicts.
+
+On the logs in `logs`, which have every event type; on each case of `logs/cases.json`; on rules that a log's owner
+breaks under its own signature; and on mutations of real logs under fixed seeds.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cryptography import x509
+from reference import audit_evidence, audit_formats
+from reference.audit_verifier import Verifier
+
+from security.audit.agreement import keys_for
+from security.audit.compare import cross
+from security.audit.proof import prove
+from security.audit.verify import verify
+from security.log.schema import ENVELOPE, SCHEMAS
+from tests.attacks.audit.test_audit_conformance import CASES, WHOLE, _rewritten, _told
+from tests.attacks.audit.test_audit_conformance import private as private  # a fixture
+from tests.attacks.audit.test_audit_fuzz import Draw, _mutate
+from tests.attacks.audit.test_audit_fuzz import changed as changed  # a fixture
+from tests.support.audit_logs import Federation
+
+HERE = Path(__file__).parent
+WORDS = {0: "clean", 1: "findings", 3: "cannot decide"}
+TRIED: list[dict[str, Any]] = json.loads((HERE / "logs" / "cases.json").read_text())
+MUTATIONS = 60
+
+
+def derive_leaves(path: Path) -> None:
+    lines = [line for file in sorted((path / "segments").glob("*")) for line in file.read_bytes().split(b"\n")[:-1]]
+    (path / "leaves.bin").write_bytes(b"".join(map(audit_formats.leaf, lines)))
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vectors")
+    with tarfile.open(HERE / "logs" / "federation.tar.xz") as archive:
+        archive.extractall(folder, filter="data")
+    for path in folder.iterdir():
+        if path.is_dir():
+            (path / "witness").mkdir(exist_ok=True)
+            derive_leaves(path)
+    return folder
+
+
+def _root(path: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(path.read_bytes())
+
+
+def test_reference_imports_nothing_of_ours() -> None:
+    for file in (HERE / "reference").glob("audit_*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                roots = {name.name.split(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                roots = set() if node.level else {(node.module or "").split(".")[0]}
+            else:
+                continue
+            assert not roots & {"lazaret", "security", "npr", "protos", "site_agent", "coordinator", "tests", "scripts"}
+
+
+def test_page_has_the_expression_of_every_event() -> None:
+    """So that an entry which one of the two accepts is accepted by the other: the expressions are the same."""
+    assert audit_formats.lines().keys() == SCHEMAS.keys()
+    for name, schema in SCHEMAS.items():
+        ours = re.sub(r"\(\?P<\w+>", "(?:", schema.line.pattern.replace("}+", "}"))
+        theirs = audit_formats.lines()[name].pattern
+        assert _bare(ours) == _bare(theirs), name
+    assert len(ENVELOPE) == 10
+
+
+def _bare(pattern: str) -> str:
+    """Groups that only name a field, or enclose an expression, say nothing about what matches."""
+    return pattern.replace("(?:", "").replace(")", "")
+
+
+def test_vectors_have_every_event_and_both_find_them_clean(vectors: Path) -> None:
+    seen = set()
+    for path in sorted(one for one in vectors.iterdir() if one.is_dir()):
+        second = Verifier(path, _root(vectors / "root.pem"))
+        assert (second.wrong, second.open) == ([], []), path.name
+        assert verify(path, keys_for(path, vectors / "root.pem")).exit_code == 0
+        seen |= {entry["type"] for entry in second.entries}
+    assert seen == set(SCHEMAS)
+
+
+def test_vectors_agree_with_each_other(vectors: Path) -> None:
+    folders = [path for path in vectors.iterdir() if path.is_dir()]
+    result = cross(folders, {path: keys_for(path, vectors / "root.pem") for path in folders})
+    assert result.exit_code == 0, [finding for finding in result.findings if finding.severity.value != "note"]
+
+
+def changed_bytes(change: dict[str, Any], data: bytes) -> bytes:
+    match change:
+        case {"replace": [old, new]}:
+            assert old.encode() in data, "the case no longer fits the vectors"
+            return data.replace(old.encode(), new.encode(), 1)
+        case {"swap": [one, other]}:
+            lines = data.split(b"\n")
+            lines[one], lines[other] = lines[other], lines[one]
+            return b"\n".join(lines)
+        case {"drop": count}:
+            return b"".join(data.splitlines(keepends=True)[:-count])
+        case {"strip": count}:
+            return data[:-count]
+        case {"append": text}:
+            return data + text.encode()
+    raise AssertionError("an unknown change")
+
+
+def apply(case: dict[str, Any], folder: Path) -> None:
+    """Make the changes of a case; leaves.bin follows, as whoever changes entries would make it."""
+    for change in case["changes"]:
+        file = folder / change["file"]
+        if "delete" in change:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        elif "rename" in change:
+            file.rename(folder / change["rename"])
+        elif "write" in change:
+            file.parent.mkdir(exist_ok=True)
+            file.write_text(change["write"])
+        else:
+            file.write_bytes(changed_bytes(change, file.read_bytes()))
+    if not any(change["file"] == "leaves.bin" for change in case["changes"]):
+        derive_leaves(folder)
+
+
+@pytest.mark.parametrize("case", TRIED, ids=lambda case: case["name"])
+def test_cases(case: dict[str, Any], vectors: Path, tmp_path: Path) -> None:
+    path = tmp_path / case["log"]
+    shutil.copytree(vectors / case["log"], path)
+    apply(case, path)
+    second = Verifier(path, _root(vectors / "root.pem"))
+    assert WORDS[second.verdict] == case["expect"], (second.wrong, second.open)
+    found = verify(path, keys_for(path, vectors / "root.pem"))
+    assert WORDS[found.exit_code] == case["expect"], found.findings
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_both_find_a_broken_rule(name: str, private: Federation, tmp_path: Path) -> None:
+    who, kind, change, _ = CASES[name]
+    path = _told(private, tmp_path, who, kind, change)
+    assert Verifier(path, _root(private.root_key)).verdict == 1
+    assert verify(path, keys_for(path, private.root_key)).exit_code == 1
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_both_find_a_broken_sequence(name: str, private: Federation, tmp_path: Path) -> None:
+    who, change, _ = WHOLE[name]
+    path = _rewritten(private, tmp_path, who, change)
+    assert Verifier(path, _root(private.root_key)).verdict == verify(path, keys_for(path, private.root_key)).exit_code
+
+
+@pytest.mark.parametrize("party", ["graz", "hub", "linz"])
+def test_both_find_every_mutation(party: str, changed: Federation, tmp_path: Path) -> None:
+    source = changed.members[party].folder
+    donor = changed.members["vienna"].folder
+    root = _root(changed.root_key)
+    assert Verifier(source, root).verdict == 0
+    tried = 0
+    for seed in range(MUTATIONS // 3):
+        path = tmp_path / "log"
+        shutil.copytree(source, path)
+        what = _mutate(path, donor, Draw(f"second {party} {seed}"))
+        if what is not None:
+            tried += 1
+            assert Verifier(path, root).verdict in (1, 3), (seed, what)
+            assert verify(path, keys_for(path, changed.root_key)).exit_code in (1, 3), (seed, what)
+        shutil.rmtree(path)
+    assert tried > MUTATIONS // 5
+
+
+def test_proof_is_checked_by_both(vectors: Path) -> None:
+    proof = prove(vectors / "graz", 7)
+    genesis = audit_formats.entry_of((vectors / "graz" / "segments" / "00000000.jsonl").read_bytes().split(b"\n")[0])
+    root = audit_formats.key_of(genesis["body"]["root_vkey"])
+    assert audit_evidence.check_proof(proof.encode(), root)["seq"] == 7
+    for forged in (proof.encode().replace(b"index 7", b"index 8"), proof.encode()[:-30]):
+        with pytest.raises(audit_formats.Invalid):
+            audit_evidence.check_proof(forged, root)
