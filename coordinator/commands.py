@@ -185,4 +185,4 @@ def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_j
     say(f"model after round {written['round']} written to {target} (state {written['state_hash'][:16]}...)")
     if onnx:
         found = written["checked"]["onnx"]
-        say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} drawn images")
+        say(f"ONNX Runtime and torch agree within {found['absolute_difference']:.1e} on {found['images']} drawn images")

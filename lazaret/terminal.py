@@ -255,3 +255,12 @@ def ask(value: str | None, flag: str, question: str, *, default: str | None = No
     if default is not None:
         return default
     raise ConfigError(f"{flag} is missing", hint=f"{question}? Give {flag}, or run this on a terminal to be asked")
+
+
+def as_range(count: int) -> str:
+    """1 to 9, 10 to 19, 20 to 49, 50 to 99, 100 to 199 ...: a size, and not a number to compare from day to day."""
+    if count < 10:
+        return "no" if count == 0 else "1 to 9"
+    power: int = 10 ** (len(str(count)) - 1)
+    low, high = next((low, high) for low, high in ((1, 2), (2, 5), (5, 10)) if count < high * power)
+    return f"{low * power} to {high * power - 1}"

@@ -52,7 +52,7 @@ class TrainConfig(BaseModel):
     clusters: Count = 4
     clusters_by: Literal["count", "explained"] = "count"
     min_per_cluster: Count = 4
-    epsilon: Positive = 0.05
+    sinkhorn_smoothing: Positive = 0.05
     assign: Literal["sinkhorn_argmax", "sinkhorn_soft", "nearest", "random_subset"] = "sinkhorn_argmax"
     alternations_first: Count = 3
     alternations: Count = 1

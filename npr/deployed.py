@@ -10,8 +10,10 @@ import contextlib
 import io
 import json
 import logging
+import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from importlib import import_module
 from typing import Any, Final
 
@@ -129,7 +131,9 @@ class Deployed(Features):
 
 INPUT: Final = "images"
 OPSET: Final = 20
-TOLERANCE: Final = 1e-4
+# Single precision errs in proportion to the terms of a sum (relative) and, near zero, by its own step (absolute).
+RELATIVE: Final = 1e-4
+ABSOLUTE: Final = 1e-6
 _KEY: Final = "lazaret"
 
 
@@ -179,42 +183,68 @@ def _traced(module: nn.Module, outputs: Sequence[str], sample: Pixels) -> Any:
 
 
 def check_onnx(
-    content: bytes, module: nn.Module, images: Pixels, *, where: str, tolerance: float = TOLERANCE, batch: int = 16
-) -> float:
-    """Run file and module on the same images; returns the largest relative difference.
+    content: bytes, module: nn.Module, images: Pixels, *, where: str, batch: int = 16
+) -> dict[str, Any]:
+    """Run file and module on the same images; returns how far apart they were at most.
 
-    :raises VerificationFailed: when it is above `tolerance`.
+    :raises VerificationFailed: when a number is further off than `ABSOLUTE` plus `RELATIVE` times its image's largest.
     """
     session = _session(content, where)
-    worst = 0.0
+    worst = OnnxDifference()
     for start in range(0, len(images), batch):
         part = np.ascontiguousarray(images[start : start + batch])
         with torch.inference_mode():
             outputs = module.eval()(torch.from_numpy(part))
         expected = [outputs] if isinstance(outputs, Tensor) else list(outputs)
         for ours, theirs in zip(expected, session.run(None, {INPUT: part}), strict=True):
-            worst = max(worst, relative_difference(theirs, ours.numpy()))
-    # NaN is above every tolerance.
-    if not worst <= tolerance:
+            worst = worst.widest(difference(theirs, ours.numpy()))
+    # NaN is within no limit.
+    if not worst.share <= 1:
         raise VerificationFailed(
-            f"ONNX Runtime differs from torch by {worst:.2g} relative, more than {tolerance:.0e}",
+            f"ONNX Runtime differs from torch by {worst.absolute:.2g} ({worst.relative:.2g} relative), more than "
+            f"{ABSOLUTE:.0e} and {RELATIVE:.0e} relative",
             where=where,
             hint="do not use this file; please report the architecture",
         )
-    return worst
+    return {
+        "opset": OPSET,
+        "images": len(images),
+        "absolute_difference": worst.absolute,
+        "relative_difference": worst.relative,
+        "limit": {"absolute": ABSOLUTE, "relative": RELATIVE},
+    }
 
 
-def relative_difference(found: NDArray[Any], expected: NDArray[Any]) -> float:
-    """Largest |a - b| of an image's row, relative to the largest |b| of that row.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnnxDifference:
+    """The largest differences.
 
-    Single precision errs in proportion to the terms of a sum, not to what is left of it: measured by itself, a feature
-    that happens to be near zero would say nothing about the file.
+    :ivar relative: to the largest number of the same image. A feature that happens to be near zero has terms that are
+        not: measured by itself, it would say nothing about the file.
+    :ivar share: of what is allowed; above one, the file is not the model.
     """
+
+    absolute: float = 0.0
+    relative: float = 0.0
+    share: float = 0.0
+
+    def widest(self, other: OnnxDifference) -> OnnxDifference:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        absolute, relative, share = (float(np.maximum(one, two)) for one, two in pairs)  # NaN stays
+        return OnnxDifference(absolute=absolute, relative=relative, share=share)
+
+
+def difference(found: NDArray[Any], expected: NDArray[Any]) -> OnnxDifference:
+    """Between two arrays with a row for each image."""
     if found.shape != expected.shape:
-        return float("inf")
-    scale = np.abs(expected).max(axis=1, keepdims=True)
-    gaps = np.abs(found.astype(np.float64) - expected) / np.maximum(scale, np.finfo(np.float32).tiny)
-    return float("nan") if np.isnan(gaps).any() else float(gaps.max())
+        return OnnxDifference(absolute=math.inf, relative=math.inf, share=math.inf)
+    gaps = np.abs(found.astype(np.float64) - expected)
+    scale = np.abs(expected).max(axis=1, keepdims=True).astype(np.float64)
+    return OnnxDifference(
+        absolute=float(gaps.max()),
+        relative=float((gaps / np.maximum(scale, np.finfo(np.float32).tiny)).max()),
+        share=float((gaps / (ABSOLUTE + RELATIVE * scale)).max()),
+    )
 
 
 def read_about(content: bytes) -> dict[str, Any]:

@@ -270,12 +270,12 @@ FLOOR: Final = 1e-30
 _STEPS: Final = 50
 
 
-def fit_temperature(labels: Labels, scores: Scores) -> float | None:
+def fit_temperature(labels: Labels, scores: Scores, *, least: int = LEAST_IMAGES) -> float | None:
     """The T with the least cross-entropy on these images; None where there are too few of them, or of one class only.
 
     The loss is convex in 1/T, so its slope has one zero; where that lies outside the bounds, the bound is taken.
     """
-    if len(labels) < LEAST_IMAGES or len(np.unique(labels)) < 2:
+    if len(labels) < least or len(np.unique(labels)) < 2:
         return None
     logits = _log(scores)
     if _slope(logits, labels, 1 / COLDEST) <= 0:
@@ -287,6 +287,33 @@ def fit_temperature(labels: Labels, scores: Scores) -> float | None:
         middle = (low + high) / 2
         low, high = (low, middle) if _slope(logits, labels, middle) > 0 else (middle, high)
     return float(2 / (low + high))
+
+
+def helpful_temperature(labels: Labels, scores: Scores, units: Sequence[str]) -> float | None:
+    """The T of `fit_temperature`, where it helps on images that it was not fitted on; None where it does not.
+
+    Patients (or what `units` name) are halved. Each half is calibrated with the T of the other one, and cross-entropy
+    and calibration error over both must fall.
+    """
+    fitted = fit_temperature(labels, scores)
+    names = {unit: number for number, unit in enumerate(sorted(set(units), key=_shuffled))}
+    first = np.array([names[unit] % 2 == 0 for unit in units], dtype=bool)
+    held_back = np.array(scores, dtype=np.float32)
+    for half in (first, ~first):
+        other = fit_temperature(labels[~half], scores[~half], least=LEAST_IMAGES // 2)
+        if fitted is None or other is None:
+            return None
+        held_back[half] = with_temperature(scores[half], other)
+    falls = (_cross_entropy, expected_calibration_error)
+    return fitted if all(figure(labels, held_back) < figure(labels, scores) for figure in falls) else None
+
+
+def _shuffled(unit: str) -> bytes:
+    return hashlib.sha256(unit.encode()).digest()
+
+
+def _cross_entropy(labels: Labels, scores: Scores) -> float:
+    return float(-_log(scores)[np.arange(len(labels)), labels].mean())
 
 
 def with_temperature(scores: Scores, temperature: float) -> Scores:

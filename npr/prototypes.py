@@ -150,7 +150,7 @@ def _assignment(
     if config.assign == "nearest":
         beyond = torch.arange(width)[None, :] >= per_class[labels][:, None]
         return functional.one_hot(similarity.masked_fill(beyond, -torch.inf).argmax(1), width).float()
-    plan = balanced_plan(similarity, labels, per_class, epsilon=config.epsilon)
+    plan = balanced_plan(similarity, labels, per_class, smoothing=config.sinkhorn_smoothing)
     if config.assign == "sinkhorn_soft":
         return plan.weights
     return functional.one_hot(plan.weights.argmax(1), width).float()

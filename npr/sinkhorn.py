@@ -53,12 +53,13 @@ def balanced_plan(
     labels: Tensor,
     clusters: Tensor,
     *,
-    epsilon: float,
+    smoothing: float,
     tolerance: float = TOLERANCE,
     max_iterations: int = MAX_ITERATIONS,
 ) -> TransportPlan:
     """Solve the transport problem of every class.
 
+    :param smoothing: weight of the entropy: a small value gives a hard assignment.
     :param similarity: (N, K) similarity of feature j to prototype k of its own class; columns past K_c are ignored.
     :param labels: (N,) class of each feature.
     :param clusters: (C,) K_c, 0 for an absent class.
@@ -66,7 +67,7 @@ def balanced_plan(
     width = similarity.shape[1]
     used = torch.arange(width)[:, None] < clusters[None, :]  # (K, C)
     # Prototypes run along the first axis: every reduction over the features is then along contiguous memory.
-    scores = (similarity.T / epsilon).masked_fill(~used[:, labels], -torch.inf).contiguous()
+    scores = (similarity.T / smoothing).masked_fill(~used[:, labels], -torch.inf).contiguous()
     indicator = functional.one_hot(labels, len(clusters)).to(scores.dtype)  # (N, C)
     to_classes = indicator * (clusters / indicator.sum(0).clamp(min=1.0)).to(scores.dtype)
     to_features = indicator.T.contiguous()

@@ -23,28 +23,26 @@ from site_agent.trainer.ranks import RankPlace
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def model_option(default: str) -> Callable[[Command], Command]:
-    return click.option(
-        "--model",
-        type=click.Choice(["best", "newest"]),
-        default=default,
-        show_default=True,
-        help="The best by local validation, or that of the last round.",
-    )
+model_option = click.option(
+    "--model",
+    type=click.Choice(["best", "newest"]),
+    help="The best by local validation, or that of the last round; by default the best, if rounds were validated.",
+)
 
 
 @click.command()
-@model_option("newest")
+@model_option
+@click.option("--alone", is_flag=True, help="Also train as many rounds on these images alone, to compare with.")
 @with_config
 @json_option
-def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
+def evaluate(config_path: Path, model: Any, alone: bool, as_json: bool) -> None:
     """Evaluate this site's model on its own held-out images. Nothing is sent."""
     config = SiteConfig.read(config_path)
     place = isolate(config)
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
-    figures = evaluate_site(config, model=model)
+    figures = evaluate_site(config, model=model, alone=alone)
     if as_json:
         emit(figures | {"isolation": place.isolation.to_json()})
     else:
@@ -55,7 +53,7 @@ def evaluate(config_path: Path, model: Any, as_json: bool) -> None:
 @click.command()
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The CSV file.")
-@model_option("best")
+@model_option
 @click.option("--batch", type=click.IntRange(1, 1024), default=32, show_default=True, help="Images at a time.")
 @with_config
 @json_option
@@ -81,16 +79,18 @@ def predict(
         say(f"{name}: {problem}")
     temperature = predictor.companion.temperature
     if as_json:
-        about = {"output": str(output), "model_sha256": predictor.trained.digest, "round": predictor.trained.round}
+        trained = predictor.trained
+        about = {"output": str(output), "model": trained.which, "model_sha256": trained.digest, "round": trained.round}
         told = summary.to_json() | about | {"temperature": temperature, "calibrated": temperature is not None}
         emit(told | {"isolation": place.isolation.to_json()})
     else:
         good = summary.files - len(summary.problems)
+        say(predictor.trained.sentence)
         say(f"{good} of {summary.files} files predicted into {output}, {len(summary.problems)} with a problem")
         if summary.ignored:
             say(f"{summary.ignored} other files were skipped")
         if temperature is None:
-            say("probabilities are not calibrated: there are too few validation images to fit a temperature")
+            say("not calibrated: no temperature helps on held-back validation images, or there are too few of them")
         _tell(place)
     if summary.problems:
         sys.exit(1)
@@ -98,7 +98,7 @@ def predict(
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@model_option("best")
+@model_option
 @click.option("--onnx/--no-onnx", default=True, show_default=True, help="Also write ONNX and check it: extra [export].")
 @click.option("--with-prototypes", is_flag=True, help="Write the site's prototypes to the files too.")
 @with_config
@@ -125,11 +125,12 @@ def export(
     if as_json:
         emit(written | {"isolation": place.isolation.to_json()})
         return
+    say(predictor.trained.sentence)
     for name, digest in written["files"].items():
         click.echo(f"{digest}  {folder / name}")
     if onnx:
         found = written["checked"]["onnx"]
-        say(f"ONNX Runtime and torch agree within {found['relative_difference']:.1e} on {found['images']} images")
+        say(f"ONNX Runtime and torch agree within {found['absolute_difference']:.1e} on {found['images']} images")
     if predictor.place.head_alone:
         say("the files predict with the head alone: prototypes stay at the site unless --with-prototypes is given")
     if written["log_findings"]:

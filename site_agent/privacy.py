@@ -206,7 +206,7 @@ class PlannedCost:
 
     :param rounds: rounds of the run that this site has not booked yet.
     :param affordable: how many of them the limits let through.
-    :param epsilon_rdp: after all of them, by Renyi divergence; this is the kind that is enforced.
+    :param booked: what the ledger has booked, by its own filter, and `epsilon` what it will have booked after them.
     :param epsilon_pld: the same by privacy loss distributions, the tighter second opinion.
     :param proposed_sigma: the least gradient noise, over the clip, with which all of them fit; None if none does.
     """
@@ -216,9 +216,9 @@ class PlannedCost:
     rounds: int
     affordable: int
     sigma: float
-    spent_rdp: float
+    booked: float
+    epsilon: float
     spent_pld: float
-    epsilon_rdp: float
     epsilon_pld: float
     cap: float
     proposed_sigma: float | None
@@ -245,17 +245,17 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
     state = found or LedgerState(terms=terms, version="planned")
     limits = Limits.of(config, plan, state)
     done = len({booking.round for booking in state.bookings if booking.run == plan.run})
-    before = spent(state.history, terms.delta)
-    after = spent((*state.history, *plan.schedule.events(first=done + 1)), terms.delta)
+    ahead = plan.schedule.events(first=done + 1)
+    before, after = spent(state.history, terms.delta), spent((*state.history, *ahead), terms.delta)
     return PlannedCost(
         unit=terms.unit.value,
         delta=terms.delta,
         rounds=max(0, plan.schedule.rounds - done),
         affordable=_affordable(plan, limits, state, done + 1),
         sigma=plan.schedule.multiplier,
-        spent_rdp=before.rdp,
+        booked=state.epsilon,
+        epsilon=terms.filter().epsilon(added(state.total, ahead)),
         spent_pld=before.pld,
-        epsilon_rdp=after.rdp,
         epsilon_pld=after.pld,
         cap=min(limits.cap, limits.run.epsilon),
         proposed_sigma=_proposal(plan, state, limits.run.epsilon if epsilon is None else epsilon, limits.cap),

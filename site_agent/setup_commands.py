@@ -109,8 +109,8 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
         emit({**asdict(cost), "fits": cost.fits, "wanted": epsilon})
         return
     click.echo(
-        f"{cost.rounds} rounds at noise {cost.sigma:g} bring epsilon to {cost.epsilon_rdp:.2f} (RDP), "
-        f"{cost.epsilon_pld:.2f} (PLD) at delta {cost.delta:g}"
+        f"{cost.rounds} rounds at noise {cost.sigma:g} bring the booked epsilon to {cost.epsilon:.2f} "
+        f"(tighter bound {cost.epsilon_pld:.2f}) at delta {cost.delta:g}"
     )
     if cost.proposed_sigma is None:
         why = "no gradient noise is enough, given the other releases and the ledger's order"

@@ -36,7 +36,7 @@ LIMITS = {
 DP_LIMITS = {"dp_step_over_plain_step": 2.0, "dp_peak_over_plain_peak": 1.5, "norm_relative_error": 1e-4}
 # How close two plans must be, as a share of the mean entry 1 / (n K).
 PLAN_TOLERANCE = 1e-4
-EPSILON = 0.05
+SMOOTHING = 0.05
 CLUSTERS = 4
 FEATURES = 10_000
 
@@ -111,7 +111,7 @@ def sinkhorn_ratio(*, repeats: int) -> Json:
     by_class = [similarity[labels == c].double().numpy() for c in range(len(clusters))]
 
     def ours() -> NDArray[np.float64]:
-        plan = balanced_plan(similarity, labels, clusters, epsilon=EPSILON, tolerance=PLAN_TOLERANCE / 10)
+        plan = balanced_plan(similarity, labels, clusters, smoothing=SMOOTHING, tolerance=PLAN_TOLERANCE / 10)
         return plan.weights.double().numpy()
 
     def theirs(threshold: float = 1e-4) -> NDArray[np.float64]:
@@ -156,7 +156,8 @@ def _pot_plan(similarity: NDArray[np.float64], threshold: float) -> NDArray[np.f
         raise ConfigError("the benchmark needs POT, which is missing", hint="pip install 'lazaret[bench]'") from None
     rows, columns = similarity.shape
     plan = ot.bregman.sinkhorn_log(
-        np.full(rows, 1 / rows), np.full(columns, 1 / columns), -similarity, EPSILON, stopThr=threshold, numItermax=5000
+        np.full(rows, 1 / rows), np.full(columns, 1 / columns), -similarity, SMOOTHING, stopThr=threshold,
+        numItermax=5000,
     )
     return np.asarray(plan)
 

@@ -32,7 +32,7 @@ def train_alone(grounds: Grounds, rounds: int) -> dict[str, dict[str, Any]]:
     names = list(grounds.sources)
     paths = [grounds.site(name) / "site.toml" for name in names]
     with ProcessPoolExecutor(os.cpu_count() or 1, mp_context=get_context("spawn")) as workers:
-        figures = workers.map(alone.train_alone, paths, names, [rounds] * len(names))
+        figures = workers.map(alone.figures_alone, paths, names, [rounds] * len(names))
         return dict(zip(names, figures, strict=True))
 
 

@@ -95,11 +95,11 @@ def privacy(context: SiteCheckContext) -> Iterator[Line]:
         yield ok("this federation trains without differential privacy")
         return
     costs = (
-        f"{cost.rounds} rounds will cost each {cost.unit} epsilon {cost.epsilon_rdp:.2f} at delta {cost.delta:g} "
-        f"(tighter bound {cost.epsilon_pld:.2f}), of {cost.cap:g}"
+        f"after {cost.rounds} rounds the ledger will have booked epsilon {cost.epsilon:.2f} of {cost.cap:g} for each "
+        f"{cost.unit} at delta {cost.delta:g} (tighter bound {cost.epsilon_pld:.2f})"
     )
-    if cost.spent_rdp:
-        costs += f"; {cost.spent_rdp:.2f} are spent"
+    if cost.booked:
+        costs += f"; {cost.booked:.2f} are booked already"
     if cost.fits:
         yield ok(costs)
     else:

@@ -22,6 +22,7 @@ Imported by: site_agent, site_agent.checks.
     predictor        the site's model, ready to use
     predict          `site-agent predict`
     evaluation       `site-agent evaluate`
+    alone            the same hospital without a federation, to compare with
     export           `site-agent export`
     model_card       MODEL_CARD.md
 """

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Any
 
+from lazaret import files
+from lazaret.errors import ConfigError
+from lazaret.terminal import progress
 from npr.bootstrap import Interval, bootstrap_auc, bootstrap_interval
 from npr.data.dataset import Samples
 from npr.metrics import (
@@ -18,15 +23,43 @@ from npr.metrics import (
     with_temperature,
 )
 from site_agent.config import SiteConfig
+from site_agent.trainer.alone import train_alone
 from site_agent.trainer.predictor import Predictor, Which, deploy, scores_of
 
 
-def evaluate_site(config: SiteConfig, *, model: Which = "newest") -> dict[str, Any]:
-    """Figures of the newest personal model, or of the one that was best on the validation images.
+def evaluate_site(config: SiteConfig, *, model: Which | None = None, alone: bool = False) -> dict[str, Any]:
+    """Figures of the personal model that was best on the validation images, or of the newest one.
 
     The images are read anyway, so that temperature and prototypes are made anew and kept for `predict`.
+
+    :param alone: first train as many rounds without the federation, to compare with; kept for the model card.
     """
-    return figures_of(Predictor.open(config, model, refit=True))
+    predictor = Predictor.open(config, model, refit=True)
+    if alone:
+        _compare_alone(predictor)
+    return figures_of(predictor)
+
+
+def _compare_alone(predictor: Predictor) -> None:
+    place, rounds = predictor.place, predictor.trained.round
+    data = place.trainer.data
+    if not len(data.test):
+        raise ConfigError("there are no test images to compare on", where="site.toml [data]", hint="see fold and folds")
+    with progress("training alone") as tell:
+        scores = train_alone(place.manifest, place.initial, place.recipe, data, rounds=rounds, tell=tell)
+    about = {"run": place.manifest.run, "rounds": rounds, "data": place.fingerprint}
+    told = about | {"test": _side(place.site, data.test, scores, None)}
+    files.write_atomically(place.personal.alone, json.dumps(told).encode(), mode=0o600)
+
+
+def alone_of(predictor: Predictor) -> dict[str, Any] | None:
+    """Figures of training alone, if they are of this run, as many rounds and the same images."""
+    place, path = predictor.place, predictor.place.personal.alone
+    if not path.exists():
+        return None
+    told: dict[str, Any] = json.loads(files.read_private(path))
+    wanted = (place.manifest.run, predictor.trained.round, place.fingerprint)
+    return told if (told["run"], told["rounds"], told["data"]) == wanted else None
 
 
 def figures_of(predictor: Predictor) -> dict[str, Any]:
@@ -44,6 +77,8 @@ def figures_of(predictor: Predictor) -> dict[str, Any]:
         "temperature": companion.temperature,
         "temperature_images": companion.validation_images,
         "private": place.manifest.privacy is not None,
+        "training_images": len(data.train),
+        "alone": alone_of(predictor),
     }
     for side, samples in (("validation", data.validation), ("test", data.test)):
         if samples is not None and len(samples):
@@ -88,8 +123,9 @@ def as_text(figures: dict[str, Any]) -> str:
     for side in ("validation", "test"):
         if side in figures:
             lines += _lines(side, figures[side])
+    lines.append(alone_line(figures))
     if figures["temperature"] is None:
-        lines.append("not calibrated: there are too few validation images to fit a temperature")
+        lines.append("not calibrated: no temperature helps on held-back images, or there are too few of them")
     else:
         images = figures["temperature_images"]
         lines.append(f"temperature {figures['temperature']:.3f}, fitted on {images} validation images")
@@ -101,17 +137,28 @@ def as_text(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _lines(side: str, figures: dict[str, Any]) -> list[str]:
-    def shown(name: str) -> str:
-        value, bounds = figures[name], figures.get(f"{name}_interval")
-        between = f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
-        return "none" if value is None else f"{value:.3f}{between}"
+def alone_line(figures: Mapping[str, Any]) -> str:
+    """The comparison with training alone, for people; or how to get it."""
+    alone = figures["alone"]
+    if alone is None:
+        how = "`site-agent evaluate --alone` trains as many rounds without the federation"
+        return f"not compared with training alone: {how}"
+    told = "  ".join(f"{name} {_shown(alone['test'], name)}" for name in ("bacc", "bauc"))
+    return f"trained alone, {alone['rounds']} rounds on the same images: {told} on the test images"
 
+
+def _shown(figures: Mapping[str, Any], name: str) -> str:
+    value, bounds = figures[name], figures.get(f"{name}_interval")
+    between = f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
+    return "none" if value is None else f"{value:.3f}{between}"
+
+
+def _lines(side: str, figures: dict[str, Any]) -> list[str]:
     after = figures["ece_calibrated"]
     counted = f"{figures['images']} images of {figures['units']} {_plural(figures['unit_kind'])}"
     return [
-        f"{side:<10} bacc {shown('bacc')}  bauc {shown('bauc')}  {counted}",
-        f"{'':<10} ece {shown('ece')}" + (f", {after:.3f} calibrated" if after is not None else ""),
+        f"{side:<10} bacc {_shown(figures, 'bacc')}  bauc {_shown(figures, 'bauc')}  {counted}",
+        f"{'':<10} ece {_shown(figures, 'ece')}" + (f", {after:.3f} calibrated" if after is not None else ""),
     ]
 
 

@@ -24,7 +24,7 @@ from safetensors.torch import save as save_tensors
 
 from lazaret import files, software
 from lazaret.errors import ConfigError
-from npr.deployed import OPSET, TOLERANCE, Pixels, check_onnx, require_onnx, write_onnx
+from npr.deployed import Pixels, check_onnx, require_onnx, write_onnx
 from npr.model import normalisation
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
@@ -44,7 +44,7 @@ def check_target(target: Path, *, onnx: bool) -> None:
         require_onnx()
 
 
-def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) -> Predictor:
+def open_for_export(config: SiteConfig, which: Which | None, *, with_prototypes: bool) -> Predictor:
     """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
     place = ModelPlace.open(config)
     if place.manifest.privacy is not None:
@@ -60,7 +60,7 @@ def open_for_export(config: SiteConfig, which: Which, *, with_prototypes: bool) 
     return Predictor.of(replace(place, head_alone=True), which)
 
 
-def _covered(place: ModelPlace, which: Which, *, with_prototypes: bool) -> Predictor:
+def _covered(place: ModelPlace, which: Which | None, *, with_prototypes: bool) -> Predictor:
     """Only what is booked or public. Temperature, classes that are there and prototypes come from images without noise.
 
     :raises ConfigError: where prototypes are wanted, or nothing can be predicted without them.
@@ -90,8 +90,7 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     if onnx:
         contents["model.onnx"] = write_onnx(predictor.deployed, ("probabilities", "features"), images, about)
-        worst = check_onnx(contents["model.onnx"], predictor.deployed, images, where="model.onnx")
-        checked = {"onnx": {"opset": OPSET, "images": len(images), "relative_difference": worst, "limit": TOLERANCE}}
+        checked = {"onnx": check_onnx(contents["model.onnx"], predictor.deployed, images, where="model.onnx")}
     sidecar = about | {"files": digests(contents), "checked": checked}
     contents["model.json"] = (json.dumps(sidecar, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
     figures, history = figures_of(predictor), read_history(predictor.place, predictor.trained.round)
@@ -100,7 +99,8 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
     if predictor.place.manifest.privacy is not None:
         contents[HOSPITAL_ONLY] = hospital_only(figures).encode()
     _write_folder(target, contents)
-    written = {"folder": str(target), "files": digests(contents), "checked": checked}
+    which = {"model": predictor.trained.which, "round": predictor.trained.round}
+    written = {"folder": str(target), **which, "files": digests(contents), "checked": checked}
     return written | {"log_findings": list(history.findings)}
 
 

@@ -5,17 +5,21 @@ Every figure comes from there; the paragraphs on use and limits are the same for
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
 from lazaret.errors import ConfigError
+from lazaret.terminal import as_range
 from security.audit.agreement import keys_for
 from security.audit.findings import Finding, Severity
 from security.audit.verify import verify
+from security.clock import SystemClock
 from security.log.reader import LogReader
 from security.secagg import thresholds
+from site_agent.trainer.evaluation import alone_line
 from site_agent.trainer.predictor import ModelPlace, Predictor
 
 # How a model was made, from this site's privacy log: rounds, cohorts, privacy spent, newest checkpoint.
@@ -44,9 +48,13 @@ class ModelHistory:
     package: dict[str, Any] | None
 
 
+# What every log of an agent that is running shows: the card is about the entries up to the newest checkpoint.
+_RUNNING: Final = frozenset({"NoStop", "UnsealedTail"})
+
+
 def _counts(finding: Finding) -> bool:
     """Whether a finding belongs on the card. That the agent is running is none on a party's own log."""
-    return finding.severity is not Severity.NOTE and finding.code != "NoStop"
+    return finding.severity is not Severity.NOTE and finding.code not in _RUNNING
 
 
 def read_history(place: ModelPlace, upto: int) -> ModelHistory:
@@ -133,10 +141,12 @@ def model_card(
     history: ModelHistory,
 ) -> str:
     manifest = predictor.place.manifest
+    written = dt.datetime.fromtimestamp(SystemClock().now_ms() / 1000, dt.UTC)
     parts = [
         f"# Model card: {manifest.federation}, run {manifest.run}, model of {predictor.place.site} after round "
         f"{predictor.trained.round}",
-        "Written by `site-agent export` from the consortium's signed manifest and this site's own privacy log.",
+        f"Written on {written:%Y-%m-%d} (UTC) by `site-agent export` from the consortium's signed manifest and this "
+        "site's own privacy log.",
         _section("What it is", _table(_what(predictor, sidecar))),
         _section("How it was trained", _table(_training(predictor, history))),
         _section("Settings", _table(sorted(manifest.training.settings.items()))),
@@ -233,14 +243,17 @@ def _figures(figures: Mapping[str, Any]) -> str:
     rows.append(f"| calibration error, calibrated | {' | '.join(_shown(side, 'ece_calibrated') for side in sides)} |")
     for number, name in enumerate(figures["class_names"]):
         rows.append(f"| recall of {name} | {' | '.join(_recall(side, number) for side in sides)} |")
-    rows.append(f"| images | {' | '.join(str(side['images']) if side else 'none' for side in sides)} |")
+    rows.append(f"| images | {' | '.join(as_range(side['images'] if side else 0) for side in sides)} |")
+    rows.append(f"| {as_range(figures['training_images'])} training images | | |")
     kind = next((side["unit_kind"] for side in sides if side), "image")
     fitted = (
         f"Temperature {figures['temperature']:.3f}, fitted on the validation images."
         if figures["temperature"] is not None
-        else "Not calibrated: there were too few validation images to fit a temperature."
+        else "Not calibrated: no temperature helped on held-back validation images, or there were too few of them."
     )
-    return "\n".join(rows) + f"\n\n95 % intervals over {kind}s drawn again. {fitted}"
+    compared = alone_line(figures)
+    compared = f"{compared[0].upper()}{compared[1:]}."
+    return "\n".join(rows) + f"\n\n95 % intervals over {kind}s drawn again. {fitted}\n\n{compared}"
 
 
 def _shown(side: Mapping[str, Any] | None, key: str) -> str:
@@ -260,8 +273,9 @@ def _checked(sidecar: Mapping[str, Any], whose: str) -> str:
     if found is None:
         return ""
     return (
-        f"ONNX Runtime and torch differed by {found['relative_difference']:.1e} relative at most on {found['images']} "
-        f"images {whose} (limit {found['limit']:.0e})."
+        f"ONNX Runtime and torch differed by {found['absolute_difference']:.1e} at most, "
+        f"{found['relative_difference']:.1e} of an image's largest number, on {found['images']} images {whose} "
+        f"(limit {found['limit']['absolute']:.0e} and {found['limit']['relative']:.0e})."
     )
 
 

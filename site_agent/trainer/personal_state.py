@@ -3,6 +3,7 @@
 memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
 models/best.safetensors      the best personal model by local validation
 models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
+models/alone.json            figures of training without the federation, for comparison; never leaves
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ class PersonalState:
         if not earlier:
             return None
         return earlier[-1], files.read_private(self.memory / f"{earlier[-1]}.safetensors")
+
+    @property
+    def alone(self) -> Path:
+        return self.models / "alone.json"
 
     def keep_model(self, name: str, content: bytes) -> None:
         files.write_atomically(self.models / f"{name}.safetensors", content, mode=0o600)

@@ -10,6 +10,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -25,7 +26,7 @@ from npr.deployed import Deployed
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.regulariser import Regulariser
-from npr.metrics import LEAST_IMAGES, Scores, fit_temperature
+from npr.metrics import LEAST_IMAGES, Scores, helpful_temperature
 from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
 from npr.wire_layout import Recipe, build_initial, spec_of
@@ -145,14 +146,28 @@ class Trained:
     which: Which
     digest: str
 
+    @property
+    def sentence(self) -> str:
+        """Which one it is, for people."""
+        return f"model: the {self.which} of this site, of round {self.round}, {self.digest[:16]}"
 
-def load(place: ModelPlace, which: Which) -> Trained:
-    """The best network by local validation, or the one that the last round gave."""
+
+def load(place: ModelPlace, which: Which | None = None) -> Trained:
+    """The best network by local validation, or the one that the last round gave.
+
+    :param which: None for the best where rounds were validated, else the newest: what every command takes by itself.
+    """
+    if which is None:
+        which = "best" if _best_file(place).exists() else "newest"
     return _best(place) if which == "best" else _newest(place)
 
 
+def _best_file(place: ModelPlace) -> Path:
+    return place.personal.models / "best.safetensors"
+
+
 def _best(place: ModelPlace) -> Trained:
-    path = place.personal.models / "best.safetensors"
+    path = _best_file(place)
     if not path.exists():
         raise ConfigError(
             "no round has been evaluated yet", where=str(path), hint="let a round pass, or use --model newest"
@@ -190,7 +205,8 @@ def companion_name(which: Which) -> str:
 class Companion:
     """What belongs to one network at this site. Prototypes are made of patients' images and stay here.
 
-    :ivar temperature: None where there are too few validation images to fit one; then probabilities are the network's.
+    :ivar temperature: None where it does not help on held-back images, or there are too few validation images to see
+        that; then probabilities are the network's.
     """
 
     digest: str
@@ -247,7 +263,7 @@ class Companion:
         if data.validation is None or len(data.validation) < LEAST_IMAGES:
             return made
         scores = scores_of(deploy(place, trained, made), data.validation)
-        fitted = fit_temperature(data.validation.labels, scores)
+        fitted = helpful_temperature(data.validation.labels, scores, data.validation.units)
         return cls(**{**made.__dict__, "temperature": fitted})
 
 
@@ -291,11 +307,11 @@ class Predictor:
     deployed: Deployed
 
     @classmethod
-    def open(cls, config: SiteConfig, which: Which, *, refit: bool = False) -> Predictor:
+    def open(cls, config: SiteConfig, which: Which | None = None, *, refit: bool = False) -> Predictor:
         return cls.of(ModelPlace.open(config), which, refit=refit)
 
     @classmethod
-    def of(cls, place: ModelPlace, which: Which, *, refit: bool = False) -> Predictor:
+    def of(cls, place: ModelPlace, which: Which | None = None, *, refit: bool = False) -> Predictor:
         """Load the network; take its companion from disk, or make it and keep it there.
 
         The head alone has another temperature, so its companion is made anew and not kept.
@@ -305,7 +321,7 @@ class Predictor:
         if companion is None:
             companion = Companion.make(place, trained)
             if not place.head_alone:
-                place.personal.keep_model(companion_name(which), companion.to_bytes())
+                place.personal.keep_model(companion_name(trained.which), companion.to_bytes())
         return cls(
             place=place, trained=trained, companion=companion, deployed=deploy(place, trained, companion)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
 import json
 import os
@@ -30,12 +31,16 @@ from lazaret import files
 from lazaret.errors import ConfigError
 from lazaret.terminal import run_command
 from npr.data.sources import open_catalogue
+from npr.metrics import fit_temperature
+from security.audit.agreement import keys_for
+from security.audit.verify import verify
 from security.clock import SystemClock
 from security.identity.manifest import Privacy
 from security.log.events import DpCommitted
 from security.secagg.state import state_hash, unflatten
 from site_agent.cli import cli
 from site_agent.config import SiteConfig
+from site_agent.trainer import predictor as predictor_room
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.export import _covered, export
 from site_agent.trainer.model_card import hospital_only, model_card, read_history
@@ -150,7 +155,7 @@ def test_the_same_images_give_the_same_rows_by_table_by_file_and_in_other_batche
     told = run("predict", table, "-o", tmp_path / "a.csv", "--config", trained.config, "--json")
     summary = json.loads(told.stdout)
     assert told.returncode == 0 and (summary["files"], summary["predicted"], summary["problems"]) == (3, 3, [])
-    assert summary["calibrated"] and sum(summary["by_class"].values()) == 3
+    assert summary["calibrated"] == (summary["temperature"] is not None) and sum(summary["by_class"].values()) == 3
     one = run("predict", cases / names[0], "-o", tmp_path / "b.csv", "--config", trained.config, "--batch", "1")
     assert one.returncode == 0
     first, alone = rows_of(tmp_path / "a.csv")[0], rows_of(tmp_path / "b.csv")[0]
@@ -204,6 +209,13 @@ def test_the_companion_is_made_once_for_a_model_and_never_leaves_the_vault(train
     assert newest.digest != model.digest and Companion.read(place, newest) is None
 
 
+@pytest.fixture
+def always_calibrated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a temperature helps on held-back images is tests/unit/npr/test_metrics_calibration.py's matter."""
+    monkeypatch.setattr(predictor_room, "helpful_temperature", lambda *images: fit_temperature(*images[:2]))
+
+
+@pytest.mark.usefixtures("always_calibrated")
 def test_evaluation_has_intervals_calibration_and_the_confusion_matrix(trained: Trained) -> None:
     told = json.loads(run("evaluate", "--model", "best", "--json", "--config", trained.config).stdout)
     for side in ("validation", "test"):
@@ -214,13 +226,51 @@ def test_evaluation_has_intervals_calibration_and_the_confusion_matrix(trained: 
         assert 0 <= low <= figures["bacc"] <= high <= 1
         assert figures["bauc_interval"][0] <= figures["bauc"] <= figures["bauc_interval"][1]
         assert 0 <= figures["ece"] <= 1 and 0 <= figures["ece_calibrated"] <= 1
+        assert figures["ece_calibrated"] != figures["ece"]
         assert figures["bacc"] == pytest.approx(np.mean(figures["recall_by_class"]))
     assert told["temperature"] > 0 and told["temperature_images"] == 32
     rows = [json.loads(line) for line in (trained.state / "metrics.jsonl").read_text().splitlines()]
     best = next(row for row in reversed(rows) if row.get("best"))
     assert (told["round"], told["test"]["bacc"]) == (best["round"], best["test"]["bacc"])
-    shown = run("evaluate", "--config", trained.config).stdout
+    shown = run("evaluate", "--model", "newest", "--config", trained.config).stdout
     assert "confusion, columns are predictions" in shown and "model newest of round 2" in shown
+
+
+def test_every_command_takes_the_same_model_and_says_which(trained: Trained, cases: Path, tmp_path: Path) -> None:
+    words = ("--config", trained.config, "--json")
+    evaluated = json.loads(run("evaluate", *words).stdout)
+    predicted = json.loads(run("predict", cases / "left", "-o", tmp_path / "out.csv", *words).stdout)
+    written = json.loads(run("export", tmp_path / "m", "--no-onnx", *words).stdout)
+    sidecar = json.loads((tmp_path / "m" / "model.json").read_text())
+    assert {told["model"] for told in (evaluated, predicted, written)} == {"best"}
+    assert {told["round"] for told in (evaluated, predicted, written)} == {sidecar["round"]}
+    assert evaluated["model_sha256"] == predicted["model_sha256"] == sidecar["model_sha256"]
+    spoken = run("predict", cases / "left", "-o", tmp_path / "two.csv", "--config", trained.config).stderr
+    assert f"model: the best of this site, of round {sidecar['round']}" in spoken
+
+
+def test_where_no_round_was_validated_it_is_the_newest(trained: Trained, cases: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    shutil.copytree(trained.config.parent, folder)
+    (folder / "state" / "models" / "best.safetensors").unlink()
+    done = run("predict", cases / "left", "-o", tmp_path / "out.csv", "--config", folder / "site.toml")
+    assert done.returncode == 0 and "model: the newest of this site, of round 2" in done.stderr
+
+
+def test_training_alone_is_compared_on_the_same_images(trained: Trained, tmp_path: Path) -> None:
+    folder = tmp_path / "agent"
+    shutil.copytree(trained.config.parent, folder)
+    words = ("--config", folder / "site.toml")
+    assert "not compared with training alone" in run("evaluate", *words).stdout
+    told = json.loads(run("evaluate", "--alone", *words, "--json").stdout)
+    alone = told["alone"]
+    assert alone["rounds"] == told["round"] and alone["test"]["images"] == told["test"]["images"]
+    assert alone["test"]["bauc"] != told["test"]["bauc"]
+    run("export", tmp_path / "m", "--no-onnx", *words)
+    card = (tmp_path / "m" / "MODEL_CARD.md").read_text()
+    assert f"Trained alone, {told['round']} rounds on the same images: bacc {alone['test']['bacc']:.3f}" in card
+    other = run("evaluate", "--model", "newest", *words).stdout
+    assert ("not compared" in other) == (told["round"] != 2), "figures of another number of rounds do not count"
 
 
 def test_too_few_validation_images_and_it_says_so(trained: Trained, cases: Path, tmp_path: Path) -> None:
@@ -259,6 +309,7 @@ def exported(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Path
     return target
 
 
+@pytest.mark.usefixtures("always_calibrated")
 def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path) -> None:
     """The files predict with the head alone, say so, and have a temperature of their own."""
     target = tmp_path / "model"
@@ -270,7 +321,7 @@ def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path)
     about = json.loads((target / "model.json").read_text())
     assert about["predicts_by"].startswith("the head alone")
     assert "| predicts by | the head alone" in (target / "MODEL_CARD.md").read_text()
-    kept = Predictor.open(SiteConfig.read(trained.config), "best").companion
+    kept = Predictor.open(SiteConfig.read(trained.config), "best", refit=True).companion
     assert about["temperature"] != kept.temperature
 
 
@@ -331,7 +382,25 @@ def test_the_card_is_told_by_manifest_and_log(trained: Trained, exported: Path) 
     heads = sorted((trained.state / "log" / "checkpoints").glob("*.note"), key=lambda path: int(path.stem))
     assert f"first {heads[-1].stem} entries" in card
     assert "not a medical device" in card
+    written = dt.datetime.fromtimestamp((NOW + DAY) / 1000, dt.UTC)
+    assert f"Written on {written:%Y-%m-%d} (UTC)" in card
+    assert "| images | 20 to 49 | 20 to 49 |" in card and "50 to 99 training images" in card
     assert "P-" not in card and str(trained.state) not in card
+
+
+def test_a_card_of_a_running_agent_is_not_in_doubt(trained: Trained, tmp_path: Path) -> None:
+    """Entries after the newest checkpoint are outside of the card, and it says where it ends."""
+    folder = tmp_path / "agent"
+    shutil.copytree(trained.config.parent, folder)
+    heads = sorted((folder / "state" / "log" / "checkpoints").glob("*.note"), key=lambda path: int(path.stem))
+    assert len(heads) > 2
+    for head in heads[-2:]:
+        head.unlink()
+    place = ModelPlace.open(SiteConfig.read(folder / "site.toml"))
+    verified = verify(place.state_dir.log, keys_for(place.state_dir.log, None))
+    assert "UnsealedTail" in {finding.code for finding in verified.findings}
+    told = {finding.split(":")[0] for finding in read_history(place, 2).findings}
+    assert told == {"NotWitnessed"}, "nobody was there to sign"
 
 
 def test_a_log_with_findings_is_told_in_the_card(trained: Trained, tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_a_private_hospital_before_its_first_round(tmp_path: Path) -> None:
     lines = check(world)
     assert {line.check for line in lines if line.verdict is not CheckVerdict.OK} == set(ALONE), lines
     told = {line.check: line.what for line in reversed(lines)}
-    assert "3 rounds will cost each patient epsilon" in told["privacy"]
+    assert "after 3 rounds the ledger will have booked epsilon" in told["privacy"]
     assert "training takes about" in told["trial"]
     assert files.peek() == before, "a trial releases nothing, so it books nothing"
 

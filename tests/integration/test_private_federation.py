@@ -60,10 +60,12 @@ def four(tmp_path: Path) -> PrivateWorld:
 
 
 def test_a_run_books_what_was_planned_and_its_logs_prove_it(world: PrivateWorld) -> None:
+    said = planned_cost(world.config(GRAZ), world.manifest)
     world.start_all()
     _, before = pinned_model(world.model_path, world.manifest)
     for _ in range(ROUNDS):
         world.run_round()
+    assert said is not None and world.book(GRAZ).epsilon == pytest.approx(said.epsilon, rel=1e-9)
     assert world.hub.round == ROUNDS and not np.array_equal(world.hub.model, before)
     for site in THREE:
         plan = PrivatePlan.of(world.config(site), world.manifest)
@@ -95,7 +97,7 @@ def _check_log(world: PrivateWorld, site: str) -> None:
     cost = planned_cost(world.config(site), world.manifest)
     assert cost is not None and (cost.rounds, cost.fits) == (0, True)
     assert statement["pld"] == pytest.approx(cost.spent_pld, abs=1e-3)
-    assert 0 < cost.spent_pld < cost.spent_rdp == cost.epsilon_rdp < 20
+    assert 0 < cost.spent_pld < cost.booked == cost.epsilon < 20
 
 
 def said(world: PrivateWorld, site: str) -> str:

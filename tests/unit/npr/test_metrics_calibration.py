@@ -5,12 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from npr.metrics import COLDEST, HOTTEST, LEAST_IMAGES, expected_calibration_error, fit_temperature, with_temperature
+from npr.metrics import (
+    COLDEST,
+    HOTTEST,
+    LEAST_IMAGES,
+    expected_calibration_error,
+    fit_temperature,
+    helpful_temperature,
+    with_temperature,
+)
 
 
-def drawn(rows: int, temperature: float) -> tuple[np.ndarray, np.ndarray]:
+def drawn(rows: int, temperature: float, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
     """Labels drawn from probabilities, and scores that are those probabilities made too sure by `temperature`."""
-    rng = np.random.default_rng(3)
+    rng = np.random.default_rng(seed)
     logits = rng.normal(size=(rows, 5)) * 1.5
     true = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     labels = np.array([rng.choice(5, p=row) for row in true])
@@ -63,3 +71,27 @@ def test_perfect_and_hopeless_predictions_stop_at_the_bounds() -> None:
     right = np.where(labels[:, None] == np.arange(2), 0.9, 0.1).astype(np.float32)
     assert fit_temperature(labels, right) == COLDEST
     assert fit_temperature(labels, right[:, ::-1].copy()) == HOTTEST
+
+
+def units(rows: int) -> list[str]:
+    return [f"patient-{row // 2}" for row in range(rows)]
+
+
+def test_a_temperature_is_kept_where_it_helps_on_patients_it_was_not_fitted_on() -> None:
+    labels, scores = drawn(400, 3.0)
+    assert helpful_temperature(labels, scores, units(400)) == fit_temperature(labels, scores)
+    assert helpful_temperature(labels, scores, ["one patient"] * 400) is None, "there is no other half"
+    assert helpful_temperature(labels[:10], scores[:10], units(10)) is None
+
+
+def test_probabilities_that_are_right_are_rarely_made_worse() -> None:
+    """Without the held-back images a T is always fitted, and every second one makes new images worse."""
+    fresh_labels, fresh = drawn(2000, 1.0, 100)
+
+    def error(temperature: float | None) -> float:
+        return expected_calibration_error(fresh_labels, with_temperature(fresh, temperature or 1.0))
+
+    sets = [drawn(60, 1.0, seed) for seed in range(40)]
+    fitted = sum(error(fit_temperature(*one)) > error(None) for one in sets)
+    kept = sum(error(helpful_temperature(*one, units(60))) > error(None) for one in sets)
+    assert fitted >= 20 and kept <= fitted / 3, (fitted, kept)

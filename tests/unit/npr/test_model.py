@@ -151,7 +151,7 @@ def test_seeds_tell_their_parts_apart() -> None:
 
 
 def test_config_mistakes_name_the_key() -> None:
-    for key, value in (("learning_rate", -1.0), ("assign", "farthest"), ("clusters", 0), ("epsilon", float("nan"))):
+    for key, value in (("learning_rate", -1.0), ("assign", "farthest"), ("clusters", 0), ("sinkhorn_smoothing", -0.1)):
         with pytest.raises(ConfigError, match=key):
             TrainConfig.parse({key: value})
     with pytest.raises(ConfigError, match="learning_rte"):

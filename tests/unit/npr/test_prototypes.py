@@ -34,7 +34,7 @@ def weighted_direction(weights: np.ndarray) -> float:
 
 
 def after_one_assignment(assign: str) -> list[float]:
-    config = TrainConfig(clusters=2, min_per_cluster=1, alternations=1, epsilon=EPSILON, assign=assign)
+    config = TrainConfig(clusters=2, min_per_cluster=1, alternations=1, sinkhorn_smoothing=EPSILON, assign=assign)
     previous = Prototypes(directions(*BEFORE), torch.zeros(2, dtype=torch.int64))
     labels = torch.zeros(len(ANGLES), dtype=torch.int64)
     return degrees(make_prototypes(directions(*ANGLES), labels, 1, config, previous=previous).vectors)

@@ -18,7 +18,7 @@ CONFIG = TrainConfig()
 def one_class(similarity: torch.Tensor, epsilon: float = 0.05, tolerance: float = 1e-6, cap: int = 2000):
     labels = torch.zeros(len(similarity), dtype=torch.int64)
     clusters = torch.tensor([similarity.shape[1]])
-    return balanced_plan(similarity, labels, clusters, epsilon=epsilon, tolerance=tolerance, max_iterations=cap)
+    return balanced_plan(similarity, labels, clusters, smoothing=epsilon, tolerance=tolerance, max_iterations=cap)
 
 
 def reference(similarity: np.ndarray, epsilon: float) -> np.ndarray:
@@ -67,7 +67,7 @@ def test_sanity_02b_classes_in_one_call_equal_classes_alone() -> None:
     labels = torch.tensor([0, 2, 2, 0, 2, 0, 0, 2, 2, 2, 3])
     clusters = torch.tensor([2, 0, 3, 1])
     similarity = cosines(len(labels), 3)
-    together = balanced_plan(similarity, labels, clusters, epsilon=0.05, tolerance=1e-12, max_iterations=5000)
+    together = balanced_plan(similarity, labels, clusters, smoothing=0.05, tolerance=1e-12, max_iterations=5000)
     for label in (0, 2, 3):
         mine, k = labels == label, int(clusters[label])
         alone = reference(similarity[mine, :k].numpy(), 0.05) * int(mine.sum())
@@ -145,7 +145,7 @@ def test_sanity_06_planted_modes_are_found() -> None:
 def test_sanity_07_one_cluster_is_the_mean_of_unit_features(assign: str, epsilon: float) -> None:
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(30, 8, generator=generator) * torch.rand(30, 1, generator=generator) * 9
-    config = CONFIG.changed(clusters=1, assign=assign, epsilon=epsilon)
+    config = CONFIG.changed(clusters=1, assign=assign, sinkhorn_smoothing=epsilon)
     found = make_prototypes(features, torch.zeros(30, dtype=torch.int64), 1, config, generator=generator)
     expected = normalize(normalize(features, dim=1).mean(0, keepdim=True), dim=1)
     assert torch.allclose(found.vectors, expected, atol=1e-6)

@@ -86,8 +86,8 @@ def test_a_run_that_does_not_fit_is_told_with_noise_that_does(tmp_path: Path) ->
     manifest = Signed()
     cost = planned_cost(config(tmp_path), manifest)  # type: ignore[arg-type]
     assert cost is not None and not cost.fits and 0 < cost.affordable < cost.rounds == 10
-    assert cost.epsilon_rdp > cost.cap == 4 and cost.spent_rdp == cost.spent_pld == 0
-    assert cost.epsilon_pld < cost.epsilon_rdp and "off" in cost.validation and not cost.has_ledger
+    assert cost.epsilon > cost.cap == 4 and cost.booked == cost.spent_pld == 0
+    assert cost.epsilon_pld < cost.epsilon and "off" in cost.validation and not cost.has_ledger
     assert cost.proposed_sigma is not None
     enough = config(tmp_path, noise=cost.proposed_sigma)
     state = begun(enough, manifest)
