@@ -34,9 +34,10 @@ from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest, unseal
 from security.identity.membership import AggregationPolicy, Membership, Seat
 from security.identity.pki import Purpose, Role, Subject
-from security.log.events import AgentStart, AggregatePublished
+from security.log.events import AggregatePublished
 from security.log.reader import LogReader
 from security.log.roster import Roster
+from security.log.start import start_entries
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -103,9 +104,10 @@ def prepare(
     desk = WitnessDesk(manifest.coordinator.id, books, witness)
     engine, first = _engine(config, seat, storage, initial, clock)
     shell = shell_type(engine, storage, books, desk, clock)
-    started = _started(config)
-    books.log.note_settings(config=started.config, who=software.account())
-    books.write(started)
+    digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
+    books.log.note_settings(config=digest, who=software.account())
+    for entry in start_entries(config=digest, proto=schema_digest()):
+        books.write(entry)
     books.log.checkpoint()
     return Assembled(shell=shell, identity=identity, seat=seat, first=first)
 
@@ -286,16 +288,4 @@ def run_plan(config: CoordinatorConfig, manifest: Manifest) -> RunPlan:
         grace_ms=int(rounds.grace * 1000),
         ping_ms=int(rounds.ping * 1000),
         audit_ms=int(rounds.audit * 1000),
-    )
-
-
-def _started(config: CoordinatorConfig) -> AgentStart:
-    return AgentStart(
-        version=software.version(),
-        package=software.package_digest(),
-        dependencies=software.dependencies_digest(),
-        proto=schema_digest(),
-        image=None,
-        config=hashlib.sha256(config.model_dump_json().encode()).hexdigest(),
-        insecure=(),
     )

@@ -5,12 +5,18 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import pwd
+import re
+import sys
 from pathlib import Path
 from typing import Final
 
+from lazaret.errors import ConfigError
+
 SHIPPED: Final = ("assets", "templates")
+_BROUGHT_BY_VENV: Final = ("pip", "setuptools", "wheel")
 PACKAGES: Final = ("coordinator", "lazaret", "npr", "protos", "security", "site_agent")
 
 
@@ -51,7 +57,59 @@ def package_digest() -> str:
 
 def dependencies_digest() -> str:
     """SHA-256 over `name==version` of every installed distribution, sorted."""
-    found = {
-        f"{(found.metadata['Name'] or '').lower()}=={found.version}" for found in importlib.metadata.distributions()
-    }
-    return hashlib.sha256("\n".join(sorted(found)).encode()).hexdigest()
+    lines = (f"{name}=={found}" for name, found in _installed().items())
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def sbom_path() -> Path:
+    """Where the `install` of a release leaves the bill of materials that it installed from (docs/releases.md)."""
+    return Path(sys.prefix) / "share" / "lazaret" / "sbom.cdx.json"
+
+
+def sbom_digest() -> str | None:
+    """SHA-256 of this environment's bill of materials; None if it was not installed from a release."""
+    path = sbom_path()
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
+
+
+def differences() -> tuple[str, ...]:
+    """How the environment differs from its bill of materials, a package a line; nothing if it has none.
+
+    :raises ConfigError: if the bill of materials cannot be read.
+    """
+    path = sbom_path()
+    if not path.exists():
+        return ()
+    try:
+        listed = {one["name"]: one["version"] for one in json.loads(path.read_bytes())["components"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ConfigError("is not a bill of materials", where=str(path), hint="install the release again") from None
+    here = {name: found for name, found in _installed().items() if name in listed or name not in _BROUGHT_BY_VENV}
+    return tuple(
+        f"{name}: {here.get(name, 'none')} is installed, {listed.get(name, 'none')} is listed"
+        for name in sorted(here.keys() | listed.keys())
+        if here.get(name) != listed.get(name)
+    )
+
+
+def image_digest() -> str | None:
+    """The container image, as its launcher states it in `LAZARET_IMAGE` (`sha256:...`).
+
+    :raises ConfigError: if it states something else.
+    """
+    stated = os.environ.get("LAZARET_IMAGE", "")
+    if not stated:
+        return None
+    if not (found := re.fullmatch(r"(?:.*@)?sha256:([0-9a-f]{64})", stated)):
+        raise ConfigError(
+            "is not the digest of an image", where="LAZARET_IMAGE", hint="sha256: and 64 hexadecimal digits, or nothing"
+        )
+    return found[1]
+
+
+def _installed() -> dict[str, str]:
+    """Every distribution on the path and its version; the first one wins, as it does for imports."""
+    found: dict[str, str] = {}
+    for one in importlib.metadata.distributions():
+        found.setdefault(re.sub(r"[-_.]+", "-", one.metadata["Name"] or "").lower(), one.version)
+    return found

@@ -200,9 +200,7 @@ def sign(out: Path, key_path: Path) -> None:
         raise ConfigError(
             "is not an Ed25519 key", where=str(key_path), hint=f"openssl genpkey -algorithm ed25519 -out {key_path}"
         )
-    public = key.public_key().public_bytes(
-        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    public = key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     write_atomically(out / SIGNATURE, key.sign((out / SUMS).read_bytes()), mode=0o644)
     write_atomically(out / PUBLIC_KEY, public, mode=0o644)
 

@@ -18,9 +18,10 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.pki import Role, Subject
 from security.identity.rules import check_tls_peer
-from security.log.events import AgentStart, Egress
+from security.log.events import Egress
 from security.log.note import checkpoint_of
 from security.log.reader import LogReader
+from security.log.start import start_entries
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
@@ -68,7 +69,8 @@ def assemble(
     seat = Seat(site_membership(identity, manifest, site, now_ms=clock.now_ms()))
     log = open_log(config, state_dir, identity, seat, clock, rng)
     log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
-    log.append(_started(config))
+    for entry in start_entries(config=config.digest, proto=schema_digest()):
+        log.append(entry)
     budget = open_budget(config, manifest, log, state_dir.log, key=identity.data_key(), clock=clock)
     learner, fingerprint = make_learner(config, manifest, initial, state_dir, identity, site, budget, log)
     if fingerprint is not None:
@@ -186,18 +188,6 @@ def logged_bytes(log: Path, run: str) -> Counter[int]:
         if record.run == run and record.round is not None:
             spent[record.round] += record.body["bytes"]
     return spent
-
-
-def _started(config: SiteConfig) -> AgentStart:
-    return AgentStart(
-        version=software.version(),
-        package=software.package_digest(),
-        dependencies=software.dependencies_digest(),
-        proto=schema_digest(),
-        image=None,
-        config=config.digest,
-        insecure=(),
-    )
 
 
 def _machine(

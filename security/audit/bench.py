@@ -170,6 +170,7 @@ def _started() -> AgentStart:
         dependencies=_SOME,
         proto=_SOME,
         image=None,
+        sbom=None,
         config=_SOME,
         insecure=(),
     )

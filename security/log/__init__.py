@@ -11,6 +11,7 @@ Imported by: coordinator, protos, security.audit, security.identity, security.se
 
     events        every event that a log can hold; a new one is added here
     schema        the kinds of value in an event, the form of an entry, the registry of event types
+    start         what a party writes about its software at its start
     machine       events in, entries and checkpoints out, without files, clocks or randomness
     writer        `AuditLog`: the machine, its folder, its keys and its clock put together
     store         the files of a log folder; `DurableFolder.append` is where an entry is made durable

@@ -84,15 +84,26 @@ class LogGenesis(Event):
 
 @event_type("agent.start")
 class AgentStart(Event):
-    """What is running: digests of the package, its pins, the wire schema, the image and the configuration."""
+    """What is running: digests of the package, its dependencies, the bill of materials that the environment was made
+    from, the wire schema and the configuration. The image is what the launcher states: nobody here can verify it.
+    """
 
     version: Text
     package: Digest
     dependencies: Digest
+    sbom: MaybeDigest
     proto: Digest
     image: MaybeDigest
     config: Digest
     insecure: Texts
+
+
+@event_type("software.differs")
+class SoftwareDiffers(Event):
+    """Packages of the environment are not those of its bill of materials; the first ones are named."""
+
+    count: Count
+    packages: Texts
 
 
 @event_type("agent.stop")

@@ -20,6 +20,7 @@ from lazaret.errors import CodecError, LocalProtocolError
 from security.crypto import encoding
 
 MAX_TEXT: Final = 500
+MAX_TEXTS: Final = 32
 MAX_ITEMS: Final = 1024
 MAX_COUNT: Final = 10**15 - 1
 
@@ -109,7 +110,7 @@ Count = Annotated[int, COUNT]
 Integer = Annotated[int, INTEGER]
 Flag = Annotated[bool, FLAG]
 Tokens = Annotated[tuple[str, ...], list_of(TOKEN)]
-Texts = Annotated[tuple[str, ...], list_of(TEXT, limit=32)]
+Texts = Annotated[tuple[str, ...], list_of(TEXT, limit=MAX_TEXTS)]
 DataClass = Annotated[str, choice(*DATA_CLASSES)]
 Role = Annotated[str, choice(*ROLES)]
 MaybeText = Annotated[str | None, optional(TEXT)]

@@ -21,7 +21,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     federation = Federation.make(folder)
     digests = dict.fromkeys(("package", "dependencies", "proto", "config"), "0" * 64)
     federation.members["graz"].log.append(
-        ev.AgentStart(version=HOSTILE, image=None, insecure=(HOSTILE,), **digests)
+        ev.AgentStart(version=HOSTILE, image=None, sbom=None, insecure=(HOSTILE,), **digests)
     )
     federation.play(2)
     federation.stop()

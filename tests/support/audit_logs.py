@@ -243,6 +243,7 @@ class Federation:
                 dependencies=digest("constraints"),
                 proto=digest("proto"),
                 image=None,
+                sbom=None,
                 config=digest("config", member.party.name),
                 insecure=(),
             )

@@ -99,6 +99,7 @@ def _attacked(tmp_path: Path) -> Federation:
             dependencies="0" * 64,
             proto="0" * 64,
             image=None,
+            sbom=None,
             config="0" * 64,
             insecure=(SCRIPT,),
         )

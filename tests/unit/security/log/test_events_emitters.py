@@ -27,7 +27,8 @@ BOTH, SITE, HUB = "both", "site", "coordinator"
 EMITTERS = {
     "log.genesis": (BOTH, "security/log/writer.py"),
     "manifest.adopted": (BOTH, "security/log/writer.py"),
-    "agent.start": (BOTH, "site_agent/assembly.py", "coordinator/assembly.py"),
+    "agent.start": (BOTH, "security/log/start.py"),
+    "software.differs": (BOTH, "security/log/start.py"),
     "agent.stop": (BOTH, "site_agent/client.py", "coordinator/service.py"),
     "config.changed": (BOTH, "security/log/writer.py"),
     "policy.changed": (SITE, "security/log/writer.py"),
@@ -102,6 +103,7 @@ def _start(lonely: Lonely, config: str) -> None:
             dependencies="2" * 64,
             proto="3" * 64,
             image=None,
+            sbom=None,
             config=config,
             insecure=(),
         )
