@@ -32,6 +32,8 @@ def federation(folder: Path) -> Federation:
     _many(made)
     made.members["graz"].log.rotate("epoch over")
     made.play()
+    differs = ev.SoftwareDiffers(count=1, packages=("numpy: 2.0 is installed, 2.1 is listed",))
+    made.members["graz"].log.append(differs)
     made.stop()
     return made
 
@@ -43,7 +45,6 @@ def _settings(made: Federation) -> None:
     graz.append(ev.PolicyChanged(old=digest("policy", "graz"), new=there, who="root", reason="stricter", document=None))
     for old, new in ((here, there), (there, here)):
         graz.append(ev.ConfigChanged(old=old, new=new, who="root", reason="a trial"))
-    graz.append(ev.SoftwareDiffers(count=1, packages=("numpy: 2.0 is installed, 2.1 is listed",)))
     graz.append(
         ev.RoundDeclined(method="fednpr-per", attempt=0, context=None, rule="outside of hours"), run=made.run, round=2
     )
