@@ -25,7 +25,9 @@ from security.secagg.transitions import SiteState
 from tests.support.secagg_world import RecordedFederation, federation, names, random_updates, take_policy
 
 
-def stopped_before(kind: type[Wire], count: int = 4, **options: Any) -> tuple[RecordedFederation, SiteMachine, Wire]:
+def stopped_before(
+    kind: type[Wire], count: int = 4, *, cohort: int | None = None, **options: Any
+) -> tuple[RecordedFederation, SiteMachine, Wire]:
     """A round in which site-00 never gets its first message of a kind; returns that message."""
     run = federation(count, **options)
     run.transcript = []
@@ -39,7 +41,7 @@ def stopped_before(kind: type[Wire], count: int = 4, **options: Any) -> tuple[Re
 
     run.hook = hook
     run.begin_round(random_updates(run.policy.layout, run.sites, 1))
-    attempt = run.planned.next_attempt(list(run.sites))
+    attempt = run.planned.next_attempt(list(run.sites)[:cohort])
     run._do_coordinator(attempt.start())
     run.pump()
     return run, run.sites["site-00"].machine, held[0]
@@ -188,30 +190,54 @@ def test_survivors_with_a_fault_end_the_attempt(fault: str) -> None:
     assert isinstance(effects[0], Persist), "written before it is said"
 
 
-@pytest.mark.parametrize("fault", ["swapped key", "missing", "own changed", "same key", "other context", "unsigned"])
+ADVERT_FAULTS = (
+    "swapped key", "missing", "own changed", "own signed again", "same key", "same kem key", "too few hashes",
+    "other context", "unsigned", "a site of no cohort",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ADVERT_FAULTS)
 def test_adverts_with_a_fault_end_the_attempt(fault: str) -> None:
-    run, machine, adverts = stopped_before(messages.Adverts)
+    run, machine, adverts = stopped_before(messages.Adverts, 5, cohort=4)
     assert isinstance(adverts, messages.Adverts)
     first, second, *rest = adverts.adverts
-    other = run.sites["site-01"].machine.core.signer
 
-    def signed(**changes: Any) -> Advert:
-        changed = replace(second, **changes)
-        return replace(changed, signature=other.sign(statements.advert(run.policy, changed)))
+    def signed(advert: Advert = second, **changes: Any) -> Advert:
+        changed = replace(advert, **changes)
+        signer = run.sites[changed.site].machine.core.signer
+        return replace(changed, signature=signer.sign(statements.advert(run.policy, changed)))
 
     changed: list[Advert] = {
         "swapped key": [first, replace(second, mask_key=bytes(32)), *rest],
         "missing": [first, *rest],
         "own changed": [replace(first, log_size=9), second, *rest],
+        "own signed again": [signed(first, log_size=9), second, *rest],
         "same key": [first, signed(mask_key=first.mask_key), *rest],
         "same kem key": [first, signed(mask_kem=first.share_kem), *rest],
         "too few hashes": [first, signed(pair_hashes=second.pair_hashes[1:]), *rest],
         "other context": [first, signed(ctx=bytes(32)), *rest],
         "unsigned": [first, replace(second, signature=bytes(64)), *rest],
+        "a site of no cohort": [first, second, *rest[:-1], signed(rest[-1], site="site-04")],
     }[fault]
     effects = machine.receive(replace(adverts, adverts=tuple(changed)))
     assert machine.state is SiteState.IDLE
     assert any(isinstance(e, Ended) and isinstance(e.error, VerificationFailed) for e in effects)
+
+
+@pytest.mark.parametrize("fault", ["a root is missing", "out of order", "own root", "unsigned"])
+def test_roots_with_a_fault_end_the_attempt(fault: str) -> None:
+    _run, machine, deliver = stopped_before(messages.Deliver)
+    assert isinstance(deliver, messages.Deliver)
+    roots = list(deliver.roots)
+    changed = {
+        "a root is missing": roots[:-1],
+        "out of order": roots[::-1],
+        "own root": [replace(roots[0], root=bytes(32)), *roots[1:]],
+        "unsigned": [*roots[:-1], replace(roots[-1], signature=bytes(64))],
+    }[fault]
+    effects = machine.receive(replace(deliver, roots=tuple(changed)))
+    assert machine.state is SiteState.IDLE
+    assert any(isinstance(e, Ended) and isinstance(e.error, ToolkitError) for e in effects)
 
 
 def test_a_peer_that_was_set_back_is_shown_its_own_advert_and_halts() -> None:
