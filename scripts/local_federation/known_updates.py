@@ -42,16 +42,23 @@ learning_rate = 0.001
 [aggregation]
 ring_bits = {{ring_bits}}
 weight_cap = 8
-[timing]
+{{aggregation}}[timing]
 train = {{train}}
 message = {{message}}
 upload = {{upload}}
 """
 
 
-def number_plan(rounds: int, *, train: int, message: int, upload: int, ring_bits: int = DEFAULT_BITS) -> str:
-    """federation.toml of such sites: one layer of numbers, and how many seconds each step may take."""
-    return PLAN.format(rounds=rounds, train=train, message=message, upload=upload, ring_bits=ring_bits)
+def number_plan(
+    rounds: int, *, train: int, message: int, upload: int, ring_bits: int = DEFAULT_BITS, aggregation: str = ""
+) -> str:
+    """federation.toml of such sites: one layer of numbers, and how many seconds each step may take.
+
+    :param aggregation: further lines of that table.
+    """
+    return PLAN.format(
+        rounds=rounds, train=train, message=message, upload=upload, ring_bits=ring_bits, aggregation=aggregation
+    )
 
 
 def write_numbers(path: Path, words: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from lazaret.errors import PolicyViolation, VerificationFailed
-from security.secagg import certificate_checks, messages
+from security.secagg import certificate_checks, messages, statements
 from security.secagg import context as hashes
 from security.secagg.certificates import NamedRoot, RepeatCertificate
 from security.secagg.context import RepeatOf
@@ -124,6 +124,27 @@ def test_a_repeat_of_a_part_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     run = evil(5)
     repeat_with_a_smaller_cohort(run)
     assert_recovered(run)
+
+
+@pytest.mark.parametrize("fault", ["under other keys", "of another set"])
+def test_a_repeat_is_of_this_attempts_keys_and_set(fault: str) -> None:
+    """Even if all its members had signed another set, or the same one under other keys: this site has not."""
+    run = evil(5, wide=False)
+    run.open_round()
+    attempt = run.secretly()
+    certified = attempt.repeat_certificate()
+    assert certified is not None
+    survivors = bytes(32)
+    if fault == "under other keys":
+        certified = replace(certified, kx=bytes(32))
+        survivors = _survivors(certified, certified.roots)
+        agreed = statements.agree(certified.kx, survivors)
+        keys = {name: run.machine(name).core.signer for name in run.sites}
+        signed = (replace(line, signature=keys[line.site].sign(agreed)) for line in certified.agreements)
+        certified = replace(certified, agreements=tuple(signed))
+    run.secretly(repeats=[certified], context_repeats=(RepeatOf(ctx=attempt.ctx, survivors=survivors),))
+    refused = assert_refused(run, VICTIM, VerificationFailed, "check_plan_reuse")
+    assert fault in str(refused)
 
 
 def the_same_update_in_the_next_round(run: EvilCoordinator) -> None:

@@ -65,6 +65,16 @@ def test_the_promise_outlives_the_attempt() -> None:
     assert_safe(run)
 
 
+def test_the_promise_outlives_the_round_and_a_restart() -> None:
+    """The records of an attempt are dropped with its round; that shares were released in it is remembered."""
+    run = evil(4, wide=False)
+    run.run_round(run.updates(1))
+    asked = run.planned.attempts[0].abort_request()
+    run.restart_site(VICTIM)
+    with pytest.raises(RemoteProtocolError, match="released in that attempt"):
+        run.machine().receive(asked)
+
+
 def test_abort_after_release_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """An abort certificate beside a sum: the updates go into a second one, and the difference is the victim's."""
     monkeypatch.setattr(differences, "check_same_state_sums", lambda *_: None)  # stops it as well

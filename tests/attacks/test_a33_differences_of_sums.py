@@ -7,17 +7,14 @@ same model, where updates hardly differ, no site agrees to such a set (A13).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 
 from security.crypto.prg import Words
-from security.identity.membership import AggregationPolicy
 from security.secagg import fixed_point
 from security.secagg.effects import Isolated
-from security.secagg.records import SumSeen
 from security.secagg.site import differences
+from tests.support.cheating_site import lone_change
 from tests.support.evil import VICTIM, EvilCoordinator, evil
 from tests.support.secagg_world import small_layout
 from tests.support.spoils import correlation
@@ -64,10 +61,6 @@ def test_the_victim_raises_an_alarm() -> None:
 
 def test_the_victim_raises_an_alarm_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparing the last two sums only, as an earlier version did, misses it."""
-
-    def lone_change(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
-        return float(len(sums) > 1 and set(sums[-1].sites) ^ set(sums[-2].sites) == {site})
-
     monkeypatch.setattr(differences, "exposure", lone_change)
     run, fit = chosen_cohorts()
     assert fit > 0.75 and not alarms(run, VICTIM)

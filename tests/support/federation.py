@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from coordinator.status import overview
 from lazaret.errors import ConfigError
 from scripts.local_federation.known_updates import number_plan, words_of, write_numbers
@@ -34,12 +36,14 @@ class NumberFederation:
         ready_slot: float = 0.1,
         audit: str = "auto",
         grace: float = 1.0,
+        aggregation: str = "",
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=number_plan(rounds, train=30, message=3, upload=4) + f'[audit]\nmode = "{audit}"\n',
+            plan=number_plan(rounds, train=30, message=3, upload=4, aggregation=aggregation)
+            + f'[audit]\nmode = "{audit}"\n',
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
             coordinator_settings={"grace": grace, "ping": 2.0, "audit": 1.0},
@@ -112,6 +116,17 @@ class NumberFederation:
             for result in results:
                 state, movements = follows(result, state, manifest, movements), result.movements
         return [(result.round, result.survivors) for result in results]
+
+    def steps(self) -> list[float]:
+        """How far the model moved in each round, whatever the sites put in."""
+        manifest = manifest_at(self.grounds.coordinator / "identity")
+        _, state = pinned_model(self.grounds.initial, manifest)
+        found, movements = [], b""
+        for result in read_published(self.grounds.coordinator):
+            before, state = state, follows(result, state, manifest, movements)
+            movements = result.movements
+            found.append(float(np.linalg.norm(state - before)))
+        return found
 
     def said(self, home: Path) -> dict[tuple[str, str], set[str]]:
         """What a party said about each thing, over all its lives."""
