@@ -45,6 +45,8 @@ TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0
 GRACE_SECONDS: Final = 2.0
+CHECK_SECONDS: Final = 10.0  # how long witnesses wait for the check of a sum
+WITNESS_SECONDS: Final = 3.0
 _HIGHEST_SESSION: Final = 2**63 - 1  # as the database can hold
 
 
@@ -66,6 +68,7 @@ class Service:
         self._at_once = False
         self._failure: BaseException | None = None
         self._witnessed_rounds = -1
+        self._unchecked_since: float | None = None
         self._sending = Turns()
         self._receiving = Turns()
 
@@ -326,6 +329,7 @@ class Service:
             if self.stopped.is_set():
                 patience = patience or loop.time() + STOP_SECONDS
                 if self._may_leave(patience):
+                    await self._witness_end()
                     return
                 shell.execute(shell.engine.stop())
             shell.tick()
@@ -338,11 +342,32 @@ class Service:
             await asyncio.sleep(TICK_SECONDS)
 
     def _witness_round(self) -> None:
-        """After each published result, and once when the first sites are there."""
-        if self.shell.results != self._witnessed_rounds and self.shell.streams and not self.shell.engine.aggregating:
-            self._witnessed_rounds = self.shell.results
-            self.shell.settle_receipts()
-            self.shell.call_witnesses()
+        """Once when the first sites are there, and after each published result.
+
+        Not before its sum is checked, as long as that does not take long: then the checkpoints cover the whole round.
+        """
+        shell, now = self.shell, asyncio.get_running_loop().time()
+        if shell.results == self._witnessed_rounds or not shell.streams or shell.engine.aggregating:
+            return
+        self._unchecked_since = self._unchecked_since or now
+        if shell.engine.auditing and now < self._unchecked_since + CHECK_SECONDS:
+            return
+        self._witnessed_rounds, self._unchecked_since = shell.results, None
+        shell.settle_receipts()
+        shell.call_witnesses()
+
+    async def _witness_end(self) -> None:
+        """The last checkpoints, of all who are still there, before the streams are closed; not for long."""
+        shell, loop = self.shell, asyncio.get_running_loop()
+        if not shell.streams or self._at_once:
+            return
+        shell.settle_receipts()
+        shell.call_witnesses()
+        size, patience = shell.books.head.size, loop.time() + WITNESS_SECONDS
+        while shell.streams and shell.books.log.witnessed < size and loop.time() < patience and not self._at_once:
+            await asyncio.sleep(TICK_SECONDS)
+            self._check()
+        await asyncio.sleep(TICK_SECONDS)  # for cosignatures between the sites, which pass through here
 
 
 def run_until_stopped(

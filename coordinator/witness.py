@@ -14,7 +14,7 @@ from lazaret.errors import CheckpointConflict, RemoteProtocolError
 from security.log.events import Cosigned
 from security.log.roster import PEERS_FOR_QUORUM, Roster
 from security.log.schema import MAX_COUNT
-from security.log.witness import Witness, check_cosigned_now
+from security.log.witness import Witness
 from security.secagg.fields import Wire
 from security.secagg.relay import Cosignature, Head, HeadSignature, Held, WitnessCall
 
@@ -105,7 +105,6 @@ class WitnessDesk:
         self._held[site, message.origin] = message.size
         log = self._books.log
         if message.origin == log.origin:
-            check_cosigned_now(message.signature.line, self._witness.now_ms())
             log.add_cosignature(message.size, message.signature.line)
             return []
         owner = self._roster.by_origin.get(message.origin)

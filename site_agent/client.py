@@ -56,6 +56,8 @@ CONNECT_SECONDS: Final = 20.0
 MOST_APART_MS: Final = 300_000
 SAY_AGAIN_SECONDS: Final = 600.0
 ASK_SECONDS: Final = 1.0
+WITNESS_SECONDS: Final = 3.0
+LINGER_SECONDS: Final = 0.5
 _OTHER_END: Final = (
     "something answers, but TLS with it fails: another federation's coordinator, a certificate that has expired, or a "
     "proxy that inspects TLS (`site-agent check` finds out which)"
@@ -150,6 +152,10 @@ class Client:
         dialling = asyncio.create_task(self._stay_connected())
         try:
             done, _ = await asyncio.wait([*tasks, stopped, dialling], return_when=asyncio.FIRST_COMPLETED)
+            if done == {stopped}:
+                last = asyncio.create_task(self._last_head())
+                tasks.append(last)
+                done, _ = await asyncio.wait([*tasks, dialling], return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if task is not stopped:
                     self._rethrow(task)
@@ -157,6 +163,16 @@ class Client:
             for task in (*tasks, stopped, dialling):
                 task.cancel()
             await asyncio.gather(*tasks, stopped, dialling, return_exceptions=True)
+
+    async def _last_head(self) -> None:
+        """The end of the log, witnessed as far as anybody is there for it; not for long."""
+        if self._call is None:
+            return
+        self._events.put_nowait(self.agent.last_head)
+        patience = self._loop.time() + WITNESS_SECONDS
+        await asyncio.sleep(LINGER_SECONDS)  # others may stop too: they need our signatures as we need theirs
+        while self._call is not None and not self.agent.witnessing.settled and self._loop.time() < patience:
+            await asyncio.sleep(TICK_SECONDS)
 
     @staticmethod
     def _rethrow(task: asyncio.Task[Any]) -> None:

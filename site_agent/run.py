@@ -253,6 +253,14 @@ class Agent:
         except ToolkitError as error:
             log.warning("%s", error)
 
+    def last_head(self) -> Iterator[bytes]:
+        """Before the stream is closed: have what was logged so far witnessed."""
+        try:
+            for head in self.witnessing.last_head():
+                yield from self.outbox.post(Send(head))
+        except PolicyViolation as error:
+            log.warning("%s", error)
+
     # The training thread.
 
     def _train(self, job: Train) -> Finish:

@@ -13,7 +13,7 @@ from security.identity.membership import Seat
 from security.log import events as ev
 from security.log.note import Note, checkpoint_of
 from security.log.schema import MAX_COUNT
-from security.log.witness import Witness, check_cosigned_now
+from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.secagg import relay
 from security.secagg.fields import Wire
@@ -30,6 +30,8 @@ class Witnessing:
         self._log = log
         self.witness = witness
         self._seen = ("", 0)  # the coordinator's log, and how much of it
+        self._held: dict[str, int] = {}  # how much of this log each witness holds, as far as it has said so
+        self._last = 0  # size of the checkpoint that was offered at the end
 
     def saw(self, head: SignedHead) -> None:
         """Log a checkpoint of the coordinator that came with a message, if it has grown.
@@ -60,14 +62,33 @@ class Witnessing:
                 self._log.refuse_rollback([message.held])
 
     def _offer(self, call: relay.WitnessCall) -> relay.Head:
-        """The newest head, grown from what the witness holds. All witnesses of a round are offered the same one."""
+        """The newest head, grown from what the witness holds. The coordinator asks first, and all are offered the same
+        one: so it is signed then, over everything so far."""
         head = self._log.newest_checkpoint
-        if call.held_size > checkpoint_of(head).size:
+        if call.witness == self._seat.manifest.coordinator.id or call.held_size > checkpoint_of(head).size:
             head = self._log.checkpoint()
         if call.held_size > checkpoint_of(head).size:
             raise RemoteProtocolError("a witness claims to hold more of this log than there is", where=call.witness)
+        if call.witness in self.witness.roster.by_name:
+            self._held[call.witness] = call.held_size
+        return self._grown(head, call.witness, call.held_size)
+
+    def _grown(self, head: Note, witness: str, held_size: int) -> relay.Head:
         own = tuple(line for line in head.signatures if line.name == self._log.origin)
-        return relay.Head.of(call.witness, self._log.submission(call.held_size, Note(text=head.text, signatures=own)))
+        return relay.Head.of(witness, self._log.submission(held_size, Note(text=head.text, signatures=own)))
+
+    def last_head(self) -> Iterator[relay.Head]:
+        """Everything so far, offered to those who have witnessed this log before: the agent is about to stop."""
+        head = self._log.checkpoint()
+        self._last = checkpoint_of(head).size
+        for witness, held_size in self._held.items():
+            if held_size <= self._last:
+                yield self._grown(head, witness, held_size)
+
+    @property
+    def settled(self) -> bool:
+        """Whether witnesses have signed what was offered last."""
+        return self._log.witnessed >= self._last
 
     def _consider(self, message: relay.Head) -> Wire:
         if message.witness != self._seat.signer.site:
@@ -93,5 +114,6 @@ class Witnessing:
     def _keep(self, message: relay.Cosignature) -> None:
         if message.origin != self._log.origin:
             raise RemoteProtocolError("a cosignature for another log", where=message.origin)
-        check_cosigned_now(message.signature.line, self.witness.now_ms())
         self._log.add_cosignature(message.size, message.signature.line)
+        names = {party.cosigner.name: party.name for party in self.witness.roster.parties}
+        self._held[names[message.signature.line.name]] = message.size

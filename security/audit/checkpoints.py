@@ -1,17 +1,22 @@
-"""The checkpoints of one log: read, checked against keys, and sorted into epochs and witnesses."""
+"""The checkpoints of one log: read, checked against keys, sorted into epochs and witnesses, and held against the tree
+over its entries.
+"""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lazaret.errors import CodecError, VerificationFailed
 from security.audit.agreement import Agreements
 from security.audit.findings import Findings
+from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.keys import EpochChain
 from security.log.note import Checkpoint, KeyType, Note, VerifierKey, checkpoint_of
 from security.log.roster import Roster
 from security.log.store import LogFolder, is_size
+from security.log.witness import HeldCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,3 +168,81 @@ def check_epochs(checkpoints: Checkpoints, rotations: Sequence[int], findings: F
     for number, entry in enumerate(rotations):
         if entry not in sealed:
             findings.add("EpochUnsealed", f"no head of size {entry + 1} seals epoch {number}", entry)
+
+
+class TreeCheck:
+    """The tree over the entries as they pass, against every checkpoint of the log and against leaves.bin.
+
+    The scan puts leaves into `pending` and calls `reach` when it has come to the size `stop`.
+
+    :ivar latest_at: for each checkpoint, the latest time among the entries it covers.
+    """
+
+    def __init__(
+        self,
+        folder: LogFolder,
+        signed: Sequence[VerifiedCheckpoint],
+        held: Sequence[HeldCheckpoint],
+        findings: Findings,
+    ) -> None:
+        self.pending: list[bytes] = []
+        self.latest_at: dict[int, int] = {}
+        self._findings = findings
+        self._range = CompactRange()
+        self._size = self._fits = 0
+        self._own = {one.checkpoint.size: one for one in signed}
+        self._held: dict[int, list[HeldCheckpoint]] = {}
+        for other in held:
+            self._held.setdefault(other.checkpoint.size, []).append(other)
+        self._stops = iter([*sorted({*self._own, *self._held}), 1 << 62])
+        self.stop = next(self._stops)
+        self._leaves = folder.leaves.open("rb") if folder.leaves.exists() else io.BytesIO()
+
+    def reach(self, latest: int) -> bool:
+        """Compare the root of what has passed; whether the log itself has a checkpoint here."""
+        self._flush()
+        size, root, own = self.stop, self._range.root(), self._own.get(self.stop)
+        if own is not None:
+            if root == own.checkpoint.root:
+                self._fits = size
+            else:
+                between = f"a change between entries {self._fits} and {size - 1}"
+                self._findings.add("RootMismatch", f"head {size} has another root: {between}", max(size - 1, 0))
+            self.latest_at[size] = latest
+        for other in self._held.get(size, ()):
+            if root != other.checkpoint.root:
+                self._contradicted(other, size)
+        self.stop = next(self._stops)
+        return own is not None
+
+    def close(self, latest: int) -> None:
+        """Everything has passed."""
+        self._flush()
+        while self.stop <= self._size:
+            self.reach(latest)
+        if self._leaves.read(1):
+            self._findings.add("LeavesMismatch", "leaves.bin has hashes of entries that are not here", self._size)
+        self._leaves.close()
+
+    def _flush(self) -> None:
+        pending, self.pending = self.pending, []
+        self._size += len(pending)
+        self._range.extend(pending)
+        kept = self._leaves.read(HASH_SIZE * len(pending))
+        if kept == b"".join(pending):
+            return
+        start, sealed = self._size - len(pending), max(self._own, default=0)
+        for index, leaf in enumerate(pending):
+            mine = kept[index * HASH_SIZE : (index + 1) * HASH_SIZE]
+            # The file is derived and not synced, so it may end early; but never below the newest checkpoint.
+            if mine != leaf and (mine or start + index < sealed):
+                self._findings.add("LeavesMismatch", f"entry {start + index} has another hash", start + index)
+
+    def _contradicted(self, other: HeldCheckpoint, size: int) -> None:
+        """Entries that differ from what a witness saw: changed afterwards, or signed as another history?"""
+        own = self._own.get(size)
+        agrees = own is not None and own.checkpoint.root == other.checkpoint.root
+        if agrees or "RootMismatch" in self._findings:
+            self._findings.add("RootMismatch", f"a witness saw other entries up to {size}", max(size - 1, 0))
+        else:
+            self._findings.add("Fork", f"a witness holds another history of {size} entries", max(size - 1, 0))

@@ -127,10 +127,15 @@ CODES: Final[dict[str, Code]] = {
     "AnnexUnavailable": _note(
         "annexes are not in this copy (opened: no longer available)", "ask the site's own auditor"
     ),
+    "AnnexLost": _undecided(
+        "an annex is gone without an entry that says who had it erased", "ask the site, and for a backup of annex/"
+    ),
+    "AnnexKept": _fail("an annex that was to be erased is still there", "ask the site to erase it again"),
     # Checkpoints, keys and witnesses
     "Unsealed": _fail("the log has no signed checkpoint, although sealing begins with its first entry", _SITE_COPY),
     "UnsealedTail": _undecided("entries after the newest signed checkpoint are not signed yet", "ask for a newer copy"),
     "BadHead": _fail("a signed checkpoint cannot be read or is under another's name", _SITE_COPY),
+    "HeadMissing": _undecided("a checkpoint that travelled with a message is not in this copy", _SITE_COPY),
     "BadSignature": _fail("a signature on a checkpoint does not verify", _SITE_COPY),
     "UnknownSigner": _fail("a checkpoint has a signature of a key outside the roster", "ask who that key belongs to"),
     "RootMismatch": _fail(

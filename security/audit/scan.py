@@ -6,7 +6,6 @@ is turned into numbers. On a large log this costs less than reading the same lin
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from bisect import bisect_right
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Final
 
 from security.audit.agreement import Agreement, Agreements
-from security.audit.checkpoints import VerifiedCheckpoint
+from security.audit.checkpoints import TreeCheck, VerifiedCheckpoint
 from security.audit.completeness import RoundBook
 from security.audit.conformance import RULES, breaches
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Findings
-from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.egress import LEAST_UNIFORMITY, MASKED, due_bytes, permitted
 from security.log.keys import EpochChain
 from security.log.machine import HEARTBEAT_MS, SEGMENT, SKEW_MS
@@ -58,31 +56,25 @@ class Scan:
         self.folder = folder
         self.findings = findings
         self.size = 0
-        self.root = CompactRange()
         self.rotations: list[int] = []
         self.commitments: dict[int, str] = {}
         self.ledger = EgressLedger(findings)
         self.types: dict[str, int] = {}
         self.manifest: str | None = None
-        self.latest_at: dict[int, int] = {}  # for each checkpoint, the latest time among the entries it covers
         self.uploads: list[tuple[int, str, str]] = []  # the first vector of each run and round: entry, run, round
         self.given: dict[str, int] = {}  # for each other log, the largest checkpoint of it that was cosigned here
         self.cosigned: dict[int, dict[str, int]] = {}  # own checkpoints: who cosigned each, and the entry that says so
+        self.shown: dict[str, int] = {}  # sizes of own checkpoints that travelled with messages, and the first entry
+        self.erased: list[range] = []  # entries whose annexes were erased
         self.running = False  # whether the agent was started and has not said that it stops
         self.rounds = RoundBook(findings)
         self._agreements = agreements
         self._adopted_at: list[int] = []  # entries from which on another manifest is in force,
         self._in_force: list[Agreement | None] = []  # and which one
-        self._checkpoints = {one.checkpoint.size: one for one in signed}
-        self._held: dict[int, list[HeldCheckpoint]] = {}
-        for other in held:
-            self._held.setdefault(other.checkpoint.size, []).append(other)
-        self._stops = iter([*sorted({*self._checkpoints, *self._held}), 1 << 62])
-        self._stop = next(self._stops)
+        self.tree = TreeCheck(folder, signed, held, findings)
         self._chain = chain
         self._origin = f'"{findings.log}"'
-        self._pending: list[bytes] = []
-        self._offset = self._fits = 0
+        self._offset = 0
         self._epoch = "0"
         self._heartbeats = 0
         self._boot = ""
@@ -98,7 +90,6 @@ class Scan:
         self._sent: set[tuple[str, str, str]] = set()
         self._due: dict[tuple[str, str], str] = {}
         self._segment = sha256()
-        self._leaves = folder.leaves.open("rb") if folder.leaves.exists() else io.BytesIO()
         self._handlers: Mapping[str, Callable[[Match, int], None]] = {
             "log.genesis": self._genesis,
             "manifest.adopted": self._adopted,
@@ -107,6 +98,7 @@ class Scan:
             "config.changed": self._config_changed,
             "policy.changed": self._policy_changed,
             "clock.adjusted": self._adjusted,
+            "annex.erased": self._erased,
             "cosigned": self._cosigned,
             "trainer.isolated": self._isolated,
             "train.done": self._trained,
@@ -131,10 +123,7 @@ class Scan:
                 self._block(block)
             if self.size != (number + 1) * SEGMENT and number + 1 < len(files):
                 self.findings.add("SegmentMissing", f"{path.name} is not full although another follows", self.size)
-        self._flush()
-        while self._stop <= self.size:
-            self._reach_checkpoint()
-        self._check_leaves_end()
+        self.tree.close(self._latest)
         self.rounds.close(self._role)
 
     @property
@@ -152,10 +141,10 @@ class Scan:
         lines, leaves, done = block.lines, block.leaves(), 0
         entry = self._torn if block.torn else self._entry
         while done < len(lines):
-            if self.size == self._stop:
-                self._reach_checkpoint()
-            upto = min(done + self._stop - self.size, len(lines))  # as far as the next checkpoint
-            self._pending += leaves[done:upto]
+            if self.size == self.tree.stop and self.tree.reach(self._latest):
+                self._sealed_mono = self._mono
+            upto = min(done + self.tree.stop - self.size, len(lines))  # as far as the next checkpoint
+            self.tree.pending += leaves[done:upto]
             for line in lines[done:upto]:
                 entry(line)
             done = upto
@@ -350,6 +339,10 @@ class Scan:
     def _heartbeat(self, _match: Match, _seq: int) -> None:
         self._heartbeats += 1
 
+    def _erased(self, match: Match, seq: int) -> None:
+        # What comes later was not there to be erased.
+        self.erased.append(range(int(match["body_first"]), min(int(match["body_last"]), seq) + 1))
+
     def _recovered(self, match: Match, seq: int) -> None:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
 
@@ -373,6 +366,8 @@ class Scan:
             due = self._due[message, shape] = self._recompute(message, shape, seq)
         if size != due or expected != due or int(head) > seq:
             self.findings.add("SurplusBytes", f"{message[1:-1]} at entry {seq}: {size} bytes, {due} due", seq)
+        if head not in self.shown and int(head) <= seq:
+            self.shown[head] = seq
         is_vector = data_class == f'"{MASKED}"'
         if is_vector and (masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY):
             detail = f"{message[1:-1]} at entry {seq}: masked {masked}, uniformity {evenness.strip(QUOTE)}"
@@ -443,51 +438,3 @@ class Scan:
         segment, digest = match.group("body_segment", "body_sha256")
         if seq % SEGMENT or int(segment) != seq // SEGMENT - 1 or digest != f'"{self._digest_of_last}"':
             self.findings.add("SegmentMismatch", f"entry {seq} seals segment {segment}", seq)
-
-    # Tree, checkpoints and leaves.bin
-
-    def _flush(self) -> None:
-        pending, self._pending = self._pending, []
-        self.root.extend(pending)
-        self._compare_leaves(pending)
-
-    def _compare_leaves(self, pending: list[bytes]) -> None:
-        kept = self._leaves.read(HASH_SIZE * len(pending))
-        if kept == b"".join(pending):
-            return
-        start = self.size - len(pending)
-        for index, leaf in enumerate(pending):
-            mine = kept[index * HASH_SIZE : (index + 1) * HASH_SIZE]
-            # The file is derived and not synced, so it may end early; but never below the newest checkpoint.
-            if mine != leaf and (mine or start + index < max(self._checkpoints, default=0)):
-                self.findings.add("LeavesMismatch", f"entry {start + index} has another hash", start + index)
-
-    def _check_leaves_end(self) -> None:
-        if self._leaves.read(1):
-            self.findings.add("LeavesMismatch", "leaves.bin has hashes of entries that are not here", self.size)
-        self._leaves.close()
-
-    def _reach_checkpoint(self) -> None:
-        self._flush()
-        size, root, own = self._stop, self.root.root(), self._checkpoints.get(self._stop)
-        if own is not None:
-            if root == own.checkpoint.root:
-                self._fits = size
-            else:
-                between = f"a change between entries {self._fits} and {size - 1}"
-                self.findings.add("RootMismatch", f"head {size} has another root: {between}", max(size - 1, 0))
-            self.latest_at[size] = self._latest
-            self._sealed_mono = self._mono
-        for other in self._held.get(size, ()):
-            if root != other.checkpoint.root:
-                self._contradicted(other, size)
-        self._stop = next(self._stops)
-
-    def _contradicted(self, other: HeldCheckpoint, size: int) -> None:
-        """Entries that differ from what a witness saw: changed afterwards, or signed as another history?"""
-        own = self._checkpoints.get(size)
-        agrees = own is not None and own.checkpoint.root == other.checkpoint.root
-        if agrees or "RootMismatch" in self.findings:
-            self.findings.add("RootMismatch", f"a witness saw other entries up to {size}", max(size - 1, 0))
-        else:
-            self.findings.add("Fork", f"a witness holds another history of {size} entries", max(size - 1, 0))

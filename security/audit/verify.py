@@ -243,6 +243,9 @@ def _check_manifest(folder: LogFolder, scan: Scan, findings: Findings) -> None:
         findings.add("ManifestMismatch", "manifest.json is missing")
     elif scan.manifest is not None and sha256(folder.manifest.read_bytes()).hexdigest() != scan.manifest:
         findings.add("ManifestMismatch", "manifest.json is not the manifest that the log names")
+    for seq, digest in scan.adoptions:
+        if digest and not folder.manifest_path(digest).exists():
+            findings.add("ManifestMissing", f"manifests/ has no copy of the version in force from entry {seq} on", seq)
 
 
 def _check_counted(genesis: Mapping[str, Any] | None, scan: Scan, findings: Findings) -> None:
@@ -261,6 +264,10 @@ def _check_chain_length(chain: EpochChain | None, scan: Scan, findings: Findings
 
 def _check_coverage(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
     newest = checkpoints.newest
+    here = {str(one.checkpoint.size) for one in checkpoints.signed}
+    for shown, seq in scan.shown.items():
+        if shown not in here:
+            findings.add("HeadMissing", f"entry {seq} went out with head {shown}, which is not here", seq)
     if newest is None:
         findings.add("Unsealed", f"{scan.size} entries and not one valid signed head")
         return
@@ -290,9 +297,9 @@ def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> No
     The time in the middle counts, so that one witness with a false clock cannot make an honest log look backdated.
     """
     for one in checkpoints.signed:
-        if not one.cosigners or one.checkpoint.size not in scan.latest_at:
+        if not one.cosigners or one.checkpoint.size not in scan.tree.latest_at:
             continue
-        latest, size = scan.latest_at[one.checkpoint.size], one.checkpoint.size
+        latest, size = scan.tree.latest_at[one.checkpoint.size], one.checkpoint.size
         middle = median_low(one.cosigners.values()) * 1000
         if len(one.cosigners) > 1 and latest > middle + SKEW_MS:
             late = (latest - middle) // 1000
@@ -404,12 +411,18 @@ def _check_held(scan: Scan, held: Sequence[HeldCheckpoint], findings: Findings) 
 
 
 def _check_annexes(folder: LogFolder, scan: Scan, findings: Findings) -> None:
-    missing = 0
+    """A copy for an auditor has no annexes. The site's own folder has all of them but those that were erased."""
+    own, missing = folder.annex.is_dir(), 0
     for seq, commitment in scan.commitments.items():
+        erased = any(seq in entries for entries in scan.erased)
         try:
             Annex.open(folder.annex_path(seq).read_bytes(), commitment)
+            if erased:
+                findings.add("AnnexKept", f"the annex of entry {seq} was to be erased, and it is here", seq)
         except FileNotFoundError:
             missing += 1
+            if own and not erased:
+                findings.add("AnnexLost", f"the annex of entry {seq} is gone, and no entry says why", seq)
         except (CodecError, VerificationFailed) as error:
             findings.add("AnnexMismatch", f"annex of entry {seq}: {error.message}", seq)
     if missing:

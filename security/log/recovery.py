@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from lazaret.errors import AuditLogError, CodecError, VerificationFailed
+from security.log.events import AnnexErased
 from security.log.keys import EpochChain
 from security.log.machine import SEGMENT, LogMachine
 from security.log.note import Note, checkpoint_of
@@ -67,7 +68,7 @@ def _replay(writer: DurableFolder, machine: LogMachine, signed_size: int) -> byt
     files = LogReader(writer.path).segments()
     for number, path in enumerate(files):
         for block in blocks(path):
-            whole = _replay_block(block, machine)
+            whole = _replay_block(block, machine, writer)
             if whole is None:
                 continue
             if machine.tree.size < signed_size or number != len(files) - 1:
@@ -82,13 +83,16 @@ def _replay(writer: DurableFolder, machine: LogMachine, signed_size: int) -> byt
     return b""
 
 
-def _replay_block(block: LineBlock, machine: LogMachine) -> int | None:
+def _replay_block(block: LineBlock, machine: LogMachine, writer: DurableFolder) -> int | None:
     """Take the lines that continue the log; where one does not, the offset at which it begins."""
     offset = block.offset
     for line in block.lines:
         if block.torn or not _is_next(line, machine):
             return offset
-        machine.replay(line)
+        entry = machine.replay(line)
+        if entry["type"] == AnnexErased.type:
+            # A crash may have come between the entry and the last of the files.
+            writer.erase_annexes(entry["body"]["first"], min(entry["body"]["last"], entry["seq"]))
         offset += len(line) + 1
     return None
 

@@ -210,6 +210,12 @@ class DurableFolder(LogFolder):
         with naming(self.leaves), open(self.leaves, "ab" if all_leaves is None else "wb") as file:
             file.write(b"".join(pending if all_leaves is None else all_leaves))
 
+    def erase_annexes(self, first: int, last: int) -> None:
+        """Delete the annexes of a range of entries, as far as there are any."""
+        for path in self.annex.glob("*.json"):
+            if is_size(path.stem) and first <= int(path.stem) <= last:
+                path.unlink()
+
     def truncate_segment(self, number: int, length: int) -> None:
         """Cut a torn write off the last segment; the caller has put its bytes into evidence."""
         self.close_segment()
@@ -262,6 +268,8 @@ class Annex:
             annex = cls(salt=bytes.fromhex(value["salt"]), details=value["details"])
         except (TypeError, ValueError) as error:
             raise CodecError("not an annex") from error
+        if annex.encode() != data:
+            raise CodecError("not an annex")  # one spelling: hexadecimal digits could be small or large
         if len(annex.salt) != SALT_SIZE or not hmac.compare_digest(annex.commitment(), commitment):
             raise VerificationFailed("the annex is not what the entry commits to")
         return annex

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from threading import Lock
-from typing import Any, Final
+from typing import Any
 
-from lazaret.errors import CheckpointConflict, CodecError, ForkDetected, RemoteProtocolError, VerificationFailed
+from lazaret.errors import CheckpointConflict, CodecError, ForkDetected, VerificationFailed
 from security.clock import Clock
 from security.crypto import encoding
 from security.crypto.merkle import EMPTY_ROOT, MAX_PATH, verify_consistency
@@ -199,24 +199,6 @@ def decide(held: HeldCheckpoint | None, offer: Submission, root: VerifierKey, or
     return offered
 
 
-MOST_APART_SECONDS: Final = 300
-
-
-def check_cosigned_now(cosignature: Signature, now_ms: int) -> None:
-    """A cosignature is kept when it is made, so that its time is about ours. One of a machine whose clock is ahead
-    would contradict the times of everything that is logged until then.
-
-    :raises RemoteProtocolError: if the two clocks differ by too much.
-    """
-    apart = int.from_bytes(cosignature.value[:8], "big") - now_ms // 1000
-    if abs(apart) > MOST_APART_SECONDS:
-        raise RemoteProtocolError(
-            f"the clock of a witness differs from this machine's by {abs(apart)} s; its signature is not kept",
-            where=cosignature.name,
-            hint="one of the two is wrong: keep both correct with NTP",
-        )
-
-
 class Witness:
     """The checkpoints this party holds of all other logs, in its own log folder.
 
@@ -236,9 +218,6 @@ class Witness:
     @property
     def roster(self) -> Roster:
         return self._roster()
-
-    def now_ms(self) -> int:
-        return self._clock.now_ms()
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -95,6 +95,7 @@ class AuditLog:
         self._clock = clock
         self._rng = rng
         self._newest = newest
+        self.witnessed = 0  # size of the newest checkpoint that got a quorum since this start
         self._boot = rng.bytes(16).hex()
         self._mutex = RLock()
 
@@ -320,9 +321,7 @@ class AuditLog:
             if key is None:
                 raise VerificationFailed("not a witness of this log", where=self.origin)
             timestamp = key.verify(note.text, cosignature.value)
-            if abs((timestamp or 0) * 1000 - self._clock.now_ms()) > SKEW_MS:
-                # Kept, it would make an honest log look backdated, or later entries look impossible.
-                raise VerificationFailed("a witness's time is more than five minutes from ours", where=key.name)
+            self._check_time_of(key.name, timestamp or 0)
             others = tuple(line for line in note.signatures if (line.name, line.key_id) != (key.name, key.id))
             merged = Note(text=note.text, signatures=(*others, cosignature))
             self._writer.disk.publish(self._writer.checkpoint_path(size), merged.encode())
@@ -335,6 +334,17 @@ class AuditLog:
                     Cosigned(origin=self.origin, size=size, root=root, cosigner=key.name, timestamp=timestamp or 0)
                 )
 
+    def _check_time_of(self, witness: str, seconds: int) -> None:
+        """A cosignature is kept when it is made, so that its time is about ours. One of a machine with another clock
+        would make this log look backdated, or contradict the times of everything that is logged until then."""
+        apart = abs(seconds * 1000 - self._clock.now_ms())
+        if apart > SKEW_MS:
+            raise VerificationFailed(
+                f"the clock of a witness differs from this machine's by {apart // 1000} s; its signature is not kept",
+                where=witness,
+                hint="one of the two is wrong: keep both correct with NTP",
+            )
+
     def _own_checkpoint(self, size: int) -> Note:
         try:
             return self._writer.checkpoint_note(size)
@@ -345,6 +355,7 @@ class AuditLog:
     def _keep_if_quorum(self, note: Note, size: int, keys: Iterable[VerifierKey]) -> None:
         if self._roster.missing_for_quorum(self.origin, note.verify(keys)):
             return
+        self.witnessed = max(self.witnessed, size)
         kept = self._writer.cosigned
         if not kept.exists() or checkpoint_of(Note.parse(kept.read_bytes())).size <= size:
             self._writer.disk.publish(kept, note.encode())
@@ -398,8 +409,7 @@ class AuditLog:
         """Delete the annexes of a range of entries; the log says so first."""
         with self._guard("erase an annex"):
             self.append(AnnexErased(first=first, last=last, authority=authority), actor=authority)
-            for seq in range(first, last + 1):
-                self._writer.annex_path(seq).unlink(missing_ok=True)
+            self._writer.erase_annexes(first, last)
 
     def close(self, farewell: Callable[[AuditLog], object] | None = None) -> None:
         """Seal what is there and give the folder back."""

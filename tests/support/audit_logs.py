@@ -203,8 +203,12 @@ class Federation:
         return [member for member in self.members.values() if member.party.role == SITE]
 
     @property
+    def members_ever(self) -> dict[str, Member]:
+        return {member.party.name: member for member in (*self.members.values(), *self.gone)}
+
+    @property
     def folders(self) -> list[Path]:
-        return [member.folder for member in (*self.members.values(), *self.gone)]
+        return [member.folder for member in self.members_ever.values()]
 
     @property
     def root_key(self) -> Path:

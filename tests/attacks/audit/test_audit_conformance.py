@@ -215,7 +215,7 @@ def _rewritten(federation: Federation, folder: Path, who: str, change: Callable[
 def test_breach_over_several_entries_is_found(name: str, private: Federation, tmp_path: Path) -> None:
     who, change, expected = WHOLE[name]
     path = _rewritten(private, tmp_path, who, change)
-    company = {"NotWitnessed", "CosignatureMissing", "SurplusBytes", "SumMismatch"} | (
+    company = {"NotWitnessed", "CosignatureMissing", "HeadMissing", "SurplusBytes", "SumMismatch"} | (
         {"AnnexMismatch"} if expected == "StepMissing" else set()
     )
     codes = weighty(_verified(path, private).findings)

@@ -15,7 +15,7 @@ from security.audit.verify import verify
 from security.log import events as ev
 from security.log.machine import LogMachine, State
 from security.log.note import VerifierKey
-from security.log.store import Disk
+from security.log.store import Disk, DurableFolder
 from security.log.witness import HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
@@ -178,6 +178,32 @@ def test_annex_may_be_erased(lonely: Lonely) -> None:
     assert weighty(result.findings) == set()
     note = next(finding for finding in result.findings if finding.code == "AnnexUnavailable")
     assert "no longer available" in note.meaning
+
+
+def test_annex_that_is_gone_without_an_entry(lonely: Lonely) -> None:
+    seq = lonely.log.append(ev.OperatorAction(command="one", role="operator"), annex={"patients": 7})
+    lonely.log.checkpoint()
+    Tampering(lonely.folder).folder.annex_path(seq).unlink()
+    assert lonely.codes() == {"AnnexLost"}
+    with without("AnnexLost"):
+        assert lonely.codes() == set(), "twin"
+    shutil.rmtree(lonely.folder / "annex")
+    assert lonely.codes() == set(), "a copy for an auditor has no annexes at all"
+
+
+def test_erasure_that_a_crash_cut_short_is_finished(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
+    seq = lonely.log.append(ev.OperatorAction(command="one", role="operator"), annex={"patients": 7})
+    with monkeypatch.context() as patch:
+        patch.setattr(DurableFolder, "erase_annexes", lambda *_: None)
+        lonely.log.erase_annex(seq, 10**12, "data protection officer")
+    lonely.log.checkpoint()
+    assert lonely.codes() == {"AnnexKept"}
+    with without("AnnexKept"):
+        assert lonely.codes() == set(), "twin"
+    lonely.log.close()
+    lonely.reopen()
+    assert not Tampering(lonely.folder).folder.annex_path(seq).exists()
+    assert lonely.codes() == set()
 
 
 @pytest.mark.parametrize("change", [(b'"patients":7', b'"patients":8'), (b'"salt":"', b'"salt":"0')])
