@@ -110,8 +110,12 @@ class IngressLog:
         """Log frames that did not become an upload: every byte that reached us has an entry."""
         upload = self._uploads.pop(site, None)
         if upload is not None:
-            name = relay.message_id(site, upload.session, upload.sequence, from_site=True)
-            self.write(IngressPartial(msg_id=name, sender=site, bytes=upload.size))
+            self.refused(site, upload.session, upload.sequence, upload.size)
+
+    def refused(self, site: str, session: int, sequence: int, size: int) -> None:
+        """Log bytes that are no message, or none that was taken. The site's log has to explain them all the same."""
+        name = relay.message_id(site, session, sequence, from_site=True)
+        self.write(IngressPartial(msg_id=name, sender=site, bytes=size))
 
     def forget_stream(self, site: str) -> None:
         """A stream has ended: what was under way is settled, and receipts for it come with nothing."""

@@ -149,16 +149,22 @@ class Service:
             stream, refusal = self._greet(site, spki, data)
         if refusal is None:
             return stream
+        with self._own_work():
+            self.shell.books.refused(site, min(stream.session, _HIGHEST_SESSION), 1, len(data))
         log.warning("site %s refused: %s", site, refusal.name.lower())
         await self.deliver(stream, Goodbye(code=refusal), context)
         return None
 
     def _greet(self, site: str, spki: str, data: bytes) -> tuple[Stream, CloseReason | None]:
         """The stream that an Open begins, or why there is to be none."""
-        parcel = FROM_SITE.decode(data)
-        opening = parcel.message
-        if not isinstance(opening, Open) or parcel.sequence != 1:
-            raise CodecError("a stream begins with Open", where=f"site {site}")
+        try:
+            parcel = FROM_SITE.decode(data)
+            opening = parcel.message
+            if not isinstance(opening, Open) or parcel.sequence != 1:
+                raise CodecError("a stream begins with Open", where=f"site {site}")
+        except CodecError:
+            self.shell.books.refused(site, 0, 1, len(data))
+            raise
         stream = Stream(site, opening.session, spki)
         refusal = self._refusal(site, opening)
         if refusal is not None:
@@ -211,24 +217,30 @@ class Service:
         if data is grpc.aio.EOF:
             return False
         with self._own_work():
-            arrived = self._take(stream, FROM_SITE.decode(data), data)
-            if self.shell.streams.get(stream.site) is not stream:
-                return False  # replaced by a newer stream
+            try:
+                arrived = self._take(stream, FROM_SITE.decode(data), data)
+            except CodecError:
+                # Every byte that reaches us has an entry, also where it ends the stream.
+                self.shell.books.refused(stream.site, stream.session, stream.received + 1, len(data))
+                raise
+            if self.shell.streams.get(stream.site) is not stream:  # replaced by a newer one
+                self.shell.books.refused(stream.site, stream.session, arrived.sequence, arrived.size)
+                return False
             self.shell.received(stream, arrived)
         return True
 
     def _take(self, stream: Stream, parcel: Parcel, data: bytes) -> Arrived:
+        if parcel.sequence != stream.received + 1:
+            raise CodecError("messages are out of order", where=f"site {stream.site}")
+        arrived = Arrived.of(stream.site, stream.session, parcel.sequence, parcel.message, data)
+        if parcel.log_head is not None:
+            self.shell.books.saw_head(parcel.log_head)
         stream.received += 1
         stream.bytes_in += len(data)
         stream.heard_ms = self.shell.clock.now_ms()
         self.shell.traffic.received[type(parcel.message).__name__] += len(data)
-        if parcel.sequence != stream.received:
-            raise CodecError("messages are out of order", where=f"site {stream.site}")
-        arrived = Arrived.of(stream.site, stream.session, parcel.sequence, parcel.message, data)
         if isinstance(parcel.message, Open):
             self.shell.books.arrived(arrived, round_number=None)
-        if parcel.log_head is not None:
-            self.shell.books.saw_head(parcel.log_head)
         return arrived
 
     async def _write(self, stream: Stream, context: Any) -> None:

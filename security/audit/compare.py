@@ -15,13 +15,7 @@ from pathlib import Path
 from lazaret.errors import ToolkitError
 from security.audit import epsilon
 from security.audit.agreement import Agreements, Keys, site_names
-from security.audit.egress_ledger import (
-    FRAMING_OUT,
-    PER_CONNECTION,
-    PER_MESSAGE,
-    PER_SECOND,
-    UNSEEN_PER_CONNECTION,
-)
+from security.audit.egress_ledger import join_counts
 from security.audit.epsilon import EpsilonStatement
 from security.audit.facts import LogHistory, read_history
 from security.audit.findings import Finding, Findings, exit_code
@@ -35,7 +29,6 @@ from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
 
 RECONNECT = "Open"
-MOST_SITES = 255
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +146,7 @@ def _join_messages(histories: Sequence[LogHistory], agreements: Agreements, join
     matched = 0
     for site in sites:
         matched += _match_site(site, hub, arrived, _settled(site, hub, joint), joint)
-    _join_counts(hub, joint)
+    join_counts(hub, len(known), joint)
     given = {site.name for site in sites}
     for (sender, _), records in arrived.items():
         if sender in given or sender not in known:
@@ -175,27 +168,6 @@ def _settled(site: LogHistory, hub: LogHistory, joint: Findings) -> set[str]:
             joint.add("IngressUnexplained", detail, record.seq)
         found.add(name)
     return found
-
-
-def _join_counts(hub: LogHistory, joint: Findings) -> None:
-    """What the coordinator's kernel counted as received, against what its log explains.
-
-    Anybody may connect to its port, so more is a note; less means that entries name bytes that never came. A process
-    that was killed takes its count since the last reading with it: what was logged after that is compared with nothing.
-    """
-    readings = list(hub.of("net.counter"))
-    read_up_to = {record.boot: record.seq for record in readings}
-    arrived = list(hub.of("ingress", "ingress.partial"))
-    logged = sum(record.body["bytes"] for record in arrived if record.seq < read_up_to.get(record.boot, 0))
-    counted = sum(record.body["bytes_in"] for record in readings)
-    opened = sum(record.body["connections"] for record in readings) + len(hub.boots)
-    if readings and counted + opened * UNSEEN_PER_CONNECTION < logged:
-        joint.add("UnloggedTraffic", f"{hub.name} logged {logged} bytes in, and its kernel counted {counted}")
-    most = logged * (1 + FRAMING_OUT) + PER_MESSAGE * len(hub.by_type.get("ingress", ())) + PER_CONNECTION * opened
-    seconds = sum(last - first for first, last in hub.boots.values()) / 1000
-    most += sum(record.body["bytes"] for record in arrived) - logged  # may be counted or not
-    if readings and counted > most + PER_SECOND * seconds * MOST_SITES:
-        joint.add("IngressSurplus", f"{hub.name}: its kernel counted {counted} bytes in, its log explains {logged}")
 
 
 def _match_site(

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from typing import Final
 
+from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 
 # What the transport adds to the messages, about half as much again as measured with gRPC over TLS 1.3: a share of what
@@ -21,6 +22,8 @@ FRAMING_IN: Final = 0.0003
 PER_MESSAGE: Final = 100
 PER_CONNECTION: Final = 4096
 PER_SECOND: Final = 4
+# At a coordinator: probes of its health, and whoever else connects to its port without a certificate.
+PROBES_PER_SECOND: Final = 64
 # Attempts to connect that failed leave no entry. An agent waits longer after each, up to a minute.
 FEW_ATTEMPTS: Final = 8
 ATTEMPT_SECONDS: Final = 15
@@ -102,3 +105,31 @@ class EgressLedger:
     def count(self) -> int:
         """All messages logged as sent."""
         return self.messages.total()
+
+
+def join_counts(hub: LogHistory, sites: int, joint: Findings) -> None:
+    """What the coordinator's kernel counted as received, against what its log explains.
+
+    Less means that entries name bytes that never came; more, beyond what TLS, probes and failed handshakes add, that
+    bytes came for which there is no entry. Anybody may connect to its port, so it cannot be decided whose they are. A
+    process that was killed takes its count since the last reading with it: what was logged after that is compared with
+    nothing.
+    """
+    readings = list(hub.of("net.counter"))
+    if not readings:
+        return
+    read_up_to = {record.boot: record.seq for record in readings}
+    arrived = list(hub.of("ingress", "ingress.partial"))
+    everything = sum(record.body["bytes"] for record in arrived)
+    logged = sum(record.body["bytes"] for record in arrived if record.seq < read_up_to.get(record.boot, 0))
+    counted = sum(record.body["bytes_in"] for record in readings)
+    sent = sum(record.body["bytes_out"] for record in readings)
+    opened = sum(record.body["connections"] for record in readings)
+    if counted + (opened + len(hub.boots)) * UNSEEN_PER_CONNECTION < logged:
+        joint.add("UnloggedTraffic", f"{hub.name} logged {logged} bytes in, and its kernel counted {counted}")
+    seconds = sum(last - first for first, last in hub.boots.values()) / 1000
+    most = everything * (1 + FRAMING_OUT) + FRAMING_IN * sent + PER_MESSAGE * len(arrived) + PER_CONNECTION * opened
+    most += (PROBES_PER_SECOND + PER_SECOND * sites) * seconds
+    if counted > most:
+        detail = f"its kernel counted {counted} bytes in, its log explains {everything}, with TLS at most {int(most)}"
+        joint.add("IngressSurplus", f"{hub.name}: {detail}")

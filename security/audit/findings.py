@@ -185,9 +185,9 @@ CODES: Final[dict[str, Code]] = {
     ),
     "UnloggedTraffic": _breach("the network counted other bytes than the log explains", "ask for the counters' source"),
     "DuplicateMessage": _fail("one message id was used twice", _BOTH),
-    "IngressSurplus": _note(
+    "IngressSurplus": _undecided(
         "the coordinator's kernel counted more bytes in than its log explains; anybody may connect to its port",
-        "ask the operator for the firewall's count",
+        "ask the operator for the firewall's count, by address",
     ),
     "CounterCoverage": _unjudged(
         "too little of what left was counted by the kernel", "ask why readings are missing, and for a firewall's count"

@@ -219,9 +219,7 @@ def _chain(
         return None
 
 
-def _check_genesis(
-    genesis: Mapping[str, Any] | None, scan: Scan, chain: EpochChain | None, findings: Findings
-) -> None:
+def _check_genesis(genesis: Mapping[str, Any] | None, scan: Scan, chain: EpochChain | None, findings: Findings) -> None:
     if genesis is None:
         findings.add("GenesisInvalid", "the first entry is no genesis", 0)
         return

@@ -97,6 +97,18 @@ def test_coordinator_that_names_bytes_its_kernel_did_not_see(tmp_path: Path) -> 
     assert codes == {"UnloggedTraffic", "IngressUnexplained"}
 
 
+def test_bytes_that_only_the_coordinators_kernel_saw(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A site sends three megabytes past both logs: the coordinator's own count has them."""
+    federation = Federation.make(tmp_path, dp_sites=())
+    federation.play(1)
+    came = sum(record.body["bytes"] for record in LogReader(federation.hub.folder).records("ingress"))
+    federation.hub.log.append(ev.NetCounter(source="kernel", connections=3, bytes_out=1, bytes_in=came + 3_000_000))
+    federation.exchange()
+    assert weighty(_crossed(federation).findings) == {"IngressSurplus"}
+    monkeypatch.setattr(egress_ledger, "PROBES_PER_SECOND", 1_000_000)
+    assert weighty(cross(federation.folders, federation.keys).findings) == set(), "twin"
+
+
 def test_a_coordinator_that_was_killed_is_not_accused(tmp_path: Path) -> None:
     """What its kernel had counted since the last reading is gone; the entries after that are compared with nothing."""
     federation = Federation.make(tmp_path, dp_sites=())

@@ -18,6 +18,7 @@ from coordinator.phases import RunPhase
 from coordinator.service import Service, Stopping
 from lazaret.errors import AuditLogError, CodecError, ConfigError, ToolkitError
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
+from security.log.reader import LogReader
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
 from security.secagg.relay import CloseReason, Goodbye, Open, Ping, Pong, SignedHead
@@ -223,6 +224,36 @@ def test_a_fault_of_a_site_ends_its_stream_only(hub: Hub, monkeypatch: pytest.Mo
         service._check()
 
     play(hub, monkeypatch, scene)
+
+
+def _partial(hub: Hub) -> list[int]:
+    return [record.body["bytes"] for record in LogReader(hub.ready.shell.books.log.folder).records("ingress.partial")]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["", "twin"])
+def test_bytes_that_end_a_stream_have_an_entry(hub: Hub, monkeypatch: pytest.MonkeyPatch, kept: bool) -> None:
+    """No message at all, a message out of order, and a first one that is no greeting: each names its bytes."""
+    if not kept:
+        monkeypatch.setattr(hub.ready.shell.books, "refused", lambda *_: None)
+
+    head = SignedHead(origin=f"{SITE}.lesions/audit", size=1, root=bytes(32), signatures=())
+    stray = FROM_SITE.encode(Parcel(message=Pong(number=1), sequence=9, log_head=head))
+
+    async def scene(service: Service) -> None:
+        for session, junk in enumerate((b"\xff" * 190_000, stray), start=1):
+            line = Line(service, SITE)
+            stream = line.open(session)
+            await settled()
+            line.bytes(junk)
+            await asyncio.gather(stream, return_exceptions=True)
+            assert line.aborted is grpc.StatusCode.INVALID_ARGUMENT
+        line = Line(service, SITE)
+        line.bytes(stray)
+        with suppress(grpc.aio.AbortError):
+            await service.converse(line._first(), line)
+
+    play(hub, monkeypatch, scene)
+    assert _partial(hub) == ([190_000, len(stray), len(stray)] if kept else [])
 
 
 def test_a_broken_line_is_nobodys_fault(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
