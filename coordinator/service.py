@@ -45,7 +45,7 @@ TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
 STOP_SECONDS: Final = 10.0
 GRACE_SECONDS: Final = 2.0
-CHECK_SECONDS: Final = 10.0  # how long witnesses wait for the check of a sum
+CHECK_MS: Final = 10_000  # how long witnesses wait for the check of a sum
 WITNESS_SECONDS: Final = 3.0
 _HIGHEST_SESSION: Final = 2**63 - 1  # as the database can hold
 
@@ -68,7 +68,7 @@ class Service:
         self._at_once = False
         self._failure: BaseException | None = None
         self._witnessed_rounds = -1
-        self._unchecked_since: float | None = None
+        self._unchecked_since: int | None = None
         self._sending = Turns()
         self._receiving = Turns()
 
@@ -358,11 +358,11 @@ class Service:
 
         Not before its sum is checked, as long as that does not take long: then the checkpoints cover the whole round.
         """
-        shell, now = self.shell, asyncio.get_running_loop().time()
+        shell, now = self.shell, self.shell.clock.mono_ms()
         if shell.results == self._witnessed_rounds or not shell.streams or shell.engine.aggregating:
             return
         self._unchecked_since = self._unchecked_since or now
-        if shell.engine.auditing and now < self._unchecked_since + CHECK_SECONDS:
+        if shell.engine.auditing and now < self._unchecked_since + CHECK_MS:
             return
         self._witnessed_rounds, self._unchecked_since = shell.results, None
         shell.settle_receipts()
