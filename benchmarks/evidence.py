@@ -123,16 +123,18 @@ def headline(content):
         return "On real images nothing has been compared yet."
     names = {"fedavg": "FedAvg", "fedper": "FedPer"}
     parts = [
-        f"`{c['variant']}` {interval(c['pooled_recall'], '+')} points of pooled recall and "
-        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC against {names[reference]} ({c['cells']} cells)"
+        f"Against {names[reference]}, the best FedNPR variant is `{c['variant']}`: "
+        f"{interval(c['pooled_recall'], '+')} points of pooled recall and "
+        f"{interval(c['mean_bacc'], '+')} of mean-over-sites bACC ({c['cells']} trained pairs)."
         for reference, c in best.items()
     ]
     shown = any(all(checks.values()) for checks in goal_checks(content).values())
-    verdict = "A lead is shown" if shown else "A lead of FedNPR is not shown"
+    verdict = "FedNPR leads" if shown else "A lead of FedNPR is not shown"
     size, rounds = content["settings"]["data"]["image_size"], content["settings"]["rounds"]
     return (
-        f"{verdict} on HAM10000 (four hospitals, {size} px, {rounds} rounds), with model and predictor of every method "
-        f"chosen on a validation side: the best FedNPR variant has {', and '.join(parts)}. {predicting(content, best)}"
+        f"{verdict} on HAM10000 (four hospitals, {size} px, {rounds} rounds). {' '.join(parts)} "
+        "Brackets are 95 % intervals. Model and predictor of every method were chosen on a validation side. "
+        f"{predicting(content, best)}"
     )
 
 

@@ -33,7 +33,7 @@ from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
 from security.identity.rules import check_tls_peer
-from security.log.egress import SecondLedger
+from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
 from security.rng import SystemRandomness
 from security.secagg.context import PROTOCOL_VERSION
@@ -62,7 +62,7 @@ class Service:
         self.identity = identity
         self._seat = seat
         self.port = 0
-        self.traffic = SecondLedger(shell.books.log, Meter())
+        self.traffic = KernelByteLog(shell.books.log, Meter())
         self.stopped = asyncio.Event()
         self.watch: Watch = lambda: None
         self._at_once = False

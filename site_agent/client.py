@@ -30,7 +30,7 @@ from lazaret.errors import CertificateError, CertificateUntrusted, ToolkitError,
 from security.identity import pki
 from security.identity.rules import check_coordinator_certificate
 from security.identity.tls_probe import Destination, NoTls, ask
-from security.log.egress import SecondLedger
+from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
 from security.log.writer import AuditLog
 from site_agent.effects import Effects
@@ -74,7 +74,7 @@ class Client:
     def __init__(self, agent: Agent, table: CoordinatorTable) -> None:
         self.agent = agent
         self.table = table
-        self.traffic = SecondLedger(agent.log, meter_for(table))
+        self.traffic = KernelByteLog(agent.log, meter_for(table))
         self.stopped = asyncio.Event()
         self.watch: Callable[[], None] = lambda: None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
@@ -374,6 +374,6 @@ async def serve(
         agent.wal.close()
 
 
-def _end(traffic: SecondLedger, reason: str, privacy_log: AuditLog) -> None:
+def _end(traffic: KernelByteLog, reason: str, privacy_log: AuditLog) -> None:
     traffic.close()
     privacy_log.append(AgentStop(reason=reason))

@@ -28,8 +28,8 @@ from site_agent.policy import SitePolicy
 class Outbox:
     """Turns messages into logged parcels, numbered on each connection.
 
-    Until the manifest in force pins the TLS key at the other end nothing leaves but `Open`, to which a coordinator with
-    renewed keys answers with the manifest that does.
+    Only `Open` is sent to a coordinator whose TLS key the manifest in force does not pin: one with renewed keys answers
+    with the manifest that pins them.
 
     :param seat: whose name, run, layout and destination the parcels have.
     :ivar peer: SHA-256 of the TLS key at the other end, set by the client for each connection; None: there is no TLS.
@@ -114,7 +114,7 @@ class Outbox:
         yield payload
 
     def vector(self, send: SendUpload) -> Iterator[bytes]:
-        """A masked vector, frame by frame: one look and one entry for all of it, before the first frame.
+        """A masked vector, frame by frame: one check and one entry for all of it, before the first frame.
 
         :raises PolicyViolation: by the rule that stopped it, after logging so.
         """

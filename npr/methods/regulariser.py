@@ -28,7 +28,7 @@ class Regulariser:
     """
 
     def begin_round(self, site: Site, round_number: int) -> None:
-        # Early features are those of the initial model: what is near to what is not worth much yet.
+        # Early features are those of the initial model: distances between them mean little yet.
         site.within_round[_SHARE] = min(1.0, round_number / (site.config.lambda_rounds + 1))
         if site.config.prototype_source == "exact" or site.prototypes is None:
             site.prototypes = cluster(site, *_read(site, site.model), round_number, start=site.prototypes)

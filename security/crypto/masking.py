@@ -1,8 +1,8 @@
 """Masks on vectors: added by a site, removed by the coordinator (docs/spec/secure-aggregation.md, "Masks").
 
 With positions i in the order of site ids, ``y_i = z_i + PRG(q_i) + sum_{j>i} PRG(k_ij) - sum_{j<i} PRG(k_ij)`` in the
-ring. In the sum over the survivors the pairwise masks of two survivors cancel; the self masks are
-opened, and for a site that dropped out the pairwise masks it shared with survivors are.
+ring. In the sum over the survivors the pairwise masks of two survivors cancel; their self masks
+are opened. For a site that dropped out, the pairwise masks that it shared with survivors are opened too.
 """
 
 from __future__ import annotations

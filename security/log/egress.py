@@ -2,8 +2,8 @@
 
 The filter checks three things of each message: its type is permitted, its length is exactly what its type and public
 numbers give, and a vector in it looks masked. The site's outbox asks before it sends; the auditor asks the same
-questions of the log afterwards. `SecondLedger` then writes what the kernel counted, so that bytes which left without an
-entry show as a difference.
+questions of the log afterwards. `KernelByteLog` then writes what the kernel counted, so that bytes which left without
+an entry show as a difference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,6 @@ class Outgoing:
     """A message that is about to leave: its exact bytes, and the public numbers that its length must follow from.
 
     :param head: size of the checkpoint that travels along.
-    :param vector: the masked words inside the payload, where there are any.
     """
 
     msg_id: str
@@ -52,8 +51,6 @@ class Outgoing:
     shape: Shape
     destination: str
     head: int
-    modulus_bits: int | None = None
-    vector: bytes | None = None
 
 
 def recorded_shape(shape: Shape) -> dict[str, Any]:
@@ -101,22 +98,19 @@ def due_bytes(message: str, origin: str, numbers: dict[str, Any]) -> int | None:
 
 
 def check_outgoing(outgoing: Outgoing) -> Egress:
-    """The entry to log before the message is sent.
+    """The entry to log before a message without a vector is sent; vectors pass `check_outgoing_vector`.
 
     :raises PolicyViolation: by the rule it names; log `blocked` then, and send nothing.
     """
     data_class = permitted().get(outgoing.message)
     if data_class is None:
         raise _refused("type of message is not permitted", outgoing)
+    if data_class == MASKED:
+        raise _refused("a vector was not checked by the egress filter", outgoing)
     numbers = recorded_shape(outgoing.shape)
     due = due_bytes(outgoing.message, outgoing.shape.origin, numbers)
     if due is None or len(outgoing.payload) != due:
         raise _refused(f"length differs from the {due} bytes of its type", outgoing)
-    evenness: float | None = None
-    if data_class == MASKED:
-        evenness = _evenness(outgoing)
-    elif outgoing.vector is not None:
-        raise _refused("a vector in a message that carries none", outgoing)
     return Egress(
         msg_id=outgoing.msg_id,
         message=outgoing.message,
@@ -125,18 +119,12 @@ def check_outgoing(outgoing: Outgoing) -> Egress:
         sha256=sha256(outgoing.payload).hexdigest(),
         expected_bytes=due,
         shape=numbers,
-        masked=data_class == MASKED,
-        modulus_bits=outgoing.modulus_bits,
-        uniformity=None if evenness is None else decimal(evenness),
+        masked=False,
+        modulus_bits=None,
+        uniformity=None,
         destination=outgoing.destination,
         head=outgoing.head,
     )
-
-
-def _evenness(outgoing: Outgoing) -> float:
-    if outgoing.vector is None or outgoing.vector not in outgoing.payload:
-        raise _refused("a vector was not checked by the egress filter", outgoing)
-    return evenness_of(outgoing.vector, outgoing)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,20 +164,23 @@ def check_outgoing_vector(outgoing: OutgoingVector) -> Egress:
         shape=numbers,
         masked=True,
         modulus_bits=outgoing.modulus_bits,
-        uniformity=decimal(evenness_of(outgoing.vector, outgoing)),
+        uniformity=decimal(uniformity_of(outgoing)),
         destination=outgoing.destination,
         head=outgoing.head,
     )
 
 
-def evenness_of(vector: bytes | memoryview, outgoing: Outgoing | OutgoingVector) -> float:
-    """How likely bytes as uneven as these are, if they are masked."""
+def uniformity_of(outgoing: OutgoingVector) -> float:
+    """How likely bytes as uneven as these are, if they are masked.
+
+    :raises PolicyViolation: if that is next to impossible.
+    """
     from security.log.uniformity import p_value
 
-    evenness = p_value(vector)
-    if evenness < LEAST_UNIFORMITY:
+    found = p_value(outgoing.vector)
+    if found < LEAST_UNIFORMITY:
         raise _refused("vector does not look masked", outgoing)
-    return evenness
+    return found
 
 
 def _refused(rule: str, outgoing: Outgoing | OutgoingVector) -> PolicyViolation:
@@ -208,7 +199,7 @@ READING_SECONDS: Final = 30.0
 IDLE_BYTES: Final = 4096
 
 
-class SecondLedger:
+class KernelByteLog:
     """Takes readings of a meter into a log.
 
     A quiet line is not worth an entry: what keep-alives add up to waits for the next reading, but no more of it than

@@ -291,7 +291,7 @@ class Egress(Event):
 
 @event_type("egress.blocked")
 class EgressBlocked(Event):
-    """A message that was stopped at the door; nothing of it left."""
+    """A message that the egress filter stopped; nothing of it left."""
 
     rule: Text
     message: Token

@@ -1,6 +1,6 @@
 """Does a vector look like noise? The tripwire on everything masked that leaves a site.
 
-Pearson's chi-square over byte values. A masked upload is uniform, so a p-value below what the egress door asks for
+Pearson's chi-square over byte values. A masked upload is uniform, so a p-value below what the egress filter asks for
 (`security.log.egress.LEAST_UNIFORMITY`) means that masking did not happen. Passing proves nothing, which is why this
 is a tripwire and not a proof.
 """

@@ -174,7 +174,7 @@ def _endorsements(keys: tuple[EpochKey, ...], origin: str) -> tuple[Note, ...]:
 @message(60, Sender.SITE, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Open(Wire):
-    """First on a stream: who speaks which protocol, for the how-manieth time, and under which manifest."""
+    """First on a stream: who speaks which protocol, the number of this connection, and under which manifest."""
 
     protocol: Count
     federation: SiteId

@@ -1,4 +1,4 @@
-"""How long each message of a site is on the wire, from public numbers alone: the size equation of the egress door.
+"""How long each message of a site is on the wire, from public numbers alone: the size equation of the egress filter.
 
 The outbox refuses a message of any other length, and an auditor recomputes the same from the log. Nothing here looks at
 a message: a length that followed from the message itself would prove nothing about it.

@@ -1,7 +1,8 @@
 """A small federation that writes real privacy logs: some sites, a coordinator, rounds, and one site under DP.
 
-Nothing is trained and no network is used, but every entry goes through the library that the agents use: the door, the
-log, the witnesses. What the logs say is therefore what a federation's logs say, and tests can tamper with copies.
+Nothing is trained and no network is used, but every entry goes through the library that the agents use: the egress
+filter, the log, the witnesses. What the logs say is therefore what a federation's logs say, and tests can
+tamper with copies.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from scripts.local_federation.known_updates import sees_no_image
 from security.audit.agreement import AgreedRules, Keys, agreement_of, keys_for
@@ -21,7 +23,14 @@ from security.identity.manifest import Manifest
 from security.identity.membership import audit_roster
 from security.identity.pki import Role
 from security.log import events as ev
-from security.log.egress import Outgoing, check_outgoing, due_bytes, recorded_shape
+from security.log.egress import (
+    Outgoing,
+    OutgoingVector,
+    check_outgoing,
+    check_outgoing_vector,
+    due_bytes,
+    recorded_shape,
+)
 from security.log.note import KeyType, NoteSigner, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.log.schema import decimal
@@ -401,7 +410,7 @@ class Federation:
         member.log.checkpoint()
 
     def send(self, member: Member, message: str, number: int, *, frame: int = 0) -> None:
-        """One message through the door of a site into the coordinator's log."""
+        """One message through the egress filter of a site into the coordinator's log."""
         shape = Shape(
             federation="lesions",
             site=member.party.name,
@@ -411,29 +420,26 @@ class Federation:
         )
         due = due_bytes(message, shape.origin, recorded_shape(shape))
         assert due is not None
-        payload, vector = self.rng.bytes(due), message == "UploadFrame"
-        outgoing = Outgoing(
-            msg_id=self.rng.bytes(16).hex(),
-            message=message,
-            payload=payload,
-            shape=shape,
-            destination=self.destination,
-            head=checkpoint_of(member.log.newest_checkpoint).size,
-            modulus_bits=32 if vector else None,
-            vector=payload[100:] if vector else None,
-        )
-        member.log.append(check_outgoing(outgoing), run=self.run, round=number)
-        member.sent += len(payload)
+        msg_id, head = self.rng.bytes(16).hex(), checkpoint_of(member.log.newest_checkpoint).size
+        same: dict[str, Any] = {"msg_id": msg_id, "shape": shape, "destination": self.destination, "head": head}
+        if message == "UploadFrame":
+            vector = self.rng.bytes(self.vector_bytes)
+            root = sha256(vector).digest()
+            entry = check_outgoing_vector(OutgoingVector(vector=vector, root=root, modulus_bits=32, **same))
+        else:
+            entry = check_outgoing(Outgoing(message=message, payload=self.rng.bytes(due), **same))
+        member.log.append(entry, run=self.run, round=number)
+        member.sent += due
         self.clock.advance(3)
         arrived = ev.Ingress(
-            msg_id=outgoing.msg_id,
+            msg_id=msg_id,
             sender=member.party.name,
             message=message,
-            bytes=len(payload),
-            sha256=sha256(payload).hexdigest(),
+            bytes=due,
+            sha256=entry.sha256,
         )
         at = self.hub.log.append(arrived, run=self.run, round=number)
-        self._owed.append((member, outgoing.msg_id, at, number))
+        self._owed.append((member, msg_id, at, number))
 
     def give_receipts(self) -> None:
         """One head of the coordinator's for all messages since the last one."""

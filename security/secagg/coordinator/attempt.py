@@ -168,7 +168,7 @@ class CoordinatorAttempt:
             messages.UploadHeader: (_E.HEADER, self._header),
             messages.UploadFrame: (_E.FRAME, partial(self._frame, site)),
             messages.Agree: (_E.AGREE, self._agree),
-            messages.Unmask: (_E.UNMASK, self._unmask),
+            messages.Unmask: (_E.UNMASK, self._take_shares),
             messages.Abort: (_E.ABORT, self._abort),
             messages.Hello: (_E.HELLO, self._hello),
             messages.Rollback: (_E.ROLLBACK, self._rollback),
@@ -324,7 +324,7 @@ class CoordinatorAttempt:
         alive = tuple(up.site for up in self.survivors.uploads) if self.survivors else ()
         self.opening = Opening(self.core.policy, self.dealing, alive, quorum.survivors)
 
-    def _unmask(self, message: messages.Unmask) -> Effects:
+    def _take_shares(self, message: messages.Unmask) -> Effects:
         if self.opening is None:
             raise RemoteProtocolError("shares without a certificate", where=f"site {message.site}")
         if self.state not in (_S.UNMASKING, _S.ABORTING):
@@ -333,9 +333,9 @@ class CoordinatorAttempt:
             enough = self.opening.take(message)
         except VerificationFailed:
             return (Blamed(message.site, "wrong share"),)
-        return self._open() if enough else ()
+        return self._unmask_sum() if enough else ()
 
-    def _open(self) -> Effects:
+    def _unmask_sum(self) -> Effects:
         if self.opening is None or self.survivors is None or self.quorum is None:
             raise RemoteProtocolError("nothing to open")
         secrets = self.opening.open()

@@ -15,7 +15,7 @@ from security.audit.egress_ledger import UNSEEN_PER_CONNECTION
 from security.audit.verify import verify
 from security.clock import SystemClock
 from security.log import events as ev
-from security.log.egress import SecondLedger, due_bytes, permitted, recorded_shape
+from security.log.egress import KernelByteLog, due_bytes, permitted, recorded_shape
 from security.rng import SystemRandomness
 from security.secagg.registry import Shape
 from site_agent.assembly import assemble
@@ -221,7 +221,7 @@ def test_what_leaves_this_process_is_counted() -> None:
 
 def test_quiet_line_waits_for_the_next_reading(lonely: Lonely) -> None:
     sent = iter([0, 5000, 5000, 5000, 5100, 5101, 5101])
-    ledger = SecondLedger(lonely.log, Meter(lambda: {1: Flow(next(sent), 0)}))
+    ledger = KernelByteLog(lonely.log, Meter(lambda: {1: Flow(next(sent), 0)}))
     before = lonely.log.size
     sizes = []
     for seconds in (0.0, 29.0, 30.0, 60.0):  # nothing sent; too soon; due; not worth it

@@ -69,7 +69,7 @@ def test_an_unmasked_vector_is_blocked_and_its_digest_is_not_even_logged(tmp_pat
 
 def test_twin_without_the_look_at_it_the_plain_vector_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, agent = agent_of(tmp_path)
-    monkeypatch.setattr(egress, "evenness_of", lambda vector, outgoing: 1.0)
+    monkeypatch.setattr(egress, "uniformity_of", lambda outgoing: 1.0)
     payloads = list(agent.outbox.vector(masked(agent, plain=True)))
     frame = FROM_SITE.decode(payloads[0]).message
     assert isinstance(frame, messages.UploadFrame)
