@@ -129,7 +129,7 @@ def headline(content):
         for reference, c in best.items()
     ]
     shown = any(all(checks.values()) for checks in goal_checks(content).values())
-    verdict = "FedNPR leads" if shown else "A lead of FedNPR is not shown"
+    verdict = "A lead of FedNPR is shown" if shown else "A lead of FedNPR is not shown"
     size, rounds = content["settings"]["data"]["image_size"], content["settings"]["rounds"]
     return (
         f"{verdict} on HAM10000 (four hospitals, {size} px, {rounds} rounds). {' '.join(parts)} "

@@ -48,7 +48,7 @@ def test_a_lead_is_claimed_only_with_lower_ends_above_zero():
         }
 
     assert "not shown" in evidence.headline(content(0.1, ("fedavg",))), "one reference is not enough"
-    assert evidence.headline(content(0.1)).startswith("A lead is shown")
+    assert evidence.headline(content(0.1)).startswith("A lead of FedNPR is shown")
     assert evidence.headline(content(-0.1)).startswith("A lead of FedNPR is not shown")
     assert "+4.5 [-0.1, +6.0] points of pooled recall" in evidence.headline(content(-0.1))
     assert "Chosen: `fednpr-per`: local model by refit." in evidence.headline(content(-0.1))
