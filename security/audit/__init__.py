@@ -5,11 +5,13 @@ finding with a code, never an exception: one damaged log must not hide what the 
 
 The model card of a site imports it, to show a hospital its own log. What it never does: write to a log folder (a
 contract in pyproject.toml keeps the writer out; only `bench` makes logs of its own, in a temporary folder), connect to
-a network, or accept an entry because it is well formed.
+a network (except `forward`, to the one collector that it is given), or accept an entry because it is well formed.
 
 Imported by: site_agent.
 
     cli             the commands
+    tools           commands that lead to the tools auditors use: export, forward, claim, remember
+    options         what the commands share
     verify          one log: every check
     agreement       every manifest version of a log folder: keys to believe and rules to judge by
     conformance     the rules, one small function each
@@ -22,6 +24,8 @@ Imported by: site_agent.
     compare         many logs side by side
     epsilon         the privacy spent, computed again
     proof           one entry with everything needed to check it
+    claim           one page about one round, with the proof of every sentence
+    forward         entries of a live log to a log collector
     findings        every code, what it means and what to ask next
     text            what was found, for a terminal
     report          what was found, as a page

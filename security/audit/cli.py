@@ -15,21 +15,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from lazaret.errors import CannotDecide, CodecError, ConfigError, ToolkitError, VerificationFailed
+from security.audit import tools
+from security.audit.options import FILE, LOG, TARGET, as_json, emit, finish, logs, one_log, root_key
 
 if TYPE_CHECKING:
     from security.audit.compare import Crossed
     from security.audit.epsilon import EpsilonStatement
     from security.audit.findings import Finding
     from security.audit.verify import Verified
-
-LOG = click.Path(exists=True, file_okay=False, path_type=Path)
-FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-root_key = click.option("--root-key", type=FILE, help="The consortium's root certificate (PEM); pins every key.")
-as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
-logs = click.argument("logs", nargs=-1, required=True, type=LOG)
-one_log = click.argument("log", type=LOG)
-
 
 class _Group(click.Group):
     """Turns our errors into a line, a hint and their exit code."""
@@ -51,18 +44,6 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 def main() -> None:
     """Check privacy logs: what left each site, that it was masked, its epsilon, and that it was not changed."""
-
-
-def _emit(data: dict[str, Any]) -> None:
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def _finish(code: int, *, quiet: bool = False) -> None:
-    from security.audit.text import VERDICTS
-
-    if not quiet:
-        click.echo(f"verdict: {VERDICTS[code]}")
-    sys.exit(code)
 
 
 def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], EpsilonStatement | None]:
@@ -118,11 +99,11 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
                 click.echo(line)
     code = exit_code(everything)
     if as_json:
-        _emit({"verdict": text.VERDICTS[code], **text.verdicts_json(everything), "logs": shown})
+        emit({"verdict": text.VERDICTS[code], **text.verdicts_json(everything), "logs": shown})
     else:
         for line in text.verdict_lines(everything, results):
             click.echo(line)
-    _finish(code, quiet=as_json)
+    finish(code, quiet=as_json)
 
 
 def _crossed(paths: Sequence[Path], root_key: Path | None, *, second_opinion: bool = False) -> Crossed:
@@ -153,7 +134,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
         for number, fork in enumerate(result.forks):
             (evidence / f"fork-{number}.json").write_bytes(fork.encode())
     if as_json:
-        _emit(
+        emit(
             {
                 "verdict": text.VERDICTS[result.exit_code],
                 **text.verdicts_json(result.findings),
@@ -163,7 +144,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
                 "between": [finding.to_json() for finding in result.joint],
             }
         )
-        _finish(result.exit_code, quiet=True)
+        finish(result.exit_code, quiet=True)
     for log, statement in by_log.values():
         own = tuple(finding for finding in result.joint if finding.log == log.origin)
         for line in text.log_lines(log, (*log.findings, *own), statement):
@@ -179,7 +160,7 @@ def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as
         click.echo(line)
     for line in text.verdict_lines(result.findings, result.logs):
         click.echo(line)
-    _finish(result.exit_code)
+    finish(result.exit_code)
 
 
 # The documents say that logs are compared; `cross` stays, because scripts have it.
@@ -212,7 +193,7 @@ def egress(log: Path, by: str, as_json: bool) -> None:
         for name, (count, size, surplus) in totals.items()
     ]
     if as_json:
-        _emit({"by": by, "rows": rows, "blocked": len(list(history.of("egress.blocked")))})
+        emit({"by": by, "rows": rows, "blocked": len(list(history.of("egress.blocked")))})
         return
     for row in rows:
         click.echo(
@@ -239,8 +220,8 @@ def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
     code = exit_code(findings.listed())
     if as_json:
         found = [finding.to_json() for finding in findings.listed()]
-        _emit({"epsilon": text.statement_json(statement), "findings": found})
-        _finish(code, quiet=True)
+        emit({"epsilon": text.statement_json(statement), "findings": found})
+        finish(code, quiet=True)
     if statement is None:
         click.echo("no differential privacy is claimed in this log")
     else:
@@ -253,7 +234,7 @@ def epsilon(log: Path, recompute: bool, as_json: bool) -> None:
         )
     for line in text.finding_lines(findings.listed()):
         click.echo(line)
-    _finish(code)
+    finish(code)
 
 
 @main.command()
@@ -277,21 +258,21 @@ def heads(log: Path, root_key: Path | None, as_json: bool) -> None:
         for one in result.checkpoints.signed
     ]
     if as_json:
-        _emit({"origin": result.origin, "heads": rows})
-        _finish(result.exit_code, quiet=True)
+        emit({"origin": result.origin, "heads": rows})
+        finish(result.exit_code, quiet=True)
     click.echo(text.plain(f"{result.origin}: {text.witness_names(result)}"))
     for row in rows:
         seen = ", ".join(f"{name} {text.when(time)}" for name, time in row["cosigners"].items()) or "-"
         click.echo(f"{row['size']:>10,}  {row['root'][:16]}  epoch {'+'.join(map(str, row['epochs']))}  {seen}")
     for line in text.finding_lines(result.findings):
         click.echo(line)
-    _finish(result.exit_code)
+    finish(result.exit_code)
 
 
 @main.command()
 @one_log
 @click.option("--seq", type=click.IntRange(min=0), required=True, help="The number of the entry.")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True)
+@click.option("-o", "--output", type=TARGET, required=True)
 def prove(log: Path, seq: int, output: Path) -> None:
     """Write one entry with the proof that it is in the log."""
     from security.audit.proof import prove as prove_entry
@@ -321,7 +302,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
         raise ConfigError(f"this is no proof: {error.message}", where=str(proof)) from error
     except VerificationFailed as error:
         if as_json:
-            _emit({"proven": False, "detail": plain(error.message)})
+            emit({"proven": False, "detail": plain(error.message)})
         else:
             click.echo(plain(f"FALSE {error.message}; this file is no evidence"))
         sys.exit(1)
@@ -330,7 +311,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
         sys.exit(3)
     if as_json:
         told = {"proven": True, "proves": found.proves, "detail": found.detail, "pinned": root_key is not None}
-        _emit({**told, **found.facts})
+        emit({**told, **found.facts})
         return
     click.echo(plain(f"ok    {found.proves}: {found.detail}; this file proves it"))
     for line in found.lines:
@@ -342,7 +323,7 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
 @main.command()
 @logs
 @root_key
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), required=True, help=".html or .json")
+@click.option("-o", "--output", type=TARGET, required=True, help=".html or .json")
 def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
     """One self-contained page (or JSON) that says what was checked, what was found, and how to repeat it."""
     from security.audit import text
@@ -370,37 +351,6 @@ def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
 
 
 @main.command()
-@logs
-@click.option("--format", "form", type=click.Choice(["csv", "jsonl"]), default="csv", show_default=True)
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Default: standard output.")
-def export(logs: Sequence[Path], form: str, output: Path | None) -> None:
-    """What left each site by run, round and class of data, for a spreadsheet or a log collector."""
-    import csv
-    import io
-
-    from security.audit.facts import CSV_COLUMNS, egress_rows, read_history
-    from security.audit.text import plain
-    from security.audit.verify import origin_of
-
-    names = [(path, origin_of(path)) for path in logs]
-    histories = [
-        read_history(path, origin=origin, name=plain(origin.split(".", 1)[0]), role="") for path, origin in names
-    ]
-    rows, out = egress_rows(histories), io.StringIO()
-    if form == "csv":
-        writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    else:
-        out.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
-    if output is None:
-        click.echo(out.getvalue(), nl=False)
-    else:
-        output.write_text(out.getvalue(), encoding="utf-8")
-        click.echo(f"{output}: {len(rows)} rows")
-
-
-@main.command()
 @click.option("--entries", default=1_000_000, show_default=True, type=click.IntRange(min=1000))
 @click.option("--appends", default=300, show_default=True, type=click.IntRange(min=20))
 @click.option("--folder", type=LOG, help="Where to work; default: the system's temporary folder.")
@@ -412,7 +362,11 @@ def bench(entries: int, appends: int, folder: Path | None, as_json: bool) -> Non
     with click.progressbar(length=entries, label="writing a log", file=sys.stderr) as bar:
         figures = run(entries, appends, folder, lambda size: bar.update(size - bar.pos))
     if as_json:
-        _emit(figures)
+        emit(figures)
         return
     for name, value in figures.items():
         click.echo(f"{name:<24} {value}")
+
+
+for command in tools.COMMANDS:
+    main.add_command(command)

@@ -83,7 +83,7 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
         privacy.extend(findings.listed())
         if statement is not None:
             statements.append(statement)
-    forks = tuple(fork for log in logs for fork in _forks(log, held.get(log.origin, ())))
+    proofs = tuple(fork for log in logs for fork in forks(log, held.get(log.origin, ())))
     return Crossed(
         logs=logs,
         histories=histories,
@@ -91,7 +91,7 @@ def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: b
         joint=(*joint.listed(), *privacy),
         matched=matched,
         receipts=receipts,
-        forks=forks,
+        forks=proofs,
     )
 
 
@@ -405,7 +405,7 @@ def _join_held(held: Mapping[str, Sequence[HeldCheckpoint]], logs: Sequence[Veri
                 joint.add("Fork", f"two heads of {origin} of size {size} differ", size - 1)
 
 
-def _forks(log: Verified, held: Sequence[HeldCheckpoint]) -> Iterable[Fork]:
+def forks(log: Verified, held: Sequence[HeldCheckpoint]) -> Iterable[Fork]:
     """Two checkpoints that contradict each other, with the proof that the shown one has another beginning."""
     newest = log.checkpoints.newest
     if newest is None or not any(finding.code == "Fork" for finding in log.findings):

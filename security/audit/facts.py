@@ -185,3 +185,56 @@ def egress_rows(histories: Sequence[LogHistory]) -> list[dict[str, Any]]:
         dict(zip(CSV_COLUMNS, (party, run or None, None if number < 0 else number, name, *totals), strict=True))
         for (party, run, number, name), totals in sorted(rows.items())
     ]
+
+
+# The same as events of the Open Cybersecurity Schema Framework (OCSF): class "API Activity" of the category
+# "Application Activity". `type_uid` is the class times 100 and the activity; sending has no number of its own there.
+
+OCSF_VERSION: Final = "1.3.0"
+OCSF_CATEGORY: Final = 6
+OCSF_CLASS: Final = 6003
+OCSF_ACTIVITY: Final = 99
+INFORMATIONAL, MEDIUM = 1, 3
+
+
+def ocsf_events(histories: Sequence[LogHistory], version: str) -> Iterator[dict[str, Any]]:
+    """One event for each party, run, round and class of data that left."""
+    for history in histories:
+        groups: dict[tuple[str, int, str], list[Record]] = {}
+        for record in history.of("egress"):
+            key = (record.run or "", -1 if record.round is None else record.round, record.body["data_class"])
+            groups.setdefault(key, []).append(record)
+        for (run, number, data_class), records in sorted(groups.items()):
+            surplus = sum(record.body["bytes"] - record.body["expected_bytes"] for record in records)
+            first, last = records[0], records[-1]
+            yield {
+                "activity_id": OCSF_ACTIVITY,
+                "activity_name": "Send",
+                "actor": {"app_name": "site-agent"},
+                "api": {"operation": f"send {data_class}", "service": {"name": "lazaret.federation.v1.Federation"}},
+                "category_uid": OCSF_CATEGORY,
+                "class_uid": OCSF_CLASS,
+                "count": len(records),
+                "dst_endpoint": {"name": "coordinator", "uid": first.body["destination"]},
+                "end_time": last.ts,
+                "metadata": {
+                    "log_name": history.origin,
+                    "product": {"name": "Lazaret", "vendor_name": "Lazaret", "version": version},
+                    "uid": f"{history.origin}#{first.seq}-{last.seq}-{data_class}",
+                    "version": OCSF_VERSION,
+                },
+                "severity_id": MEDIUM if surplus else INFORMATIONAL,
+                "src_endpoint": {"name": history.name},
+                "start_time": first.ts,
+                "status_id": 1,
+                "time": first.ts,
+                "type_uid": OCSF_CLASS * 100 + OCSF_ACTIVITY,
+                "unmapped": {
+                    "bytes": sum(record.body["bytes"] for record in records),
+                    "data_class": data_class,
+                    "entries": [record.seq for record in records],
+                    "round": None if number < 0 else number,
+                    "run": run or None,
+                    "surplus": surplus,
+                },
+            }

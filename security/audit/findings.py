@@ -166,6 +166,15 @@ CODES: Final[dict[str, Code]] = {
     "Fork": _fail(
         "one log has shown two histories; both signed checkpoints are evidence", "keep the evidence, stop the party"
     ),
+    # Outside of the logs
+    "KeysReplaced": _fail(
+        "the log is under other keys than when the auditor last saw it",
+        "ask the consortium who enrolled it again, and why",
+    ),
+    "CollectorMismatch": _fail(
+        "a log collector has other entries than the log, or lacks some",
+        "compare both with the checkpoints of witnesses",
+    ),
     # What left
     "SurplusBytes": _breach(
         "a message was not as long as its type must be", "ask for the message; bytes were hidden in it"

@@ -1,11 +1,12 @@
 """A single entry with everything needed to check it, in C2SP's tlog-proof form: to hand one fact to one person.
 
-`check_file` checks such a file, and the two other kinds of evidence that travel: of a fork and of a wrong sum.
+`check_file` checks such a file, and the other kinds of evidence that travel: of a fork, of a wrong sum, and claims.
 """
 
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -105,8 +106,11 @@ def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> 
     :raises CodecError: if it is none.
     :raises VerificationFailed: if what it claims is false.
     """
+    from security.audit import claim
     from security.secagg.site.results import HEADING
 
+    if content.startswith(claim.HEADING.encode() + b"\n"):
+        return _check_claim(content, manifest, root_key)
     if content.startswith(b"{"):
         return _check_fork(Fork.parse(content), manifest, root_key)
     if content.startswith(HEADING):
@@ -129,6 +133,28 @@ def _check_entry(proof: Proof, manifest: Path | None, root_key: Path | None) -> 
         detail=f"entry {entry['seq']} of {origin}: {entry['type']} at {when(entry['ts'] / 1000)}",
         lines=(f"head {checkpoint_of(proof.note).size}, cosigned by {seen or 'nobody'}",),
         facts={"origin": origin, "entry": entry, "witnesses": witnesses},
+    )
+
+
+def _check_claim(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
+    from security.audit.claim import Claim
+    from security.audit.text import when
+
+    if manifest is None:
+        return Checked(proves=None, detail=f"{Claim.parse(content).subject}: whose key signed this is not known")
+    roster = roster_from(manifest, root_key)
+    claim = Claim.check(content, roster)
+    strangers = claim.unknown_signers(roster)
+    if strangers:
+        return Checked(proves=None, detail=f"{strangers[0][:80]} is on the page and not in this manifest")
+    witnesses = claim.proofs[0].witnesses(roster)
+    seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items()))
+    head = checkpoint_of(claim.proofs[0].note)
+    return Checked(
+        proves="Claim",
+        detail=f"{claim.subject}: every sentence of the page is an entry of {head.origin}",
+        lines=(f"head {head.size}, cosigned by {seen or 'nobody'}",),
+        facts={"subject": str(claim.subject), "entries": [one.index for one in claim.proofs], "witnesses": witnesses},
     )
 
 
@@ -167,25 +193,29 @@ def _b64(data: bytes) -> str:
 
 def prove(path: Path, seq: int) -> Proof:
     """Prove one entry under the newest witnessed checkpoint that covers it, or else the newest one."""
+    return prove_all(path, [seq])[0]
+
+
+def prove_all(path: Path, numbers: Sequence[int]) -> tuple[Proof, ...]:
+    """Prove some entries under one checkpoint: the newest witnessed one that covers them all, or else the newest."""
     refuse_hostile(path)
     folder = LogFolder(path)
     folder.check_format()
-    tree, wanted = Tree(), b""
+    tree, wanted, last = Tree(), dict[int, bytes](), max(numbers)
     for block in LogReader(path).blocks():
-        if tree.size <= seq < tree.size + len(block.lines):
-            wanted = block.lines[seq - tree.size]
+        wanted |= {
+            seq: block.lines[seq - tree.size] for seq in numbers if tree.size <= seq < tree.size + len(block.lines)
+        }
         tree.extend(block.leaves())
-    sizes = [size for size in folder.checkpoint_sizes() if seq < size <= tree.size]
-    if not wanted or not sizes:
-        raise ConfigError(f"entry {seq} is not under a signed head", where=str(path), hint=f"there are {tree.size}")
+    sizes = [size for size in folder.checkpoint_sizes() if last < size <= tree.size]
+    if len(wanted) != len(set(numbers)) or not sizes:
+        raise ConfigError(f"entry {last} is not under a signed head", where=str(path), hint=f"there are {tree.size}")
     size = sizes[-1]
     if folder.cosigned.exists():
         cosigned = checkpoint_of(Note.parse(folder.cosigned.read_bytes())).size
         size = cosigned if cosigned in sizes else size
-    return Proof(
-        line=wanted,
-        index=seq,
-        path=tree.inclusion_path(seq, size),
-        note=folder.checkpoint_note(size),
-        endorsements=tuple(folder.endorsements()),
+    note, endorsements = folder.checkpoint_note(size), tuple(folder.endorsements())
+    return tuple(
+        Proof(line=wanted[seq], index=seq, path=tree.inclusion_path(seq, size), note=note, endorsements=endorsements)
+        for seq in numbers
     )

@@ -225,11 +225,12 @@ class LogFollower:
     def new_entries(self, *types: str) -> Iterator[dict[str, Any]]:
         """The entries of some types that were added since the last call. A line that is being written waits."""
         wanted = {name.encode() for name in types}
-        for index, line in self._new_lines():
+        for index, line in self.new_lines():
             if type_of(line) in wanted:
                 yield parse(line, f"{self._folder.path} entry {index}")
 
-    def _new_lines(self) -> Iterator[tuple[int, bytes]]:
+    def new_lines(self) -> Iterator[tuple[int, bytes]]:
+        """Every line that was added since the last call, with its index."""
         while (path := self._folder.segment(self._segment)).exists():
             # Asked before reading: where the next segment exists, nothing is added to this one any more.
             full = self._folder.segment(self._segment + 1).exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def _commands(block: str) -> list[tuple[str, list[str]]]:
 
 def _played_here(command: str) -> list[str]:
     words: list[str] = []
-    for word in command.replace("--seq 300", "--seq 60").split():
+    for word in shlex.split(command.replace("--seq 300", "--seq 60")):
         for theirs, ours in CAST.items():
             word = word.replace(theirs, ours)
         words += sorted(map(str, Path().glob(word))) if "*" in word else [word]

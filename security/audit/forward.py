@@ -1,0 +1,277 @@
+"""Entries of a live log to a log collector: RFC 5424 syslog over TLS (RFC 5425), as a process of its own.
+
+The party need not stop: this follows its folder and only reads. Syslog has no acknowledgements. So entries are sent in
+batches, each on a connection of its own, and a batch counts as taken when the collector has answered the orderly end
+of the TLS stream (`close_notify`): it has then read everything before. Only then the position is written. A forwarder
+that is killed between the two sends that batch again, so nothing is lost and at most one batch is repeated; origin and
+number are in every message, so that a collector, or `compare`, can tell a repetition from another entry.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from lazaret import files
+from lazaret.errors import CannotDecide, CodecError, ConfigError, RollbackDetected
+from security.audit.findings import Findings
+from security.audit.safe_files import read_capped, refuse_hostile
+from security.crypto import encoding
+from security.crypto.merkle import leaf_hash
+from security.log.reader import LogFollower, LogReader, parse
+
+# RFC 5612 reserves this number for examples. An organisation with a number of its own names it in its collector.
+STRUCTURED: Final = "lazaret@32473"
+FACILITY: Final = 13  # log audit
+INFORMATIONAL, WARNING = 6, 4
+ALARMING: Final = frozenset({"egress.blocked", "log.recovered", "clock.adjusted"})
+MOST_ENTRIES: Final = 500
+MOST_BYTES: Final = 1 << 20
+SECONDS: Final = 30.0
+ATTEMPTS: Final = 3
+POSITION_BYTES: Final = 4096
+
+_collected = re.compile(rf'\[{STRUCTURED} origin="([^"]+)" seq="([0-9]+)" leaf="([0-9a-f]{{64}})"\] (.*)')
+
+
+def message(line: bytes, entry: dict[str, Any]) -> bytes:
+    """One entry as a syslog message: its line unchanged after the header, so that anybody can hash it again."""
+    when = datetime.fromtimestamp(entry["ts"] / 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    severity = WARNING if entry["type"] in ALARMING else INFORMATIONAL
+    host = entry["origin"].removesuffix("/audit")
+    data = f'[{STRUCTURED} origin="{entry["origin"]}" seq="{entry["seq"]}" leaf="{leaf_hash(line).hex()}"]'
+    return f"<{8 * FACILITY + severity}>1 {when}Z {host} lazaret - {entry['type']} {data} ".encode() + line
+
+
+def frame(text: bytes) -> bytes:
+    """RFC 5425, section 4.3: the length, a space, the message."""
+    return b"%d %s" % (len(text), text)
+
+
+# The position
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a log was sent: so many entries, and the leaf of the last one, so that another log is noticed."""
+
+    origin: str
+    size: int
+    leaf: str
+
+    def encode(self) -> bytes:
+        return encoding.dumps({"leaf": self.leaf, "origin": self.origin, "size": self.size}) + b"\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Position | None:
+        """What an earlier run wrote; None if there was none.
+
+        :raises ConfigError: if it is something else. Beginning again would send everything twice.
+        """
+        try:
+            value = encoding.loads(read_capped(path, POSITION_BYTES).removesuffix(b"\n"))
+            return cls(origin=str(value["origin"]), size=int(value["size"]), leaf=str(value["leaf"]))
+        except FileNotFoundError:
+            return None
+        except (CodecError, KeyError, TypeError, ValueError) as error:
+            hint = "move it away to send the whole log again"
+            raise ConfigError("not a position of this command", where=str(path), hint=hint) from error
+
+
+@contextmanager
+def only_one(path: Path) -> Iterator[None]:
+    """Two forwarders with one position would send entries twice."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise ConfigError("another forwarder uses this position", where=str(path)) from error
+    finally:
+        os.close(descriptor)
+
+
+# The collector
+
+
+class TlsCollector:
+    """Where to send to. The collector's certificate must be for `name` and from a root in `context`.
+
+    :param lenient: take the end of the TCP connection for an answer. Some collectors send no `close_notify`; but that
+        end anybody on the way can forge, and entries would then be missing there.
+    """
+
+    def __init__(self, host: str, port: int, name: str, context: ssl.SSLContext, *, lenient: bool = False) -> None:
+        self._host, self._port, self._name, self._context, self._lenient = host, port, name, context, lenient
+        self._unanswered = 0
+
+    def deliver(self, data: bytes) -> None:
+        """Send, end the stream, and wait until the collector has read its end.
+
+        :raises CannotDecide: if that is not certain; the caller sends the same again later.
+        :raises ConfigError: if it never answers, so that the same would be sent again and again.
+        """
+        where = f"{self._host}:{self._port}"
+        try:
+            with (
+                socket.create_connection((self._host, self._port), SECONDS) as plain,
+                self._context.wrap_socket(plain, server_hostname=self._name) as stream,
+            ):
+                stream.sendall(data)
+                self._end(stream, where)
+        except OSError as error:
+            reason = getattr(error, "reason", None) or error.strerror or str(error)
+            raise CannotDecide(
+                f"the collector has not taken the entries: {reason}",
+                where=where,
+                hint="check address, --ca, --name and the collector's own log; what was not taken is sent again",
+            ) from error
+        self._unanswered = 0
+
+    def _end(self, stream: ssl.SSLSocket, where: str) -> None:
+        try:
+            stream.unwrap()
+        except ssl.SSLEOFError:
+            if self._lenient:
+                return
+            self._unanswered += 1
+            if self._unanswered < ATTEMPTS:
+                raise
+            raise ConfigError(
+                "the collector ends streams without close_notify, so that nobody knows what it has read",
+                where=where,
+                hint="rsyslog: use the driver ossl instead of gtls; or --lenient, if the network cannot forge packets",
+            ) from None
+
+
+def tls_context(ca: Path, certificate: Path | None, key: Path | None) -> ssl.SSLContext:
+    """TLS 1.2 or newer (RFC 5425), with a certificate of ours where the collector asks for one."""
+    try:
+        context = ssl.create_default_context(cafile=str(ca))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError("a certificate or key cannot be read", where=str(ca)) from error
+    return context
+
+
+# Following
+
+
+class Forwarder:
+    """Sends what a log has beyond a position, batch by batch.
+
+    :param deliver: takes frames, and returns when the collector has them.
+    """
+
+    def __init__(self, log: Path, state: Path, deliver: Callable[[bytes], None]) -> None:
+        refuse_hostile(log)
+        self._log = log
+        self._state = state
+        self._deliver = deliver
+        self._follower = LogFollower(log)
+        self._position = Position.read(state)
+        self._waiting: list[tuple[int, bytes]] = []
+        self._checked = self._position is None
+
+    @property
+    def size(self) -> int:
+        """How many entries the collector has."""
+        return self._position.size if self._position else 0
+
+    def step(self) -> int:
+        """Send one batch of what is new; returns how many entries were taken. What is not taken waits."""
+        if len(self._waiting) < MOST_ENTRIES:
+            self._waiting += [(at, line) for at, line in self._follower.new_lines() if self._is_new(at, line)]
+        if not self._checked:
+            raise RollbackDetected(
+                f"{self.size} entries were sent, and {self._follower.size} are here",
+                where=str(self._log),
+                hint="the log was restored from an old copy, or is another one: keep it and run `privacy-audit verify`",
+            )
+        batch, size = [], 0
+        for at, line in self._waiting[:MOST_ENTRIES]:
+            entry = parse(line, f"{self._log} entry {at}")
+            batch.append((entry, line, frame(message(line, entry))))
+            size += len(batch[-1][2])
+            if size > MOST_BYTES:
+                break
+        if not batch:
+            return 0
+        last, line, _ = batch[-1]
+        if self._position is not None and last["origin"] != self._position.origin:
+            raise ConfigError(f"the position is of {self._position.origin}", where=str(self._state))
+        self._deliver(b"".join(framed for _, _, framed in batch))
+        self._position = Position(origin=last["origin"], size=last["seq"] + 1, leaf=leaf_hash(line).hex())
+        files.write_atomically(self._state, self._position.encode(), mode=0o600)
+        del self._waiting[: len(batch)]
+        return len(batch)
+
+    def _is_new(self, at: int, line: bytes) -> bool:
+        if self._position is not None and at == self._position.size - 1:
+            self._checked = leaf_hash(line).hex() == self._position.leaf
+        return at >= self.size
+
+
+def follow(forwarder: Forwarder, wait: Callable[[float], bool], tell: Callable[[str], None], *, once: bool) -> None:
+    """Send until told to stop; with `once`, until everything that is there was taken.
+
+    :param wait: waits so many seconds; true if it is time to stop.
+    """
+    pause = 1.0
+    while True:
+        try:
+            taken = forwarder.step()
+        except CannotDecide as error:
+            if once:
+                raise
+            tell(f"{error}; next attempt in {pause:.0f} s")
+            taken, pause = 0, min(2 * pause, 60.0)
+        else:
+            pause = 1.0
+            if taken:
+                tell(f"{taken} entries were taken, {forwarder.size} in all")
+        if not taken and (once or wait(pause)):
+            return
+        if taken and wait(0.0):
+            return
+
+
+# What a collector has, against the log
+
+
+def compare(log: Path, collected: Path, findings: Findings) -> dict[str, int]:
+    """Hold a collector's file against the log: every message unchanged, none missing up to the last one.
+
+    The file has the messages as lines, with structured data (`RSYSLOG_SyslogProtocol23Format` writes them so).
+    """
+    refuse_hostile(log)
+    leaves = [leaf_hash(line).hex() for _, line in LogReader(log).lines()]
+    origin = str(parse(LogReader(log).first_line(), f"{log} entry 0")["origin"])
+    seen: dict[int, int] = {}
+    with collected.open("rb") as file:
+        for number, raw in enumerate(file, 1):
+            match = _collected.search(raw.decode(errors="replace").rstrip("\n"))
+            if match is None or match[1] != origin:
+                continue
+            seq, leaf = int(match[2]), match[3]
+            seen[seq] = seen.get(seq, 0) + 1
+            hashed = leaf_hash(match[4].encode()).hex()
+            if seq >= len(leaves) or not leaf == hashed == leaves[seq]:
+                findings.add("CollectorMismatch", f"line {number}: entry {seq} is not the one in the log", seq)
+    missing = sorted(set(range(max(seen, default=-1) + 1)) - seen.keys())
+    for seq in missing:
+        findings.add("CollectorMismatch", f"entry {seq} is missing, and later ones are there", seq)
+    repeated = sum(count - 1 for count in seen.values())
+    return {"entries": len(seen), "repeated": repeated, "missing": len(missing), "log": len(leaves)}

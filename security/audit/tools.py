@@ -1,0 +1,283 @@
+"""Into the tools that auditors use: export, forward, claim, remember. Commands of `privacy-audit`; `cli` lists them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import quote
+
+import click
+
+from lazaret.errors import CodecError, ConfigError, ToolkitError, VerificationFailed
+from security.audit.options import FILE, TARGET, as_json, emit, finish, logs, one_log, root_key
+
+if TYPE_CHECKING:
+    from security.audit.facts import LogHistory
+    from security.audit.findings import Finding
+    from security.audit.verify import Verified
+    from security.log.witness import HeldCheckpoint
+
+HELD_BYTES: Final = 1 << 20
+
+
+@click.command()
+@logs
+@click.option("--format", "form", type=click.Choice(["csv", "jsonl", "ocsf"]), default="csv", show_default=True)
+@click.option("-o", "--output", type=TARGET, help="Default: standard output.")
+def export(logs: Sequence[Path], form: str, output: Path | None) -> None:
+    """What left each site by run, round and class of data, for a spreadsheet or a log collector."""
+    import csv
+    import io
+
+    from lazaret import software
+    from security.audit.facts import CSV_COLUMNS, egress_rows, ocsf_events
+
+    histories, out = _histories(logs), io.StringIO()
+    rows = list(ocsf_events(histories, software.version())) if form == "ocsf" else egress_rows(histories)
+    if form == "csv":
+        writer = csv.DictWriter(out, CSV_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    else:
+        out.writelines(json.dumps(row, sort_keys=True) + "\n" for row in rows)
+    if output is None:
+        click.echo(out.getvalue(), nl=False)
+    else:
+        output.write_text(out.getvalue(), encoding="utf-8")
+        click.echo(f"{output}: {len(rows)} {'events' if form == 'ocsf' else 'rows'}")
+
+
+def _histories(paths: Sequence[Path]) -> list[LogHistory]:
+    from security.audit.facts import read_history
+    from security.audit.text import plain
+    from security.audit.verify import origin_of
+
+    names = [(path, origin_of(path)) for path in paths]
+    return [read_history(path, origin=origin, name=plain(origin.split(".", 1)[0]), role="") for path, origin in names]
+
+
+# Forwarding
+
+
+@click.command()
+@one_log
+@click.option("--to", metavar="HOST:PORT", help="The collector: syslog over TLS (RFC 5425), usually port 6514.")
+@click.option("--ca", type=FILE, help="Root certificates that the collector's certificate must be from (PEM).")
+@click.option("--name", help="The name in the collector's certificate; default: HOST.")
+@click.option("--certificate", type=FILE, help="A certificate of your own, where the collector asks for one (PEM).")
+@click.option("--key", type=FILE, help="Its private key (PEM).")
+@click.option("--position", type=TARGET, help="Where to note how far the log was sent; never inside the log folder.")
+@click.option("--once", is_flag=True, help="Send what is there and stop; default: follow the log until terminated.")
+@click.option("--lenient", is_flag=True, help="Take the end of the connection for an answer (no close_notify).")
+@click.option("--compare", type=FILE, help="Send nothing; hold this file of the collector against the log.")
+def forward(
+    log: Path,
+    to: str | None,
+    ca: Path | None,
+    name: str | None,
+    certificate: Path | None,
+    key: Path | None,
+    position: Path | None,
+    once: bool,
+    lenient: bool,
+    compare: Path | None,
+) -> None:
+    """Send the entries of a log to a log collector, and go on while the party writes. Reads the log only."""
+    from security.audit import forward as forwarding
+
+    if compare is not None:
+        _compare_collected(log, compare)
+    if to is None or ca is None or position is None:
+        raise ConfigError("--to, --ca and --position are needed", where="privacy-audit forward")
+    host, _, port = to.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ConfigError("not HOST:PORT", where=f"--to {to}", hint="such as logs.example.org:6514")
+    if position.resolve().is_relative_to(log.resolve()):
+        raise ConfigError("the position cannot be inside the log folder", where=str(position))
+    context = forwarding.tls_context(ca, certificate, key)
+    collector = forwarding.TlsCollector(host.strip("[]"), int(port), name or host.strip("[]"), context, lenient=lenient)
+    with forwarding.only_one(position):
+        forwarder = forwarding.Forwarder(log, position, collector.deliver)
+        forwarding.follow(forwarder, _until_told(), lambda text: click.echo(text, err=True), once=once)
+    click.echo(f"{forwarder.size} entries of {log} are at {to}")
+
+
+def _until_told() -> Callable[[float], bool]:
+    """Waits so many seconds; true when the process was asked to end. A batch under way is finished first."""
+    import signal
+    import threading
+
+    told = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: told.set())
+    return told.wait
+
+
+def _compare_collected(log: Path, collected: Path) -> None:
+    from security.audit import text
+    from security.audit.findings import Findings, exit_code
+    from security.audit.forward import compare
+    from security.audit.verify import origin_of
+
+    findings = Findings(origin_of(log))
+    counts = compare(log, collected, findings)
+    click.echo(
+        text.plain(
+            f"{findings.log}: {counts['entries']:,} of {counts['log']:,} entries are at the collector, "
+            f"{counts['missing']:,} are missing in between, {counts['repeated']:,} came more than once"
+        )
+    )
+    for line in text.finding_lines(findings.listed()):
+        click.echo(line)
+    finish(exit_code(findings.listed()))
+
+
+# Claims
+
+
+@click.command()
+@click.argument("subject")
+@logs
+@root_key
+@click.option("-o", "--output", type=TARGET, help="Default: standard output.")
+def claim(subject: str, logs: Sequence[Path], root_key: Path | None, output: Path | None) -> None:
+    """One page about SUBJECT, such as "site graz, round 3", with proofs that `check-proof` checks."""
+    from security.audit.claim import ClaimSubject, make_claim
+    from security.audit.verify import origin_of
+
+    about = ClaimSubject.parse(subject)
+    found = [path for path in logs if origin_of(path).split(".", 1)[0] == about.name]
+    if len(found) != 1:
+        raise ConfigError(f"{len(found)} of the logs given are of {about.name}", where=subject[:80])
+    verified = _sound(found[0], root_key)
+    if verified.role != about.role:
+        raise ConfigError(f"{about.name} is a {verified.role}", where=subject[:80])
+    made = make_claim(found[0], about)
+    party = verified.agreements.party(verified.origin)
+    if party is None:
+        raise ConfigError("no manifest lists this log", where=str(found[0]))
+    page = made.page(made.entries(party.root))
+    if output is None:
+        click.echo(page, nl=False)
+    else:
+        output.write_text(page, encoding="utf-8")
+        click.echo(f"{output}: {made.subject}, {len(made.proofs)} entries with their proofs")
+
+
+def _sound(path: Path, root_key: Path | None) -> Verified:
+    """A log that has no finding; nothing is said from another one."""
+    from security.audit.agreement import keys_for
+    from security.audit.findings import Severity
+    from security.audit.verify import verify
+
+    result = verify(path, keys_for(path, root_key))
+    wrong = [finding.code for finding in result.findings if finding.severity is Severity.FAIL]
+    if wrong:
+        raise VerificationFailed(
+            f"this log fails verification ({', '.join(wrong[:3])}), so nothing is said from it",
+            where=str(path),
+            hint="`privacy-audit verify` lists what is wrong",
+        )
+    return result
+
+
+# What an auditor remembers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """What one visit found: the log, and the sizes of the heads remembered before and after it."""
+
+    log: Verified
+    findings: tuple[Finding, ...]
+    before: int
+    after: int
+
+    def to_json(self) -> dict[str, Any]:
+        found = [finding.to_json() for finding in self.findings]
+        return {"origin": self.log.origin, "before": self.before, "remembered": self.after, "findings": found}
+
+
+FOLDER: Final = click.Path(file_okay=False, path_type=Path)
+
+
+@click.command()
+@logs
+@root_key
+@click.option("--store", type=FOLDER, required=True, help="Your own folder of remembered heads.")
+@click.option("--evidence", type=FOLDER, help="Write proofs of forks here.")
+@as_json
+def remember(logs: Sequence[Path], root_key: Path | None, store: Path, evidence: Path | None, as_json: bool) -> None:
+    """Compare each log with the head you saw at your last visit, and keep the newest one for the next."""
+    from security.audit import text
+    from security.audit.findings import exit_code
+
+    visits = [_visit(path, root_key, store, evidence) for path in logs]
+    everything = [finding for visit in visits for finding in visit.findings]
+    code = exit_code(everything)
+    if as_json:
+        shown = [visit.to_json() for visit in visits]
+        emit({"verdict": text.VERDICTS[code], **text.verdicts_json(everything), "logs": shown})
+        finish(code, quiet=True)
+    for visit in visits:
+        last = f"last time it had {visit.before:,}" if visit.before else "seen for the first time"
+        words = f"{visit.log.origin}   {visit.log.size:,} entries, {last}; remembered: {visit.after:,}"
+        click.echo(text.plain(words))
+        for line in text.finding_lines(visit.findings):
+            click.echo(line)
+    for line in text.verdict_lines(everything, [visit.log for visit in visits]):
+        click.echo(line)
+    finish(code)
+
+
+def _visit(path: Path, root_key: Path | None, store: Path, evidence: Path | None) -> Visit:
+    """Verify one log against the remembered head. The store changes only if nothing is wrong, and only forward."""
+    from lazaret import files
+    from security.audit.agreement import keys_for
+    from security.audit.compare import forks
+    from security.audit.findings import Findings, exit_code
+    from security.audit.verify import origin_of, verify, verify_held
+    from security.log.store import LogFolder
+    from security.log.witness import HeldCheckpoint
+
+    keys, origin = keys_for(path, root_key), origin_of(path)
+    file = store / f"{quote(origin, safe='')}.json"
+    remembered, extra = _remembered(file), Findings(origin)
+    held = [remembered] if remembered else []
+    before = remembered.checkpoint.size if remembered else 0
+    try:
+        for one in held:
+            verify_held(one, keys.agreements, origin)
+    except ToolkitError:
+        extra.add("KeysReplaced", f"the remembered head of {before} entries is not under a key that is listed now")
+        held = []
+    result = verify(path, keys, held)
+    findings, newest = (*extra.listed(), *result.findings), result.checkpoints.newest
+    if evidence is not None:
+        for number, fork in enumerate(forks(result, held)):
+            files.write_atomically(evidence / f"fork-{quote(origin, safe='')}-{number}.json", fork.encode())
+    after = before
+    if exit_code(findings) != 1 and newest is not None and newest.checkpoint.size >= before:
+        kept = HeldCheckpoint(note=newest.note, endorsements=tuple(LogFolder(path).endorsements()))
+        files.write_atomically(file, kept.encode(), mode=0o600)
+        after = newest.checkpoint.size
+    return Visit(log=result, findings=findings, before=before, after=after)
+
+
+def _remembered(file: Path) -> HeldCheckpoint | None:
+    from security.audit.safe_files import read_capped
+    from security.log.witness import HeldCheckpoint
+
+    try:
+        return HeldCheckpoint.parse(read_capped(file, HELD_BYTES))
+    except FileNotFoundError:
+        return None
+    except CodecError as error:
+        hint = "restore it from your own backup: without it, this visit would compare nothing"
+        raise ConfigError("a remembered head cannot be read", where=str(file), hint=hint) from error
+
+
+COMMANDS: Final = (export, forward, claim, remember)
