@@ -198,6 +198,10 @@ class Verifier:
             if before and after and before is not after:
                 self._note(after.version > before.version, "a version goes back")
             self._note(after is None or after.version == entry["body"]["version"], "another version than the file has")
+        for agreed in self.in_force:
+            if agreed is not None and not (self.folder / "manifests" / f"{agreed.digest}.json").exists():
+                self.open.append("a manifest in force is not in manifests/")
+                break
         current = self.folder / "manifest.json"
         self._note(current.is_file() and sha256(current.read_bytes()).hexdigest() == digest, "manifest.json")
 
@@ -324,6 +328,8 @@ class Verifier:
         }
         if not covered or len(after) > most:
             self.open.append("not witnessed")
+        if any(entry["body"]["head"] not in self.heads for entry in self._of("egress")):
+            self.open.append("a checkpoint that travelled with a message is not here")
         if covered and not (self.folder / "cosigned.note").exists():
             self.open.append("no cosigned.note")
         given: dict[str, int] = {}
@@ -374,14 +380,25 @@ class Verifier:
             self.wrong.append(f"{origin} signed two histories")
 
     def _annexes(self) -> None:
+        erased = [
+            range(entry["body"]["first"], min(entry["body"]["last"], entry["seq"]) + 1)
+            for entry in self._of("annex.erased")
+        ]
         for entry in self.entries:
-            path = self.folder / "annex" / f"{entry['seq']}.json"
-            if entry["annex_commit"] is None or not path.exists():
+            path, gone = self.folder / "annex" / f"{entry['seq']}.json", any(entry["seq"] in one for one in erased)
+            if entry["annex_commit"] is None:
                 continue
+            if not path.exists():
+                if path.parent.is_dir() and not gone:
+                    self.open.append(f"the annex of entry {entry['seq']} is lost")
+                continue
+            self._note(not gone, f"the annex of entry {entry['seq']} was to be erased")
             value = read_json(path.read_bytes())
             salt = bytes.fromhex(value["salt"])
             commitment = sha256(salt + canonical(value["details"])).hexdigest()
-            self._note(len(salt) == 32 and commitment == entry["annex_commit"], f"annex of entry {entry['seq']}")
+            one_form = salt.hex() == value["salt"] and value.keys() == {"details", "salt"}
+            right = one_form and len(salt) == 32 and commitment == entry["annex_commit"]
+            self._note(right, f"annex of entry {entry['seq']}")
 
     def _settings(self) -> None:
         policy, config = self.entries[0]["body"]["policy"], None
