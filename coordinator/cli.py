@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from lazaret import software
+from lazaret.stopping import ending_well
 from lazaret.terminal import config_option, late_group, log_option, log_to_stderr, run_command
 
 with_config = config_option(Path("coordinator.toml"), "This coordinator's configuration.")
@@ -37,7 +38,7 @@ Group = late_group(
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
-    """Run a coordinator, until it is stopped (SIGTERM or Ctrl-C)."""
+    """Run a coordinator, until it is stopped (SIGTERM, SIGHUP or Ctrl-C)."""
     context.obj = config_path
     if log_format is not None:
         # Before anything is read: an error in the configuration is logged in the same format.
@@ -51,6 +52,11 @@ def run(config_path: Path, *, log_format: str | None = None) -> None:
 
     :param log_format: `text` or `json`; the configuration's if not given.
     """
+    with ending_well():
+        _serve(config_path, log_format)
+
+
+def _serve(config_path: Path, log_format: str | None) -> None:
     from coordinator.config import CoordinatorConfig
 
     config, base = CoordinatorConfig.read(config_path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,6 +24,7 @@ from coordinator.send_queue import Stream, Turns
 from coordinator.status import RunPresence
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
+from lazaret.stopping import stop_on_signals
 from lazaret.tcp_info import Meter
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
@@ -43,7 +43,8 @@ from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, Open, Wel
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
 RECEIPT_SECONDS: Final = 2.0
-STOP_SECONDS: Final = 10.0
+# With two pauses for grace and the closing of files, it ends within 15 s.
+STOP_SECONDS: Final = 8.0
 GRACE_SECONDS: Final = 2.0
 CHECK_MS: Final = 10_000  # how long witnesses wait for the check of a sum
 WITNESS_SECONDS: Final = 3.0
@@ -394,9 +395,7 @@ def run_until_stopped(
 
     async def serve() -> None:
         service = service_type(ready.shell, ready.identity, ready.seat)
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, service.stop)
+        stop_on_signals(service.stop)
         with open_dashboard(config, base, ready) as watch:
 
             def look() -> None:

@@ -11,6 +11,7 @@ import io
 import json
 import logging
 import math
+import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -267,6 +268,8 @@ def _session(content: bytes, where: str) -> Any:
 
 
 def _need(name: str) -> Any:
+    # ONNX Runtime reports its use to its makers: read when it is first imported, and only this stops it altogether.
+    os.environ["ORT_DISABLE_TELEMETRY"] = "1"
     try:
         return import_module(name)
     except ImportError as error:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import click
 
 from lazaret import software
+from lazaret.stopping import ending_well, stop_on_signals
 from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
 from site_agent.options import own_process, with_config
-from site_agent.trainer.stopping import ENDING
 
 Group = late_group(
     {
@@ -51,7 +48,7 @@ Group = late_group(
 @log_option
 @click.pass_context
 def cli(context: click.Context, config_path: Path, log_format: str | None) -> None:
-    """Join the federation and train, until it is stopped (SIGTERM or Ctrl-C)."""
+    """Join the federation and train, until it is stopped (SIGTERM, SIGHUP or Ctrl-C)."""
     context.obj = config_path
     if log_format is not None:
         # At once: errors in the configuration are logged in the requested format too.
@@ -66,6 +63,11 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     :param agent_type: the class that carries out effects; `Agent` if not given.
     :param log_format: `text` or `json`; the configuration's if not given.
     """
+    with ending_well():
+        _serve(config_path, agent_type, log_format)
+
+
+def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | None) -> None:
     from site_agent.config import SiteConfig
 
     config = SiteConfig.read(config_path)
@@ -87,48 +89,24 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
     if place is not None and place.rank > 0:
         help_agent(config, place)
         return
-    with ending_well():
-        agent = assemble(
-            config,
-            clock=SystemClock(),
-            rng=SystemRandomness(),
-            make_learner=partial(start_trainer, log_format=log_format),
-            agent_type=agent_type or Agent,
+    agent = assemble(
+        config,
+        clock=SystemClock(),
+        rng=SystemRandomness(),
+        make_learner=partial(start_trainer, log_format=log_format),
+        agent_type=agent_type or Agent,
+    )
+    seen = AgentPresence(config, agent)
+    with open_metrics(config, agent):
+        asyncio.run(
+            serve(
+                agent,
+                config.coordinator,
+                until=lambda stopped: stop_on_signals(stopped.set),
+                watch=seen.look,
+                ended=seen.stop,
+            )
         )
-        seen = AgentPresence(config, agent)
-        with open_metrics(config, agent):
-            asyncio.run(serve(agent, config.coordinator, until=stop_on_signals, watch=seen.look, ended=seen.stop))
-
-
-@contextmanager
-def ending_well() -> Iterator[None]:
-    """A signal in here ends the process with 0: at once before `stop_on_signals`, and in good order after it.
-
-    What is on disk is complete at every moment. Afterwards signals wait for ever: the process is ending already.
-    """
-
-    def leave(number: int, frame: object) -> NoReturn:
-        del number, frame
-        raise SystemExit(0)
-
-    for number in ENDING:
-        signal.signal(number, leave)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
-
-
-def stop_on_signals(stopped: asyncio.Event) -> None:
-    loop = asyncio.get_running_loop()
-
-    def stop(number: int, frame: object) -> None:
-        del number, frame
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(stopped.set)
-
-    for number in ENDING:
-        signal.signal(number, stop)
 
 
 def main() -> None:

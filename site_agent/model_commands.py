@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import click
 
 from lazaret.errors import ConfigError
+from lazaret.stopping import block_signals
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
@@ -170,4 +171,5 @@ def help_agent(config: SiteConfig, place: RankPlace) -> None:
     """Work for the agent until it is gone, in a program that can still be isolated: this one has threads."""
     del place  # read again there
     words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--worker"]
+    block_signals()  # until that program takes them
     os.execv(sys.executable, words)

@@ -19,6 +19,7 @@ import sys
 from pathlib import Path
 
 from lazaret.errors import ConfigError
+from lazaret.stopping import ENDING
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
@@ -30,7 +31,6 @@ from site_agent.state_dir import StateDir
 from site_agent.supervisor import SILENCE_SECONDS, STOP_SECONDS, Supervisor
 from site_agent.trainer.channel import DataReady, IsolationReport, TrainerSetup
 from site_agent.trainer.isolation import HINT, WHERE, IsolationMode
-from site_agent.trainer.stopping import ENDING
 
 log = logging.getLogger("site-agent")
 

@@ -16,6 +16,7 @@ import click
 
 from coordinator.config import CoordinatorConfig
 from coordinator.service import run_until_stopped
+from lazaret.stopping import ending_well, stop_on_signals
 from lazaret.terminal import run_command
 from scripts.local_federation.fail_points import MortalAgent, MortalService, MortalShell
 from scripts.local_federation.known_updates import make_number_learner
@@ -23,7 +24,6 @@ from scripts.local_federation.sums import kept_folder
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from site_agent.assembly import assemble
-from site_agent.cli import ending_well, stop_on_signals
 from site_agent.client import serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect, KeepUpdate
@@ -58,7 +58,9 @@ def cli() -> None:
 def coordinator(path: Path) -> None:
     """The coordinator."""
     log_to_stderr()
-    run_until_stopped(*CoordinatorConfig.read(path), shell_type=MortalShell, service_type=MortalService)
+    with ending_well():
+        logging.info("starting")
+        run_until_stopped(*CoordinatorConfig.read(path), shell_type=MortalShell, service_type=MortalService)
 
 
 @cli.command()
@@ -71,12 +73,13 @@ def site(path: Path, numbers: bool) -> None:
         learner = make_number_learner
     else:
         from site_agent.trainer_start import start_trainer as learner
-    config = SiteConfig.read(path)
     with ending_well():
+        logging.info("starting")
+        config = SiteConfig.read(path)
         agent = assemble(
             config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
         )
-        asyncio.run(serve(agent, config.coordinator, until=stop_on_signals))
+        asyncio.run(serve(agent, config.coordinator, until=lambda stopped: stop_on_signals(stopped.set)))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ Imported by: site_agent, site_agent.checks.
     workers          several processes of one hospital that train as one
     ranks            the place of this process among them
     data             the images of this hospital
-    stopping         how such a process ends
     file_access      which files a process that sees images reads and writes
     process          the isolated process of a command that sees images
     isolation        what is in force in it, tried from inside

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import click
 
 from lazaret.errors import ConfigError, ToolkitError
+from lazaret.stopping import block_signals, end, end_on_signals, leave_on_signals
 from lazaret.terminal import log_to_stderr, run_command, show_progress
 from site_agent.config import SiteConfig
 from site_agent.trainer import isolation, kernel
 from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.ranks import RANKS, RankPlace
-from site_agent.trainer.stopping import ENDING, block_signals, end, end_on_signals
 
 if TYPE_CHECKING:
     from site_agent.trainer.channel import Channel
@@ -140,6 +140,8 @@ def command(
     path: Path, descriptor: int | None, worker: bool, required: bool, probe: bool, log_format: str | None
 ) -> None:
     """The process that sees images."""
+    if descriptor is None and not worker:
+        leave_on_signals()  # as long as there is no agent
     config = SiteConfig.read(path)
     if required:
         config = config.model_copy(update={"site": config.site.model_copy(update={"isolation": "required"})})
@@ -153,8 +155,6 @@ def command(
         block_signals()
         work_with_others(config, place)
     if descriptor is None:
-        for number in ENDING:
-            signal.signal(number, _leave)  # as long as there is no agent
         connection = attach(config)
     else:
         connection = socket.socket(fileno=descriptor)
@@ -164,11 +164,6 @@ def command(
             return
     block_signals()
     serve(config, connection)
-
-
-def _leave(number: int, frame: object) -> NoReturn:
-    del number, frame
-    raise SystemExit(0)
 
 
 if __name__ == "__main__":

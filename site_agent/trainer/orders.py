@@ -15,6 +15,7 @@ from threading import Thread
 from typing import Any, get_args, get_type_hints
 
 from lazaret.errors import LocalProtocolError, PolicyViolation, ToolkitError
+from lazaret.stopping import end
 from security.crypto import encoding
 from security.dp.accountant import MechanismEvent
 from security.dp.ledger import LedgerState, Reservation, Terms
@@ -47,7 +48,6 @@ from site_agent.trainer.channel import (
     shared_vector,
 )
 from site_agent.trainer.personal_state import PersonalState
-from site_agent.trainer.stopping import end
 from site_agent.trainer.training import Trainer, make_trainer
 
 log = logging.getLogger("site-agent")

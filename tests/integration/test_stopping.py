@@ -1,9 +1,11 @@
-"""A coordinator that is told to stop while masks are being opened, and nobody is there to open them."""
+"""A coordinator that is told to stop: while it starts, and while masks are being opened by nobody."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +16,22 @@ from tests.support.federation import WAIT, NumberFederation
 
 pytestmark = pytest.mark.timeout(240)
 LEFT = "continues at the next start"
+
+
+def test_a_stop_while_it_starts(tmp_path: Path) -> None:
+    """The shipped command, at moments from its first line on: exit 0, and the next start goes on."""
+    federation = NumberFederation(tmp_path, sites=3, rounds=2)
+    config = federation.grounds.coordinator / "coordinator.toml"
+    words = [sys.executable, "-c", "from coordinator.cli import main; main()", "--config", str(config)]
+    for number, pause in ((signal.SIGTERM, 0.0), (signal.SIGHUP, 0.4), (signal.SIGINT, 1.0)):
+        begun = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        assert begun.stderr is not None and "starts with" in begun.stderr.readline()
+        time.sleep(pause)
+        begun.send_signal(number)
+        _, stderr = begun.communicate(timeout=30)
+        assert begun.returncode == 0, stderr
+    with federation.running():
+        federation.wait_published(1)
 
 
 def test_a_stop_while_masks_are_opened_does_not_wait_for_ever(tmp_path: Path) -> None:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,3 +161,31 @@ def test_a_network_with_tiny_numbers_is_compared_too() -> None:
     assert difference(off, tiny).relative > 1 and difference(off, tiny).share < 1
     assert difference(tiny + np.float32(1e-5), tiny).share > 1
     assert difference(np.ones((1, 2)) + 2e-4, np.ones((1, 2))).share > 1
+
+
+USED = """
+import os, sys
+import numpy as np, onnx, torch
+from npr.deployed import check_onnx
+node = onnx.helper.make_node("Identity", ["images"], ["out"])
+ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 2]) for name in ("images", "out")]
+graph = onnx.helper.make_graph([node], "same", ends[:1], ends[1:])
+model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=9)
+if "twin" in sys.argv:
+    import onnxruntime
+check_onnx(model.SerializeToString(), torch.nn.Identity(), np.ones((2, 2), dtype=np.float32), where="here")
+"""
+
+
+@pytest.mark.parametrize("twin", [False, True], ids=["as shipped", "the twin: imported elsewhere"])
+def test_onnx_runtime_reports_to_nobody(twin: bool, tmp_path: Path) -> None:
+    """Where its telemetry is on, it gives this machine a name and keeps a data base of what it will send."""
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [sys.executable, "-c", USED, *(["twin"] if twin else [])]
+    isolated = ["unshare", "--map-root-user", "--net"]  # it would really send
+    if subprocess.run([*isolated, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace here, and the twin would report to the network")
+    done = subprocess.run([*isolated, *words], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert any(path.name == "deviceid" for path in tmp_path.rglob("*")) is twin
