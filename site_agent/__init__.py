@@ -11,6 +11,7 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
     options          options that several of its commands have
     setup_commands   `init` and `check`
     model_commands   `evaluate`, `predict` and `export`
+    command_process  the isolated process in which those three see images
     config           `site.toml`
     policy           what this hospital permits
     assembly         from a configuration to a site that can run

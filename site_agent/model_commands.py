@@ -1,6 +1,6 @@
 """`site-agent evaluate`, `predict` and `export`, none of which opens a connection; and `site-agent worker`.
 
-The first three continue in an isolated process before they load what reads images (`trainer/process.py`).
+The first three continue in an isolated process before they load what reads images (`command_process.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import click
 from lazaret.errors import ConfigError
 from lazaret.stopping import block_signals
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
+from site_agent.command_process import Workplace, isolate
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
-from site_agent.trainer.process import Workplace, isolate
 from site_agent.trainer.ranks import RankPlace
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -43,7 +43,7 @@ def evaluate(config_path: Path, model: Any, alone: bool, as_json: bool) -> None:
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
-    figures = evaluate_site(config, model=model, alone=alone)
+    figures = evaluate_site(config, place.record, model=model, alone=alone)
     if as_json:
         emit(figures | {"isolation": place.isolation.to_json()})
     else:
@@ -73,7 +73,7 @@ def predict(
 
     show_progress()
     check_target(output)
-    predictor = Predictor.open(config, model)
+    predictor = Predictor.open(config, place.record, model)
     with progress("predicting") as tell:
         summary = run(predictor, source, place.target or output, tell=tell, batch=batch)
     for name, problem in summary.problems:
@@ -114,14 +114,14 @@ def export(
 ) -> None:
     """Write this site's model, its description and its model card into FOLDER, which must not exist yet."""
     settings = SiteConfig.read(config_path)
-    place = isolate(settings, target=folder)
+    place = isolate(settings, target=folder, log=True)
     from site_agent.trainer.export import check_target, open_for_export
     from site_agent.trainer.export import export as run
     from site_agent.trainer.model_card import HOSPITAL_ONLY
 
     show_progress()
     check_target(folder, onnx=onnx)
-    predictor = open_for_export(settings, model, with_prototypes=with_prototypes)
+    predictor = open_for_export(settings, place.record, model, with_prototypes=with_prototypes)
     written = run(predictor, place.target or folder, onnx=onnx) | {"folder": str(folder)}
     if as_json:
         emit(written | {"isolation": place.isolation.to_json()})

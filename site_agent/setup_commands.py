@@ -17,7 +17,7 @@ from lazaret.checks import report, skip_option
 from lazaret.control import pause_commands
 from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
-from lazaret.terminal import ask, emit, say, show_progress
+from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.dp.accountant import spent
 from security.dp.ledger import Ledger
@@ -392,9 +392,7 @@ def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
     """
     from site_agent.checks.run import look
 
-    if not as_json:
-        show_progress()
-    sys.exit(report(look(config_path, skip=skipped), as_json=as_json))
+    sys.exit(report(look(config_path, skip=skipped, progress=not as_json), as_json=as_json))
 
 
 # `join` and `status`.

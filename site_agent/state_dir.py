@@ -251,20 +251,7 @@ class StateDir:
 
     def state(self, layout: Layout, state_hash: bytes) -> Vector:
         """A global model by its hash, which is checked."""
-        path = self.states / f"{state_hash.hex()}.safetensors"
-        try:
-            state = states.canonical(states.flatten(layout, load_tensors(path.read_bytes())))
-        except FileNotFoundError as error:
-            raise DataError(
-                "the newest model is missing from the state folder",
-                where=str(path),
-                hint="restore the whole folder, or enrol this site again",
-            ) from error
-        except (SafetensorError, ToolkitError) as error:
-            raise DataError("the newest model cannot be read", where=str(path)) from error
-        if states.state_hash(state) != state_hash:
-            raise DataError("the newest model does not have its hash", where=str(path))
-        return state
+        return read_state(self.states, layout, state_hash)
 
     # For people.
 
@@ -306,6 +293,24 @@ class StateDir:
         if len(rows) < len(lines):
             log.warning("%s: %d incomplete lines are left out", self.metrics, len(lines) - len(rows))
         return rows
+
+
+def read_state(folder: Path, layout: Layout, state_hash: bytes) -> Vector:
+    """A global model of the folder `states` by its hash, which is checked. It takes no key."""
+    path = folder / f"{state_hash.hex()}.safetensors"
+    try:
+        state = states.canonical(states.flatten(layout, load_tensors(path.read_bytes())))
+    except FileNotFoundError as error:
+        raise DataError(
+            "the newest model is missing from the state folder",
+            where=str(path),
+            hint="restore the whole folder, or enrol this site again",
+        ) from error
+    except (SafetensorError, ToolkitError) as error:
+        raise DataError("the newest model cannot be read", where=str(path)) from error
+    if states.state_hash(state) != state_hash:
+        raise DataError("the newest model does not have its hash", where=str(path))
+    return state
 
 
 def run_of(folder: Path) -> str | None:

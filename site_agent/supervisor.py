@@ -49,8 +49,8 @@ from site_agent.trainer.channel import (
     TrainRound,
     error_of,
     refused,
-    shared_vector,
 )
+from site_agent.trainer.shared_memory import shared_vector
 
 log = logging.getLogger("site-agent")
 SILENCE_SECONDS: Final = 120.0

@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from lazaret.errors import ConfigError
@@ -40,17 +41,26 @@ class ChildTrainer:
 
     :param log_format: what `--log-format` says.
     :param module: the program; another one in attacks only.
+    :param scratch: an empty folder for its temporary files; one in the state folder if not given.
+    :param options: further ones of the program.
     """
 
     def __init__(
-        self, config: SiteConfig, log_format: str | None = None, *, module: str = "site_agent.trainer"
+        self,
+        config: SiteConfig,
+        log_format: str | None = None,
+        *,
+        module: str = "site_agent.trainer",
+        scratch: Path | None = None,
+        options: Sequence[str] = (),
     ) -> None:
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        scratch = config.state / "scratch"
-        shutil.rmtree(scratch, ignore_errors=True)
-        scratch.mkdir(mode=0o700)
-        options = ["--log-format", log_format] if log_format else []
-        command = [sys.executable, "-m", module, "--config", str(config.path), *options]
+        if scratch is None:
+            scratch = config.state / "scratch"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(mode=0o700)
+        formats = ["--log-format", log_format] if log_format else []
+        command = [sys.executable, "-m", module, "--config", str(config.path), *formats, *options]
         # Blocked from its first moment on, and taken when it can: so that it always ends with 0.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
         try:

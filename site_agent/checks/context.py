@@ -11,18 +11,15 @@ from typing import Any, Final
 from protos import tls  # before grpc: it switches TLS 1.2 off
 
 import grpc  # isort: skip
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
 
 from lazaret import checks
 from lazaret.checks import CheckList, CheckVerdict, Line, Unchecked, shared
-from lazaret.errors import ToolkitError
-from npr.data.catalogue import assemble
-from npr.data.dataset import FederatedDataset, SiteData
-from npr.data.sources import Survey, survey
+from lazaret.errors import ToolkitError, WorkerLost
 from security.clock import Clock, SystemClock
 from security.identity import keystore
 from security.identity.credentials import Credentials
@@ -33,11 +30,25 @@ from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, judge
 from site_agent.config import CHECK_NAMES, CoordinatorTable, SiteConfig
 from site_agent.privacy import ledger_files
-from site_agent.trainer.data import image_size_of, ours, side_rule
+from site_agent.supervisor import SILENCE_SECONDS
+from site_agent.trainer.channel import (
+    RECEIVED_BY_AGENT,
+    Channel,
+    FoundLine,
+    IsolationReport,
+    LookAt,
+    LookDone,
+    LookSetup,
+    Message,
+    OrderFailed,
+    OutwardAttempt,
+    TrainerAlive,
+    error_of,
+    printable,
+)
+from site_agent.trainer_start import ChildTrainer
 
-if TYPE_CHECKING:
-    from npr.wire_layout import Recipe
-
+MOST_LINES: Final = 1000
 
 
 # One connection with this site's own certificate: does the coordinator accept it, and what time does its clock show? A
@@ -89,12 +100,15 @@ class SiteCheckContext:
 
     :param free: bytes that can still be written to a folder.
     :param available: bytes of memory that can still be taken; None if the system does not report it.
+    :param progress: whether somebody watches.
     """
 
     config: SiteConfig
     clock: Clock = field(default_factory=SystemClock)
     free: Callable[[Path], int] = checks.free_bytes
     available: Callable[[], int | None] = checks.available_memory
+    progress: bool = False
+    _started: Looking | None = field(default=None, init=False)
 
     @cached_property
     def credentials(self) -> Credentials:
@@ -137,39 +151,93 @@ class SiteCheckContext:
     def initial(self) -> InitialModel:
         return pinned_model(self.config.initial_model, self.manifest)[0]
 
-    @shared("the settings are not those of the manifest")
-    def recipe(self) -> Recipe:
-        from site_agent.trainer.training import recipe_of  # imports torch
+    @shared("the process that looks at images cannot be started")
+    def looking(self) -> Looking:
+        """One trainer's process for all checks that need one. It sees the images, and has neither network nor keys."""
+        self._started = Looking(self.config, self._told)
+        return self._started
 
-        return recipe_of(self.manifest)
-
-    @shared("the data set cannot be listed")
-    def survey(self) -> Survey:
-        table = self.config.data
-        size = image_size_of(self.manifest)
-        return survey(
-            table.source,
-            image_size=size,
-            seed=table.seed,
-            class_names=self.manifest.model.classes,
-            class_map=table.class_map,
+    def _told(self) -> tuple[LookSetup, bytes]:
+        private = self.manifest.privacy is not None
+        told = LookSetup(
+            site=self.credentials.subject.member,
+            data_key=self.credentials.identity.data_key().hex(),
+            ledger=private and ledger_files(self.config).peek() is not None,
+            available=self.available(),
+            progress=self.progress,
         )
+        return told, self.manifest.to_bytes()
 
-    @shared("the data set cannot be divided")
-    def dataset(self) -> FederatedDataset:
-        """The fold in force, without pixels."""
-        table = self.config.data
-        if self.manifest.privacy is not None and ledger_files(self.config).peek() is None:
-            raise Unchecked("patients get their sides by a key that is made with the ledger")
-        return assemble(
-            self.survey.catalogue,
-            fold=table.fold,
-            rule=side_rule(self.config, self.manifest, self.credentials.identity.data_key(), keep=False),
-        )
+    def close(self) -> None:
+        if self._started is not None:
+            self._started.close()
 
-    @shared("this site's part of the data set is not known")
-    def data(self) -> SiteData:
-        return ours(self.dataset, self.config.data, self.credentials.subject.member)
+
+class Looking:
+    """A trainer's process that makes checks, and the conversation with it. Nothing that it says is believed to be more
+    than a line for people."""
+
+    def __init__(self, config: SiteConfig, told: Callable[[], tuple[LookSetup, bytes]]) -> None:
+        self._told: Callable[[], tuple[LookSetup, bytes]] | None = told
+        self._folder = TemporaryDirectory(prefix="lazaret-")
+        self._process = ChildTrainer(config, scratch=Path(self._folder.name), options=("--look",))
+        self._process.connection.settimeout(SILENCE_SECONDS)
+        self._channel = Channel(self._process.connection, RECEIVED_BY_AGENT)
+        self._gone = False
+        try:
+            self.isolation: Final = self._report()
+        except BaseException:
+            self.close()
+            raise
+
+    def _report(self) -> IsolationReport:
+        report = self._next()
+        if not isinstance(report, IsolationReport):
+            raise WorkerLost("the process that is to see images has not said how it is isolated", where="trainer")
+        return report
+
+    def ask(self, name: str) -> Iterator[Line]:
+        """The lines of one check.
+
+        :raises WorkerLost: if the process ends meanwhile.
+        :raises Unchecked: if it has ended before.
+        """
+        if self._gone:
+            raise Unchecked("the process that looks at images is gone")
+        if self._told is not None:
+            self._channel.send(*self._told())
+            self._told = None
+        self._channel.send(LookAt(name=name))
+        for _ in range(MOST_LINES):
+            match self._next():
+                case FoundLine(verdict=verdict, what=what, hint=hint):
+                    yield Line(verdict=CheckVerdict(verdict), what=printable(what), hint=printable(hint))
+                case LookDone():
+                    return
+                case other:
+                    raise WorkerLost(f"{type(other).__name__} is no answer to a check", where="trainer")
+        raise WorkerLost("a check has too many findings", where="trainer")
+
+    def _next(self) -> Message:
+        while True:
+            try:
+                received = self._channel.receive()
+            except TimeoutError:
+                received = None
+            if received is None:
+                self._gone = True
+                self._channel.close()
+                raise WorkerLost(f"the process that looks at images is gone: {self._process.end()}", where="trainer")
+            message: Message = received[0]
+            if isinstance(message, OrderFailed):
+                raise error_of(message)
+            if not isinstance(message, TrainerAlive | OutwardAttempt):
+                return message
+
+    def close(self) -> None:
+        self._channel.close()
+        self._process.end()
+        self._folder.cleanup()
 
 
 CHECKS: Final = CheckList[SiteCheckContext](CHECK_NAMES)

@@ -5,21 +5,13 @@ Nothing that it trains is kept, and no message is sent.
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from lazaret import checks
 from lazaret.checks import Line, Unchecked, ok, problem, run, tried, warning
-from lazaret.errors import ToolkitError
-from npr.data.dataset import Samples
-from npr.data.sources import Look, Survey, inspect_images
-from npr.data.store import Fault, FaultKind
 from security.identity import credentials
 from security.identity.credentials import clock_by_dates
 from security.identity.rules import CLOCK_SKEW_MS
@@ -76,15 +68,6 @@ def model(context: SiteCheckContext) -> Iterator[Line]:
     yield tried("one training configuration", lambda: config_hash_of(context.manifest))
     context.initial  # noqa: B018  # its error is the finding
     yield ok("the initial model is the one that the manifest pins")
-
-
-@CHECKS.add
-def code(context: SiteCheckContext) -> Iterator[Line]:
-    from npr.wire_layout import check_code
-
-    manifest = context.manifest
-    yield tried("the learning code is the manifest's", lambda: check_code(manifest.model.code_digest))
-    yield tried("the settings are the manifest's", lambda: context.recipe)
 
 
 @CHECKS.add
@@ -208,121 +191,39 @@ def device(context: SiteCheckContext) -> Iterator[Line]:
 
 @CHECKS.add
 def isolation(context: SiteCheckContext) -> Iterator[Line]:
-    """What would hold around the process that sees images, tried by one that sees none."""
-    config = context.config
-    words = [sys.executable, "-m", "site_agent.trainer", "--config", str(config.path), "--probe"]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
-    required = "required" in (config.site.isolation, context.manifest.training.isolation)
-    if done.returncode != 0:
-        lines = [line for line in done.stderr.splitlines() if line.strip()] or ["it ended without a word"]
-        yield problem(lines[0], HINT)
-        return
-    found = json.loads(done.stdout)
-    if not found["connection_possible"] and not found["keys_readable"]:
-        yield ok(found["sentence"])
-    elif required and not found["exception"]:
-        yield problem(found["sentence"], HINT)
+    """What holds around the process that will see the images, tried from inside before it has seen one."""
+    found = context.looking.isolation
+    required = "required" in (context.config.site.isolation, context.manifest.training.isolation)
+    if not found.connection_possible and not found.keys_readable:
+        yield ok(found.sentence)
+    elif required and not found.exception:
+        yield problem(found.sentence, HINT)
     else:
-        yield warning(found["sentence"], HINT)
+        yield warning(found.sentence, HINT)
 
 
-# The data set: what is in it, what cannot be used, what occurs twice, and what the policy does not find. Rows are named
-# by table and number, never by patient or file, so that the lines can be mailed.
-
-SHOWN: Final = 3
-_KINDS: Final = tuple(kind for kind in FaultKind if kind is not FaultKind.UNREADABLE)
+# What sees images or trains on them is done by a trainer's process (`trainer.data_checks`).
 
 
 @CHECKS.add
 def data(context: SiteCheckContext) -> Iterator[Line]:
-    """The table: everything but the pixels."""
-    listed = context.survey
-    for kind in _KINDS:
-        yield from _faults([fault for fault in listed.faults if fault.kind is kind])
-    dataset, site = context.dataset, context.data
-    unit = site.train.unit_kind
-    yield ok(f"{context.config.data.source}: {len(listed.catalogue)} usable images, one unit is one {unit}")
-    for side, samples in (("training", site.train), ("validation", site.validation), ("test", site.test)):
-        if samples is not None:
-            yield _counts(side, samples, dataset.class_names)
-    yield from _under_privacy(context, unit) if context.manifest.privacy else _required(context)
-
-
-def _required(context: SiteCheckContext) -> Iterator[Line]:
-    policy, names = context.config.policy, context.dataset.class_names
-    if policy.required_classes:
-        counts = context.data.train.class_counts().tolist()
-        yield tried("every class that the policy requires is there", lambda: policy.check_classes(names, counts))
-
-
-def _under_privacy(context: SiteCheckContext, unit: str) -> Iterator[Line]:
-    promised = context.manifest.privacy
-    if promised is not None and promised.unit != unit:
-        yield problem(
-            f"the federation protects each {promised.unit}, and these data are grouped by {unit}",
-            f"add a column {promised.unit!r} to the table (docs/data.md)",
-        )
-    yield ok("these counts are exact: do not pass them on, or epsilon is no longer valid")
-
-
-def _counts(side: str, samples: Samples, names: Sequence[str]) -> Line:
-    counts = samples.class_counts()
-    listed = ", ".join(f"{name} {count}" for name, count in zip(names, counts.tolist(), strict=True))
-    if len(samples) == 0:
-        return warning(f"{side}: no images", "local figures need some; see [data] fold and validation")
-    return ok(f"{side}: {len(samples)} images of {len(set(samples.units))} {samples.unit_kind}s ({listed})")
-
-
-def _faults(faults: Sequence[Fault]) -> Iterator[Line]:
-    """One line for all of a kind; the agent would stop at the first."""
-    if not faults:
-        return
-    shown = "; ".join(str(fault.error) for fault in faults[:SHOWN])
-    rest = f"; and {len(faults) - SHOWN} more" if len(faults) > SHOWN else ""
-    hint = faults[0].error.hint or "correct these rows"
-    if faults[0].kind is FaultKind.LABEL:
-        hint += "; where this hospital has other names, [data] class_map says which is which"
-    yield problem(f"{faults[0].kind}, {len(faults)} times: {shown}{rest}", hint)
+    yield from context.looking.ask("data")
 
 
 @CHECKS.add
 def images(context: SiteCheckContext) -> Iterator[Line]:
-    """The pixels: every image is decoded once."""
-    listed = context.survey
-    seen = inspect_images(listed)
-    yield from _faults(seen.unreadable)
-    if not seen.unreadable:
-        yield ok(f"all {len(listed.catalogue)} images can be read")
-    yield from _twice(listed, seen, _sides(context))
+    yield from context.looking.ask("images")
 
 
-def _sides(context: SiteCheckContext) -> dict[str, str]:
-    """The side of each image id; empty where the data could not be divided."""
-    try:
-        site = context.data
-    except (ToolkitError, Unchecked):
-        return {}
-    sides = (("training", site.train), ("validation", site.validation), ("test", site.test))
-    return {name: side for side, samples in sides if samples is not None for name in samples.ids}
+@CHECKS.add
+def code(context: SiteCheckContext) -> Iterator[Line]:
+    yield from context.looking.ask("code")
 
 
-def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
-    if not seen.same:
-        yield ok("no image occurs twice")
-        return
-    rows, labels = listed.catalogue, listed.catalogue.labels
-    pairs = np.array(seen.same)
-    later, first = seen.same[0]
-    across = sum(sides.get(rows.ids[a]) != sides.get(rows.ids[b]) for a, b in seen.same)
-    torn = int((labels[pairs[:, 0]] != labels[pairs[:, 1]]).sum())
-    others = sum(rows.units[a] != rows.units[b] for a, b in seen.same)
-    remarks = [
-        f"{len(seen.same)} images have the pixels of another, such as {listed.name(later)} and {listed.name(first)}",
-        *([f"{across} of them on different sides, which makes local figures too good"] if across else []),
-        *([f"{torn} with different labels"] if torn else []),
-        *([f"{others} under different {rows.unit_kind}s"] if others and rows.unit_kind != "image" else []),
-    ]
-    yield warning("; ".join(remarks), "keep one row for each image")
+@CHECKS.add
+def trial(context: SiteCheckContext) -> Iterator[Line]:
+    context.initial  # noqa: B018  # where it cannot be used, another check says so
+    yield from context.looking.ask("trial")
 
 
 @CHECKS.add
@@ -330,16 +231,11 @@ def configuration(context: SiteCheckContext) -> Iterator[Line]:
     yield ok(f"{context.config.path} is valid")
 
 
-@CHECKS.add
-def trial(context: SiteCheckContext) -> Iterator[Line]:
-    from site_agent.checks.trial import trial as train_once  # imports torch
-
-    yield from train_once(context)
-
-
-def look(config_path: Path, *, skip: Collection[str] = ()) -> Iterator[Line]:
+def look(config_path: Path, *, skip: Collection[str] = (), progress: bool = False) -> Iterator[Line]:
     """Every check, whatever the others say.
 
     :raises ConfigError: if the configuration itself cannot be read.
     """
-    return run(CHECKS, SiteCheckContext(config=SiteConfig.read(config_path)), skip=skip)
+    context = SiteCheckContext(config=SiteConfig.read(config_path), progress=progress)
+    with closing(context):
+        yield from run(CHECKS, context, skip=skip)

@@ -2,14 +2,13 @@
 
 `python -m site_agent.trainer --config site.toml` is a process of its own in four forms: started by the agent, with one
 end of a channel (`--channel`); as a service, which connects to the agent's socket file and then isolates itself; as one
-of several processes that train together (`--worker`); and as a trial, which says what holds and ends (`--probe`).
+of several processes that train together (`--worker`); and for `site-agent check`, which keeps nothing (`--look`).
 
 Nothing is imported here that starts a thread or reads an image before the process is isolated.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -37,18 +36,21 @@ CONNECT_SECONDS: Final = 60.0
 ALIVE_SECONDS: Final = 5.0
 
 
-def isolate(config: SiteConfig, connection: socket.socket | None, scratch: Path) -> Isolation:
+def isolate(
+    config: SiteConfig, connection: socket.socket | None, scratch: Path, *, keeps: bool = True
+) -> Isolation:
     """Put up the walls and try them. The trainer reads images and the initial model, and writes its own folders.
 
-    :param connection: to the agent; None for a process without one, which keeps nothing here.
+    :param connection: to the agent; None for a process without one.
+    :param keeps: whether it keeps anything from round to round.
     """
     source = data_path(config.data.source)
     images = image_folders(source) if source is not None else ()
-    kept = [config.state / "memory", config.state / "models", config.sides] if connection is not None else []
-    write = made(*kept, *([cache_folder()] if source is not None else ()))
+    kept = [config.state / "memory", config.state / "models", config.sides]
+    write = made(*(kept if keeps else ()), *([cache_folder()] if source is not None else ()))
     return isolation.enter(
         config.site.isolation,
-        read=[config.initial_model, *images],
+        read=[config.initial_model, *images, *(path for path in kept if path.exists())],
         write=[*write, scratch],
         deny=[config.identity],
         keep=[connection.fileno()] if connection is not None else [],
@@ -56,10 +58,10 @@ def isolate(config: SiteConfig, connection: socket.socket | None, scratch: Path)
     )
 
 
-def serve(config: SiteConfig, connection: socket.socket) -> None:
+def serve(config: SiteConfig, connection: socket.socket, *, look: bool = False) -> None:
     """Isolate this process, say what holds, and work for the agent until it is gone."""
     try:
-        found, problem = isolate(config, connection, Path(tempfile.gettempdir())), None
+        found, problem = isolate(config, connection, Path(tempfile.gettempdir()), keeps=not look), None
     except ToolkitError as error:
         problem = error
     end_on_signals()
@@ -72,6 +74,11 @@ def serve(config: SiteConfig, connection: socket.socket) -> None:
         raise problem
     channel.send(IsolationReport(**found.to_json()))
     say_alive(channel)  # loading takes minutes on a machine that has much to do
+    if look:
+        from site_agent.trainer.data_checks import answer_checks
+
+        answer_checks(config, channel)
+        return
     from site_agent.trainer.orders import OrderLoop
 
     orders = OrderLoop(config, channel)
@@ -121,7 +128,7 @@ def attach(config: SiteConfig) -> socket.socket:
 
 def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
     """Take orders of the first process of this training until it is gone. Files are closed, the network is not."""
-    isolate(config, None, Path(tempfile.gettempdir()))
+    isolate(config, None, Path(tempfile.gettempdir()), keeps=False)
     end_on_signals()
     from site_agent.trainer.workers import work
 
@@ -134,10 +141,10 @@ def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
 @click.option("--channel", "descriptor", type=int, help="One end of the channel, from the agent.")
 @click.option("--worker", is_flag=True, help="Train together with others.")
 @click.option("--required", is_flag=True, help="Begin only where no connection is possible, whatever site.toml says.")
-@click.option("--probe", is_flag=True, help="Isolate, say what holds, and end.")
+@click.option("--look", is_flag=True, help="Check the data for `site-agent check`, and keep nothing.")
 @click.option("--log-format", type=click.Choice(["text", "json"]))
 def command(
-    path: Path, descriptor: int | None, worker: bool, required: bool, probe: bool, log_format: str | None
+    path: Path, descriptor: int | None, worker: bool, required: bool, look: bool, log_format: str | None
 ) -> None:
     """The process that sees images."""
     if descriptor is None and not worker:
@@ -146,10 +153,8 @@ def command(
     if required:
         config = config.model_copy(update={"site": config.site.model_copy(update={"isolation": "required"})})
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
-    show_progress()
-    if probe:
-        click.echo(json.dumps(isolate(config, None, Path(tempfile.gettempdir())).to_json()))
-        return
+    if not look:
+        show_progress()
     place = RankPlace.read()
     if worker and place is not None:
         block_signals()
@@ -163,7 +168,7 @@ def command(
         if os.getppid() != parent:
             return
     block_signals()
-    serve(config, connection)
+    serve(config, connection, look=look)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""The one channel between the agent and the trainer: typed, bounded messages; vectors as sealed shared memory.
+"""The one channel between the agent and the trainer: typed, bounded messages; vectors as sealed memory.
 
 Both sides import this module, and it is all that they share while they run. A message is a frozen dataclass, sent as
 JSON with its length before it, and read strictly: an unknown field, a number out of bounds or a text that is too long
-is a `CodecError`. A vector travels as a file descriptor of memory that is sealed against writing, so that nobody can
-change it after it was checked, and neither side copies it again.
+is a `CodecError`. A vector travels as a file descriptor (`shared_memory`).
 
 The agent trusts nothing that comes from the trainer: `RECEIVED_BY_AGENT` is what it reads, and `site_agent.supervisor`
 checks each message against the order that is open.
@@ -12,9 +11,6 @@ checks each message against the order that is open.
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
-import mmap
 import os
 import socket
 import struct
@@ -23,16 +19,15 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-import numpy as np
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.accountant import MechanismEvent
 from security.dp.ledger import Terms
 from security.secagg.effects import Vector
+from site_agent.trainer.shared_memory import share
 
 MAX_MESSAGE: Final = 1 << 20
-MAX_DOCUMENT: Final = 1 << 23
 MAX_CLASSES: Final = 10_000
 # Beyond this, one side's confusion matrix could be larger than a message.
 SHOWN_CLASSES: Final = 256
@@ -42,7 +37,8 @@ Round = Annotated[int, Field(ge=1, lt=2**53)]
 Natural = Annotated[int, Field(ge=0, lt=2**53)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
-Remark = Annotated[str, Field(max_length=2000)]
+MAX_REMARK: Final = 2000
+Remark = Annotated[str, Field(max_length=MAX_REMARK)]
 Counts = Annotated[tuple[Natural, ...], Field(max_length=MAX_CLASSES)]
 
 
@@ -109,6 +105,32 @@ class ReserveRefused(Message):
     message: Remark
     where: Remark | None = None
     hint: Remark | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookSetup(Message):
+    """How to begin for `site-agent check`, which trains nothing that is kept. The manifest comes along.
+
+    :ivar ledger: whether there is a privacy ledger.
+    :ivar available: bytes of memory that can still be taken; None if the system does not report it.
+    :ivar progress: whether somebody watches.
+    """
+
+    kind: Literal["look"] = "look"
+    attached: ClassVar[Literal["vector", "document"] | None] = "document"
+    site: Name
+    data_key: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){16,64}$")] = field(repr=False)
+    ledger: bool
+    available: Natural | None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookAt(Message):
+    """Make one check of data or training."""
+
+    kind: Literal["check"] = "check"
+    name: Name
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +245,23 @@ class EvaluatedRound(Message):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FoundLine(Message):
+    """One finding of a check."""
+
+    kind: Literal["found"] = "found"
+    verdict: Literal["ok", "warning", "problem", "unchecked"]
+    what: Remark
+    hint: Remark
+
+
+@dataclass(frozen=True, slots=True)
+class LookDone(Message):
+    """There is no further finding of this check."""
+
+    kind: Literal["looked"] = "looked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OrderFailed(Message):
     """The order came to nothing, for a reason that people can read. The trainer goes on."""
 
@@ -233,7 +272,16 @@ class OrderFailed(Message):
     hint: Remark | None = None
 
 
-FromAgent = TrainerSetup | TrainRound | EvaluateRound | RoundReserved | ReserveRefused | TrainerStop
+FromAgent = (
+    TrainerSetup
+    | TrainRound
+    | EvaluateRound
+    | RoundReserved
+    | ReserveRefused
+    | LookSetup
+    | LookAt
+    | TrainerStop
+)
 FromTrainer = (
     IsolationReport
     | DataReady
@@ -242,6 +290,8 @@ FromTrainer = (
     | ReserveRound
     | TrainedRound
     | EvaluatedRound
+    | FoundLine
+    | LookDone
     | OrderFailed
 )
 RECEIVED_BY_TRAINER: Final = TypeAdapter[Any](Annotated[FromAgent, Field(discriminator="kind")])
@@ -255,9 +305,9 @@ _ANY: Final = TypeAdapter[Any](FromAgent | FromTrainer)
 def _texts(error: ToolkitError) -> dict[str, str | None]:
     return {
         "code": error.code,
-        "message": error.message[:2000],
-        "where": error.where[:2000] if error.where else None,
-        "hint": error.hint[:2000] if error.hint else None,
+        "message": error.message[:MAX_REMARK],
+        "where": error.where[:MAX_REMARK] if error.where else None,
+        "hint": error.hint[:MAX_REMARK] if error.hint else None,
     }
 
 
@@ -273,7 +323,7 @@ def error_of(message: OrderFailed | ReserveRefused) -> ToolkitError:
     """As the class that has this code. What the other side invents becomes a `WorkerLost`, so that no word of its
     choice reaches the privacy log as a code."""
     kinds = {kind.code: kind for kind in _subclasses(ToolkitError) if kind.__init__ is ToolkitError.__init__}
-    texts = [None if text is None else _printable(text) for text in (message.message, message.where, message.hint)]
+    texts = [None if text is None else printable(text) for text in (message.message, message.where, message.hint)]
     return kinds.get(message.code, WorkerLost)(texts[0] or "no reason was given", where=texts[1], hint=texts[2])
 
 
@@ -281,65 +331,9 @@ def _subclasses(kind: type[ToolkitError]) -> list[type[ToolkitError]]:
     return [kind, *(deeper for below in kind.__subclasses__() for deeper in _subclasses(below))]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
     """No control characters: a terminal would obey them."""
     return "".join(letter if letter.isprintable() else " " for letter in text)
-
-
-# Shared memory.
-
-_NOEXEC_SEAL: Final = 0x0008  # MFD_NOEXEC_SEAL, from Linux 6.3 on
-_SEALS: Final = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
-
-
-def share(content: Vector | bytes) -> int:
-    """A descriptor of memory that holds this, and that nobody can change from now on."""
-    flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING
-    try:
-        descriptor = os.memfd_create("lazaret", flags | _NOEXEC_SEAL)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        descriptor = os.memfd_create("lazaret", flags)
-    try:
-        data = content if isinstance(content, bytes) else np.ascontiguousarray(content, dtype="<f4").data
-        left = memoryview(data).cast("B")
-        while left:
-            left = left[os.write(descriptor, left) :]
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
-def shared_vector(descriptor: int, words: int) -> Vector:
-    """The vector behind a descriptor, without a copy. Takes the descriptor.
-
-    :raises CodecError: if it has another length, or can still be changed.
-    """
-    return np.frombuffer(_mapped(descriptor, least=4 * words, most=4 * words), dtype="<f4")
-
-
-def shared_document(descriptor: int) -> bytes:
-    """The bytes behind a descriptor. Takes the descriptor."""
-    return bytes(_mapped(descriptor, least=1, most=MAX_DOCUMENT))
-
-
-def _mapped(descriptor: int, *, least: int, most: int) -> mmap.mmap:
-    try:
-        size = os.fstat(descriptor).st_size
-        try:
-            seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
-        except OSError:
-            seals = 0  # not memory at all
-        if seals & _SEALS != _SEALS:
-            raise CodecError("shared memory is not sealed", where="trainer")
-        if not least <= size <= most:
-            raise CodecError(f"shared memory has {size} bytes, not {most}", where="trainer")
-        return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-    finally:
-        os.close(descriptor)
 
 
 # The channel itself.

@@ -24,17 +24,20 @@ from npr.metrics import (
 )
 from site_agent.config import SiteConfig
 from site_agent.trainer.alone import train_alone
+from site_agent.trainer.personal_state import SiteRecord
 from site_agent.trainer.predictor import Predictor, Which, deploy, scores_of
 
 
-def evaluate_site(config: SiteConfig, *, model: Which | None = None, alone: bool = False) -> dict[str, Any]:
+def evaluate_site(
+    config: SiteConfig, record: SiteRecord, *, model: Which | None = None, alone: bool = False
+) -> dict[str, Any]:
     """Figures of the personal model that was best on the validation images, or of the newest one.
 
     The images are read anyway, so that temperature and prototypes are made anew and kept for `predict`.
 
     :param alone: first train as many rounds without the federation, to compare with; kept for the model card.
     """
-    predictor = Predictor.open(config, model, refit=True)
+    predictor = Predictor.open(config, record, model, refit=True)
     if alone:
         _compare_alone(predictor)
     return figures_of(predictor)

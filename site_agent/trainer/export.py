@@ -23,12 +23,13 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from lazaret import files, software
-from lazaret.errors import ConfigError
+from lazaret.errors import ConfigError, LocalProtocolError
 from npr.deployed import Pixels, check_onnx, require_onnx, write_onnx
 from npr.model import normalisation
 from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import figures_of
-from site_agent.trainer.model_card import HOSPITAL_ONLY, hospital_only, model_card, read_history
+from site_agent.trainer.model_card import HOSPITAL_ONLY, history_of, hospital_only, model_card
+from site_agent.trainer.personal_state import LoggedRun, SiteRecord
 from site_agent.trainer.predict import decoding_for
 from site_agent.trainer.predictor import ModelPlace, Predictor, Which, deploy
 
@@ -44,9 +45,11 @@ def check_target(target: Path, *, onnx: bool) -> None:
         require_onnx()
 
 
-def open_for_export(config: SiteConfig, which: Which | None, *, with_prototypes: bool) -> Predictor:
+def open_for_export(
+    config: SiteConfig, record: SiteRecord, which: Which | None, *, with_prototypes: bool
+) -> Predictor:
     """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
-    place = ModelPlace.open(config)
+    place = ModelPlace.open(config, record)
     if place.manifest.privacy is not None:
         return _covered(place, which, with_prototypes=with_prototypes)
     if with_prototypes or place.method.prototype_share == 0.0:
@@ -93,7 +96,7 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
         checked = {"onnx": check_onnx(contents["model.onnx"], predictor.deployed, images, where="model.onnx")}
     sidecar = about | {"files": digests(contents), "checked": checked}
     contents["model.json"] = (json.dumps(sidecar, indent=2, ensure_ascii=False, sort_keys=True) + "\n").encode()
-    figures, history = figures_of(predictor), read_history(predictor.place, predictor.trained.round)
+    figures, history = figures_of(predictor), history_of(_logged(predictor), predictor.trained.round)
     card = model_card(predictor, sidecar, digests(contents), figures, history)
     contents["MODEL_CARD.md"] = card.encode()
     if predictor.place.manifest.privacy is not None:
@@ -102,6 +105,12 @@ def export(predictor: Predictor, target: Path, *, onnx: bool) -> dict[str, Any]:
     which = {"model": predictor.trained.which, "round": predictor.trained.round}
     written = {"folder": str(target), **which, "files": digests(contents), "checked": checked}
     return written | {"log_findings": list(history.findings)}
+
+
+def _logged(predictor: Predictor) -> LoggedRun:
+    if predictor.place.record.log is None:
+        raise LocalProtocolError("the privacy log was not opened for an export", where="export")
+    return predictor.place.record.log
 
 
 def describe(predictor: Predictor) -> dict[str, Any]:

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from lazaret.errors import ConfigError
 from lazaret.terminal import as_range
-from security.audit.agreement import keys_for
-from security.audit.findings import Finding, Severity
-from security.audit.verify import verify
 from security.clock import SystemClock
-from security.log.reader import LogReader
 from security.secagg import thresholds
 from site_agent.trainer.evaluation import alone_line
-from site_agent.trainer.predictor import ModelPlace, Predictor
+from site_agent.trainer.personal_state import LoggedRun
+from site_agent.trainer.predictor import Predictor
 
 # How a model was made, from this site's privacy log: rounds, cohorts, privacy spent, newest checkpoint.
 
@@ -48,42 +44,19 @@ class ModelHistory:
     package: dict[str, Any] | None
 
 
-# What every log of an agent that is running shows: the card is about the entries up to the newest checkpoint.
-_RUNNING: Final = frozenset({"NoStop", "UnsealedTail"})
-
-
-def _counts(finding: Finding) -> bool:
-    """Whether a finding belongs on the card. That the agent is running is none on a party's own log."""
-    return finding.severity is not Severity.NOTE and finding.code not in _RUNNING
-
-
-def read_history(place: ModelPlace, upto: int) -> ModelHistory:
-    """What led to the model after round `upto`. Privacy is told up to that checkpoint, because what is spent is spent.
-
-    :raises ConfigError: where there is no log yet.
-    """
-    if not place.state_dir.log.exists():
-        raise ConfigError("there is no privacy log yet", where=str(place.state_dir.log), hint="has the agent run?")
-    # The manifests in our own folder were checked when they were adopted, each against the root.
-    verified = verify(place.state_dir.log, keys_for(place.state_dir.log, None))
-    newest = verified.checkpoints.newest
-    if newest is None:
-        raise ConfigError("the privacy log has no signed checkpoint", where=str(place.state_dir.log))
-    records = [
-        record
-        for record in LogReader(place.state_dir.log).records()
-        if record.seq < newest.checkpoint.size and record.run in (place.manifest.run, None)
-    ]
+def history_of(logged: LoggedRun, upto: int) -> ModelHistory:
+    """What led to the model after round `upto`. Privacy is told up to the checkpoint: what is spent is spent."""
+    records = logged.records
     before = [(record.round, record) for record in records if record.round is not None and record.round <= upto]
     survivors = [(number, record.body) for number, record in before if record.type == "secagg.survivors"]
     booked = [record.body for record in records if record.type in ("dp.committed", "dp.reserved")]
     started = [record.body for record in records if record.type == "agent.start"]
     return ModelHistory(
-        origin=verified.origin,
-        size=newest.checkpoint.size,
-        root=newest.checkpoint.root.hex(),
-        witnessed=verified.checkpoints.witnessed.checkpoint.size if verified.checkpoints.witnessed else 0,
-        findings=tuple(f"{one.code}: {one.detail}" for one in verified.findings if _counts(one)),
+        origin=logged.origin,
+        size=logged.size,
+        root=logged.root,
+        witnessed=logged.witnessed,
+        findings=logged.findings,
         trained=tuple(dict.fromkeys(number for number, record in before if record.type == "train.done")),
         cohorts={number: body["count"] for number, body in survivors},
         dropouts=sum(len(body["dropouts"]) for _, body in survivors),

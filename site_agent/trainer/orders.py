@@ -44,10 +44,9 @@ from site_agent.trainer.channel import (
     TrainRound,
     error_of,
     failed,
-    shared_document,
-    shared_vector,
 )
 from site_agent.trainer.personal_state import PersonalState
+from site_agent.trainer.shared_memory import shared_document, shared_vector
 from site_agent.trainer.training import Trainer, make_trainer
 
 log = logging.getLogger("site-agent")

@@ -1,4 +1,5 @@
-"""What a trainer keeps from round to round: personal memory and models. No other process writes these files.
+"""What a trainer keeps from round to round: personal memory and models. No other process writes these files; and what
+a process that only uses the model is told beside them.
 
 memory/<round>.safetensors   personal head, prototypes and optimiser after a round; never leaves
 models/best.safetensors      the best personal model by local validation
@@ -9,13 +10,50 @@ models/alone.json            figures of training without the federation, for com
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from lazaret import files
+from security.identity.manifest import Manifest
+from security.log.reader import Record
+from security.secagg.effects import Vector
 
 # A round can be trained again as long as the next one has no result, and the newest memory may be torn off by a kill.
 KEPT_MEMORIES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedRun:
+    """A run in this site's privacy log up to its newest checkpoint, after every check of `privacy-audit verify` on it.
+
+    :ivar findings: what the verifier found, as `code: detail`; empty for a clean log.
+    """
+
+    origin: str
+    size: int
+    root: str
+    witnessed: int
+    findings: tuple[str, ...]
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteRecord:
+    """What a command's process that sees images is told, by one that reads keys and the agent's files.
+
+    :ivar data_key: names this site's own artefacts; no other key crosses.
+    :ivar round: the newest round with a result here; 0 before the first.
+    :ivar state: the shared model after it; None before the first.
+    :ivar log: for those that tell of it.
+    """
+
+    site: str
+    manifest: Manifest
+    data_key: bytes = field(repr=False)
+    round: int
+    state: Vector | None
+    log: LoggedRun | None = None
 
 
 class PersonalState:

@@ -30,21 +30,12 @@ from npr.metrics import LEAST_IMAGES, Scores, helpful_temperature
 from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
 from npr.wire_layout import Recipe, build_initial, spec_of
-from security.clock import Clock
-from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
-from security.identity.membership import aggregation_policy
-from security.rng import SystemRandomness
 from security.secagg.effects import Vector
-from security.secagg.site.journal import Journal
-from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
-from site_agent.state_dir import StateDir
-from site_agent.state_writer import read_records
 from site_agent.trainer.data import fingerprint, open_data, side_rule
-from site_agent.trainer.personal_state import PersonalState
-from site_agent.trainer.process import clock_of
+from site_agent.trainer.personal_state import PersonalState, SiteRecord
 from site_agent.trainer.training import Trainer, recipe_of
 
 Which = Literal["best", "newest"]
@@ -52,40 +43,31 @@ Which = Literal["best", "newest"]
 
 @dataclass(frozen=True, kw_only=True)
 class ModelPlace:
-    """What lies on this machine: configuration, manifest, initial model and state directory, opened for reading.
+    """What lies on this machine: configuration, manifest, initial model and what the trainer keeps.
 
     :ivar head_alone: whatever the federation predicts by, here the head does it without prototypes.
     """
 
     config: SiteConfig
-    identity: Identity
-    site: str
-    manifest: Manifest
+    record: SiteRecord
     initial: InitialModel
     start: Vector
-    state_dir: StateDir
-    clock: Clock
     head_alone: bool = False
 
     @classmethod
-    def open(cls, config: SiteConfig) -> ModelPlace:
-        identity = Identity(folder=config.identity)
-        clock = clock_of(identity)
-        site, manifest = read_membership(identity, clock)
-        initial, start = pinned_model(config.initial_model, manifest)
-        state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    def open(cls, config: SiteConfig, record: SiteRecord) -> ModelPlace:
+        initial, start = pinned_model(config.initial_model, record.manifest)
         if config.site.threads is not None:
             torch.set_num_threads(config.site.threads)
-        return cls(
-            config=config,
-            identity=identity,
-            site=site,
-            manifest=manifest,
-            initial=initial,
-            start=start,
-            state_dir=state_dir,
-            clock=clock,
-        )
+        return cls(config=config, record=record, initial=initial, start=start)
+
+    @property
+    def site(self) -> str:
+        return self.record.site
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.record.manifest
 
     @property
     def personal(self) -> PersonalState:
@@ -120,7 +102,7 @@ class ModelPlace:
     @cached_property
     def _opened(self) -> tuple[Trainer, tuple[str, ...], str]:
         model, table = self.manifest.model, self.config.data
-        key = self.identity.data_key()
+        key = self.record.data_key
         rule = side_rule(self.config, self.manifest, key, keep=False)
         dataset, data = open_data(
             table,
@@ -180,12 +162,9 @@ def _best(place: ModelPlace) -> Trained:
 
 
 def _newest(place: ModelPlace) -> Trained:
-    journal = Journal.replay(read_records(place.state_dir.wal))
-    policy = aggregation_policy(place.manifest, now_ms=place.clock.now_ms())
-    head = journal.head(policy)
-    state = place.start if journal.last is None else place.state_dir.state(policy.layout, head.state_hash)
-    model = place.trainer.model_after(head.round, state)
-    return Trained(model=model, round=head.round, which="newest", digest=digest_of(model))
+    record = place.record
+    model = place.trainer.model_after(record.round, place.start if record.state is None else record.state)
+    return Trained(model=model, round=record.round, which="newest", digest=digest_of(model))
 
 
 def digest_of(model: SplitModel) -> str:
@@ -307,8 +286,10 @@ class Predictor:
     deployed: Deployed
 
     @classmethod
-    def open(cls, config: SiteConfig, which: Which | None = None, *, refit: bool = False) -> Predictor:
-        return cls.of(ModelPlace.open(config), which, refit=refit)
+    def open(
+        cls, config: SiteConfig, record: SiteRecord, which: Which | None = None, *, refit: bool = False
+    ) -> Predictor:
+        return cls.of(ModelPlace.open(config, record), which, refit=refit)
 
     @classmethod
     def of(cls, place: ModelPlace, which: Which | None = None, *, refit: bool = False) -> Predictor:

@@ -39,11 +39,12 @@ from security.identity.manifest import Privacy
 from security.log.events import DpCommitted
 from security.secagg.state import state_hash, unflatten
 from site_agent.cli import cli
+from site_agent.command_process import open_record
 from site_agent.config import SiteConfig
 from site_agent.trainer import predictor as predictor_room
 from site_agent.trainer.evaluation import figures_of
 from site_agent.trainer.export import _covered, export
-from site_agent.trainer.model_card import hospital_only, model_card, read_history
+from site_agent.trainer.model_card import history_of, hospital_only, model_card
 from site_agent.trainer.predictor import Companion, ModelPlace, Predictor, load
 from tests.support.consortium_world import DAY, NOW
 from tests.support.trained_site import SIZE, Trained, train
@@ -181,9 +182,18 @@ def test_nothing_is_overwritten_and_a_failed_run_leaves_nothing(trained: Trained
     assert not (tmp_path / "b.csv").exists()
 
 
+def place_of(trained: Trained) -> ModelPlace:
+    config = SiteConfig.read(trained.config)
+    return ModelPlace.open(config, open_record(config, log=True))
+
+
+def predictor_of(trained: Trained) -> Predictor:
+    return Predictor.of(place_of(trained), "best")
+
+
 def test_training_images_lie_at_prototypes_of_this_site(trained: Trained) -> None:
     """The explanation is made of the site's own training images: each is nearer to some prototype than noise is."""
-    predictor = Predictor.open(SiteConfig.read(trained.config), "best")
+    predictor = predictor_of(trained)
     samples = predictor.place.trainer.data.train
     _, features = predictor.deployed.predict(samples.images[:32])
     near = predictor.nearest(features)
@@ -197,7 +207,7 @@ def test_training_images_lie_at_prototypes_of_this_site(trained: Trained) -> Non
 
 def test_the_companion_is_made_once_for_a_model_and_never_leaves_the_vault(trained: Trained) -> None:
     path = trained.state / "models" / "best-companion.safetensors"
-    place = ModelPlace.open(SiteConfig.read(trained.config))
+    place = place_of(trained)
     model = load(place, "best")
     made = Companion.make(place, model)
     place.personal.keep_model("best-companion", made.to_bytes())
@@ -321,16 +331,16 @@ def test_prototypes_do_not_slip_into_an_export(trained: Trained, tmp_path: Path)
     about = json.loads((target / "model.json").read_text())
     assert about["predicts_by"].startswith("the head alone")
     assert "| predicts by | the head alone" in (target / "MODEL_CARD.md").read_text()
-    kept = Predictor.open(SiteConfig.read(trained.config), "best", refit=True).companion
+    kept = Predictor.of(place_of(trained), "best", refit=True).companion
     assert about["temperature"] != kept.temperature
 
 
 def test_a_model_that_predicts_by_prototypes_alone_is_not_exported_without_them(
     trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place = ModelPlace.open(SiteConfig.read(trained.config))
+    place = place_of(trained)
     monkeypatch.setattr(place.method, "prototype_share", 1.0)
-    monkeypatch.setattr(ModelPlace, "open", lambda config: place)
+    monkeypatch.setattr(ModelPlace, "open", lambda *_: place)
     done = run("export", tmp_path / "model", "--config", trained.config)
     assert done.returncode == 2 and "stay at the site" in done.stderr and not (tmp_path / "model").exists()
 
@@ -396,10 +406,12 @@ def test_a_card_of_a_running_agent_is_not_in_doubt(trained: Trained, tmp_path: P
     assert len(heads) > 2
     for head in heads[-2:]:
         head.unlink()
-    place = ModelPlace.open(SiteConfig.read(folder / "site.toml"))
-    verified = verify(place.state_dir.log, keys_for(place.state_dir.log, None))
+    config = SiteConfig.read(folder / "site.toml")
+    verified = verify(config.state / "log", keys_for(config.state / "log", None))
     assert "UnsealedTail" in {finding.code for finding in verified.findings}
-    told = {finding.split(":")[0] for finding in read_history(place, 2).findings}
+    logged = open_record(config, log=True).log
+    assert logged is not None
+    told = {finding.split(":")[0] for finding in logged.findings}
     assert told == {"NotWitnessed"}, "nobody was there to sign"
 
 
@@ -418,7 +430,7 @@ def test_a_log_with_findings_is_told_in_the_card(trained: Trained, tmp_path: Pat
 
 def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> None:
     """The newest booking, as the log holds it, beside a manifest that asks for privacy."""
-    predictor = Predictor.open(SiteConfig.read(trained.config), "best")
+    predictor = predictor_of(trained)
     booked = DpCommitted(
         reservation="ab" * 16,
         mechanisms=(),
@@ -433,9 +445,12 @@ def test_epsilon_in_the_card_is_the_logs(trained: Trained, exported: Path) -> No
         cap="8",
     )
     promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
+    logged = predictor.place.record.log
+    assert logged is not None
     manifest = predictor.place.manifest.model_copy(update={"privacy": promise})
-    private = replace(predictor, place=replace(predictor.place, manifest=manifest))
-    history = replace(read_history(predictor.place, 2), privacy=booked.body())
+    record = replace(predictor.place.record, manifest=manifest)
+    private = replace(predictor, place=replace(predictor.place, record=record))
+    history = replace(history_of(logged, 2), privacy=booked.body())
     sidecar = json.loads((exported / "model.json").read_text())
     figures = figures_of(predictor)
     card = model_card(private, sidecar, {}, figures, history)
@@ -452,8 +467,9 @@ def test_an_export_under_privacy_holds_only_what_is_booked_or_public(trained: Tr
     config.sides.mkdir(mode=0o700, exist_ok=True)
     files.write_atomically(config.sides / "key", bytes(32), mode=0o600)
     promise = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
-    place = ModelPlace.open(config)
-    private = replace(place, manifest=place.manifest.model_copy(update={"privacy": promise}))
+    place = place_of(trained)
+    manifest = place.manifest.model_copy(update={"privacy": promise})
+    private = replace(place, record=replace(place.record, manifest=manifest))
     with pytest.raises(ConfigError, match="epsilon does not cover"):
         _covered(private, "best", with_prototypes=True)
     written = export(_covered(private, "best", with_prototypes=False), tmp_path / "out", onnx=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,8 @@ def one_thread() -> Iterator[None]:
 
 def check(world: PrivateWorld, *more: str) -> list[Line]:
     context = SiteCheckContext(config=SiteConfig.read(world.configs[GRAZ]), clock=world.clock)
-    return list(run(CHECKS, context, skip=(*ALONE, *more)))
+    with closing(context):
+        return list(run(CHECKS, context, skip=(*ALONE, *more)))
 
 
 def test_a_private_hospital_before_its_first_round(tmp_path: Path) -> None:

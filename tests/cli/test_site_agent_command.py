@@ -124,8 +124,9 @@ def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Pat
 
 
 def test_a_machine_that_is_too_slow_or_too_small_for_a_round() -> None:
-    from lazaret.checks import memory
     from site_agent.checks.trial import _time
+
+    from lazaret.checks import memory
 
     assert [_time(seconds, 100, "measured").verdict for seconds in (10, 60, 95)] == ["ok", "warning", "problem"]
     bounds = [memory(available=100, needed=needed, what="a round").verdict for needed in (10, 90, 101)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import shutil
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,7 +108,8 @@ class Hospital:
 
     def check(self, skip: tuple[str, ...] = LEARNING) -> list[Line]:
         context = SiteCheckContext(config=SiteConfig.read(self.config), **self.told)
-        return list(run(CHECKS, context, skip=skip))
+        with closing(context):
+            return list(run(CHECKS, context, skip=skip))
 
 
 @dataclass

@@ -31,10 +31,8 @@ from site_agent.trainer.channel import (
     TrainRound,
     error_of,
     failed,
-    share,
-    shared_document,
-    shared_vector,
 )
+from site_agent.trainer.shared_memory import share, shared_document, shared_vector
 
 TRAINED = TrainedRound(round=3, samples=7, loss_sum=0.1, hits=2, steps=4, wall_ms=9, artefacts=())
 

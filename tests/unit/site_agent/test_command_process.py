@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
+from site_agent.command_process import Folders
 from site_agent.options import OWN_PROCESS, own_process
-from site_agent.trainer.process import Folders
 
 
 def test_a_finished_file_is_moved_and_replaces_nothing(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
-"""The process that sees images: a child without network and private keys, and a parent that waits for it.
+"""The process of a command that sees images: a child without network and keys, and a parent that waits for it.
 
-The commands `predict`, `evaluate` and `export` begin in a process that has read `site.toml` and nothing else. It lists
-what the work needs, starts a child and waits. The child is isolated (`isolation.py`), then loads torch, opens keys of
-this site's own disk, model and images. A child of its own, because the kernel isolates threads one by one and libraries
-start threads when they are loaded; a child begins with one. What it writes for the user lands in a folder made for it
-alone, and the parent moves it to its place: so the child needs no right to the folder where the user wants it, which
-is often the one with the keys.
+The commands `predict`, `evaluate` and `export` begin in a process that opens no image. It reads what takes a key or the
+agent's own files (`SiteRecord`), starts a child and waits. The child is isolated (`trainer.isolation`), then loads
+torch and images: it opens no key file, no certificate and nothing else of the agent's. A child of its own, because the
+kernel isolates threads one by one and libraries start threads when they are loaded; a child begins with one. What it
+writes for the user lands in a folder made for it alone, and the parent moves it to its place: so the child needs no
+right to the folder where the user wants it, which is often the one with the keys.
 """
 
 from __future__ import annotations
@@ -20,18 +20,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
-from lazaret.errors import ConfigError, ToolkitError
+from lazaret.errors import ConfigError
 from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
+from security.identity.membership import aggregation_policy
+from security.secagg.site.journal import Journal
+from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
 from site_agent.options import OWN_PROCESS
+from site_agent.state_dir import read_state
+from site_agent.state_writer import read_records
 from site_agent.trainer import isolation, kernel
 from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
+from site_agent.trainer.personal_state import LoggedRun, SiteRecord
 
-# The only secrets that the work opens. They guard this site's own disk and log; neither proves who the site is.
-STORAGE_KEYS: Final = ("sealing.key", "data.key")
+# What every log of an agent that is running shows: the card is about the entries up to the newest checkpoint.
+_RUNNING: Final = frozenset({"NoStop", "UnsealedTail"})
 _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -39,26 +45,32 @@ _FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class Workplace:
     """Where the work is done: how far it is isolated, and where it writes.
 
+    :ivar record: what was opened for it.
     :ivar target: the file or folder to write; the parent moves it to where the user wants it.
     """
 
     isolation: Isolation
+    record: SiteRecord
     target: Path | None = None
 
 
-def isolate(config: SiteConfig, *, source: Path | None = None, target: Path | None = None) -> Workplace:
+def isolate(
+    config: SiteConfig, *, source: Path | None = None, target: Path | None = None, log: bool = False
+) -> Workplace:
     """Go on in a child that is isolated. Only the child returns; this process waits for it and ends as it did.
 
     :param source: what the user wants read, besides the data of `site.toml`.
     :param target: the file or folder that the user wants written, if any.
+    :param log: the work tells of the privacy log.
     :raises ConfigError: if `site.toml` requires isolation and it is not to be had.
     """
+    record = open_record(config, log=log)
     if not OWN_PROCESS.get():
         missing = dict.fromkeys(isolation.MECHANISMS, "the command was called from inside another program")
-        place = Workplace(isolation=Isolation(missing=missing), target=target)
+        place = Workplace(isolation=Isolation(missing=missing), record=record, target=target)
         isolation.require(config.site.isolation, place.isolation)
     else:
-        place = _in_child(config, source, target)
+        place = _in_child(config, record, source, target)
     if not place.isolation.complete:
         say(f"warning: {place.isolation.sentence}")
     return place
@@ -70,12 +82,60 @@ def clock_of(identity: Identity) -> Clock:
     return ManualClock(wall=min(SystemClock().now_ms(), last))
 
 
+def open_record(config: SiteConfig, *, log: bool = False) -> SiteRecord:
+    """Read certificates, manifest, data key and the newest shared model. The sealing key is not needed, nor any that
+    signs."""
+    identity = Identity(folder=config.identity)
+    clock = clock_of(identity)
+    site, manifest = read_membership(identity, clock)
+    policy = aggregation_policy(manifest, now_ms=clock.now_ms())
+    folder, wal = config.state / "states", config.state / "wal"
+    journal = Journal.replay(read_records(wal))
+    head = journal.head(policy)
+    state = None if journal.last is None else read_state(folder, policy.layout, head.state_hash)
+    return SiteRecord(
+        site=site,
+        manifest=manifest,
+        data_key=identity.data_key(),
+        round=head.round,
+        state=state,
+        log=_logged_run(config.state / "log", manifest.run) if log else None,
+    )
+
+
+def _logged_run(log: Path, run: str) -> LoggedRun:
+    """:raises ConfigError: where there is no log yet."""
+    from security.audit.agreement import keys_for
+    from security.audit.findings import Severity
+    from security.audit.verify import verify
+    from security.log.reader import LogReader
+
+    if not log.exists():
+        raise ConfigError("there is no privacy log yet", where=str(log), hint="has the agent run?")
+    # The manifests in our own folder were checked when they were adopted, each against the root.
+    verified = verify(log, keys_for(log, None))
+    newest, witnessed = verified.checkpoints.newest, verified.checkpoints.witnessed
+    if newest is None:
+        raise ConfigError("the privacy log has no signed checkpoint", where=str(log))
+    told = [one for one in verified.findings if one.severity is not Severity.NOTE and one.code not in _RUNNING]
+    size = newest.checkpoint.size
+    return LoggedRun(
+        origin=verified.origin,
+        size=size,
+        root=newest.checkpoint.root.hex(),
+        witnessed=witnessed.checkpoint.size if witnessed else 0,
+        findings=tuple(f"{one.code}: {one.detail}" for one in told),
+        records=tuple(
+            record for record in LogReader(log).records() if record.seq < size and record.run in (run, None)
+        ),
+    )
+
+
 # What the work reads and writes.
 
 
 def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
-    keys = config.identity / "keys"
-    found = [config.path, config.identity, config.state, config.initial_model, *(keys / name for name in STORAGE_KEYS)]
+    found = [config.initial_model, config.state / "memory", config.sides]
     for path in (data_path(config.data.source), source):
         if path is not None:
             found += image_folders(path)
@@ -84,15 +144,8 @@ def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
 
 def _writable(config: SiteConfig) -> list[Path]:
     """Made now where they are missing: the child may write in them, not beside them."""
-    made(*(config.state / name for name in ("pending", "memory", "states")))
+    made(config.state / "memory")
     return made(config.state / "models", *([cache_folder()] if data_path(config.data.source) is not None else ()))
-
-
-def _settle(config: SiteConfig) -> None:
-    """Put a renewed certificate in its place, which the work would do and the child may not: it writes no identity."""
-    identity = Identity(folder=config.identity)
-    with contextlib.suppress(ToolkitError, OSError):
-        identity.settle_tls(now_ms=clock_of(identity).now_ms())
 
 
 # The child, and waiting for it.
@@ -142,9 +195,8 @@ class Folders:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_child(config: SiteConfig, source: Path | None, target: Path | None) -> Workplace:
-    _settle(config)
-    read, write, deny = _readable(config, source), _writable(config), [config.identity / "keys"]
+def _in_child(config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None) -> Workplace:
+    read, write, deny = _readable(config, source), _writable(config), [config.identity]
     folders = Folders.make(target)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
     parent, child = os.getpid(), os.fork()
@@ -155,7 +207,7 @@ def _in_child(config: SiteConfig, source: Path | None, target: Path | None) -> W
     os.environ["TMPDIR"] = tempfile.tempdir = str(folders.scratch)
     write += [folder for folder in (folders.scratch, folders.staging) if folder is not None]
     found = isolation.enter(config.site.isolation, read=read, write=write, deny=deny)
-    return Workplace(isolation=found, target=folders.staged)
+    return Workplace(isolation=found, record=record, target=folders.staged)
 
 
 def _live_with(parent: int) -> None:

@@ -29,8 +29,8 @@ from npr.wire_layout import Recipe, build_initial, spec_of
 from security.dp.ledger import Ledger, Terms
 from security.dp.ledger_store import MemoryStore
 from security.secagg.layout import Layout
-from site_agent.checks.context import SiteCheckContext
 from site_agent.privacy import PrivatePlan
+from site_agent.trainer.data_checks import DataCheckContext
 
 BATCHES: Final = 3
 LONG_SECONDS: Final = 10.0
@@ -43,7 +43,7 @@ VECTORS_IN_MEMORY: Final = 8
 FEWEST_STEPS: Final = 2000
 
 
-def trial(context: SiteCheckContext) -> Iterator[Line]:
+def trial(context: DataCheckContext) -> Iterator[Line]:
     """The figures of one round."""
     recipe, train = context.recipe, context.data.train
     plan = PrivatePlan.of(context.config, context.manifest)
@@ -91,9 +91,9 @@ def _resolution(layout: Layout, samples: int) -> Line:
     return ok(resolution)
 
 
-def _memory(context: SiteCheckContext, measured: int) -> Line:
+def _memory(context: DataCheckContext, measured: int) -> Line:
     """What this process has taken at most, and what a real round holds beside it."""
-    available = context.available()
+    available = context.told.available
     if available is None:
         raise Unchecked("this system does not report how much memory there is")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -103,7 +103,7 @@ def _memory(context: SiteCheckContext, measured: int) -> Line:
     return checks.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
 
 
-def _decoded(context: SiteCheckContext, train: Samples, rows: NDArray[np.int64]) -> Samples:
+def _decoded(context: DataCheckContext, train: Samples, rows: NDArray[np.int64]) -> Samples:
     """Some training images with their pixels; another check reports which ones cannot be read."""
     listed = context.survey
     place = {name: row for row, name in enumerate(listed.catalogue.ids)}
@@ -123,7 +123,7 @@ def _decoded(context: SiteCheckContext, train: Samples, rows: NDArray[np.int64])
 
 
 def _rounds(
-    context: SiteCheckContext, recipe: Recipe, train: Samples, plan: PrivatePlan | None
+    context: DataCheckContext, recipe: Recipe, train: Samples, plan: PrivatePlan | None
 ) -> Callable[[int], LocalReport]:
     """A local round by its number, as the agent would begin a run."""
     model = context.manifest.model
@@ -145,7 +145,7 @@ def _rounds(
 
 
 def _private(
-    context: SiteCheckContext,
+    context: DataCheckContext,
     method: Method,
     site: Site,
     plan: PrivatePlan,
