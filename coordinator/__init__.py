@@ -25,7 +25,6 @@ Imported by: coordinator.dashboard.
     status          `coordinator status`
     export          `coordinator export`
     recover         `coordinator recover`
-    malloc          settings of the C library's memory
     __main__        `python -m coordinator`
     dashboard       the operator's page
 """

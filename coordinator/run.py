@@ -28,7 +28,6 @@ import logging
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from coordinator import malloc
 from coordinator.effects import CloseRound, Effect, Effects, OpenRound, PauseRun, Stored
 from coordinator.ingress_log import Arrived, IngressLog, Traffic
 from coordinator.phases import RunPhase
@@ -37,6 +36,7 @@ from coordinator.rounds import RoundEngine
 from coordinator.send_queue import Stream
 from coordinator.storage import Storage
 from coordinator.witness import Letter, WitnessDesk
+from lazaret import malloc
 from lazaret.control import PauseFile
 from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.clock import Clock

@@ -14,7 +14,6 @@ from protos import tls  # before grpc: it switches TLS 1.2 off
 import grpc  # isort: skip
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # isort: skip
 
-from coordinator import malloc
 from coordinator.assembly import prepare
 from coordinator.config import CoordinatorConfig
 from coordinator.dashboard.server import Watch, open_dashboard
@@ -22,6 +21,7 @@ from coordinator.ingress_log import Arrived
 from coordinator.run import Shell
 from coordinator.send_queue import Stream, Turns
 from coordinator.status import RunPresence
+from lazaret import malloc
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.stopping import stop_on_signals

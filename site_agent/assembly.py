@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from lazaret import software
+from lazaret import malloc, software
 from lazaret.control import PauseFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
@@ -58,6 +58,7 @@ def assemble(
 
     :param agent_type: the class that carries out effects.
     """
+    malloc.keep_small()
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     config.policy.check_federation(manifest)

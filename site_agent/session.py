@@ -28,7 +28,6 @@ from enum import StrEnum
 from typing import Final
 
 from lazaret.errors import (
-    CodecError,
     LocalProtocolError,
     NotNow,
     PolicyViolation,
@@ -38,14 +37,13 @@ from lazaret.errors import (
     VerificationFailed,
 )
 from security.clock import Clock
-from security.crypto.ring import FRAME_BYTES
 from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.effects import Leave, Send, in_order
 from security.secagg.fields import Wire
-from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestFrame, SignedHead
+from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestParts, SignedHead
 from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.machine import SiteMachine
@@ -104,39 +102,6 @@ _REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = 
 def parting(message: Goodbye) -> Leave:
     kind, what, hint, retry = _REASONS[CloseReason(message.code)]
     return Leave(kind(what, where="coordinator", hint=hint), retry=retry)
-
-
-# A manifest that comes in frames, put together again.
-
-class ManifestParts:
-    """Frames of one manifest, in order. Nothing is believed of them: the root's signature decides."""
-
-    def __init__(self) -> None:
-        self._version = 0
-        self._data = b""
-        self._next = 0
-
-    def clear(self) -> None:
-        """Forget what has come so far; a new stream begins anew."""
-        self._version, self._data, self._next = 0, b"", 0
-
-    def take(self, frame: ManifestFrame) -> bytes | None:
-        """The whole manifest, once its last frame is there."""
-        if frame.index == 0:
-            self.clear()
-            self._version = frame.version
-        if frame.index != self._next or frame.version != self._version:
-            raise RemoteProtocolError("frames of the manifest are out of order", where="manifest")
-        self._data += frame.data
-        self._next += 1
-        missing = frame.length - len(self._data)
-        if missing < 0 or (missing > 0 and len(frame.data) != FRAME_BYTES):
-            raise CodecError("manifest has another length than its frames say", where="manifest")
-        if missing:
-            return None
-        whole = self._data
-        self.clear()
-        return whole
 
 
 class SessionPhase(StrEnum):

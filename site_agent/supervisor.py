@@ -68,9 +68,13 @@ Answer = TypeVar("Answer")
 
 
 class Launched(Protocol):
-    """A trainer's process, started by us or by the system."""
+    """A trainer's process, started by us or by the system.
+
+    :ivar asked: after its end: it was told to end, by a signal for instance, and has no fault.
+    """
 
     connection: socket.socket
+    asked: bool
 
     def end(self) -> str:
         """Make sure that it is gone, and say how it ended."""
@@ -83,6 +87,7 @@ class Life:
 
     launched: Launched
     channel: Channel
+    asked: bool = False
     since: float = field(default_factory=time.monotonic)
     answers: SimpleQueue[Received | WorkerLost] = field(default_factory=SimpleQueue)
 
@@ -161,11 +166,12 @@ class Supervisor:
         pause, failures = LEAST_PAUSE, 0
         while not self._closing.is_set():
             begun = time.monotonic()
-            problem = self._one_life()
+            problem, asked = self._one_life()
             if self._closing.is_set():
                 return
-            failures = failures + 1 if time.monotonic() - begun < WELL_SECONDS else 1
-            pause = LEAST_PAUSE if failures == 1 else min(2 * pause, MOST_PAUSE)
+            if not asked:
+                failures = failures + 1 if time.monotonic() - begun < WELL_SECONDS else 1
+            pause = LEAST_PAUSE if failures <= 1 else min(2 * pause, MOST_PAUSE)
             if self._never_ready and (failures >= TRIES or not isinstance(problem, WorkerLost)):
                 with self._changed:
                     self._first = problem
@@ -174,13 +180,13 @@ class Supervisor:
             log.warning("%s; it is started again in %.1f s", problem, pause)
             self._closing.wait(pause)
 
-    def _one_life(self) -> ToolkitError:
-        """From start to end; returns why it ended."""
+    def _one_life(self) -> tuple[ToolkitError, bool]:
+        """From start to end; returns why it ended, and whether it was told to."""
         try:
             launched = self._launch()
         except OSError as error:
             reason = "none has connected" if isinstance(error, TimeoutError) else error.strerror
-            return WorkerLost(f"there is no trainer: {reason}", where="trainer")
+            return WorkerLost(f"there is no trainer: {reason}", where="trainer"), False
         launched.connection.settimeout(SILENCE_SECONDS)
         life = Life(launched=launched, channel=Channel(launched.connection, RECEIVED_BY_AGENT))
         problem: ToolkitError | None = None
@@ -196,8 +202,9 @@ class Supervisor:
         life.channel.close()
         how = launched.end()
         problem = problem or WorkerLost(f"the trainer is gone: {how}", where="trainer")
+        life.asked = launched.asked and isinstance(problem, WorkerLost)
         life.answers.put(problem if isinstance(problem, WorkerLost) else WorkerLost(str(problem), where="trainer"))
-        return problem
+        return problem, life.asked
 
     def _begin(self, life: Life) -> None:
         """Isolation, then data, and nothing else before them."""
@@ -257,7 +264,8 @@ class Supervisor:
 
     def _order(self, round_number: int, carry_out: Callable[[Order], Answer]) -> Answer:
         end = time.monotonic() + self._patience
-        for attempt in range(1, TRIES + 1):
+        attempt = 1
+        while True:
             order = Order(self._current(end), round_number, end, words=self._words, budget=self._budget)
             try:
                 return carry_out(order)
@@ -269,7 +277,7 @@ class Supervisor:
                 if attempt == TRIES or self._closing.is_set():
                     raise gone.error from gone
                 log.warning("round %d: %s; it is given to the next one", round_number, gone.error)
-        raise AssertionError("the last attempt returns or raises")
+                attempt += not order.life.asked  # a trainer that was told to end has not failed
 
     def _drop(self, life: Life) -> None:
         """No more orders for this one; the thread that watches it starts the next."""

@@ -54,6 +54,7 @@ class ChildTrainer:
         scratch: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
+        self.asked = False
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         if scratch is None:
             scratch = config.state / "scratch"
@@ -84,6 +85,7 @@ class ChildTrainer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             code = self._process.wait()
+        self.asked = code == 0  # nothing else ends it with 0
         if code >= 0:
             return f"it ended with code {code}"
         reason = " (out of memory?)" if code == -signal.SIGKILL else ""
@@ -95,6 +97,7 @@ class AcceptedTrainer:
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
+        self.asked = False
 
     def end(self) -> str:
         return "it has closed the channel"

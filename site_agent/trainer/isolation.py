@@ -208,7 +208,9 @@ def close_sockets(keep: Sequence[int] = ()) -> None:
 def _rules(read: Sequence[Path], write: Sequence[Path], deny: Sequence[Path]) -> Iterator[tuple[Path, int]]:
     ours = [Path(__file__).resolve().parents[2] / name for name in ("lazaret", "npr", "protos", "security")]
     ours.append(Path(__file__).resolve().parents[1])
-    python = [Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if entry]
+    # `python -m` puts the folder it was started in on its path: at a hospital often the one with state and log.
+    here = os.getcwd()
+    python = [Path(entry) for entry in (sys.prefix, sys.base_prefix, *sys.path) if entry and entry != here]
     shared = [Path(name) for name in SYSTEM]
     meant = [path for path in read if _inside(path, deny)]
     yield from kernel.without([*shared, *ours, *python, *read], deny, kernel.READ)

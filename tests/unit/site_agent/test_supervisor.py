@@ -61,7 +61,8 @@ def trained(number: int) -> TrainedRound:
 class Scripted:
     """A trainer whose answers a test writes; a thread in the place of a process."""
 
-    def __init__(self, script: Script, *, first: Any = REPORT, ready: Any = READY) -> None:
+    def __init__(self, script: Script, *, first: Any = REPORT, ready: Any = READY, asked: bool = False) -> None:
+        self.asked = asked
         self.connection, theirs = socket.socketpair()
         self._channel = Channel(theirs, RECEIVED_BY_TRAINER)
         self._script, self._first, self._ready = script, first, ready
@@ -69,6 +70,8 @@ class Scripted:
 
     def _run(self) -> None:
         try:
+            if self._first is None:
+                return
             self._channel.send(self._first)
             self._channel.receive()
             self._channel.send(self._ready)
@@ -171,6 +174,20 @@ def test_a_trainer_that_is_gone_is_started_again_and_the_round_trained() -> None
 def test_a_trainer_that_never_stays_costs_the_round_and_not_the_agent() -> None:
     with supervised(lambda: Scripted(lost)) as found, pytest.raises(WorkerLost):
         found.train(1, STATE)
+
+
+def test_a_trainer_that_is_told_to_end_again_and_again_has_not_failed() -> None:
+    """As by signals while it starts, and while it trains. The twin: one that ends by itself has, the third time."""
+
+    def leaving(asked: bool) -> Callable[[], Scripted]:
+        return lambda: Scripted(lost, first=None, asked=asked)
+
+    with supervised(*[leaving(True)] * 5, lambda: Scripted(honest)) as found:
+        assert found.train(1, STATE).samples == 7
+    with pytest.raises(WorkerLost), supervised(*[leaving(False)] * 5, lambda: Scripted(honest)):
+        pass
+    with supervised(*[lambda: Scripted(lost, asked=True)] * 5, lambda: Scripted(honest)) as found:
+        assert found.train(1, STATE).samples == 7
 
 
 def test_what_it_cannot_do_at_its_first_start_ends_the_agent_with_its_reason() -> None:

@@ -311,3 +311,21 @@ def test_an_answer_that_nobody_listens_counts_as_reached() -> None:
     """The probe in this process, which is not isolated."""
     told = isolation.probe()
     assert told["TCP connection"] == told["UDP datagram"] == told["internet socket"] == "opened"
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "the twin"])
+def test_the_folder_that_a_trainer_is_started_in_stays_closed(isolated: bool, tmp_path: Path) -> None:
+    """`python -m` has it on its path, and with it often a hospital's state and log."""
+    (tmp_path / "wal").write_text("records")
+    walls = need(LANDLOCK) if isolated else []
+    code = f"""
+from site_agent.trainer import isolation
+isolation.enter("best", mechanisms={walls})
+open("wal").close()
+"""
+    (tmp_path / "entry.py").write_text(code)
+    done = subprocess.run(
+        [sys.executable, "-m", "entry"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ("PermissionError" in done.stderr, done.returncode) == ((True, 1) if isolated else (False, 0)), done.stderr

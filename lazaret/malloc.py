@@ -1,8 +1,8 @@
-"""What a coordinator asks of the C library, so that its memory does not grow with the number of its sites.
+"""What coordinator and agent ask of the C library, so that they keep little more memory than they use.
 
 Left to itself, glibc keeps what was freed for the next request: a heap for every thread, and above each what was once
-needed. So there are two heaps, of which little more than is in use is kept; and when the uploads are through, what they
-leave behind is given back before the sum is opened. Tighter bounds would save a little more and cost far more time than
+needed. So there are two heaps, of which little more than is in use is kept; and what the uploads leave behind at a
+coordinator, or a round at an agent, is given back. Tighter bounds would save a little more and cost far more time than
 the masks do: every frame would be copied into pages that have just been fetched from the system. Other C libraries do
 so by themselves, or have no such switch.
 """
