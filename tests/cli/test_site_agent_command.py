@@ -124,9 +124,8 @@ def test_check_says_ok_line_by_line_and_takes_the_file_at_either_place(graz: Pat
 
 
 def test_a_machine_that_is_too_slow_or_too_small_for_a_round() -> None:
-    from site_agent.checks.trial import _time
-
     from lazaret.checks import memory
+    from site_agent.trainer.trial import _time
 
     assert [_time(seconds, 100, "measured").verdict for seconds in (10, 60, 95)] == ["ok", "warning", "problem"]
     bounds = [memory(available=100, needed=needed, what="a round").verdict for needed in (10, 90, 101)]
@@ -134,7 +133,7 @@ def test_a_machine_that_is_too_slow_or_too_small_for_a_round() -> None:
 
 
 def test_a_site_far_below_the_weight_cap_is_told_so() -> None:
-    from site_agent.checks.trial import _resolution
+    from site_agent.trainer.trial import _resolution
 
     block = Block(name="w", shape=(1,), kind="mean", clip_exponent=0, movement_exponent=1)
     layouts = [Layout.of([block], roster_size=10, weight_cap=16_384, ring_bits=bits) for bits in (24, 24, 32)]

@@ -14,7 +14,7 @@ import pytest
 from lazaret.errors import BudgetExhausted, CodecError, DataError, WorkerLost
 from security.dp.accountant import Mechanism, MechanismEvent
 from security.dp.ledger import Terms, Unit
-from site_agent.trainer import channel as module
+from site_agent.trainer import shared_memory as module
 from site_agent.trainer.channel import (
     MAX_MESSAGE,
     RECEIVED_BY_AGENT,
