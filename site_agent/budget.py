@@ -23,10 +23,11 @@ from security.dp.ledger import Booking, Ledger, LedgerState, Reservation, commit
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
 from security.identity.manifest import Manifest
-from security.log.events import DpCommitted, DpReserved
+from security.log.events import DpCommitted, DpReserved, TrainDone
 from security.log.reader import LogReader
 from security.log.schema import decimal
 from security.log.writer import AuditLog
+from site_agent import log_events
 from site_agent.config import SiteConfig
 from site_agent.privacy import (
     LEDGER_HINT,
@@ -51,6 +52,7 @@ class Budget:
     def __init__(self, plan: PrivatePlan, limits: Limits, ledger: Ledger, store: FileStore, log: AuditLog, key: bytes):
         self.plan = plan
         self._limits, self._ledger, self._store, self._log, self._key = limits, ledger, store, log, key
+        self._untold: list[Booking] = []  # committed, and not in the log yet
 
     @property
     def state(self) -> LedgerState:
@@ -80,9 +82,19 @@ class Budget:
         return self.reserve(run=self.plan.run, round_number=round_number, events=events, noise=NoiseSource())
 
     def commit(self, reservation: Reservation) -> None:
-        """The round was trained. Changes no cost, but no vector may leave without it."""
+        """The round was trained. Changes no cost, but no vector may leave without it.
+
+        The log is told by `log_commits`, at a public time: when training ended tells how many images there are.
+        """
         self._ledger.commit(reservation)
-        booking = next(booking for booking in self.state.bookings if booking.seq == reservation.seq)
+        self._untold.append(next(booking for booking in self.state.bookings if booking.seq == reservation.seq))
+
+    def log_commits(self) -> None:
+        """To be called before `train.done` is logged, and so before READY."""
+        while self._untold:
+            self.note_committed(self._untold.pop(0))
+
+    def note_committed(self, booking: Booking) -> None:
         self._log.append(DpCommitted(**self._told(booking)), run=self._run(booking), round=booking.round)
 
     def note_reserved(self, booking: Booking) -> None:
@@ -158,15 +170,28 @@ def open_budget(
     for booking in ledger.state.bookings:
         if ident(ledger.state, booking) not in logged:
             budget.note_reserved(booking)
+    _log_ended_rounds(budget, manifest, log, folder)
     noise, epsilon = plan.schedule.multiplier, ledger.state.epsilon
     say.info("differential privacy: noise %g over the clip, epsilon %.3f is booked so far", noise, epsilon)
     say.info("%s", validation_line(plan.schedule))
     return budget
 
 
-def logged_reservations(folder: Path) -> frozenset[str]:
-    """What the privacy log says was reserved."""
-    return frozenset(record.body["reservation"] for record in LogReader(folder).checked(DpReserved.type))
+def _log_ended_rounds(budget: Budget, manifest: Manifest, log: AuditLog, folder: Path) -> None:
+    """Rounds that were trained by an agent which ended before their public time came."""
+    told = logged_reservations(folder, DpCommitted.type)
+    logged = {record.key for record in LogReader(folder).checked(TrainDone.type)}
+    for booking in budget.state.bookings:
+        if booking.committed and booking.run == budget.plan.run and ident(budget.state, booking) not in told:
+            budget.note_committed(booking)
+            if (manifest.run, booking.round) not in logged:
+                done = log_events.trained_before(manifest, booking.round, steps=budget.plan.schedule.steps)
+                log.append(done.event, run=manifest.run, round=booking.round)
+
+
+def logged_reservations(folder: Path, kind: str = DpReserved.type) -> frozenset[str]:
+    """What the privacy log says was reserved, or committed."""
+    return frozenset(record.body["reservation"] for record in LogReader(folder).checked(kind))
 
 
 def check_logged(state: LedgerState, logged: Collection[str], where: str) -> None:

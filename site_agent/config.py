@@ -95,6 +95,7 @@ class DataTable(ConfigTable):
     validation: Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0, le=0)] = 0.1
     seed: Annotated[int, Field(ge=0)] = 0
     class_map: Annotated[dict[str, str], Field(min_length=1)] | None = None
+    version: Annotated[str, Field(min_length=1, max_length=64)] = "1"
     purpose: str = "model training"
     legal_basis: str = ""
 

@@ -39,11 +39,16 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class LogCommits:
+    """Tell the privacy log which bookings were trained: with the entry of the training, and at its time."""
+
+
+@dataclass(frozen=True, slots=True)
 class Complain:
     """Tell the operator; nothing else follows from it."""
 
     error: ToolkitError
 
 
-Effect = ProtocolEffect | Train | KeepUpdate | Adopt | Complain
+Effect = ProtocolEffect | Train | KeepUpdate | LogCommits | Adopt | Complain
 Effects = tuple[Effect, ...]

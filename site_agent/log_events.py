@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any
 
 from lazaret.errors import RemoteProtocolError
@@ -38,15 +39,22 @@ def model_received(manifest: Manifest, number: int, state_hash: bytes, sender: s
     return Log(event, number)
 
 
-def train_done(manifest: Manifest, number: int, result: LocalResult) -> Log:
+def train_done(manifest: Manifest, number: int, result: LocalResult, *, slot_ms: int) -> Log:
+    """:param slot_ms: when READY is due, after the order. Under differential privacy it stands for the duration of
+    training, which tells how many images there are.
+    """
     artefacts: tuple[dict[str, Any], ...] = tuple(
         {"disposition": "local-only", "elements": elements, "hmac": keyed.hex(), "kind": kind}
         for kind, elements, keyed in result.artefacts
     )
-    event = ev.TrainDone(
-        method=manifest.training.method, steps=result.steps, wall_ms=result.wall_ms, artefacts=artefacts
-    )
+    wall_ms = result.wall_ms if manifest.privacy is None else slot_ms
+    event = ev.TrainDone(method=manifest.training.method, steps=result.steps, wall_ms=wall_ms, artefacts=artefacts)
     return Log(event, number)
+
+
+def trained_before(manifest: Manifest, number: int, *, steps: int) -> Log:
+    """Of a round whose agent ended before it could say so: what was made, and how long it took, is not known."""
+    return Log(ev.TrainDone(method=manifest.training.method, steps=steps, wall_ms=0, artefacts=()), number)
 
 
 def trainer_isolated(asked: IsolationMode, report: IsolationReport) -> ev.TrainerIsolated:
@@ -61,7 +69,34 @@ def trainer_isolated(asked: IsolationMode, report: IsolationReport) -> ev.Traine
     )
 
 
-def data_opened(table: DataTable, fingerprint: str) -> ev.DataOpened:
+def data_opened(table: DataTable, fingerprint: str, change: str, *, private: bool) -> ev.DataOpened:
+    """:param change: what `data_change` said; under differential privacy it stays with the hospital."""
     return ev.DataOpened(
-        fingerprint=fingerprint, purpose=table.purpose, legal_basis=table.legal_basis or "not stated"
+        fingerprint=fingerprint,
+        purpose=table.purpose,
+        legal_basis=table.legal_basis or "not stated",
+        change=f"version {table.version}" if private else change,
     )
+
+
+def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """What changed in the data between two starts, with counts as ranges: both are what `data.json` holds."""
+    held, was = sum(now.get("train", ())), sum(before.get("train", ()))
+    if not before:
+        return f"opened for the first time: {as_range(held)} training images"
+    if before.get("fingerprint") == now.get("fingerprint"):
+        return f"unchanged: {as_range(held)} training images"
+    counts = dict(zip(now.get("names", ()), now.get("train", ()), strict=False))
+    earlier = zip(before.get("names", ()), before.get("train", ()), strict=False)
+    gone = [name for name, count in earlier if count and not counts.get(name)]
+    told = f"a new version: {as_range(held)} training images, {as_range(was)} before"
+    return told + (f"; no image any more of {', '.join(gone)}" if gone else "")
+
+
+def as_range(count: int) -> str:
+    """1 to 9, 10 to 19, 20 to 49, 50 to 99, 100 to 199 ...: a size, and not a number to compare from day to day."""
+    if count < 10:
+        return "no" if count == 0 else "1 to 9"
+    power = 10 ** (len(str(count)) - 1)
+    low, high = next((low, high) for low, high in ((1, 2), (2, 5), (5, 10)) if count < high * power)
+    return f"{low * power} to {high * power - 1}"

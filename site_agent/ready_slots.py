@@ -1,4 +1,5 @@
 """When READY is sent: at one of a few public times after the order, so that it reveals little about the amount of data.
+Under differential privacy the entries of the log about the training wait for the same time.
 
 The end of training would reveal the number of images. By default the times double: 1, 2, 4,
 ... seconds, and last the end of what the manifest allows. Once a later one was needed, the earlier ones are used no
@@ -9,6 +10,8 @@ most as much again. A fixed slot, which a site may choose, reveals nothing as lo
 from __future__ import annotations
 
 from typing import Final
+
+from site_agent.effects import Effect, Effects
 
 FIRST_MS: Final = 1000
 # The rest of the manifest's time is for the message to arrive before the deadline.
@@ -40,6 +43,22 @@ class ReadySlots:
         while slot < elapsed_ms:
             slot *= 2
         return min(slot, self._most)
+
+
+class HeldEffects:
+    """Effects that wait for their public time."""
+
+    def __init__(self) -> None:
+        self._held: list[tuple[int, Effects]] = []
+
+    def hold(self, effects: Effects, due_ms: int) -> None:
+        self._held.append((due_ms, effects))
+
+    def due(self, now_ms: int) -> list[Effect]:
+        """Those whose time has come, in the order in which they were given; they are held no longer."""
+        ready = [effect for due, effects in self._held if due <= now_ms for effect in effects]
+        self._held = [(due, effects) for due, effects in self._held if due > now_ms]
+        return ready
 
 
 def slots_of(train_seconds: float, own_seconds: float | None) -> ReadySlots:

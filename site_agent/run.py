@@ -6,7 +6,7 @@ effects come from the session and from the machine in it (`site_agent.session` s
 carried out as it is:
 
 - `Persist` and `Compact` write the write-ahead log, and wait until it is on disk.
-- `Log` appends to the privacy log, and waits too.
+- `Log` appends to the privacy log, and waits too. `LogCommits` does so with what the privacy ledger has committed.
 - `Send` and `SendUpload` go through the outbox, which checks and logs the message, and come out as bytes. A caller
   that has the bytes in hand has everything before them on disk.
 - `DraftState`, `SaveState`, `KeepUpdate` and `KeepEvidence` write files of the state directory.
@@ -60,7 +60,7 @@ from security.secagg.statements import Signer
 from site_agent import contribution
 from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
-from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Train
+from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, LogCommits, Train
 from site_agent.outbox import Outbox
 from site_agent.policy import SitePolicy
 from site_agent.session import Session
@@ -213,6 +213,9 @@ class Agent:
                     self.state_dir.keep_state(self.seat.layout, effect.state_hash, effect.state)
             case Log():
                 self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round)
+            case LogCommits():
+                if self.budget is not None:
+                    self.budget.log_commits()
             case KeepUpdate():
                 self.state_dir.count_round()
                 if effect.update is not None:

@@ -41,7 +41,7 @@ from security.identity.manifest import Manifest
 from security.identity.membership import Membership, Seat
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
-from security.secagg.effects import Leave, Send, in_order
+from security.secagg.effects import Leave, Log, Send, in_order
 from security.secagg.fields import Wire
 from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestParts, SignedHead
 from security.secagg.site import entries
@@ -50,9 +50,9 @@ from security.secagg.site.machine import SiteMachine
 from security.secagg.transitions import SiteState
 from site_agent import log_events
 from site_agent.contribution import LocalResult
-from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, Train
+from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, LogCommits, Train
 from site_agent.policy import SitePolicy, attempt_bytes, check_standing
-from site_agent.ready_slots import ReadySlots
+from site_agent.ready_slots import HeldEffects, ReadySlots
 
 FAILED_SECONDS: Final = 600  # until training is tried again after it has failed; doubled each time
 
@@ -152,6 +152,7 @@ class Session:
         self._started = False
         self._ordered: tuple[int, int] = (0, 0)  # round, when
         self._answer: tuple[messages.Ready | relay.Decline, int] | None = None  # and when it is due
+        self._held = HeldEffects()
         self._parts = ManifestParts()
         self._offered: bytes | None = None
 
@@ -349,15 +350,26 @@ class Session:
         self._rest(update.round)
         self.rounds_done += 1
         self._failures = 0
-        done = log_events.train_done(self.manifest, update.round, result)
+        due = self._next_slot(update.round)
+        slot_ms = due - self._order_time(update.round)
+        done = self._at_slot(log_events.train_done(self.manifest, update.round, result, slot_ms=slot_ms), due)
         try:
             bound = self.machine.load_update(update)
         except ToolkitError as error:
             # The chain has moved on meanwhile; what was learnt stays in the memory, the update is of no use.
-            return KeepUpdate(round=update.round), done, Complain(error)
+            return KeepUpdate(round=update.round), *done, Complain(error)
         self._pending = update
-        self._answer = (self._ready(update.round), self._next_slot(update.round))
-        return KeepUpdate(round=update.round, update=update), done, *bound
+        self._answer = (self._ready(update.round), due)
+        return KeepUpdate(round=update.round, update=update), *done, *bound
+
+    def _at_slot(self, entry: Log, due: int) -> Effects:
+        """What the log says of a training that has ended: at once, or under differential privacy when READY is due,
+        since the time of an entry tells of the data as much as a duration in it.
+        """
+        if self.manifest.privacy is None:
+            return (entry,)
+        self._held.hold((LogCommits(), entry), due)
+        return ()
 
     def failed(self, round_number: int, error: ToolkitError) -> Effects:
         """The local work of a round came to nothing. The reason stays here, and when it was known too."""
@@ -365,10 +377,11 @@ class Session:
         self._failures += 1
         wait = min(FAILED_SECONDS * 2 ** (self._failures - 1), MAX_DECLINE)
         decline = relay.Decline(site=self.site, round=round_number, seconds=wait)
-        self._answer = (decline, self._next_slot(round_number))
+        due = self._next_slot(round_number)
+        self._answer = (decline, due)
         self.declined = (round_number, str(error), self.clock.now_ms() + 1000 * wait)
         reason = f"{error.code}: no update for this round"
-        return entries.declined(self.seat.policy.method, reason, round_number), Complain(error)
+        return *self._at_slot(entries.declined(self.seat.policy.method, reason, round_number), due), Complain(error)
 
     def _rest(self, number: int) -> None:
         """A round that was given up may end its training when the next one is already ordered."""
@@ -376,8 +389,11 @@ class Session:
             self.training = None
 
     def _next_slot(self, number: int) -> int:
-        start = self._ordered[1] if self._ordered[0] == number else self.clock.mono_ms()
+        start = self._order_time(number)
         return start + self.slots.due(self.clock.mono_ms() - start)
+
+    def _order_time(self, number: int) -> int:
+        return self._ordered[1] if self._ordered[0] == number else self.clock.mono_ms()
 
     def _ready(self, number: int) -> messages.Ready:
         return messages.Ready(site=self.site, round=number)
@@ -393,6 +409,7 @@ class Session:
         newest = self.seat.membership.at(self.clock.now_ms())
         if newest is not self.seat.membership and self.machine.state is SiteState.IDLE:
             effects += self._take(newest)
+        effects += self._held.due(self.clock.mono_ms())
         if self._answer is not None and self.phase is SessionPhase.LIVE and self.clock.mono_ms() >= self._answer[1]:
             effects.append(self._say(self._answer[0]))
         if self._paused and self.phase is SessionPhase.LIVE and self.paused() is None:
@@ -411,7 +428,18 @@ class Session:
         except PolicyViolation as refusal:
             entry = entries.declined(self.seat.policy.method, str(refusal), context.round, context)
             return *reloaded, *in_order(messages.Refusal(site=self.site, ctx=context.ctx()), entry=entry)
-        return *reloaded, *self.machine.receive(plan)
+        return *reloaded, *self._before_slot(plan)
+
+    def _before_slot(self, plan: messages.Plan) -> Effects:
+        """Until READY is due, a plan is answered as if training had not ended: else its answer would tell the time."""
+        burst, update = self.machine.burst, self.machine.burst.update
+        if self._answer is None:
+            return self.machine.receive(plan)
+        burst.update = None
+        try:
+            return self.machine.receive(plan)
+        finally:
+            burst.update = update
 
     def _halted(self) -> Effects:
         if self.machine.state is not SiteState.HALTED:

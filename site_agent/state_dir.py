@@ -279,6 +279,11 @@ class StateDir:
         """What the data hold, for the hospital's own page."""
         _write(self.folder / "data.json", json.dumps(values, ensure_ascii=False).encode() + b"\n")
 
+    def data_notes(self) -> dict[str, Any]:
+        """What `note_data` wrote last; empty before the first time."""
+        path = self.folder / "data.json"
+        return (_row(path.read_bytes()) or {}) if path.exists() else {}
+
     @property
     def best_score(self) -> float | None:
         """Balanced accuracy of the best model so far, by local validation."""

@@ -18,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lazaret.errors import ConfigError
 from lazaret.stopping import ENDING
@@ -137,6 +138,20 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
+def note_data(vault: Vault, ready: DataReady, *, private: bool) -> str:
+    """Write down what the data hold, and say what has changed since the last start; both for the hospital alone."""
+    now: dict[str, Any] = {"names": list(ready.class_names), "fingerprint": ready.fingerprint, "version": ready.version}
+    now |= {side: list(row) for side, row in ready.counts.items()}
+    before = vault.data_notes()
+    change = log_events.data_change(before, now)
+    changed = bool(before) and before.get("fingerprint") != ready.fingerprint
+    (log.warning if changed else log.info)("data: %s", change)
+    if private and changed and before.get("version") == ready.version:
+        log.warning("data: log and federation are not told; to release class counts anew, change [data] version")
+    vault.note_data(now | {"change": change})
+    return change
+
+
 def start_trainer(
     config: SiteConfig,
     manifest: Manifest,
@@ -150,7 +165,7 @@ def start_trainer(
     log_format: str | None = None,
     module: str = "site_agent.trainer",
 ) -> tuple[Supervisor, str | None]:
-    """A trainer of this site in a process of its own, with its data open; and the fingerprint of the data."""
+    """A trainer of this site in a process of its own, with its data open; and what the log calls the data."""
     del initial  # the trainer reads it itself
     found: list[str] = []
 
@@ -171,13 +186,14 @@ def start_trainer(
             raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
 
     def opened(ready: DataReady) -> None:
-        counts: dict[str, list[int]] = {side: list(row) for side, row in ready.counts.items()}
-        state_dir.note_data({"names": list(ready.class_names), **counts})
+        private = manifest.privacy is not None
+        change = note_data(state_dir, ready, private=private)
         if budget is not None:
-            budget.take_version(ready.fingerprint)
+            budget.take_version(ready.version)
         if found:
-            privacy_log.append(log_events.data_opened(config.data, ready.fingerprint), run=manifest.run)
-        found.append(ready.fingerprint)
+            opened = log_events.data_opened(config.data, ready.version, change, private=private)
+            privacy_log.append(opened, run=manifest.run)
+        found.append(ready.version)
 
     waiting = None if config.trainer_socket is None else TrainerSocket(config.trainer_socket)
     supervisor = Supervisor(

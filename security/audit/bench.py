@@ -198,7 +198,8 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
     log.append(_started())
     walls = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
     log.append(TrainerIsolated(asked="best", **walls, connection=False, keys=False, ranks=False))
-    log.append(DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent"), run="bench")
+    opened = DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent", change="unchanged")
+    log.append(opened, run="bench")
     while log.size < entries:
         clock.advance(STEP_MS)
         at = number // ROUND_ENTRIES

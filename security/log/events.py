@@ -163,11 +163,15 @@ class PeerRevoked(Event):
 
 @event_type("data.opened")
 class DataOpened(Event):
-    """A data set was opened: its fingerprint under the site's own key, and what for."""
+    """A data set was opened: its fingerprint under the site's own key, what for, and what changed since the last time.
+
+    `change` has counts as ranges; under differential privacy it has none.
+    """
 
     fingerprint: Digest
     purpose: Text
     legal_basis: Text
+    change: Text
 
 
 @event_type("trainer.isolated")

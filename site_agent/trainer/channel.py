@@ -164,10 +164,16 @@ class IsolationReport(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReady(Message):
-    """The images are open: their fingerprint under the data key, and how many of each class each side holds."""
+    """The images are open: their fingerprint under the data key, and how many of each class each side holds.
+
+    :ivar fingerprint: of the content, for this hospital alone.
+    :ivar version: what log and ledger call the data; the same, but under differential privacy the hospital's name of
+        the version.
+    """
 
     kind: Literal["ready"] = "ready"
     fingerprint: Hex32
+    version: Hex32
     class_names: Annotated[tuple[Name, ...], Field(max_length=MAX_CLASSES)]
     counts: Annotated[dict[Literal["train", "validation", "test"], Counts], Field(max_length=3)]
 

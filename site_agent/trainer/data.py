@@ -134,17 +134,27 @@ def ours(dataset: FederatedDataset, table: DataTable, site: str) -> SiteData:
     raise ConfigError(f"the source has no site {name!r}", where="[data] site", hint=f"it has {known}")
 
 
-def summary(dataset: FederatedDataset, data: SiteData, version: str) -> DataReady:
-    """How many images of each class each side holds, for this hospital only.
+def summary(dataset: FederatedDataset, data: SiteData, key: bytes, *, version: str | None = None) -> DataReady:
+    """How many images of each class each side holds, for this hospital only; and what the data are called in the log.
 
-    :param version: the fingerprint.
+    :param version: the hospital's name of the data, under differential privacy. Were it the content, a change of one
+        patient would show: in the log, and because counts are released again.
     """
     sides = {"train": data.train, "validation": data.validation, "test": data.test}
     counts = {side: tuple(samples.class_counts().tolist()) for side, samples in sides.items() if samples is not None}
-    return DataReady(fingerprint=version, class_names=tuple(dataset.class_names), counts=counts)  # type: ignore[arg-type]
+    content = fingerprint(dataset, data, key)
+    return DataReady(
+        fingerprint=content,
+        version=content if version is None else _keyed(key, f"version\n{data.name}\n{version}"),
+        class_names=tuple(dataset.class_names),
+        counts=counts,  # type: ignore[arg-type]
+    )
 
 
 def fingerprint(dataset: FederatedDataset, data: SiteData, key: bytes) -> str:
-    """Names the data in the log. Keyed, because hashes of small data sets can be guessed."""
-    described = f"{dataset.fingerprint}\n{data.name}\n{spelt_sides(dataset.sides)}"
+    """Of the content: images, labels, patients and sides. Keyed, because hashes of small data sets can be guessed."""
+    return _keyed(key, f"{dataset.fingerprint}\n{data.name}\n{spelt_sides(dataset.sides)}")
+
+
+def _keyed(key: bytes, described: str) -> str:
     return hmac.new(key, described.encode(), hashlib.sha256).hexdigest()

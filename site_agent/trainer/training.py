@@ -48,7 +48,7 @@ from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.privacy import PrivatePlan
 from site_agent.trainer.channel import DataReady
-from site_agent.trainer.data import fingerprint, open_data, side_rule, summary
+from site_agent.trainer.data import open_data, side_rule, summary
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.workers import Crew
 
@@ -248,8 +248,8 @@ def make_trainer(
         private=manifest.privacy is not None,
     )
     crew = Crew.of(config, manifest, dataset, data)
-    version = fingerprint(dataset, data, data_key)
-    ready, threads = summary(dataset, data, version), config.site.threads
+    named = config.data.version if manifest.privacy is not None else None
+    ready, threads = summary(dataset, data, data_key, version=named), config.site.threads
     plan = PrivatePlan.of(config, manifest)
     if plan is not None and books is not None:
         config.policy.check_private()
@@ -260,7 +260,7 @@ def make_trainer(
             state,
             plan=plan,
             books=books,
-            version=version,
+            version=ready.version,
             data_key=data_key,
             best=best,
             micro_batch=config.privacy.micro_batch,

@@ -342,7 +342,10 @@ class Federation:
             self._told.add((name, self.run))
             log.append(
                 ev.DataOpened(
-                    fingerprint=digest("hmac", name), purpose="model training", legal_basis="consent, study 12"
+                    fingerprint=digest("hmac", name),
+                    purpose="model training",
+                    legal_basis="consent, study 12",
+                    change="opened for the first time",
                 ),
                 run=self.run,
                 annex={"images": 812, "classes": [300, 500, 12]},

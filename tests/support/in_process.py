@@ -16,6 +16,7 @@ from site_agent.contribution import LocalResult
 from site_agent.state_dir import StateDir
 from site_agent.trainer.personal_state import PersonalState
 from site_agent.trainer.training import Trainer, make_trainer
+from site_agent.trainer_start import note_data
 
 
 class InProcess:
@@ -57,6 +58,6 @@ def in_process(
         books=budget,
     )
     if budget is not None:
-        budget.take_version(ready.fingerprint)
-    state_dir.note_data({"names": list(ready.class_names), **ready.counts})
-    return InProcess(trainer), ready.fingerprint
+        budget.take_version(ready.version)
+    note_data(state_dir, ready, private=manifest.privacy is not None)
+    return InProcess(trainer), ready.version

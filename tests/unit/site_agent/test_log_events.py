@@ -1,0 +1,33 @@
+"""What is said about changes of the data: counts as ranges, classes that vanished; nothing of it under privacy."""
+
+from __future__ import annotations
+
+import pytest
+
+from site_agent.config import DataTable
+from site_agent.log_events import as_range, data_change, data_opened
+
+FIRST = {"names": ["nevus", "melanoma"], "train": [140, 3], "test": [30, 1], "fingerprint": "aa"}
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(0, "no"), (1, "1 to 9"), (10, "10 to 19"), (20, "20 to 49"), (99, "50 to 99"), (1234, "1000 to 1999")],
+)
+def test_counts_are_told_as_ranges(count: int, told: str) -> None:
+    assert as_range(count) == told
+
+
+def test_a_new_version_is_told_with_what_vanished() -> None:
+    assert data_change({}, FIRST) == "opened for the first time: 100 to 199 training images"
+    assert data_change(FIRST, FIRST) == "unchanged: 100 to 199 training images"
+    grown = FIRST | {"train": [260, 0], "fingerprint": "bb"}
+    told = data_change(FIRST, grown)
+    assert told == "a new version: 200 to 499 training images, 100 to 199 before; no image any more of melanoma"
+
+
+def test_under_privacy_the_log_has_the_name_of_the_version_alone() -> None:
+    table = DataTable(source="generated", version="spring")
+    change = data_change({}, FIRST)
+    assert data_opened(table, "ab" * 32, change, private=True).change == "version spring"
+    assert data_opened(table, "ab" * 32, change, private=False).change == change
