@@ -75,7 +75,7 @@ def assemble(
     budget = open_budget(config, manifest, log, state_dir.log, key=identity.data_key(), clock=clock)
     learner, fingerprint = make_learner(config, manifest, initial, state_dir, identity, site, budget, log)
     if fingerprint is not None:
-        change, private = vault.data_notes().get("change", "not known"), manifest.privacy is not None
+        change, private = state_dir.data_notes().get("change", "not known"), manifest.privacy is not None
         log.append(log_events.data_opened(config.data, fingerprint, change, private=private), run=manifest.run)
     log.checkpoint()
     machine = _machine(identity, seat, state_dir, wal, start, log, clock, rng, config.site.threads or 1, budget)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from lazaret.errors import RemoteProtocolError
 from security.identity.manifest import Manifest
@@ -16,6 +16,8 @@ from site_agent.config import DataTable
 from site_agent.contribution import LocalResult
 from site_agent.trainer.channel import IsolationReport
 from site_agent.trainer.isolation import IsolationMode
+
+_NAMED: Final = 4  # classes; an entry has no more than 500 letters
 
 
 def receipt(message: relay.Receipt, head: SignedHead | None, site: str, connection: int) -> Log:
@@ -90,7 +92,8 @@ def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     earlier = zip(before.get("names", ()), before.get("train", ()), strict=False)
     gone = [name for name, count in earlier if count and not counts.get(name)]
     told = f"a new version: {as_range(held)} training images, {as_range(was)} before"
-    return told + (f"; no image any more of {', '.join(gone)}" if gone else "")
+    more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+    return told + (f"; no image any more of {', '.join(gone[:_NAMED])}{more}" if gone else "")
 
 
 def as_range(count: int) -> str:

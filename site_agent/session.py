@@ -432,14 +432,14 @@ class Session:
 
     def _before_slot(self, plan: messages.Plan) -> Effects:
         """Until READY is due, a plan is answered as if training had not ended: else its answer would tell the time."""
-        burst, update = self.machine.burst, self.machine.burst.update
+        aggregation, update = self.machine.aggregation, self.machine.aggregation.update
         if self._answer is None:
             return self.machine.receive(plan)
-        burst.update = None
+        aggregation.update = None
         try:
             return self.machine.receive(plan)
         finally:
-            burst.update = update
+            aggregation.update = update
 
     def _halted(self) -> Effects:
         if self.machine.state is not SiteState.HALTED:

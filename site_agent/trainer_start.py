@@ -138,17 +138,17 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
-def note_data(vault: Vault, ready: DataReady, *, private: bool) -> str:
+def note_data(state_dir: StateDir, ready: DataReady, *, private: bool) -> str:
     """Write down what the data hold, and say what has changed since the last start; both for the hospital alone."""
     now: dict[str, Any] = {"names": list(ready.class_names), "fingerprint": ready.fingerprint, "version": ready.version}
     now |= {side: list(row) for side, row in ready.counts.items()}
-    before = vault.data_notes()
+    before = state_dir.data_notes()
     change = log_events.data_change(before, now)
     changed = bool(before) and before.get("fingerprint") != ready.fingerprint
     (log.warning if changed else log.info)("data: %s", change)
     if private and changed and before.get("version") == ready.version:
         log.warning("data: log and federation are not told; to release class counts anew, change [data] version")
-    vault.note_data(now | {"change": change})
+    state_dir.note_data(now | {"change": change})
     return change
 
 

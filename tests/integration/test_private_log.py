@@ -63,7 +63,7 @@ class Hospital:
         return [entry for entry in self.log() if entry["round"] in (None, self.world.hub.round)]
 
     def log(self) -> list[dict[str, Any]]:
-        segments = sorted((self.world.agents[GRAZ].vault.log / "segments").glob("*.jsonl"))
+        segments = sorted((self.world.agents[GRAZ].state_dir.log / "segments").glob("*.jsonl"))
         return [json.loads(line) for path in segments for line in path.read_text().splitlines()]
 
 
