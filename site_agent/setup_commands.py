@@ -254,7 +254,7 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # folds = 5
 # validation = 0.1                    # part of the training patients held out to choose the best personal model
 # seed = 0                            # of the folds, not of training
-# version = "1"                       # under differential privacy, your name for the state of the data; a change releases counts anew
+# version = "1"                       # under differential privacy, your name for the data; a new one: new class counts
 # class_map = {{ naevus = "nevus", mm = "melanoma" }} # every class name here, and the federation's name of it;
                                       # left out, names and their order must be the manifest's
 # purpose = "model training"          # these two are written to the privacy log; an audit is not clean without both
