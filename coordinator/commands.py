@@ -13,7 +13,7 @@ import click
 from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from lazaret.checks import report, skip_option
-from lazaret.control import pause_commands
+from lazaret.control import pause_commands, runs_command
 from lazaret.errors import ConfigError
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
@@ -52,6 +52,7 @@ def state_folder(config_path: Path) -> Path:
 
 
 pause, resume = pause_commands(state_folder, with_config, "the run")
+runs = runs_command(state_folder, with_config)
 
 
 # `renew`: new keys. The old ones stay in force until the answer of the consortium is installed.

@@ -15,12 +15,16 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
+
+from lazaret.errors import ConfigError, ToolkitError
+from lazaret.settings import read_settings
 
 DAY_MS: Final = 86_400_000
 CERTIFICATE_DAYS: Final = (1, 7, 30)
@@ -94,6 +98,31 @@ class _Hooks:
                     subprocess.run(hook, input=data, timeout=HOOK_SECONDS, check=True, capture_output=True)
                 except (OSError, subprocess.SubprocessError) as error:
                     self._log.warning("the alert hook %s failed: %s", hook[0], error)
+
+
+class _Alerting(BaseModel):
+    """A configuration of either party, of which only this table is read."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+    alerts: AlertsTable = AlertsTable()
+
+
+def tell_once(config: Path, name: str, text: str) -> None:
+    """Tell the hooks of a configuration, and wait for them: for a command that ends, such as an audit at night.
+
+    :raises ConfigError: with the file and the key; also if it names no hook.
+    """
+    hooks = read_settings(_Alerting, config, written_by="init").alerts.hooks()
+    if not hooks:
+        raise ConfigError("there is neither a command nor a webhook", where=f"{config} [alerts]")
+    message = {"party": "privacy-audit", "alert": name, "state": "began", "text": text}
+    data = json.dumps(message | {"at_ms": time.time_ns() // 1_000_000}, ensure_ascii=False).encode() + b"\n"
+    for hook in hooks:
+        try:
+            subprocess.run(hook, input=data, timeout=HOOK_SECONDS, check=True, capture_output=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ToolkitError(f"the alert hook failed: {error}", where=f"{config} [alerts]") from error
 
 
 def certificate_alerts(ends: Mapping[str, int], now_ms: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Two small files in a state folder: what people tell a running process, and what it says of itself.
+"""What people do with a state folder beside the process that uses it: pause it, look at it, clear old runs away.
 
 `pause.json` is written by `pause` and removed by `resume`. A process looks at it several times a second, so that a
 pause begins and ends without a restart, and survives one. `now.json` is written every few seconds by the process; one
@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import tarfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from typing import Any, Final
 import click
 
 from lazaret import files
+from lazaret.errors import ConfigError, ToolkitError
 from lazaret.terminal import say
 
 BEAT_MS: Final = 5_000
@@ -98,6 +101,81 @@ def pause_commands(
         say("the pause has ended" if ended else "there was no pause")
 
     return pause, resume
+
+
+# Runs that are over: their files are in `runs/`, out of the way of the run that goes on. The privacy log continues over
+# runs, so it is not among them.
+
+
+def finished_runs(folder: Path) -> dict[str, int]:
+    """Names and sizes in bytes, of what a state folder has put aside."""
+    found = sorted(path for path in (folder / "runs").glob("*") if path.is_dir())
+    return {path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in found}
+
+
+def archive_run(folder: Path, name: str, target: Path) -> None:
+    """Pack a finished run into a new file, readable by this user only, and read it back before its folder goes.
+
+    :raises ConfigError: if there is no such run, or the file exists. Nothing is removed then.
+    """
+    source = _finished(folder, name)
+    if target.exists():
+        raise ConfigError("refusing to overwrite an existing file", where=str(target), hint="choose another name")
+    descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        with tarfile.open(fileobj=file, mode="w:gz") as packed:
+            packed.add(source, arcname=name)
+        file.flush()
+        os.fsync(file.fileno())
+    with tarfile.open(target, mode="r:gz") as packed:
+        there = {member.name: member.size for member in packed.getmembers() if member.isfile()}
+    wanted = {
+        f"{name}/{path.relative_to(source).as_posix()}": path.stat().st_size
+        for path in source.rglob("*")
+        if path.is_file() and not path.is_symlink()
+    }
+    if there != wanted:
+        raise ToolkitError("the archive is not complete", where=str(target), hint="is the disk full? the run is kept")
+    remove_run(folder, name)
+
+
+def remove_run(folder: Path, name: str) -> None:
+    """:raises ConfigError: if there is no such run."""
+    shutil.rmtree(_finished(folder, name))
+
+
+def _finished(folder: Path, name: str) -> Path:
+    if name not in finished_runs(folder):
+        known = ", ".join(finished_runs(folder)) or "none"
+        raise ConfigError(f"there is no finished run {name!r}", where=str(folder / "runs"), hint=f"there is: {known}")
+    return folder / "runs" / name
+
+
+def runs_command(folder_of: Callable[[Path], Path], with_config: Callable[[Any], Any]) -> click.Command:
+    """`runs` of a party: what earlier runs left, which only takes room; models in them can still be wanted."""
+
+    @click.command()
+    @click.argument("name", required=False)
+    @click.option("--archive", type=click.Path(path_type=Path, dir_okay=False), help="Pack NAME into this new file.")
+    @click.option("--remove", is_flag=True, help="Delete the files of NAME.")
+    @with_config
+    def runs(config_path: Path, name: str | None, archive: Path | None, remove: bool) -> None:
+        """List finished runs and their sizes; archive or remove one. The privacy log is not touched."""
+        folder = folder_of(config_path)
+        if (archive is None and not remove) or name is None:
+            if archive is not None or remove:
+                raise click.UsageError("name the run; without a name they are listed")
+            for run, size in finished_runs(folder).items():
+                click.echo(f"{run:<32} {size / 1e6:8.1f} MB")
+            return
+        if archive is not None:
+            archive_run(folder, name, archive)
+            say(f"{name} is in {archive}, and no longer in {folder / 'runs'}")
+        else:
+            remove_run(folder, name)
+            say(f"the files of {name} are removed")
+
+    return runs
 
 
 class NowFile:

@@ -26,7 +26,7 @@ def read_settings(model: type[Model], path: Path, *, what: str = "configuration"
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        hint = f"`{written_by}` writes a commented one"
+        hint = f"if its folder was moved, --config says where it is now; `{written_by}` writes a new one"
         raise ConfigError(f"{what} not found", where=str(path), hint=hint) from None
     except tomllib.TOMLDecodeError as error:
         hint = _unreadable(written_by)

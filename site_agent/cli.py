@@ -23,10 +23,13 @@ Group = late_group(
             "renew": "Make new keys and a request for the consortium.",
             "check": "Check everything that a start needs, and say what to do.",
             "status": "Show whether the agent runs, and what this site has done.",
+        },
+        "site_agent.state_commands": {
             "pause": "Decline training until `resume`.",
             "resume": "End the pause.",
             "permit": "Permit further updates on a model that did not change.",
             "ledger": "Show or create the privacy ledger of this site's patients.",
+            "runs": "List, archive or remove the files of finished runs.",
             "handover": "Write the shared model and the signatures on it to a file.",
             "log-export": "Copy the privacy log for an auditor.",
             "log-note": "Record an action of yours in the privacy log.",

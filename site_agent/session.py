@@ -87,7 +87,8 @@ _REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = 
     CloseReason.OUT_OF_ORDER: (
         RollbackDetected,
         "the coordinator has seen later connections of this site than this state folder has recorded",
-        "the state was restored from an old copy: stop, keep it, and enrol this site again",
+        "if the state folder was moved, let [site] state say where it is; if it was restored from an old copy: stop, "
+        "keep it, and enrol this site again",
         False,
     ),
     CloseReason.OTHER_HISTORY: (

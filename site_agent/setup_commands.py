@@ -1,204 +1,28 @@
-"""`site-agent init`, `check`, `renew`, `permit`, `ledger` and the log commands; and the template of `site.toml`."""
+"""`site-agent init`, `join`, `check`, `renew` and `status`; and the template of `site.toml`."""
 
 from __future__ import annotations
 
 import json
 import sys
-from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
 import click
 from pydantic import ValidationError
 
-from lazaret import software
 from lazaret.checks import report, skip_option
-from lazaret.control import pause_commands
 from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
-from security.dp.accountant import spent
-from security.dp.ledger import Ledger
 from security.identity import enrolment
 from security.identity.enrolment import Identity
-from security.identity.manifest import Manifest
-from security.identity.membership import aggregation_policy, audit_roster
 from security.identity.pki import Role, Subject
-from security.log.events import OperatorAction
-from security.log.log_commands import keeper_commands
-from security.log.writer import AuditLog
-from security.rng import SystemRandomness
-from security.secagg.handover import Handover
-from security.secagg.records import UpdatesPermitted
-from security.secagg.site.checks import MAX_UPDATES_ON_ONE_STATE, updates_left
-from security.secagg.site.journal import Journal
-from site_agent.assembly import read_membership
 from site_agent.config import CHECK_NAMES, LAST_PORT, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import (
-    PrivatePlan,
-    budget_status,
-    create_ledger,
-    ledger_files,
-    planned_cost,
-    sides_key_file,
     status_line,
 )
-from site_agent.state_dir import StateDir
-from site_agent.state_writer import WriteAheadLog
-
-# `ledger`: create the privacy ledger of this hospital's patients, once, or show it.
-
-
-@click.command()
-@click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
-@click.option("--resume", is_flag=True, help="Book again after rounds that were paid for and not trained.")
-@click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
-@click.option("--check", "second", is_flag=True, help="Compute what was booked again, with Opacus' accountants too.")
-@with_config
-@json_option
-def ledger(config_path: Path, create: bool, resume: bool, epsilon: float | None, second: bool, as_json: bool) -> None:
-    """Show what was booked of this population's privacy budget, and what is left; the agent may be running."""
-    config = SiteConfig.read(config_path)
-    _, manifest = read_membership(Identity(folder=config.identity), SystemClock(), dated=False)
-    plan = PrivatePlan.of(config, manifest)
-    if plan is None:
-        raise ConfigError("this federation trains without differential privacy", where="manifest [privacy]")
-    if create:
-        terms = create_ledger(config, plan, rng=SystemRandomness())
-        say(f"ledger {config.ledger} begun: epsilon {terms.cap:g} at delta {terms.delta:g} for each {terms.unit}")
-        say(f"its anchor is kept in {config.ledger_anchor}: back up both, on two disks if possible")
-        say(f"the key that gives patients their sides is {sides_key_file(config)}: back it up too, there is no other")
-    if resume:
-        with ledger_files(config) as files:
-            Ledger.open(files, population=config.privacy.population).resume(plan.run)
-        say(f"run {plan.run} may be booked again; what was booked before stays booked")
-    if epsilon is not None:
-        _propose(config, manifest, epsilon, as_json=as_json)
-        return
-    budget = budget_status(config, manifest) or {}
-    if second:
-        budget["opinions"] = _opinions(config)
-    if as_json:
-        emit(budget | {"ledger": str(config.ledger), "anchor": str(config.ledger_anchor)})
-    else:
-        click.echo(status_line(budget))
-        for name, value in budget.get("opinions", {}).items():
-            click.echo(f"  {name:<24} {value:.4f}")
-
-
-def _opinions(config: SiteConfig) -> dict[str, float]:
-    """What was booked, by every accountant there is. Each is a bound; only the first is enforced."""
-    from npr.dp.engine import opacus_epsilons
-
-    state = ledger_files(config).peek()
-    if state is None:
-        return {}
-    both, delta = spent(state.history, state.terms.delta), state.terms.delta
-    found = {"booked": state.epsilon, "dp_accounting_rdp": both.rdp, "dp_accounting_pld": both.pld}
-    return found | opacus_epsilons(state.history, delta)
-
-
-def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json: bool) -> None:
-    cost = planned_cost(config, manifest, epsilon=epsilon)
-    if cost is None:
-        return
-    if as_json:
-        emit({**asdict(cost), "fits": cost.fits, "wanted": epsilon})
-        return
-    click.echo(
-        f"{cost.rounds} rounds at noise {cost.sigma:g} bring the booked epsilon to {cost.epsilon:.2f} "
-        f"(tighter bound {cost.epsilon_pld:.2f}) at delta {cost.delta:g}"
-    )
-    if cost.proposed_sigma is None:
-        why = "no gradient noise is enough, given the other releases and the ledger's order"
-        click.echo(f"for epsilon {epsilon:g}: {why}")
-    else:
-        click.echo(f"for epsilon {epsilon:g}: noise = {cost.proposed_sigma:g}")
-
-
-# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
-
-
-def open_for_people(config_path: Path) -> AuditLog:
-    """This site's log, if no agent holds it. The keys in it are those of the manifest it was last used with."""
-    config, clock = SiteConfig.read(config_path), SystemClock()
-    identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, clock)
-    roster = audit_roster(manifest)
-    keys = identity.folder / "keys" / "epochs"
-    party = roster.by_name[site]
-    return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
-
-
-log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
-pause, resume = pause_commands(lambda path: SiteConfig.read(path).state, with_config, "this site's training")
-
-
-# `handover`: the shared model and what the sites have signed of it, for a replacement of a lost coordinator.
-
-
-@click.command()
-@click.argument("target", type=click.Path(path_type=Path, dir_okay=False))
-@with_config
-@json_option
-def handover(config_path: Path, target: Path, as_json: bool) -> None:
-    """Write the newest verified shared model, and the sites' signatures on it, to TARGET; nothing of this site."""
-    config = SiteConfig.read(config_path)
-    identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, SystemClock(), dated=False)
-    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
-    written = write_handover(state_dir, manifest, target)
-    if as_json:
-        emit({"file": str(target), "round": written.round, "state_hash": written.covered.result.state_hash.hex()})
-        return
-    say(f"the model after round {written.round} and the signatures on it are in {target}: send it to the operator")
-
-
-def write_handover(state_dir: StateDir, manifest: Manifest, target: Path) -> Handover:
-    covered = state_dir.read_covered()
-    if covered is None:
-        raise ConfigError("this site has no verified result yet", where=str(state_dir.covered))
-    layout = manifest.aggregation.layout
-    state = state_dir.state(layout, covered.result.state_hash)
-    # Which rounds were lost is not known here: the operator can correct the count.
-    found = Handover.of(covered, state, covered.result.context.round)
-    found.write(target, layout)
-    return found
-
-
-# `permit`: after rounds that left the model as it was, the operator permits further ones. The log records it.
-
-
-@click.command()
-@click.option("--reason", required=True, help="Why rounds failed, and what was done about it; goes to the privacy log.")
-@with_config
-def permit(config_path: Path, reason: str) -> None:
-    """Permit this site further updates on a model that did not change; the agent must not run meanwhile."""
-    config, clock = SiteConfig.read(config_path), SystemClock()
-    identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, clock)
-    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
-    wal = WriteAheadLog(state_dir.wal)
-    try:
-        journal = Journal.replay(wal.records)
-        state = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms())).state_hash
-        if journal.uploaded_on != state or updates_left(journal):
-            raise ConfigError(
-                "this site does not wait for its operator",
-                where=str(state_dir.wal),
-                hint=f"it stops after {MAX_UPDATES_ON_ONE_STATE} different updates on one model, and not before",
-            )
-        with closing(open_for_people(config_path)) as log:
-            log.append(OperatorAction(command=f"permit: {reason}", role="operator"), actor=software.account())
-            log.checkpoint()
-        wal.append(UpdatesPermitted(state_hash=state))
-    finally:
-        wal.close()
-    say(f"this site sends up to {MAX_UPDATES_ON_ONE_STATE} more updates on model {state.hex()[:16]}; start the agent")
-
 
 # `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.
 

@@ -31,7 +31,7 @@ from security.audit.verify import verify
 from security.identity.pki import Role
 from security.log.machine import HEARTBEAT_MS
 from site_agent.run import Agent
-from site_agent.setup_commands import write_handover
+from site_agent.state_commands import write_handover
 from tests.support.whole_federation import WholeFederation
 
 DAY_MS: Final = 86_400_000

@@ -42,8 +42,11 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-def main() -> None:
+@click.option("--alerts", type=FILE, help="A site.toml or coordinator.toml: its [alerts] hear of a verdict not clean.")
+@click.pass_context
+def main(context: click.Context, alerts: Path | None) -> None:
     """Check privacy logs: what left each site, that it was masked, its epsilon, and that it was not changed."""
+    context.obj = alerts
 
 
 def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], EpsilonStatement | None]:

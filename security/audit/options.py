@@ -28,4 +28,9 @@ def finish(code: int, *, quiet: bool = False) -> None:
 
     if not quiet:
         click.echo(f"verdict: {VERDICTS[code]}")
+    context = click.get_current_context()
+    if code and context.obj is not None:  # a configuration whose [alerts] are told
+        from lazaret.alerts import tell_once
+
+        tell_once(context.obj, "audit-finding", f"privacy-audit {context.info_name}: {VERDICTS[code]}")
     sys.exit(code)

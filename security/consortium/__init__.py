@@ -9,4 +9,5 @@ Imported by: nothing; it is run.
     plan        `federation.toml`, and the manifest that follows from it
     show        manifests and the authority, as text and as JSON
     cli         the command `consortium`
+    commands    its commands, imported when they are run
 """

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -27,6 +27,9 @@ from security.identity.manifest import Count, Manifest, Member, Name, Revocation
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.rules import accept_newer, open_manifest, sign
 
+# Certificates of a roster end so many days apart, within so many days before the longest validity.
+SPREAD_STEP: Final = 5
+SPREAD_DAYS: Final = 120
 
 class Issued(BundleFile):
     """A certificate that was given out, and whether it was taken back."""
@@ -199,6 +202,21 @@ class Authority:
         # The log keys stay what they are: a log's root key is the name under which its history is known.
         record = record.model_copy(update={"hosts": tls.hosts or record.hosts})
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
+
+    def spread_days(self, now_ms: int, *, beside: str | None = None) -> int:
+        """How long the next certificate is valid: up to `MEMBER_DAYS`, but not until a day near the end of another's.
+
+        When all end on one day, a renewal that is forgotten, or late by a day, stops every hospital at once.
+
+        :param beside: the member it is for, whose own certificates do not count.
+        """
+        others = [record for record in self.members() if record.active and record.member != beside]
+        ends = {pki.days_left(record.standing(Purpose.SIGNING)[-1].parsed, now_ms) for record in others}
+        for near in range(SPREAD_STEP - 1, -1, -1):
+            for days in range(pki.MEMBER_DAYS, pki.MEMBER_DAYS - SPREAD_DAYS, -1):
+                if not any(abs(end - days) <= near for end in ends):
+                    return days
+        return pki.MEMBER_DAYS
 
     def _check_addressee(self, request: EnrolmentRequest) -> None:
         if request.federation != self.federation:

@@ -17,7 +17,10 @@ from typing import Final, Protocol, Self
 from lazaret.errors import LedgerError
 from security.dp.ledger import LedgerAnchor, LedgerState, read
 
-_RESTORE: Final = "restore it from the newest copy; without it this population's budget counts as spent"
+_RESTORE: Final = (
+    "if it was moved, let [privacy] ledger and anchor say where it is; otherwise restore it from the newest copy: "
+    "without it this population's budget counts as spent"
+)
 
 
 class LedgerStore(Protocol):
@@ -89,7 +92,9 @@ class FileStore:
         # repeated.
         if self._ledger.exists() or (anchor is not None and anchor.seq > 0):
             raise LedgerError(
-                "this population already has a ledger", where=str(self._ledger), hint="use it; a budget never restarts"
+                "this population already has a ledger",
+                where=str(self._ledger),
+                hint="use it: a budget never restarts; before its first booking `site-agent ledger --undo` removes it",
             )
         self._write_anchor(head)
         self._lock(os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND)
@@ -111,6 +116,22 @@ class FileStore:
     def append(self, line: bytes, head: LedgerAnchor) -> None:
         self._write_line(line)
         self._write_anchor(head)
+
+    def undo(self) -> None:
+        """Remove a ledger that was begun and never booked in, as one begun under an outdated manifest.
+
+        :raises LedgerError: where something was booked; then it stays for good. Nothing is removed then.
+        """
+        lines, anchor = self.load()
+        if len(lines) != 1 or anchor.seq != 0:
+            raise LedgerError(
+                "this ledger has been used", where=str(self._ledger), hint="what was booked stays booked for good"
+            )
+        # The ledger first: an anchor at line one, alone, is a creation that was interrupted.
+        self._ledger.unlink()
+        _sync_directory(self._ledger.parent)
+        self._anchor.unlink()
+        self.close()
 
     def peek(self) -> LedgerState | None:
         """The state of the ledger without its lock, to show it while an agent writes; None if there is no ledger.

@@ -157,7 +157,9 @@ def _tunnel(destination: Destination, seconds: float) -> socket.socket:
             raise ToolkitError(
                 f"the proxy refuses the connection: {str(error).partition(': ')[2].lower()}",
                 where=str(destination),
-                hint="ask for CONNECT to this one destination; the agent needs nothing else of the proxy",
+                hint='it asks for a login: [coordinator] proxy = "http://user:password@host:port" (docs/hospitals.md)'
+                if "407" in str(error)
+                else "ask for CONNECT to this one destination; the agent needs nothing else of the proxy",
             ) from error
         raise
     made: socket.socket = connection.sock

@@ -69,6 +69,19 @@ def test_through_a_proxy_that_only_carries_bytes(hospital: Hospital) -> None:
     assert len(proxy.seen) >= 2 and all(line.startswith("CONNECT 127.0.0.1:") for line in proxy.seen)
 
 
+def test_through_a_proxy_that_asks_who_is_there(hospital: Hospital) -> None:
+    """A password with characters that a URL has for itself is written as a URL has them; a wrong one is told."""
+    with Proxy.running(login="graz agent:p@ss/1") as proxy:
+        host = proxy.url.removeprefix("http://")
+        hospital.set("coordinator", f'proxy = "http://graz%20agent:p%40ss%2F1@{host}"')
+        lines = [line for line in hospital.check() if line.check in ("coordinator", "clock")]
+        assert [line.verdict for line in lines] == [CheckVerdict.OK] * 4, lines
+        hospital.set("coordinator", f'proxy = "http://graz%20agent:secret-wrong@{host}"')
+        (line,) = [line for line in hospital.check() if line.check == "coordinator"]
+    assert line.verdict is CheckVerdict.PROBLEM and "proxy authentication required" in line.what
+    assert "user:password@" in (line.hint or "") and "secret-wrong" not in line.what
+
+
 # What may be wrong. Each function spoils one thing.
 
 
@@ -262,7 +275,7 @@ def test_a_proxy_that_refuses(hospital: Hospital, answer: bytes, words: str) -> 
         hospital.set("coordinator", f'proxy = "http://user:hunter2@{proxy.url.removeprefix("http://")}"')
         lines = hospital.check()
     (line,) = problems(lines)["coordinator"]
-    assert words in line.what and "CONNECT" in line.hint
+    assert words in line.what and ("login" if words == "407" else "CONNECT") in line.hint
     assert not any("hunter2" in line.what + line.hint for line in lines)
 
 

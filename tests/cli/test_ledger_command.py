@@ -47,6 +47,21 @@ def ledger(config: Path, *words: str) -> Result:
     return CliRunner().invoke(cli, ["--config", str(config), "ledger", *words])
 
 
+def test_a_ledger_that_was_never_used_can_be_removed(config: Path) -> None:
+    """As one that was begun under yesterday's manifest, with another cap."""
+    told = SiteConfig.read(config)
+    assert ledger(config, "--create").exit_code == 0
+    key = (told.sides / "key").read_bytes()
+    assert ledger(config, "--undo").exit_code == 0
+    assert ledger_files(told).peek() is None and not told.ledger.exists() and not told.ledger_anchor.exists()
+    assert ledger(config, "--create").exit_code == 0
+    assert (told.sides / "key").read_bytes() == key, "patients keep their sides"
+    with ledger_files(told) as held:
+        Ledger.open(held, population=told.privacy.population)
+        assert isinstance(ledger(config, "--undo").exception, LedgerError), "an agent uses it"
+    assert ledger(config, "--undo").exit_code == 0
+
+
 def test_a_ledger_is_begun_once_and_proposes_noise(config: Path) -> None:
     assert "ledger --create" in ledger(config).output
     proposed = re.search(r"for epsilon 6: noise = ([0-9.]+)", ledger(config, "--epsilon", "6").output)
@@ -75,3 +90,6 @@ def test_a_ledger_is_computed_again_by_accountants_that_share_no_code(config: Pa
     assert found["opacus_prv"] == pytest.approx(found["dp_accounting_pld"], rel=0.02)
     assert found["booked"] >= found["dp_accounting_rdp"]
     assert "opacus_prv" in ledger(config, "--check").output
+    before = told.ledger.read_bytes()
+    assert isinstance(ledger(config, "--undo").exception, LedgerError), "what was booked stays booked"
+    assert told.ledger.read_bytes() == before and told.ledger_anchor.exists()

@@ -10,6 +10,7 @@ import pytest
 
 from coordinator.cli import cli as coordinator
 from npr.lab.cli import _listed, _registered
+from security.consortium.cli import cli as consortium
 from site_agent.cli import cli as site_agent
 
 HEAVY = ("torch", "timm", "grpc", "scipy", "pandas", "sklearn", "dp_accounting", "numpy", "pydantic", "cryptography")
@@ -39,6 +40,7 @@ def loaded(module: str, *words: str) -> tuple[int, set[str]]:
         ("site_agent.cli", ("--help",), 300),
         ("coordinator.cli", ("--help",), 300),
         ("security.audit.cli", ("--help",), 300),
+        ("security.consortium.cli", ("--help",), 300),
         ("npr.lab.cli", ("--help",), 350),
         ("npr.lab.cli", ("list",), 350),
     ],
@@ -52,7 +54,7 @@ def test_the_list_of_methods_is_the_registrys() -> None:
     assert _listed() == _registered()
 
 
-@pytest.mark.parametrize("group", [site_agent, coordinator])
+@pytest.mark.parametrize("group", [site_agent, coordinator, consortium])
 def test_every_command_is_where_its_group_says(group: click.Group) -> None:
     assert set(group.texts) == set(group.commands)  # type: ignore[attr-defined]  # of the late group
     for name in group.commands:

@@ -15,7 +15,7 @@ from security.identity.membership import aggregation_policy
 from security.identity.pki import Role
 from security.secagg.handover import Handover
 from security.secagg.relay import CloseReason
-from site_agent.setup_commands import write_handover
+from site_agent.state_commands import write_handover
 from tests.support.whole_federation import SITES, WholeFederation
 
 pytestmark = pytest.mark.timeout(240)

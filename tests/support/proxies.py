@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import datetime as dt
 import ipaddress
@@ -24,13 +25,14 @@ class Proxy(socketserver.ThreadingTCPServer):
     """Listens on a free port; `seen` holds the first line of every request.
 
     :param pretend: opens TLS with this context instead of carrying it through.
+    :param login: `user:password` that it asks for.
     """
 
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, *, pretend: ssl.SSLContext | None = None, answer: bytes = b"200 Connection established") -> None:
-        self.pretend, self.answer = pretend, answer
+    def __init__(self, *, pretend: ssl.SSLContext | None = None, answer: bytes, login: str | None = None) -> None:
+        self.pretend, self.answer, self.login = pretend, answer, login
         self.seen: list[str] = []
         super().__init__(("127.0.0.1", 0), _Request)
 
@@ -40,8 +42,10 @@ class Proxy(socketserver.ThreadingTCPServer):
 
     @classmethod
     @contextlib.contextmanager
-    def running(cls, *, pretend: ssl.SSLContext | None = None, answer: bytes = b"200 OK") -> Iterator[Proxy]:
-        with cls(pretend=pretend, answer=answer) as proxy:
+    def running(
+        cls, *, pretend: ssl.SSLContext | None = None, answer: bytes = b"200 OK", login: str | None = None
+    ) -> Iterator[Proxy]:
+        with cls(pretend=pretend, answer=answer, login=login) as proxy:
             thread = threading.Thread(target=proxy.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
             thread.start()
             try:
@@ -65,8 +69,9 @@ class _Request(socketserver.BaseRequestHandler):
             head += part
         first = head.split(b"\r\n")[0].decode()
         self.server.seen.append(first)
-        client.sendall(b"HTTP/1.1 " + self.server.answer + b"\r\n\r\n")
-        if not self.server.answer.startswith(b"200"):
+        answer = self.server.answer if self._let_in(head) else b"407 Proxy Authentication Required"
+        client.sendall(b"HTTP/1.1 " + answer + b"\r\n\r\n")
+        if not answer.startswith(b"200"):
             return
         with contextlib.suppress(OSError):
             if self.server.pretend is not None:
@@ -76,6 +81,16 @@ class _Request(socketserver.BaseRequestHandler):
                 host, _, port = first.split(" ")[1].rpartition(":")
                 with socket.create_connection((host, int(port)), timeout=10) as target:
                     _carry(client, target)
+
+
+    def _let_in(self, head: bytes) -> bool:
+        if self.server.login is None:
+            return True
+        wanted = b"basic " + base64.b64encode(self.server.login.encode())
+        headers = [line.split(b":", 1) for line in head.split(b"\r\n")[1:] if b":" in line]
+        found = {name.strip().lower(): value.strip() for name, value in headers}
+        given = found.get(b"proxy-authorization", b"")
+        return given[:6].lower() + given[6:] == wanted
 
 
 @contextlib.contextmanager

@@ -11,9 +11,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from pydantic import ValidationError
 
-from lazaret.alerts import DAY_MS, Alerts, AlertsTable, certificate_alerts, disk_alert
+from lazaret.alerts import DAY_MS, Alerts, AlertsTable, certificate_alerts, disk_alert, tell_once
+from lazaret.errors import ConfigError
+from security.audit.cli import main as privacy_audit
 
 NOW = 1_800_000_000_000
 
@@ -87,3 +90,17 @@ def test_a_certificate_is_told_at_30_7_and_1_days() -> None:
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
     assert disk_alert(tmp_path, least=0) == {} and "disk" in disk_alert(tmp_path, least=2**62)
+
+
+def test_an_audit_at_night_tells_the_hooks_of_a_configuration(tmp_path: Path) -> None:
+    target, log, config = tmp_path / "told", tmp_path / "log", tmp_path / "site.toml"
+    script = f"import sys; open({str(target)!r}, 'a').write(sys.stdin.read())"
+    config.write_text(f"[site]\nother = 1\n[alerts]\ncommand = {json.dumps([sys.executable, '-c', script])}\n")
+    log.mkdir()
+    done = CliRunner().invoke(privacy_audit, ["--alerts", str(config), "verify", str(log)])
+    assert done.exit_code == 3, done.output
+    told = json.loads(target.read_text())
+    assert (told["alert"], told["party"]) == ("audit-finding", "privacy-audit") and str(tmp_path) not in told["text"]
+    config.write_text("[site]\n")
+    with pytest.raises(ConfigError, match="neither a command nor a webhook"):
+        tell_once(config, "audit-finding", "x")

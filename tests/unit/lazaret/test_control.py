@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import tarfile
 from pathlib import Path
 
-from lazaret.control import BEAT_MS, STALE_MS, NowFile, Pause, PauseFile
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from lazaret.control import BEAT_MS, STALE_MS, NowFile, Pause, PauseFile, finished_runs, runs_command
+from lazaret.errors import ConfigError
 
 
 def test_a_pause_is_seen_by_the_other_side_and_ends(tmp_path: Path) -> None:
@@ -38,3 +44,41 @@ def test_a_process_that_says_nothing_any_more_does_not_run(tmp_path: Path) -> No
 
 def test_a_disk_that_refuses_the_file_stops_nobody(tmp_path: Path) -> None:
     NowFile(tmp_path / "no" / "such" / "folder").beat({}, now_ms=0, mono_ms=0)
+
+
+class TestFinishedRuns:
+    @pytest.fixture
+    def state(self, tmp_path: Path) -> Path:
+        for name in ("run-1", "run-2"):
+            models = tmp_path / "state" / "runs" / name / "models"
+            models.mkdir(parents=True)
+            (models / "best.safetensors").write_bytes(name.encode() * 1000)
+        (tmp_path / "state" / "log").mkdir()
+        (tmp_path / "state" / "log" / "FORMAT").write_text("1")
+        return tmp_path / "state"
+
+    def run(self, state: Path, *words: str) -> Result:
+        command = runs_command(lambda _: state, click.option("--config", "config_path", default="x"))
+        return CliRunner().invoke(command, list(words))
+
+    def test_they_are_listed_with_their_sizes(self, state: Path) -> None:
+        assert finished_runs(state) == {"run-1": 5000, "run-2": 5000}
+        assert [line.split()[0] for line in self.run(state).output.splitlines()] == ["run-1", "run-2"]
+
+    def test_an_archive_holds_everything_before_the_folder_goes(self, state: Path, tmp_path: Path) -> None:
+        target = tmp_path / "run-1.tar.gz"
+        assert self.run(state, "run-1", "--archive", str(target)).exit_code == 0
+        assert set(finished_runs(state)) == {"run-2"} and target.stat().st_mode & 0o777 == 0o600
+        with tarfile.open(target) as packed:
+            packed.extractall(tmp_path / "again", filter="data")
+        assert (tmp_path / "again" / "run-1" / "models" / "best.safetensors").read_bytes() == b"run-1" * 1000
+        again = self.run(state, "run-2", "--archive", str(target))
+        assert isinstance(again.exception, ConfigError) and set(finished_runs(state)) == {"run-2"}
+
+    def test_one_is_removed_and_nothing_else(self, state: Path) -> None:
+        assert self.run(state, "run-1", "--remove").exit_code == 0
+        assert set(finished_runs(state)) == {"run-2"} and (state / "log" / "FORMAT").exists()
+        for name in ("run-1", "..", "../log", "run-2/models", ""):
+            assert isinstance(self.run(state, name, "--remove").exception, ConfigError), name
+        assert self.run(state, "--remove").exit_code == 2
+        assert set(finished_runs(state)) == {"run-2"} and (state / "log" / "FORMAT").exists()

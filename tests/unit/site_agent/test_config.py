@@ -137,3 +137,9 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not found") as caught:
         SiteConfig.read(tmp_path / "site.toml")
     assert "init" in (caught.value.hint or "")
+
+
+def test_a_folder_that_was_moved_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        SiteConfig.read(tmp_path / "site.toml")
+    assert "if its folder was moved, --config says where it is now" in str(caught.value.hint)

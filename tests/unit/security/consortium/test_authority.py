@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from lazaret import errors
 from lazaret.errors import ConfigError, PolicyViolation
-from security.consortium.authority import Authority
+from security.consortium.authority import SPREAD_DAYS, SPREAD_STEP, Authority
 from security.identity import membership, pki, rules
 from security.identity.enrolment import EnrolmentRequest, Identity, renew
 from security.identity.membership import AuditMode
@@ -193,3 +194,20 @@ def test_the_audit_roster_is_the_manifests(world: World) -> None:
     signer = world.identity("graz").audit_root(subject("graz"))
     assert roster.by_name["graz"].root == signer.key
     assert roster.by_name["graz"].origin == "graz.lesions/audit"
+
+
+def test_certificates_of_a_roster_do_not_end_together(world: World) -> None:
+    """Thirteen that are enrolled on one day, and all of them renewed on one day again."""
+
+    def ends() -> list[int]:
+        records = [record for record in world.authority.members() if record.active]
+        return sorted(pki.days_left(record.standing(Purpose.SIGNING)[-1].parsed, world.now) for record in records)
+
+    for number in range(9):
+        world.enroll(f"site-{number}", days=world.authority.spread_days(world.now))
+    for record in world.authority.members():
+        days = world.authority.spread_days(world.now, beside=record.member)
+        world.authority.renew(world.key, record.member, None, now_ms=world.now, days=days)
+    found = ends()
+    assert len(found) == 13 and max(found) <= pki.MEMBER_DAYS and min(found) > pki.MEMBER_DAYS - SPREAD_DAYS
+    assert min(later - earlier for earlier, later in pairwise(found)) >= SPREAD_STEP
