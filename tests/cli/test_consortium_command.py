@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from security.consortium import cli
+from security.consortium import cli as consortium_cli
+from security.consortium import commands
 from security.identity import pki
 from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
 from security.identity.pki import Role
@@ -45,7 +46,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> R
         monkeypatch.setattr(sys, "argv", ["consortium", *map(str, arguments)])
         capfd.readouterr()
         with pytest.raises(SystemExit) as stopped:
-            cli.main()
+            consortium_cli.main()
         printed = capfd.readouterr()
         return Outcome(int(stopped.value.code or 0), printed.out, printed.err)
 
@@ -96,7 +97,7 @@ def test_the_ceremony_with_real_processes(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             timeout=120,
-            env={key: value for key, value in os.environ.items() if key != cli.PASSPHRASE_VARIABLE},
+            env={key: value for key, value in os.environ.items() if key != commands.PASSPHRASE_VARIABLE},
             stdin=subprocess.DEVNULL,
             check=False,
         )
@@ -130,27 +131,27 @@ def test_no_passphrase_is_warned_of_every_time(home: Path, run: Run) -> None:
 
 
 def test_the_environment_may_hold_the_passphrase(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cli.PASSPHRASE_VARIABLE, "words")
+    monkeypatch.setenv(commands.PASSPHRASE_VARIABLE, "words")
     assert run("init", "lesions", "--dir", tmp_path / "c").code == 0
-    monkeypatch.setenv(cli.PASSPHRASE_VARIABLE, "other words")
+    monkeypatch.setenv(commands.PASSPHRASE_VARIABLE, "other words")
     member(tmp_path, "graz")
     wrong = run("enroll", tmp_path / "graz" / "request.json", "--yes", "--dir", tmp_path / "c")
     assert wrong.code == 2 and "does not open" in wrong.err and "words" not in wrong.err
-    monkeypatch.setenv(cli.PASSPHRASE_VARIABLE, "")
+    monkeypatch.setenv(commands.PASSPHRASE_VARIABLE, "")
     assert run("init", "lesions", "--dir", tmp_path / "d").code == 2
     assert not (tmp_path / "d").exists()
 
 
 def test_the_passphrase_is_asked_for_otherwise(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(cli.PASSPHRASE_VARIABLE, raising=False)
+    monkeypatch.delenv(commands.PASSPHRASE_VARIABLE, raising=False)
     asked: list[dict[str, Any]] = []
 
     def prompt(question: str, **options: Any) -> str:
         asked.append(options)
         return "typed words"
 
-    monkeypatch.setattr(cli.click, "prompt", prompt)
-    monkeypatch.setattr(cli, "can_ask", lambda: True)
+    monkeypatch.setattr(commands.click, "prompt", prompt)
+    monkeypatch.setattr(commands, "can_ask", lambda: True)
     made = run("init", "lesions", "--dir", tmp_path / "c")
     assert made.code == 0 and "root fingerprint" in made.out
     assert asked[0]["hide_input"] and asked[0]["confirmation_prompt"]
@@ -162,13 +163,13 @@ def test_without_a_terminal_a_script_is_told_what_to_give(
     tmp_path: Path, home: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No prompt that nobody sees, and no warning of a library about it."""
-    monkeypatch.delenv(cli.PASSPHRASE_VARIABLE, raising=False)
+    monkeypatch.delenv(commands.PASSPHRASE_VARIABLE, raising=False)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     made = run("init", "lesions", "--dir", tmp_path / "c")
     assert made.code == 2 and not (tmp_path / "c").exists()
     first, hint = made.err.splitlines()
     assert first == "consortium: error: no passphrase for the root key was given, and this is not a terminal"
-    assert all(word in hint for word in ("--passphrase-file", f"${cli.PASSPHRASE_VARIABLE}", "demos only"))
+    assert all(word in hint for word in ("--passphrase-file", f"${commands.PASSPHRASE_VARIABLE}", "demos only"))
     request = member(tmp_path, "salzburg")
     enrolled = run("enroll", tmp_path / "salzburg" / "request.json", "--dir", home, "--no-passphrase")
     told, first, hint = enrolled.err.splitlines()
@@ -214,8 +215,8 @@ def test_without_a_fingerprint_somebody_must_say_yes(
         asked.append(question)
         return True
 
-    monkeypatch.setattr(cli.click, "confirm", confirm)
-    monkeypatch.setattr(cli, "can_ask", lambda: True)
+    monkeypatch.setattr(commands.click, "confirm", confirm)
+    monkeypatch.setattr(commands, "can_ask", lambda: True)
     done = run("enroll", tmp_path / "salzburg" / "request.json", "--dir", home, "--no-passphrase")
     assert done.code == 0 and asked and request.fingerprint in done.err
 
@@ -323,7 +324,7 @@ def test_a_clock_that_is_wrong_by_days_is_told(
 ) -> None:
     run("publish", "--dir", home, "--no-passphrase")
     wrong = now() + days * DAY
-    monkeypatch.setattr(cli, "_now", lambda: wrong)
+    monkeypatch.setattr(commands, "_now", lambda: wrong)
     refused = run("publish", "--dir", home, "--no-passphrase")
     assert refused.code == 1 and words in refused.err
     assert len(list((home / "history").iterdir())) == 1
