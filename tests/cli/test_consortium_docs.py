@@ -12,7 +12,7 @@ import click
 import pytest
 
 from security.clock import SystemClock
-from security.consortium import cli
+from security.consortium import cli, commands
 from security.consortium.authority import Authority
 from security.consortium.plan import FederationPlan
 from security.identity.pki import Role
@@ -53,9 +53,9 @@ def test_the_commands_of_the_page_run(
         (tmp_path / "consortium" / "members" / "graz.json").unlink()
         World(tmp_path, Authority.open(tmp_path / "consortium"), SystemClock()).request("graz")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(cli.PASSPHRASE_VARIABLE, "words")
-    monkeypatch.setattr(cli.click, "confirm", lambda *args, **kwargs: True)
-    monkeypatch.setattr(cli, "can_ask", lambda: True)
+    monkeypatch.setenv(commands.PASSPHRASE_VARIABLE, "words")
+    monkeypatch.setattr(commands.click, "confirm", lambda *args, **kwargs: True)
+    monkeypatch.setattr(commands, "can_ask", lambda: True)
     monkeypatch.setattr(sys, "argv", ["consortium", *arguments])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
