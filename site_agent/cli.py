@@ -30,6 +30,7 @@ Group = late_group(
             "permit": "Permit further updates on a model that did not change.",
             "ledger": "Show or create the privacy ledger of this site's patients.",
             "runs": "List, archive or remove the files of finished runs.",
+            "step-back": "Give up a result that was never verified.",
             "handover": "Write the shared model and the signatures on it to a file.",
             "log-export": "Copy the privacy log for an auditor.",
             "log-note": "Record an action of yours in the privacy log.",

@@ -94,7 +94,8 @@ _REASONS: Final[dict[CloseReason, tuple[type[ToolkitError], str, str, bool]]] = 
     CloseReason.OTHER_HISTORY: (
         RemoteProtocolError,
         "the coordinator does not know the newest result that this site holds",
-        "its state was lost: send the operator a `site-agent handover FILE`; this site tries again",
+        "its state was lost: send the operator a `site-agent handover FILE`; if this site's newest result was never "
+        "verified (`status`), `site-agent step-back`; this site tries again",
         True,
     ),
 }

@@ -23,7 +23,7 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from security.secagg.handover import Handover
-from security.secagg.records import UpdatesPermitted
+from security.secagg.records import ResultAccepted, ResultCertified, UpdatesPermitted
 from security.secagg.site.checks import MAX_UPDATES_ON_ONE_STATE, updates_left
 from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
@@ -172,6 +172,70 @@ def write_handover(state_dir: StateDir, manifest: Manifest, target: Path) -> Han
     found = Handover.of(covered, state, covered.result.context.round)
     found.write(target, layout)
     return found
+
+
+# `step-back`: a result that was never verified is given up, after the coordinator that published it was lost.
+
+
+@click.command("step-back")
+@click.option("--reason", required=True, help="Why; goes to the privacy log.")
+@with_config
+def step_back(config_path: Path, reason: str) -> None:
+    """Give up the newest result, which was never verified, after the coordinator was lost; the agent must not run."""
+    config, clock = SiteConfig.read(config_path), SystemClock()
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, clock)
+    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    with closing(open_for_people(config_path)) as log:
+        given_up, kept = give_up_unverified(state_dir, manifest, log, reason, now_ms=clock.now_ms())
+    say(f"the result of round {given_up} is given up, this site stands at round {kept} again; start the agent")
+
+
+def give_up_unverified(
+    state_dir: StateDir, manifest: Manifest, log: AuditLog, reason: str, *, now_ms: int
+) -> tuple[int, int]:
+    """Go back to the newest verified result, from which the one given up was made. Returns both rounds.
+
+    Nothing was sent on what is given up: no aggregation begins before a sum is verified. What was sent on the model
+    that this site goes back to stays counted (section 8), so that a coordinator gains no further update by it; and a
+    cohort needs more than half of the sites, so that sites which hold the certificate cannot be left on another branch.
+
+    :raises ConfigError: if the newest result is verified, or there is none before it. Nothing is changed then.
+    """
+    policy = aggregation_policy(manifest, now_ms=now_ms)
+    wal = WriteAheadLog(state_dir.wal)
+    try:
+        head, covered = Journal.replay(wal.records).head(policy), state_dir.read_covered()
+        if head.certified:
+            raise ConfigError("the newest result of this site is verified: it is not given up", where="step-back")
+        if covered is None or covered.result.state_hash != head.trained_on:
+            raise ConfigError(
+                "no verified result is kept from which the newest one was made",
+                where=str(state_dir.covered),
+                hint="the consortium starts the next run",
+            )
+        found = Handover.of(covered, state_dir.state(policy.layout, head.trained_on), covered.result.context.round)
+        found.check(policy, where=str(state_dir.covered))
+        context, result = covered.result.context, covered.result
+        log.append(OperatorAction(command=f"step back: {reason}", role="operator"), actor=software.account())
+        log.checkpoint()
+        wal.append(
+            ResultAccepted(
+                round=context.round,
+                result=found.result_hash,
+                prev_result=context.prev_result,
+                trained_on=context.state_hash,
+                state_hash=result.state_hash,
+                quorum=context.t,
+                verdict=result.verdict,
+                survivors=tuple(line.site for line in result.uploads),
+                movements=result.movements,
+            )
+        )
+        wal.append(ResultCertified(result=found.result_hash))
+        return head.round, context.round
+    finally:
+        wal.close()
 
 
 # `permit`: after rounds that left the model as it was, the operator permits further ones. The log records it.

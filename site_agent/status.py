@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 CONTACT_MS: Final = 10_000  # a finer time would make every state a new one
 ALERT_MS: Final = 60_000
 BUDGET_SHARE: Final = 0.9
+COMPLETE: Final = "the run is complete, unless lost rounds are made up for"
 
 
 def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
@@ -135,7 +136,13 @@ def _running(agent: dict[str, Any]) -> str:
 def _standing(told: dict[str, Any]) -> str:
     verified = "verified" if told["certified"] else "not verified yet"
     place = f"round {told['round']} of {told['rounds_planned']}"
-    return f"site {told['site']}, run {told['run']}: {place} accepted, model {told['model'][:16]}, {verified}"
+    standing = f"site {told['site']}, run {told['run']}: {place} accepted, model {told['model'][:16]}, {verified}"
+    return f"{standing}; {COMPLETE}" if complete(told) else standing
+
+
+def complete(told: dict[str, Any]) -> bool:
+    """Whether the last planned round is verified here. Only the coordinator knows whether it makes up for lost ones."""
+    return bool(told["certified"]) and told["round"] >= told["rounds_planned"] and not told["agent"].get("training")
 
 
 def remarks(told: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:

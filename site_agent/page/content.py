@@ -31,7 +31,7 @@ from security.log.reader import LogFollower
 from security.rng import Randomness, SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
-from site_agent.status import overview, remarks
+from site_agent.status import COMPLETE, complete, overview, remarks
 
 # What was trained, from the files of the state folder. Nothing of it leaves the site.
 
@@ -174,7 +174,7 @@ class Outflow:
 
 
 ABOUT: Final = (
-    "site", "federation", "manifest_version", "run", "round", "model", "certified", "stopped",
+    "site", "federation", "manifest_version", "run", "round", "rounds_planned", "model", "certified", "stopped",
     "certificate_ends_ms",
 )  # fmt: skip
 Stamp = tuple[tuple[str, int, int], ...]
@@ -242,6 +242,7 @@ class Content:
         told = [{"level": level, "text": text} for level, text in remarks(found, now)]
         return {name: found[name] for name in ABOUT} | {
             "remarks": told,
+            "complete": complete(found),
             "running": found["agent"]["running"],
             "connected": found["agent"].get("connected_ms") if found["agent"]["running"] else None,
         }, found["metrics"]
@@ -286,6 +287,8 @@ def judge(slow: dict[str, Any], egress: dict[str, Any]) -> dict[str, Any]:
         remarks.append(("look", f"orders declined today: {egress['declined_today']}, last by: {egress['declined_by']}"))
     sent = sum(row[2] for row in egress["today"])
     sentence = "Nothing was sent today" if not sent else "What was sent today was masked or part of the protocol"
+    if about.get("complete"):
+        sentence = f"{COMPLETE[0].upper()}{COMPLETE[1:]}"
     if not about.get("running", True):
         sentence = f"The agent is not running. {sentence}"
     level = max((one for one, _ in remarks), key=("good", "look", "bad").index, default="good")

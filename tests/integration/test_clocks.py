@@ -12,7 +12,7 @@ from security.audit.agreement import keys_for
 from security.audit.verify import verify
 from security.clock import ManualClock
 from security.log import writer
-from tests.support.whole_federation import WholeFederation
+from tests.support.whole_federation import WholeFederation, whole_federation
 
 pytestmark = pytest.mark.timeout(240)
 WRONG = "wels"
@@ -32,12 +32,8 @@ class ShiftedClock:
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[WholeFederation]:
-    made = WholeFederation(tmp_path)
-    yield made
-    if made.shell is not None:
-        made.kill_hub()
-    for site in list(made.agents):
-        made.kill(site)
+    with whole_federation(tmp_path) as made:
+        yield made
 
 
 def contradictions(federation: WholeFederation) -> int:

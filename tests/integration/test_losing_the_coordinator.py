@@ -7,28 +7,31 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from coordinator.database import FILE
 from coordinator.recover import recover
 from lazaret.errors import ConfigError, VerificationFailed
+from security.audit.agreement import keys_for
+from security.audit.findings import Severity
+from security.audit.verify import verify
+from security.clock import SystemClock
 from security.identity.membership import aggregation_policy
 from security.identity.pki import Role
+from security.secagg.certificates import Ack
 from security.secagg.handover import Handover
 from security.secagg.relay import CloseReason
+from site_agent.cli import cli as site_agent
 from site_agent.state_commands import write_handover
-from tests.support.whole_federation import SITES, WholeFederation
+from tests.support.whole_federation import SITES, WholeFederation, whole_federation
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[WholeFederation]:
-    made = WholeFederation(tmp_path, rounds=4)
-    yield made
-    if made.shell is not None:
-        made.kill_hub()
-    for site in list(made.agents):
-        made.kill(site)
+    with whole_federation(tmp_path, rounds=4) as made:
+        yield made
 
 
 def after_two_rounds(federation: WholeFederation) -> None:
@@ -149,3 +152,73 @@ def test_every_reason_to_close_a_stream_has_words_at_the_site() -> None:
 
     for reason in CloseReason:
         assert parting(Goodbye(code=reason)).error.hint
+
+
+def lost_before_the_certificate(federation: WholeFederation) -> None:
+    """Round 2 is published and accepted by all; then the coordinator is gone, with what could have proven the sum."""
+    federation.start_all()
+    federation.run_rounds(1)
+    federation.run(lambda: all(agent.state_dir.covered.exists() for agent in federation.agents.values()))
+    federation.deaf = {(site, Ack) for site in SITES}
+    heads = [agent.session.machine.core for agent in federation.agents.values()]
+    federation.run(lambda: all(core.head.round == 2 for core in heads))
+    assert not any(core.head.certified for core in heads)
+    federation.kill_hub()
+    shutil.rmtree(federation.folder / "hub-state")
+    federation.deaf = set()
+    world = federation.world
+    world.authority.revoke("hub", "its disk is lost", now_ms=world.now)
+    world.enroll("hub-2", Role.COORDINATOR, hosts=("localhost", "127.0.0.1"))
+    federation.manifest, federation.hub = world.publish(), "hub-2"
+    federation.give_manifest("hub-2")
+    assert recover(write_toml(federation, "hub-2"), handed_over(federation), clock=federation.clock)["round"] == 1
+    federation.start_hub()
+
+
+def stepped_back(federation: WholeFederation, site: str) -> None:
+    """What the hospital does: stop, `site-agent step-back`, start."""
+    federation.kill(site)
+    done = CliRunner().invoke(site_agent, ["--config", str(federation.configs[site]), "step-back", "--reason", "lost"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    federation.start(site)
+
+
+def test_sites_with_a_result_that_nobody_can_verify_go_on(
+    federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SystemClock, "now_ms", lambda _: federation.clock.now_ms())
+    monkeypatch.setattr(SystemClock, "mono_ms", lambda _: federation.clock.mono_ms())
+    lost_before_the_certificate(federation)
+    # As it was: they are turned away for good.
+    with pytest.raises(AssertionError, match="did not happen"):
+        federation.run(lambda: federation.published > 1, seconds=10)
+    assert all("step-back" in str(federation.left[site].hint) for site in SITES)
+    sums = {site: len(federation.agents[site].session.machine.core.journal.uploaded) for site in SITES}
+    federation.left.clear()
+    for site in SITES:
+        stepped_back(federation, site)
+        journal = federation.agents[site].session.machine.core.journal
+        assert len(journal.uploaded) == sums[site] > 0, "what was sent stays counted"
+    federation.run_rounds(3)
+    assert federation.survivors()[-1] == set(SITES) and not federation.left
+    assert federation.engine.completed == 4
+    root, logs = federation.world.authority.folder / "root.pem", []
+    for site in SITES:
+        logs.append(federation.agents[site].state_dir.log)
+    federation.stop_all()
+    for path in logs:
+        failed = [one for one in verify(path, keys_for(path, root)).findings if one.severity is Severity.FAIL]
+        assert not failed, failed
+
+
+def test_a_verified_result_is_never_given_up(federation: WholeFederation, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SystemClock, "now_ms", lambda _: federation.clock.now_ms())
+    monkeypatch.setattr(SystemClock, "mono_ms", lambda _: federation.clock.mono_ms())
+    after_two_rounds(federation)
+    before = federation.agents["graz"].state_dir.wal.read_bytes()
+    wal = federation.agents["graz"].state_dir.wal
+    federation.kill("graz")
+    words = ["--config", str(federation.configs["graz"]), "step-back", "--reason", "x"]
+    refused = CliRunner().invoke(site_agent, words)
+    assert isinstance(refused.exception, ConfigError) and "is verified" in str(refused.exception)
+    assert wal.read_bytes() == before

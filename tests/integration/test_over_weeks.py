@@ -19,7 +19,7 @@ from security.secagg.certificates import Ack
 from site_agent.cli import cli as site_command
 from tests.support.consortium_world import DAY
 from tests.support.site_world import write_wide_model
-from tests.support.whole_federation import SITES, WholeFederation
+from tests.support.whole_federation import SITES, WholeFederation, whole_federation
 
 pytestmark = pytest.mark.timeout(240)
 LATE = "wels"
@@ -27,12 +27,8 @@ LATE = "wels"
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[WholeFederation]:
-    made = WholeFederation(tmp_path)
-    yield made
-    if made.shell is not None:
-        made.kill_hub()
-    for site in list(made.agents):
-        made.kill(site)
+    with whole_federation(tmp_path) as made:
+        yield made
 
 
 def renewed(federation: WholeFederation, member: str, *, new_keys: bool) -> EnrolmentAnswer:

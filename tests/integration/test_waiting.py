@@ -16,7 +16,7 @@ from security.secagg.coordinator.rounds import CoordinatorRound
 from site_agent import session as sessions
 from site_agent.policy import SitePolicy
 from tests.support.consortium_world import DAY
-from tests.support.whole_federation import SITES, WholeFederation
+from tests.support.whole_federation import SITES, WholeFederation, whole_federation
 
 pytestmark = pytest.mark.timeout(240)
 HOUR = 3_600_000
@@ -24,12 +24,8 @@ HOUR = 3_600_000
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[WholeFederation]:
-    made = WholeFederation(tmp_path)
-    yield made
-    if made.shell is not None:
-        made.kill_hub()
-    for site in list(made.agents):
-        made.kill(site)
+    with whole_federation(tmp_path) as made:
+        yield made
 
 
 def trained(federation: WholeFederation) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from coordinator.assembly import assemble as assemble_coordinator
@@ -37,6 +38,19 @@ from tests.support.stand_in import standing_in
 SITES = ("graz", "linz", "vienna", "wels")
 STEP_MS = 250
 TIMING = "\n[timing]\ntrain = 100\nmessage = 5\nupload = 10\n"
+
+
+@contextmanager
+def whole_federation(folder: Path, *, rounds: int = 50) -> Iterator[WholeFederation]:
+    """One that is gone afterwards, with its files let go."""
+    made = WholeFederation(folder, rounds=rounds)
+    try:
+        yield made
+    finally:
+        if made.shell is not None:
+            made.kill_hub()
+        for site in list(made.agents):
+            made.kill(site)
 
 
 class WholeFederation:

@@ -18,13 +18,13 @@ function verdict({ level, sentence, remarks }, about) {
 }
 
 const facts = ({ about, egress }) => el("dl", { class: "facts" }, [
-  ["round accepted", about.round ?? "–"],
+  ["agent", about.running === undefined ? "–" : !about.running ? "not running" : about.connected ? "running, connected" : "running, not connected"],
+  ["round accepted", about.round === undefined ? "–" : `${about.round} of ${about.rounds_planned}`],
   ["model", digest(about.model, 16)],
   ["verified", about.certified === undefined ? "–" : about.certified ? "yes" : "not yet"],
+  ["certificates end", about.certificate_ends_ms ? ago(about.certificate_ends_ms) : "–"],
   ["log", `${egress.entries.toLocaleString("en")} entries`],
   ["newest entry", ago(egress.newest)],
-  ["agent", about.running === undefined ? "–" : !about.running ? "not running" : about.connected ? "running, connected" : "running, not connected"],
-  ["certificates end", about.certificate_ends_ms ? ago(about.certificate_ends_ms) : "–"],
 ].map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
 
 function today(egress, width) {

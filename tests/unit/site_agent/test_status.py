@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from lazaret.alerts import Alerts, AlertsTable
 from lazaret.control import STALE_MS, PauseFile
 from site_agent.config import SiteConfig
+from site_agent.page import content
 from site_agent.policy import SitePolicy
 from site_agent.status import AgentPresence, lines, overview
 from tests.support.consortium_world import DAY
@@ -48,6 +50,26 @@ def test_running_connected_and_dead(world: SiteWorld) -> None:
     assert told(world).startswith("not running: last sign of the agent") and "it was killed, or hangs" in told(world)
     seen.stop("stopped by a signal")
     assert "stopped by a signal" in told(world).splitlines()[0]
+
+
+def test_the_end_of_a_run_is_a_line(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said when the last planned round is verified, and not before."""
+    seen = present(world)
+    seen.look()
+    config, now = SiteConfig.read(world.configs[SITE]), world.clock.now_ms()
+    found = overview(config, world.clock)
+    planned = found["rounds_planned"]
+    for round_number, certified, training, said in (
+        (planned - 1, True, None, False), (planned, False, None, False), (planned, True, planned + 1, False),
+        (planned, True, None, True),
+    ):  # fmt: skip
+        agent = found["agent"] | {"training": training}
+        shown = found | {"round": round_number, "certified": certified, "agent": agent}
+        assert ("the run is complete" in "\n".join(lines(shown, now))) == said
+        monkeypatch.setattr(content, "overview", lambda *_, shown=shown: shown)
+        page = json.loads(content.Content(config, world.clock).state().body)
+        assert page["health"]["sentence"].startswith("The run is complete") == said
+        assert page["health"]["level"] == "good"
 
 
 def test_the_last_warning_and_a_decline_are_told(world: SiteWorld) -> None:
