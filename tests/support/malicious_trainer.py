@@ -23,8 +23,8 @@ TASK = json.loads(os.environ["LAZARET_TEST_ATTEMPTS"])
 _isolate = entry.isolate
 
 
-def isolate(*given: Any) -> Isolation:
-    found = _isolate(*given) if TASK["isolated"] else Isolation(attempts={"TCP connection": "opened"})
+def isolate(*given: Any, **more: Any) -> Isolation:
+    found = _isolate(*given, **more) if TASK["isolated"] else Isolation(attempts={"TCP connection": "opened"})
     from npr.methods.base import Method  # torch: only now
 
     honest = Method.local_round
