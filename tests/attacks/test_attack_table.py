@@ -21,6 +21,7 @@ ROOMS = (
     "security.crypto",
     "security",
     "site_agent",
+    "site_agent.trainer",
 )
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

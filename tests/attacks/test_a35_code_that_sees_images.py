@@ -1,4 +1,8 @@
-"""A malicious method inside of a running trainer sends nothing out; without isolation the same method does."""
+"""A35: code in the process that sees images, here a malicious method in a running trainer, wants to send them out.
+
+What stops it is `isolation.enter`, with `kernel.enter_seccomp` for every socket; in the twin the trainer leaves it out,
+and the same method sends everything.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +75,7 @@ def test_nothing_gets_out_of_an_isolated_trainer(
     assert "tried to reach a network (socket.__new__)" in caplog.text, "people are told of the attempt"
 
 
-def test_without_isolation_the_same_method_sends_everything(
+def test_without_isolation_the_same_method_sends_everything_twin(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The twin."""
