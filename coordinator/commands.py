@@ -19,6 +19,7 @@ from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
 from security.identity.enrolment import Identity
+from security.identity.kit import compared_root, kit_in
 from security.identity.membership import audit_roster
 from security.identity.pki import Role, Subject
 from security.log.log_commands import keeper_commands
@@ -130,10 +131,16 @@ def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
 @with_config
 def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
-    """Install the consortium's ANSWER and its manifest."""
+    """Install what the consortium has sent: a kit, or its ANSWER and its manifest."""
     config, base = CoordinatorConfig.read(config_path)
     identity, now = Identity(folder=base / config.identity), SystemClock().now_ms()
-    lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
+    if kit := kit_in(answer):
+        known = compared_root(kit, identity, root_fingerprint)
+        lines = kit.install(identity, base / config.initial_model, root_fingerprint=known, now_ms=now)
+    else:
+        lines = enrolment.join(
+            identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now
+        )
     for line in lines:
         say(line)
 

@@ -12,6 +12,7 @@ import click
 
 from lazaret import software
 from lazaret.stopping import ending_well, stop_on_signals
+from lazaret.errors import ConfigError
 from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
 from site_agent.options import own_process, with_config
 
@@ -72,10 +73,16 @@ def run(config_path: Path, agent_type: type[Any] | None = None, *, log_format: s
 
 
 def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | None) -> None:
-    from site_agent.config import SiteConfig
+    from site_agent.config import NO_ADDRESS, SiteConfig
 
     config = SiteConfig.read(config_path)
     log_to_stderr("site-agent", log_format, json_lines=config.logging.json_lines)
+    if config.coordinator.address == NO_ADDRESS:
+        raise ConfigError(
+            "the coordinator's address is not known yet",
+            where=f"{config_path} [coordinator] address",
+            hint="`site-agent join KIT` brings it, or write host:port there",
+        )
     logging.getLogger("site-agent").info("version %s starts with %s", software.version(), config_path)
     # Behind the first line: these take seconds.
     from security.clock import SystemClock

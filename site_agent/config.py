@@ -76,6 +76,10 @@ class SiteTable(ConfigTable):
     trainer_socket: str | None = None
 
 
+NO_ADDRESS: Final = "coordinator.invalid:7443"
+"""What `init` writes where nobody knows the address yet: a name that never exists. A kit brings the right one."""
+
+
 class CoordinatorTable(ConfigTable):
     address: Annotated[
         str, Field(pattern=ADDRESS, description="host:port, such as hub.example:7443"), AfterValidator(_check_address)

@@ -17,8 +17,10 @@ from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
 from security.identity.enrolment import Identity
+from security.identity.fingerprints import phrase
+from security.identity.kit import compared_root, kit_in
 from security.identity.pki import Role, Subject
-from site_agent.config import CHECK_NAMES, LAST_PORT, CoordinatorTable, SiteConfig, placed
+from site_agent.config import CHECK_NAMES, LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import (
     status_line,
@@ -143,7 +145,7 @@ INITIAL: Final = "initial.safetensors"
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("."))
 @click.option("--federation", help="Name of the federation, as the consortium calls it.")
 @click.option("--name", help="Name of this hospital in the roster.")
-@click.option("--address", help="The coordinator's host:port.")
+@click.option("--address", help="The coordinator's host:port; a kit brings it if left out.")
 @click.option("--data", "source", help="csv:FILE, folders:DIR, dicom:DIR, npz:PATH or generated.")
 @click.option("--legal-basis", help="On which ground the images are used; the audit asks for it.")
 @click.option("--initial-model", help=f"The consortium's model file; {INITIAL} if left out.")
@@ -170,7 +172,9 @@ def init(
     text = site_toml(
         identity="identity",
         state="state",
-        address=_checked_address(ask(address, "--address", "The coordinator's host:port")),
+        address=_checked_address(
+            ask(address, "--address", "The coordinator's host:port (Enter: a kit brings it)", default=NO_ADDRESS)
+        ),
         source=_checked_source(ask(source, "--data", "Where the images are: csv:FILE, folders:DIR, dicom:DIR")),
         legal_basis=ask(legal_basis, "--legal-basis", "On which legal ground the images are used", default=""),
         initial_model=ask(initial_model, "--initial-model", "The consortium's model file", default=INITIAL),
@@ -183,7 +187,8 @@ def init(
         emit({"config": str(config), "request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
     say(f"keys and request are in {identity.folder}, the configuration is {config}")
-    say(f"send {identity.request_path} to the consortium and read them this fingerprint out:")
+    say(f"send {identity.request_path} to the consortium and read out to them: {phrase(request.fingerprint)}")
+    say("or, in digits:")
     click.echo(request.fingerprint)
 
 
@@ -234,11 +239,29 @@ def join(
     root_fingerprint: str | None,
     manifest: Path | None,
 ) -> None:
-    """Install the consortium's ANSWER and its manifest."""
-    identity, now = Identity(folder=SiteConfig.read(config_path).identity), SystemClock().now_ms()
+    """Install what the consortium has sent: a kit, or its ANSWER and its manifest."""
+    config = SiteConfig.read(config_path)
+    identity, now = Identity(folder=config.identity), SystemClock().now_ms()
+    if kit := kit_in(answer):
+        known = compared_root(kit, identity, root_fingerprint)
+        for line in kit.install(identity, config.initial_model, root_fingerprint=known, now_ms=now):
+            say(line)
+        _take_address(config_path, config.coordinator.address, kit.address)
+        return
     lines = enrolment.join(identity, answer=answer, root_fingerprint=root_fingerprint, manifest=manifest, now_ms=now)
     for line in lines:
         say(line)
+
+
+def _take_address(config_path: Path, here: str, there: str) -> None:
+    """The kit's address replaces the one that `init` left open, and no other."""
+    if here == NO_ADDRESS:
+        line = f"address = {json.dumps(_checked_address(there))}"
+        text = config_path.read_text(encoding="utf-8").replace(f'address = "{NO_ADDRESS}"', line, 1)
+        write_atomically(config_path, text.encode(), mode=0o600)
+        say(f"the coordinator is {there}")
+    elif here != there:
+        say(f"note: the kit names {there} as the coordinator's address; {config_path} keeps {here}")
 
 
 @click.command()

@@ -6,7 +6,7 @@ changed, only followed by a higher version.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -23,9 +23,13 @@ from security.crypto.signing import VerifyKey
 from security.identity import keystore, pki
 from security.identity.enrolment import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.initial_model import InitialModel
+from security.identity.kit import Kit
 from security.identity.manifest import Count, Manifest, Member, Name, Revocation, seal, unseal
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.rules import accept_newer, open_manifest, sign
+from security.identity.tls_probe import names_of
+
+USUAL_PORT: Final = 7443
 
 # Certificates of a roster end so many days apart, within so many days before the longest validity.
 SPREAD_STEP: Final = 5
@@ -330,6 +334,40 @@ class Authority:
         files.write_atomically(self._history_path(manifest.version), data, replace=False)
         files.write_atomically(self.manifest_path, data)
         return manifest
+
+    def write_kits(self, names: Sequence[str], address: str | None, *, now_ms: int) -> Iterator[tuple[str, Path]]:
+        """One file for each member, with all that it needs of the newest manifest.
+
+        :param names: whose; everybody's in the manifest if empty.
+        :param address: the coordinator's host:port; by default the first name in its certificate and the usual port.
+        :raises ConfigError: before the first file is written.
+        """
+        manifest = self.latest(now_ms=now_ms)
+        if manifest is None:
+            raise ConfigError("there is no manifest yet", where=str(self.manifest_path), hint="consortium publish")
+        listed = [manifest.coordinator.id, *(member.id for member in manifest.roster)]
+        if missing := sorted(set(names) - set(listed)):
+            raise ConfigError(
+                f"not in the manifest: {', '.join(missing)}", where="roster", hint="enroll them, then publish again"
+            )
+        model = self.folder / planning.FederationPlan.read(self.plan_path).model.initial
+        if InitialModel.read(model).digest != manifest.model.initial_file:
+            raise ConfigError(
+                "is not the model that the newest manifest names", where=str(model), hint="publish, or put it back"
+            )
+        certificate = pki.read_certificate(self._answer(manifest.coordinator.id).tls_certificate, "coordinator")
+        place = address or f"{names_of(certificate)[0]}:{USUAL_PORT}"
+        answers = {name: self._answer(name) for name in names or listed}
+        for name, answer in answers.items():
+            kit = Kit(
+                answer=answer, manifest=read_file(self.manifest_path), model=model.read_bytes(), address=place
+            )
+            path = self.folder / "kits" / f"{name}.kit"
+            files.write_atomically(path, kit.to_bytes(), mode=0o600)
+            yield name, path
+
+    def _answer(self, member: str) -> EnrolmentAnswer:
+        return EnrolmentAnswer.read(self.answer_path(member))
 
     def _history_path(self, version: int) -> Path:
         return self.folder / "history" / f"manifest-{version:06}.json"

@@ -17,6 +17,7 @@ Group = late_group(
             "renew": "Issue new certificates to a member, also during a run.",
             "revoke": "Revoke a member's certificates.",
             "publish": "Sign the next version of the manifest.",
+            "kit": "Write one file for each member with all that it needs.",
             "show": "Show the consortium's folder, or a manifest.",
         }
     }

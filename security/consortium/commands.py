@@ -20,7 +20,8 @@ from security.consortium import show as showing
 from security.consortium.authority import Authority
 from security.consortium.plan import PLAN, FederationPlan
 from security.identity import pki
-from security.identity.enrolment import EnrolmentRequest, grouped, read_file, same_fingerprint
+from security.identity.enrolment import EnrolmentRequest, read_file
+from security.identity.fingerprints import grouped, phrase, same_fingerprint
 from security.identity.rules import open_manifest
 
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
@@ -115,7 +116,8 @@ def init(
         emit({"federation": federation, "folder": str(folder.resolve()), "root_fingerprint": fingerprint})
         return
     click.echo(f"root fingerprint  {grouped(fingerprint)}")
-    click.echo("read it out to every member over the telephone; their `init` and answers are checked against it")
+    click.echo(f"root phrase       {phrase(fingerprint)}")
+    click.echo("read one of them out to every member over the telephone; `join` checks what they receive against it")
     click.echo(f"next: edit {authority.plan_path}, then `consortium enroll REQUEST`")
 
 
@@ -151,7 +153,8 @@ def _confirm(request: EnrolmentRequest, fingerprint: str | None, yes: bool) -> N
     if yes:
         return
     if fingerprint is None:
-        say(f"request of {request.role} {request.member}: {request.fingerprint}")
+        say(f"request of {request.role} {request.member}: {phrase(request.fingerprint)}")
+        say(f"or, in digits: {request.fingerprint}")
         if not can_ask():
             raise ConfigError(
                 "the fingerprint cannot be confirmed: this is not a terminal",
@@ -159,7 +162,7 @@ def _confirm(request: EnrolmentRequest, fingerprint: str | None, yes: bool) -> N
                 hint="give --fingerprint as the member reads it out, or run this on a terminal; --yes is for demos",
             )
         click.confirm("does the member read out the same?", abort=True, err=True)
-    elif not same_fingerprint(fingerprint, request.digest.hex()):
+    elif not same_fingerprint(request.digest.hex(), fingerprint):
         raise VerificationFailed(
             "the fingerprint is not this request's",
             where=request.member,
@@ -247,7 +250,22 @@ def publish(
         return
     click.echo(f"manifest version {manifest.version} of {manifest.federation}, run {manifest.run}")
     click.echo(f"digest  {grouped(manifest.digest.hex())}")
-    click.echo(f"give {authority.manifest_path} to every member")
+    click.echo(f"give {authority.manifest_path} to every member; `consortium kit` packs all that a member needs")
+
+
+@click.command()
+@click.argument("members", metavar="[MEMBER]...", nargs=-1)
+@click.option("--address", help="The coordinator's host:port; by default the first name in its certificate, port 7443.")
+@folder_option
+@json_option
+def kit(members: tuple[str, ...], address: str | None, folder: Path, as_json: bool) -> None:
+    """Write kits/NAME.kit for each MEMBER, or for all: certificates, manifest, model and address in one file."""
+    written = {name: str(path) for name, path in Authority.open(folder).write_kits(members, address, now_ms=_now())}
+    if as_json:
+        emit({"kits": written})
+        return
+    for name, path in written.items():
+        click.echo(f"give {path} to {name}, whose `join` installs it")
 
 
 @click.command()

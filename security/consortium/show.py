@@ -11,7 +11,7 @@ from rich.table import Table
 from security.consortium.authority import Authority, Enrolled
 from security.consortium.plan import warnings
 from security.identity import pki
-from security.identity.enrolment import grouped
+from security.identity.fingerprints import grouped, phrase
 from security.identity.manifest import Manifest
 from security.identity.pki import Purpose
 from security.secagg import thresholds
@@ -183,6 +183,7 @@ def print_authority(console: Console, summary: dict[str, Any]) -> None:
         _facts(
             ("federation", summary["federation"]),
             ("root fingerprint", grouped(summary["root_fingerprint"])),
+            ("root phrase", phrase(summary["root_fingerprint"])),
             ("root days left", str(summary["root_days_left"])),
         )
     )

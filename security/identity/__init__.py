@@ -9,6 +9,8 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     pki             certificates of one federation: one root; TLS and signing kept apart
     keystore        private keys and secrets on disk
     enrolment       how a member joins: keys, request, answer
+    fingerprints    digits and phrases that two people compare over the telephone
+    kit             all that a member needs from the consortium, in one file
     manifest        the signed manifest as a value
     rules           which manifests are accepted, one function for each rule
     membership      what the other packages need of a manifest

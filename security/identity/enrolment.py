@@ -23,6 +23,7 @@ from security import labels
 from security.crypto import encoding
 from security.crypto.signing import SigningKey, VerifyKey
 from security.identity import keystore, pki
+from security.identity.fingerprints import grouped, same_fingerprint
 from security.identity.manifest import Document, Manifest, Name, describe
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.rules import accept_newer, open_manifest
@@ -127,19 +128,6 @@ class EnrolmentAnswer(BundleFile):
     @property
     def subject(self) -> Subject:
         return Subject(federation=self.federation, role=Role(self.role), member=self.member)
-
-
-def grouped(text: str) -> str:
-    """Hex in groups of four, as people read it out."""
-    return " ".join(text[at : at + 4] for at in range(0, len(text), 4))
-
-
-def same_fingerprint(left: str, right: str) -> bool:
-    return _bare(left) == _bare(right) and len(_bare(left)) == 64
-
-
-def _bare(text: str) -> str:
-    return "".join(text.split()).replace(":", "").lower()
 
 
 def check_request(request: EnrolmentRequest) -> tuple[pki.CertificateRequest, pki.CertificateRequest]:
