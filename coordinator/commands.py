@@ -19,6 +19,7 @@ from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
 from security.identity.enrolment import Identity
+from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.membership import audit_roster
 from security.identity.pki import Role, Subject
@@ -107,7 +108,9 @@ def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[st
     text = TEMPLATE.format(identity="identity", state="state", listen=address, initial="initial.safetensors")
     config.write_text(text, "utf-8")
     say(f"keys and request are in {identity.folder}; configuration in {config}")
-    say(f"give {identity.request_path} to the consortium and read them this fingerprint: {request.fingerprint}")
+    say(f"send {identity.request_path} to the consortium, and read these words (or digits) out to them")
+    say(phrase(request.fingerprint))
+    say(request.fingerprint)
 
 
 def _listed(answer: str) -> tuple[str, ...]:
@@ -126,7 +129,7 @@ def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("answer", type=click.Path(path_type=Path), required=False)
+@click.argument("answer", metavar="[KIT|ANSWER]", type=click.Path(path_type=Path), required=False)
 @click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
 @with_config

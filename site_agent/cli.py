@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from lazaret import software
-from lazaret.stopping import ending_well, stop_on_signals
 from lazaret.errors import ConfigError
+from lazaret.stopping import ending_well, stop_on_signals
 from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
 from site_agent.options import own_process, with_config
 

@@ -187,8 +187,8 @@ def init(
         emit({"config": str(config), "request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
     say(f"keys and request are in {identity.folder}, the configuration is {config}")
-    say(f"send {identity.request_path} to the consortium and read out to them: {phrase(request.fingerprint)}")
-    say("or, in digits:")
+    say(f"send {identity.request_path} to the consortium, and read these words (or digits) out to them")
+    say(phrase(request.fingerprint))
     click.echo(request.fingerprint)
 
 
@@ -229,7 +229,7 @@ def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("answer", type=click.Path(path_type=Path), required=False)
+@click.argument("answer", metavar="[KIT|ANSWER]", type=click.Path(path_type=Path), required=False)
 @click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
 @with_config
