@@ -20,6 +20,7 @@ from security.consortium import cli as consortium_cli
 from security.consortium import commands
 from security.identity import pki
 from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
+from security.identity.fingerprints import phrase
 from security.identity.pki import Role
 from tests.support.consortium_world import DAY, PLAN, PRIVACY, subject, write_initial_model
 
@@ -172,8 +173,9 @@ def test_without_a_terminal_a_script_is_told_what_to_give(
     assert all(word in hint for word in ("--passphrase-file", f"${commands.PASSPHRASE_VARIABLE}", "demos only"))
     request = member(tmp_path, "salzburg")
     enrolled = run("enroll", tmp_path / "salzburg" / "request.json", "--dir", home, "--no-passphrase")
-    told, first, hint = enrolled.err.splitlines()
-    assert enrolled.code == 2 and request.fingerprint in told and "--fingerprint" in hint
+    words, digits, first, hint = enrolled.err.splitlines()
+    assert enrolled.code == 2 and request.fingerprint in digits and phrase(request.fingerprint) in words
+    assert "--fingerprint" in hint
     assert "the fingerprint cannot be confirmed" in first
     assert not (home / "answers" / "salzburg.json").exists()
 
