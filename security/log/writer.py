@@ -33,7 +33,7 @@ from security.log.events import (
     PolicyChanged,
 )
 from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
-from security.log.machine import SKEW_MS, LogEntry, LogMachine, Moment, Scope, State
+from security.log.machine import HEARTBEAT_MS, SKEW_MS, LogEntry, LogMachine, Moment, Scope, State
 from security.log.note import Note, NoteSigner, Signature, VerifierKey, checkpoint_of
 from security.log.recovery import recover
 from security.log.roster import Party, Roster
@@ -95,6 +95,7 @@ class AuditLog:
         self._clock = clock
         self._rng = rng
         self._newest = newest
+        self._sealed_ms = clock.mono_ms()
         self.witnessed = 0  # size of the newest checkpoint that got a quorum since this start
         self._boot = rng.bytes(16).hex()
         self._mutex = RLock()
@@ -267,7 +268,7 @@ class AuditLog:
         note = self._machine.checkpoint(*signers)
         self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
         self._writer.write_leaves()
-        self._newest = note
+        self._newest, self._sealed_ms = note, self._clock.mono_ms()
         return note
 
     def rotate(self, reason: str) -> Note:
@@ -288,13 +289,21 @@ class AuditLog:
             return note
 
     def tick(self) -> None:
-        """To be called every minute or so: heartbeat when silent for long, rotation when the epoch is over."""
+        """To be called every minute or so: heartbeat when silent for long, rotation when the epoch is over.
+
+        A party that is never silent, as one that dials again and again, has no heartbeat: it signs what it has said.
+        """
         with self._guard("write a heartbeat"):
             if self._machine.epoch_running_ms >= EPOCH_MS:
                 self.rotate("epoch over")
             elif self._machine.heartbeat_due(self._now()):
                 self._write(self._machine.heartbeat(self._now()))
                 self.checkpoint()
+            elif self._head_due():
+                self.checkpoint()
+
+    def _head_due(self) -> bool:
+        return self._clock.mono_ms() - self._sealed_ms >= HEARTBEAT_MS
 
     def submission(self, old_size: int, note: Note | None = None) -> Submission:
         """What a witness that holds `old_size` of this log needs to cosign a checkpoint (by default the newest)."""

@@ -16,6 +16,7 @@ from security.log.keys import Endorsement, EpochChain, EpochKeys, endorse
 from security.log.machine import TRANSITIONS, LogMachine, LogStep, Moment, Scope, State
 from security.log.note import KeyType, Note, NoteSigner, checkpoint_of
 from security.log.reader import LogReader
+from security.log.writer import AuditLog
 from security.rng import CountedRandomness
 from tests.support.audit_attacks import Lonely, weighty
 
@@ -145,6 +146,27 @@ def test_heartbeat_and_rotation_by_the_clock(lonely: Lonely) -> None:
     assert lonely.log.epoch == 1
     lonely.log.close()
     assert lonely.codes() == set()
+
+
+def busy_hours(lonely: Lonely) -> set[str]:
+    """A site that dials every ten minutes for hours, and is turned away: never silent, and nothing comes of it."""
+    for minute in range(180):
+        lonely.clock.advance(60_000)
+        if minute % 10 == 9:
+            lonely.log.append(ev.OperatorAction(command="dials", role="operator"))
+        lonely.log.tick()
+    lonely.log.close()
+    return lonely.codes()
+
+
+def test_a_log_that_is_never_silent_is_signed_too(lonely: Lonely) -> None:
+    assert "HeartbeatGap" not in busy_hours(lonely)
+
+
+def test_a_log_that_is_never_silent_twin(lonely: Lonely, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it was: no heartbeat is due, so nothing is signed for hours."""
+    monkeypatch.setattr(AuditLog, "_head_due", lambda _: False)
+    assert "HeartbeatGap" in busy_hours(lonely)
 
 
 def test_head_is_given_again_where_nothing_is_new(lonely: Lonely) -> None:
