@@ -10,7 +10,7 @@ a network (except `forward`, to the one collector that it is given), or accept a
 Imported by: site_agent.
 
     cli             the commands
-    tools           commands that lead to the tools auditors use: export, forward, claim, remember
+    tools           commands that lead to the tools auditors use: export, forward, claim, remember, cosign
     options         what the commands share
     verify          one log: every check
     agreement       every manifest version of a log folder: keys to believe and rules to judge by

@@ -111,6 +111,8 @@ def check_file(content: bytes, manifest: Path | None, root_key: Path | None) -> 
 
     if content.startswith(claim.HEADING.encode() + b"\n"):
         return _check_claim(content, manifest, root_key)
+    if content.startswith(b'{"endorsements":') and b'"held":' not in content:
+        return _check_held(content, manifest, root_key)
     if content.startswith(b"{"):
         return _check_fork(Fork.parse(content), manifest, root_key)
     if content.startswith(HEADING):
@@ -155,6 +157,26 @@ def _check_claim(content: bytes, manifest: Path | None, root_key: Path | None) -
         detail=f"{claim.subject}: every sentence of the page is an entry of {head.origin}",
         lines=(f"head {head.size}, cosigned by {seen or 'nobody'}",),
         facts={"subject": str(claim.subject), "entries": [one.index for one in claim.proofs], "witnesses": witnesses},
+    )
+
+
+def _check_held(content: bytes, manifest: Path | None, root_key: Path | None) -> Checked:
+    """What a witness keeps: a checkpoint that the log signed and the witness cosigned."""
+    from security.audit.text import when
+    from security.log.witness import HeldCheckpoint
+
+    held = HeldCheckpoint.parse(content)
+    origin = held.checkpoint.origin
+    if manifest is None:
+        return Checked(proves=None, detail=f"{origin}: whose keys signed this is not known")
+    roster = roster_from(manifest, root_key)
+    held.verify(_root_of(roster, origin), origin)
+    known = {key.name: time or 0 for key, time in held.note.verify(roster.cosigners_for(origin)).items()}
+    seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(known.items()))
+    return Checked(
+        proves="Seen",
+        detail=f"a head of {held.checkpoint.size} entries of {origin} was seen by {seen}",
+        facts={"origin": origin, "size": held.checkpoint.size, "witnesses": known},
     )
 
 

@@ -1,4 +1,4 @@
-"""Into the tools that auditors use: export, forward, claim, remember. Commands of `privacy-audit`; `cli` lists them."""
+"""Into the tools that auditors use: export, forward, claim, remember, cosign. Commands of `privacy-audit`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from lazaret.errors import CodecError, ConfigError, ToolkitError, VerificationFa
 from security.audit.options import FILE, TARGET, as_json, emit, finish, logs, one_log, root_key
 
 if TYPE_CHECKING:
+    from security.audit.checkpoints import VerifiedCheckpoint
     from security.audit.facts import LogHistory
     from security.audit.findings import Finding
     from security.audit.verify import Verified
+    from security.log.note import Note, NoteSigner, VerifierKey
     from security.log.witness import HeldCheckpoint
 
 HELD_BYTES: Final = 1 << 20
@@ -233,8 +235,13 @@ def remember(logs: Sequence[Path], root_key: Path | None, store: Path, evidence:
     finish(code)
 
 
-def _visit(path: Path, root_key: Path | None, store: Path, evidence: Path | None) -> Visit:
-    """Verify one log against the remembered head. The store changes only if nothing is wrong, and only forward."""
+def _visit(
+    path: Path, root_key: Path | None, store: Path, evidence: Path | None, signer: NoteSigner | None = None
+) -> Visit:
+    """Verify one log against the remembered head. The store changes only if nothing is wrong, and only forward.
+
+    :param signer: of a witness, which signs what it remembers.
+    """
     from lazaret import files
     from security.audit.agreement import keys_for
     from security.audit.compare import forks
@@ -261,10 +268,22 @@ def _visit(path: Path, root_key: Path | None, store: Path, evidence: Path | None
             files.write_atomically(evidence / f"fork-{quote(origin, safe='')}-{number}.json", fork.encode())
     after = before
     if exit_code(findings) != 1 and newest is not None and newest.checkpoint.size >= before:
-        kept = HeldCheckpoint(note=newest.note, endorsements=tuple(LogFolder(path).endorsements()))
+        note = newest.note if signer is None else _cosigned(newest, signer)
+        kept = HeldCheckpoint(note=note, endorsements=tuple(LogFolder(path).endorsements()))
         files.write_atomically(file, kept.encode(), mode=0o600)
         after = newest.checkpoint.size
     return Visit(log=result, findings=findings, before=before, after=after)
+
+
+def _cosigned(newest: VerifiedCheckpoint, signer: NoteSigner) -> Note:
+    """The log's own signatures, which were checked, and this witness's."""
+    from security.clock import SystemClock
+    from security.log.note import Note
+
+    own = tuple(line for line in newest.note.signatures if line.name == newest.checkpoint.origin)
+    return Note(
+        text=newest.note.text, signatures=(*own, signer.cosign(newest.note.text, SystemClock().now_ms() // 1000))
+    )
 
 
 def _remembered(file: Path) -> HeldCheckpoint | None:
@@ -280,4 +299,66 @@ def _remembered(file: Path) -> HeldCheckpoint | None:
         raise ConfigError("a remembered head cannot be read", where=str(file), hint=hint) from error
 
 
-COMMANDS: Final = (export, forward, claim, remember)
+# Witnesses without a log: a regulator, an ethics board
+
+
+@click.command("witness-key")
+@click.argument("name")
+@click.option("--federation", required=True, help="The federation's name, as its logs have it.")
+@click.option("-o", "--output", type=TARGET, required=True, help="The private key; never overwritten.")
+def witness_key(name: str, federation: str, output: Path) -> None:
+    """Make the key of a witness NAME, and print the line for the consortium's plan."""
+    from security.identity import keystore
+    from security.log.note import KeyType, NoteSigner
+    from security.rng import SystemRandomness
+
+    seed = SystemRandomness().bytes(32)
+    try:
+        signer = NoteSigner.from_seed(f"{name}.{federation}/witness", seed, KeyType.COSIGNER)
+    except CodecError as error:
+        raise ConfigError("not a name for a key", where=name[:80], hint="letters, digits, dots, hyphens") from error
+    keystore.save_secret(output, seed)
+    click.echo(f"{output}: keep it secret. For the consortium's federation.toml, [audit]:", err=True)
+    click.echo(f'witnesses = ["{signer.key}"]')
+
+
+@click.command()
+@logs
+@root_key
+@click.option("--key", "key_file", type=FILE, required=True, help="Your private key, as `witness-key` wrote it.")
+@click.option("--store", type=FOLDER, required=True, help="Your own folder of cosigned heads.")
+def cosign(logs: Sequence[Path], root_key: Path | None, key_file: Path, store: Path) -> None:
+    """Sign that you saw the newest head of each log, and that it extends the one you saw before."""
+    from security.audit import text
+    from security.audit.agreement import keys_for
+    from security.audit.findings import exit_code
+    from security.audit.verify import origin_of
+
+    everything: list[Finding] = []
+    for path in logs:
+        signer = _witness_of(key_file, keys_for(path, root_key).agreements.cosigners_for(origin_of(path)))
+        visit = _visit(path, root_key, store, None, signer)
+        everything += visit.findings
+        refused = exit_code(visit.findings) == 1
+        told = "not cosigned" if refused else f"head {visit.after:,} cosigned as {signer.key.name}"
+        click.echo(text.plain(f"{visit.log.origin}   {visit.log.size:,} entries: {told}"))
+        for line in text.finding_lines(visit.findings):
+            click.echo(line)
+    finish(exit_code(everything))
+
+
+def _witness_of(key_file: Path, known: Sequence[VerifierKey]) -> NoteSigner:
+    """The key under the name that the manifest has for it."""
+    from security.identity import keystore
+    from security.log.note import KeyType, NoteSigner
+
+    seed = keystore.load_secret(key_file)
+    for key in known:
+        signer = NoteSigner.from_seed(key.name, seed, KeyType.COSIGNER)
+        if signer.key == key:
+            return signer
+    hint = "ask the consortium to add the line that `witness-key` printed to [audit] witnesses, and for a newer copy"
+    raise ConfigError("no manifest in this log lists this key as a witness", where=str(key_file), hint=hint)
+
+
+COMMANDS: Final = (export, forward, claim, remember, witness_key, cosign)

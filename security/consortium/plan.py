@@ -41,6 +41,7 @@ from security.identity.manifest import (
     Setting,
     Timing,
     Training,
+    VerifierKey,
     Word,
     decimal_text,
 )
@@ -93,6 +94,7 @@ class AuditPlan(Document):
     chunks_per_site: Positive = 1
     strict: bool = False
     max_rounds_unwitnessed: Positive = 3
+    witnesses: tuple[VerifierKey, ...] = ()
 
 
 class TimingPlan(Document):
@@ -349,6 +351,7 @@ def _audit(plan: FederationPlan, sites: int) -> Audit:
         chunks_per_site=0 if covered else asked.chunks_per_site,
         strict=asked.strict,
         max_rounds_unwitnessed=asked.max_rounds_unwitnessed,
+        witnesses=asked.witnesses,
     )
 
 
@@ -461,6 +464,7 @@ learning_rate = 0.001                 # (required)
 # chunks_per_site = 1
 # strict = false                      # true: do not train on a model whose sum has not been checked
 # max_rounds_unwitnessed = 3
+# witnesses = []                      # keys of a regulator or an ethics board: `privacy-audit witness-key` makes one
 
 [timing]                              # seconds
 # train = 3600

@@ -157,12 +157,16 @@ class Aggregation(Document):
 
 
 class Audit(Document):
-    """How the sum is checked, and how long a site continues without witnesses of its log."""
+    """How the sum is checked, and how long a site continues without witnesses of its log.
+
+    :param witnesses: keys of witnesses that have no log of their own, such as a regulator; they never make a quorum.
+    """
 
     mode: Literal["covered", "sampled"]
     chunks_per_site: Count
     strict: bool
     max_rounds_unwitnessed: Positive
+    witnesses: Annotated[tuple[VerifierKey, ...], Field(max_length=16)]
 
 
 class Timing(Document):

@@ -280,6 +280,7 @@ def audit_roster(manifest: Manifest) -> Roster:
         digest=manifest.digest.hex(),
         vector_bytes=vector,
         isolation=manifest.training.isolation,
+        observers=tuple(VerifierKey.parse(key) for key in manifest.audit.witnesses),
     )
 
 

@@ -124,9 +124,25 @@ def check_roster(manifest: Manifest) -> None:
 def check_distinct_keys(manifest: Manifest) -> None:
     """One key, one member, one purpose: a key in two places could speak for two."""
     keys = [key for member, _ in _members(manifest) for key in (member.signing_key, *_note_keys(member))]
+    keys += [key.public for key in _observers(manifest)]
     pins = [pin for member, _ in _members(manifest) for pin in member.tls_keys]
     if len(set(keys)) != len(keys) or len(set(pins)) != len(pins):
         raise ManifestRejected("a key appears twice", where=_where(manifest))
+
+
+def _observers(manifest: Manifest) -> list[VerifierKey]:
+    """Witnesses without a log, each under a name of its own: with a member's name it could pass for that member."""
+    found = [VerifierKey.parse(key) for key in manifest.audit.witnesses]
+    taken = {f"{member.id}.{manifest.federation}/witness" for member, _ in _members(manifest)}
+    names = [key.name for key in found]
+    ending = f".{manifest.federation}/witness"
+    if any(key.kind is not KeyType.COSIGNER or not key.name.endswith(ending) for key in found):
+        raise ManifestRejected(
+            f"the key of a witness is no cosigner key under a name {ending!r}", where=_where(manifest)
+        )
+    if taken & set(names) or len(set(names)) != len(names):
+        raise ManifestRejected("a witness has the name of a member or of another witness", where=_where(manifest))
+    return found
 
 
 def _note_keys(member: Member) -> tuple[bytes, bytes]:
@@ -321,9 +337,7 @@ def check_coordinator_certificate(
     if subject.role is not Role.COORDINATOR:
         raise CertificateNameMismatch("the other end is not a coordinator", hint="is [coordinator] address right?")
     wanted = Subject(federation=federation, role=Role.COORDINATOR, member=subject.member)
-    key = pki.verify_certificate(
-        certificate, root, wanted, Purpose.TLS, now_ms=now_ms, revoked=revoked, where=where
-    )
+    key = pki.verify_certificate(certificate, root, wanted, Purpose.TLS, now_ms=now_ms, revoked=revoked, where=where)
     return pki.key_fingerprint(key)
 
 

@@ -43,12 +43,16 @@ class Roster:
     digest: str = field(default="")  # SHA-256 of the manifest, in hexadecimal; empty where there was none
     vector_bytes: int | None = None  # what a whole masked vector of the manifest's layout has
     isolation: str = "best"  # what the manifest asks of a process that sees images
+    observers: tuple[VerifierKey, ...] = ()  # witnesses without a log: a regulator, an ethics board
 
     def __post_init__(self) -> None:
         for what in ("name", "origin"):
             if len({getattr(party, what) for party in self.parties}) != len(self.parties):
                 raise ConfigError(f"two parties share one {what}", where="roster")
         keys = [key.public for party in self.parties for key in (party.root, party.cosigner)]
+        keys += [key.public for key in self.observers]
+        if any(key.kind is not KeyType.COSIGNER for key in self.observers):
+            raise ConfigError("the key of a witness is not a cosigner's", where="roster")
         if len(set(keys)) != len(keys):
             raise ConfigError("one key serves two purposes", where="roster")
         if sum(party.role == COORDINATOR for party in self.parties) > 1:
@@ -75,8 +79,8 @@ class Roster:
         return next((party for party in self.parties if party.role == COORDINATOR), None)
 
     def cosigners_for(self, origin: str) -> tuple[VerifierKey, ...]:
-        """Whose cosignatures count for a log: everybody's but its owner's."""
-        return tuple(party.cosigner for party in self.parties if party.origin != origin)
+        """Whose cosignatures are known for a log: everybody's but its owner's. Those of observers make no quorum."""
+        return (*(party.cosigner for party in self.parties if party.origin != origin), *self.observers)
 
     def missing_for_quorum(self, origin: str, cosigners: Iterable[VerifierKey]) -> tuple[str, ...]:
         """What a checkpoint still lacks to count as witnessed; empty when it does.

@@ -209,7 +209,8 @@ class Verifier:
 
     def _checkpoints(self) -> None:
         own = [key for one in self.agreed.values() for name, (_, key) in one.keys.items() if name != self.name]
-        self.keys = [*self.chain, *own]
+        others = [key_of(key) for one in self.agreed.values() for key in one.value["audit"]["witnesses"]]
+        self.keys = [*self.chain, *own, *others]
         for path in sorted((self.folder / "checkpoints").iterdir()):
             try:
                 head = self._head(path.read_bytes())
