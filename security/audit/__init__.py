@@ -10,7 +10,7 @@ a network (except `forward`, to the one collector that it is given), or accept a
 Imported by: site_agent.
 
     cli             the commands
-    tools           commands that lead to the tools auditors use: export, forward, claim, remember, cosign
+    tools           commands that lead to the tools auditors use: export, forward, claim, remember, cosign, draft
     options         what the commands share
     verify          one log: every check
     agreement       every manifest version of a log folder: keys to believe and rules to judge by
@@ -31,5 +31,6 @@ Imported by: site_agent.
     report          what was found, as a page
     conditions      why "prototypes never left" holds, and pieces of the page
     charts          the charts of the page
+    drafts          documents drafted from logs, each sentence with its entries
     bench           what logging and verifying cost
 """

@@ -1,4 +1,4 @@
-"""Into the tools that auditors use: export, forward, claim, remember, cosign. Commands of `privacy-audit`."""
+"""Into the tools that auditors use: export, forward, claim, remember, cosign, draft. Commands of `privacy-audit`."""
 
 from __future__ import annotations
 
@@ -361,4 +361,28 @@ def _witness_of(key_file: Path, known: Sequence[VerifierKey]) -> NoteSigner:
     raise ConfigError("no manifest in this log lists this key as a witness", where=str(key_file), hint=hint)
 
 
-COMMANDS: Final = (export, forward, claim, remember, witness_key, cosign)
+# Documents
+
+
+@click.command()
+@logs
+@root_key
+@click.option("--document", type=click.Choice(["record", "dpia", "technical"]), required=True, help="Which document.")
+@click.option("-o", "--output", type=TARGET, required=True, help="The draft, as a page (.html).")
+def draft(logs: Sequence[Path], root_key: Path | None, document: str, output: Path) -> None:
+    """Draft a document from logs: record of processing, impact assessment (dpia) or technical documentation."""
+    from security.audit import drafts
+    from security.audit.agreement import keys_for
+    from security.audit.compare import cross
+    from security.clock import SystemClock
+
+    if output.suffix != ".html":
+        raise ConfigError("a draft is .html", where=str(output))
+    result = cross(logs, {path: keys_for(path, root_key) for path in logs})
+    page = drafts.draft(result, document, checked_ms=SystemClock().now_ms())
+    output.write_text(page, encoding="utf-8")
+    sentences, blanks = page.count("<cite>"), page.count('class="blank"')
+    click.echo(f"{output}: {drafts.DOCUMENTS[document][0]}, {sentences} sentences with their entries, {blanks} blanks")
+
+
+COMMANDS: Final = (export, forward, claim, remember, witness_key, cosign, draft)
