@@ -1,6 +1,6 @@
 """Documents drafted from logs: a record of processing, an impact assessment, technical documentation.
 
-Templates have headings and blanks; every sentence in between is a `Statement`, which names the entries it comes from.
+Templates have headings and blanks; every sentence in between is a `DraftStatement`, which names the entries it comes from.
 What no entry carries (contacts, countries, risks, a person's judgement) stays a marked blank. Entries that witnesses do
 not cover are left out, and logs with a finding are refused: a document must not say more than was verified.
 """
@@ -29,7 +29,7 @@ _LISTED: Final = 8  # so many entries are named one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statement:
+class DraftStatement:
     """One sentence, and the entries of one log that it comes from."""
 
     words: str
@@ -89,8 +89,8 @@ class _Covered:
     def of(self, *types: str) -> list[Record]:
         return sorted((record for name in types for record in self._records.get(name, ())), key=lambda one: one.seq)
 
-    def say(self, words: str, records: Iterable[Record]) -> Statement:
-        return Statement(words=text.plain(words), log=self.log.origin, entries=tuple(one.seq for one in records))
+    def say(self, words: str, records: Iterable[Record]) -> DraftStatement:
+        return DraftStatement(words=text.plain(words), log=self.log.origin, entries=tuple(one.seq for one in records))
 
     def each(self, records: Iterable[Record], key: Callable[[Record], object]) -> list[list[Record]]:
         """Entries that say the same, together: each thing is said once."""
@@ -100,12 +100,12 @@ class _Covered:
         return list(groups.values())
 
 
-def _parties(log: _Covered) -> Iterator[Statement]:
+def _parties(log: _Covered) -> Iterator[DraftStatement]:
     for record in log.of("log.genesis"):
         yield log.say(f"{log.name} takes part as {record.body['role']} and keeps this log.", [record])
 
 
-def _manifests(log: _Covered) -> Iterator[Statement]:
+def _manifests(log: _Covered) -> Iterator[DraftStatement]:
     """What the consortium had agreed, under the entry that put each version in force."""
     for record in log.of("log.genesis", "manifest.adopted"):
         digest = record.body.get("manifest") or record.body["new"]
@@ -126,14 +126,14 @@ def _manifests(log: _Covered) -> Iterator[Statement]:
         )
 
 
-def _purposes(log: _Covered) -> Iterator[Statement]:
+def _purposes(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("data.opened"), lambda one: (one.body["purpose"], one.body["legal_basis"])):
         body = group[0].body
         words = f"{log.name} opened its data for the purpose \u201c{body['purpose']}\u201d on the legal basis"
         yield log.say(f"{words} \u201c{body['legal_basis']}\u201d, {len(group)} times.", group)
 
 
-def _left(log: _Covered) -> Iterator[Statement]:
+def _left(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("egress"), lambda one: one.body["data_class"]):
         size, kind = sum(one.body["bytes"] for one in group), group[0].body["data_class"]
         yield log.say(f"{len(group)} messages of class {kind} left {log.name}, {size} bytes in all.", group)
@@ -141,7 +141,7 @@ def _left(log: _Covered) -> Iterator[Statement]:
         yield log.say(f"The egress filter of {log.name} stopped {len(group)} messages: {group[0].body['rule']}.", group)
 
 
-def _stayed(log: _Covered) -> Iterator[Statement]:
+def _stayed(log: _Covered) -> Iterator[DraftStatement]:
     kept: dict[str, list[Record]] = {}
     for record in log.of("train.done"):
         for artefact in record.body["artefacts"]:
@@ -150,7 +150,7 @@ def _stayed(log: _Covered) -> Iterator[Statement]:
         yield log.say(f"{kind} stay at {log.name} (disposition local-only).", records)
 
 
-def _recipients(log: _Covered) -> Iterator[Statement]:
+def _recipients(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("egress"), lambda one: one.body["destination"]):
         key = group[0].body["destination"]
         yield log.say(f"{len(group)} messages of {log.name} went to the coordinator with the TLS key {key}.", group)
@@ -159,14 +159,14 @@ def _recipients(log: _Covered) -> Iterator[Statement]:
         yield log.say(words, [record])
 
 
-def _erasures(log: _Covered) -> Iterator[Statement]:
+def _erasures(log: _Covered) -> Iterator[DraftStatement]:
     for record in log.of("annex.erased"):
         body = record.body
         words = f"{log.name} erased the annexes of entries {body['first']} to {body['last']}"
         yield log.say(f"{words}, ordered by {body['authority']}.", [record])
 
 
-def _measures(log: _Covered) -> Iterator[Statement]:
+def _measures(log: _Covered) -> Iterator[DraftStatement]:
     vectors = [one for one in log.of("egress") if one.body["data_class"] == "masked-vector"]
     if vectors:
         least = min((one.body["uniformity"] for one in vectors if one.body["uniformity"]), key=float, default="none")
@@ -185,7 +185,7 @@ def _measures(log: _Covered) -> Iterator[Statement]:
         yield log.say(f"{words} ({len(group)} starts).", group)
 
 
-def _privacy(log: _Covered) -> Iterator[Statement]:
+def _privacy(log: _Covered) -> Iterator[DraftStatement]:
     for record in log.of("dp.committed")[-1:]:
         body = record.body
         yield log.say(
@@ -195,7 +195,7 @@ def _privacy(log: _Covered) -> Iterator[Statement]:
         )
 
 
-def _software(log: _Covered) -> Iterator[Statement]:
+def _software(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(
         log.of("agent.start"), lambda one: (one.body["version"], one.body["package"], one.body["proto"])
     ):
@@ -207,14 +207,14 @@ def _software(log: _Covered) -> Iterator[Statement]:
         )
 
 
-def _training(log: _Covered) -> Iterator[Statement]:
+def _training(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("train.done"), lambda one: (one.run, one.body["method"])):
         steps = sum(one.body["steps"] for one in group)
         words = f"{log.name} trained {len(group)} rounds of run {group[0].run} with {group[0].body['method']}"
         yield log.say(f"{words}, {steps} steps in all.", group)
 
 
-def _rounds(log: _Covered) -> Iterator[Statement]:
+def _rounds(log: _Covered) -> Iterator[DraftStatement]:
     for record in log.of("aggregate.published"):
         body = record.body
         yield log.say(
@@ -224,7 +224,7 @@ def _rounds(log: _Covered) -> Iterator[Statement]:
         )
 
 
-def _changes(log: _Covered) -> Iterator[Statement]:
+def _changes(log: _Covered) -> Iterator[DraftStatement]:
     words = {
         "config.changed": "The configuration of {name} changed ({reason}).",
         "policy.changed": "The policy of {name} changed ({reason}).",
@@ -237,7 +237,7 @@ def _changes(log: _Covered) -> Iterator[Statement]:
         yield log.say(words[record.type].format_map({"name": log.name, **record.body}), [record])
 
 
-def _incidents(log: _Covered) -> Iterator[Statement]:
+def _incidents(log: _Covered) -> Iterator[DraftStatement]:
     words = {
         "clock.adjusted": "The clock of {name} was moved by {offset_ms} ms.",
         "log.recovered": "{name} was interrupted while it wrote; {bytes} bytes were set aside.",
@@ -256,7 +256,7 @@ def _incidents(log: _Covered) -> Iterator[Statement]:
         yield log.say(f"By the log of {log.name}, {name} was missing from {count} sums.", absent)
 
 
-_TOPICS: Final[dict[str, Callable[[Any], Iterator[Statement]]]] = {
+_TOPICS: Final[dict[str, Callable[[Any], Iterator[DraftStatement]]]] = {
     "members": _parties,
     "agreed": _manifests,
     "purposes": _purposes,
