@@ -1,6 +1,6 @@
 """Documents drafted from logs: a record of processing, an impact assessment, technical documentation.
 
-Templates have headings and blanks; every sentence in between is a `DraftStatement`, which names the entries it comes from.
+Templates have headings and blanks; every sentence in between is a `DraftStatement`, which names its entries.
 What no entry carries (contacts, countries, risks, a person's judgement) stays a marked blank. Entries that witnesses do
 not cover are left out, and logs with a finding are refused: a document must not say more than was verified.
 """
