@@ -22,12 +22,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from lazaret import files
-from lazaret.errors import CannotDecide, CodecError, ConfigError, RollbackDetected
+from lazaret.errors import AuditLogError, CannotDecide, CodecError, ConfigError, RollbackDetected
 from security.audit.findings import Findings
 from security.audit.safe_files import read_capped, refuse_hostile
 from security.crypto import encoding
 from security.crypto.merkle import leaf_hash
-from security.log.reader import LogFollower, LogReader, parse
+from security.log.reader import LogFollower, LogReader
+from security.log.schema import read_line
 
 # RFC 5612 reserves this number for examples. An organisation with a number of its own names it in its collector.
 STRUCTURED: Final = "lazaret@32473"
@@ -40,7 +41,7 @@ SECONDS: Final = 30.0
 ATTEMPTS: Final = 3
 POSITION_BYTES: Final = 4096
 
-_collected = re.compile(rf'\[{STRUCTURED} origin="([^"]+)" seq="([0-9]+)" leaf="([0-9a-f]{{64}})"\] (.*)')
+_collected = re.compile(rf'\[{STRUCTURED} origin="([^"]+)" seq="([0-9]{{1,15}})" leaf="([0-9a-f]{{64}})"\] (.*)')
 
 
 def message(line: bytes, entry: dict[str, Any]) -> bytes:
@@ -181,6 +182,7 @@ class Forwarder:
         self._state = state
         self._deliver = deliver
         self._follower = LogFollower(log)
+        self._lines = self._follower.new_lines()
         self._position = Position.read(state)
         self._waiting: list[tuple[int, bytes]] = []
         self._checked = self._position is None
@@ -192,8 +194,7 @@ class Forwarder:
 
     def step(self) -> int:
         """Send one batch of what is new; returns how many entries were taken. What is not taken waits."""
-        if len(self._waiting) < MOST_ENTRIES:
-            self._waiting += [(at, line) for at, line in self._follower.new_lines() if self._is_new(at, line)]
+        self._read()
         if not self._checked:
             raise RollbackDetected(
                 f"{self.size} entries were sent, and {self._follower.size} are here",
@@ -202,7 +203,7 @@ class Forwarder:
             )
         batch, size = [], 0
         for at, line in self._waiting[:MOST_ENTRIES]:
-            entry = parse(line, f"{self._log} entry {at}")
+            entry = _entry(line, f"{self._log} entry {at}")
             batch.append((entry, line, frame(message(line, entry))))
             size += len(batch[-1][2])
             if size > MOST_BYTES:
@@ -218,10 +219,28 @@ class Forwarder:
         del self._waiting[: len(batch)]
         return len(batch)
 
+    def _read(self) -> None:
+        """Enough for a batch, and no more: a log that is sent for the first time may have a million entries."""
+        while len(self._waiting) < MOST_ENTRIES:
+            found = next(self._lines, None)
+            if found is None:
+                self._lines = self._follower.new_lines()
+                return
+            if self._is_new(*found):
+                self._waiting.append(found)
+
     def _is_new(self, at: int, line: bytes) -> bool:
         if self._position is not None and at == self._position.size - 1:
             self._checked = leaf_hash(line).hex() == self._position.leaf
         return at >= self.size
+
+
+def _entry(line: bytes, where: str) -> dict[str, Any]:
+    try:
+        return read_line(line)
+    except CodecError as error:
+        hint = "nothing was sent from here on; keep the folder and run `privacy-audit verify`"
+        raise AuditLogError(f"a line is no entry: {error.message}", where=where, hint=hint) from error
 
 
 def follow(forwarder: Forwarder, wait: Callable[[float], bool], tell: Callable[[str], None], *, once: bool) -> None:
@@ -251,14 +270,16 @@ def follow(forwarder: Forwarder, wait: Callable[[float], bool], tell: Callable[[
 # What a collector has, against the log
 
 
-def compare(log: Path, collected: Path, findings: Findings) -> dict[str, int]:
+def compare(log: Path, collected: Path, findings: Findings, sent: int = 0) -> dict[str, int]:
     """Hold a collector's file against the log: every message unchanged, none missing up to the last one.
 
     The file has the messages as lines, with structured data (`RSYSLOG_SyslogProtocol23Format` writes them so).
+
+    :param sent: how many entries were taken by the position, so that a file whose end was cut off is noticed.
     """
     refuse_hostile(log)
     leaves = [leaf_hash(line).hex() for _, line in LogReader(log).lines()]
-    origin = str(parse(LogReader(log).first_line(), f"{log} entry 0")["origin"])
+    origin = findings.log
     seen: dict[int, int] = {}
     with collected.open("rb") as file:
         for number, raw in enumerate(file, 1):
@@ -270,8 +291,9 @@ def compare(log: Path, collected: Path, findings: Findings) -> dict[str, int]:
             hashed = leaf_hash(match[4].encode()).hex()
             if seq >= len(leaves) or not leaf == hashed == leaves[seq]:
                 findings.add("CollectorMismatch", f"line {number}: entry {seq} is not the one in the log", seq)
-    missing = sorted(set(range(max(seen, default=-1) + 1)) - seen.keys())
+    upto = max(min(max(seen, default=-1) + 1, len(leaves)), sent)
+    missing = sorted(set(range(upto)) - seen.keys())
     for seq in missing:
-        findings.add("CollectorMismatch", f"entry {seq} is missing, and later ones are there", seq)
+        findings.add("CollectorMismatch", f"entry {seq} is missing, and it was taken or later ones are there", seq)
     repeated = sum(count - 1 for count in seen.values())
     return {"entries": len(seen), "repeated": repeated, "missing": len(missing), "log": len(leaves)}

@@ -91,7 +91,7 @@ def forward(
     from security.audit import forward as forwarding
 
     if compare is not None:
-        _compare_collected(log, compare)
+        _compare_collected(log, compare, position)
     if to is None or ca is None or position is None:
         raise ConfigError("--to, --ca and --position are needed", where="privacy-audit forward")
     host, _, port = to.rpartition(":")
@@ -118,14 +118,15 @@ def _until_told() -> Callable[[float], bool]:
     return told.wait
 
 
-def _compare_collected(log: Path, collected: Path) -> None:
+def _compare_collected(log: Path, collected: Path, position: Path | None) -> None:
     from security.audit import text
     from security.audit.findings import Findings, exit_code
-    from security.audit.forward import compare
+    from security.audit.forward import Position, compare
     from security.audit.verify import origin_of
 
     findings = Findings(origin_of(log))
-    counts = compare(log, collected, findings)
+    noted = Position.read(position) if position is not None else None
+    counts = compare(log, collected, findings, noted.size if noted else 0)
     click.echo(
         text.plain(
             f"{findings.log}: {counts['entries']:,} of {counts['log']:,} entries are at the collector, "

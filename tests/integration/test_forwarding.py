@@ -128,7 +128,11 @@ def test_gaps_and_changes_at_the_collector_are_found(tmp_path: Path, collector: 
     lines = collector.collected.read_text().splitlines(keepends=True)
     comparing = [sys.executable, "-c", PROGRAM, "forward", str(lonely.folder), "--compare", str(collector.collected)]
     assert _run(comparing).returncode == 0
+    collector.collected.write_text("".join(lines[:-1]))
+    assert _run(comparing).returncode == 0, "twin: how far the log was sent is not known"
+    assert _run([*comparing, "--position", str(position)]).returncode == 1, "the end was cut off"
     for forged in (
+        [*lines, lines[0].replace('seq="0"', f'seq="{10**14}"')],
         lines[:7] + lines[8:],
         [line.replace('"operator"', '"operatoR"') for line in lines],
         [*lines[:7], lines[7].replace("größe 6", "größe 7"), *lines[8:]],
