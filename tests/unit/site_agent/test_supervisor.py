@@ -171,6 +171,17 @@ def test_a_trainer_that_is_gone_is_started_again_and_the_round_trained() -> None
     assert len(lives) == 1
 
 
+def test_a_trainer_that_floods_the_channel_is_ended(caplog: pytest.LogCaptureFixture) -> None:
+    def flood(channel: Channel, order: Any) -> None:
+        for _ in range(2 * module.MOST_MESSAGES):
+            channel.send(TrainerAlive(processor_ms=1))
+        honest(channel, order)
+
+    with supervised(lambda: Scripted(flood), lambda: Scripted(honest)) as found:
+        assert found.train(1, STATE).samples == 7
+    assert "the trainer sends too many messages" in caplog.text
+
+
 def test_a_trainer_that_never_stays_costs_the_round_and_not_the_agent() -> None:
     with supervised(lambda: Scripted(lost)) as found, pytest.raises(WorkerLost):
         found.train(1, STATE)
