@@ -18,7 +18,7 @@ def test_an_agent_stays_below_200_mb_beside_the_vector(tmp_path: Path) -> None:
     """Over several rounds: what one round needed is given back before the next."""
     federation = NumberFederation(tmp_path, sites=3, rounds=4, words=WORDS)
     with federation.running():
-        federation.wait_published(4)
+        federation.wait_published(4, seconds=600)
         peaks = [peak_mb(site.pid) for site in federation.sites.values()]
     print(f"peaks {peaks} MB with a vector of {4 * WORDS / 2**20:.0f} MB")
     assert max(peaks) < LIMIT_MB + 4 * WORDS / 2**20
