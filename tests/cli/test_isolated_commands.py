@@ -149,6 +149,7 @@ def test_a_decoder_in_predict_reaches_nobody_and_reads_no_key(
     told = json.loads(done.stdout)["isolation"]
     assert (told["network_namespace"], told["seccomp"], told["landlock"]) == (True, True, True)
     assert not told["connection_possible"] and not told["keys_readable"]
+    assert told["attempts"]["private keys"] == "permission denied", "it was tried"
     with target.open(newline="") as file:
         assert [row["problem"] for row in csv.DictReader(file)] == ["", "", ""]  # the linked image too
     assert target.stat().st_mode & 0o777 == 0o600
