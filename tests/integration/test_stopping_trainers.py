@@ -18,7 +18,7 @@ from scripts.local_federation.processes import wait_until
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.findings import Severity
-from tests.support.learning_federation import LearningFederation, end
+from tests.support.learning_federation import LearningFederation, end, runs
 
 LONG = os.environ.get("LAZARET_LONG") == "1"
 # How many of each, where somebody wants fewer or more: LAZARET_TERMS, LAZARET_KILLS.
@@ -59,6 +59,16 @@ def kill_trainers(federation: LearningFederation) -> None:
     assert set(outcomes) <= {"published"}
 
 
+def kill_an_agent(federation: LearningFederation) -> None:
+    """Its trainer, which hangs, does not outlive it; and the next start goes on."""
+    site = next(iter(federation.sites.values()))
+    trainer = federation.trainer_of(site)
+    os.kill(trainer, signal.SIGSTOP)
+    site.kill()
+    wait_until(lambda: not runs(trainer), "the end of a trainer without agent", seconds=60)
+    site.start()
+
+
 def send_signals(federation: LearningFederation) -> None:
     chance = random.Random(15)
     slowest = 0.0
@@ -96,6 +106,7 @@ def test_signals_and_kills_lose_nothing(tmp_path: Path) -> None:
     try:
         federation.wait_published(1)
         kill_trainers(federation)
+        kill_an_agent(federation)
         send_signals(federation)
     finally:
         codes = federation.stop()
