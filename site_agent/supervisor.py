@@ -76,6 +76,10 @@ class Launched(Protocol):
     connection: socket.socket
     asked: bool
 
+    def stop(self) -> None:
+        """Tell it to end, whatever it is doing."""
+        ...
+
     def end(self) -> str:
         """Make sure that it is gone, and say how it ended."""
         ...
@@ -126,6 +130,7 @@ class Supervisor:
         self._patience = 2 * seconds + SLACK_SECONDS
         self._isolated, self._opened = isolated, opened
         self._changed = Condition()
+        self._begun: Life | None = None
         self._life: Life | None = None
         self._first: ToolkitError | None = None
         self._never_ready = True
@@ -150,15 +155,18 @@ class Supervisor:
             raise
 
     def close(self) -> None:
-        """End it for good."""
+        """End it for good, also while it is starting: it does not read orders yet."""
         self._closing.set()
         with self._changed:
-            life, self._life = self._life, None
+            life, ready, self._life = self._begun, self._life is not None, None
             self._changed.notify_all()
-        if life is not None:
+        if life is None:
+            return  # nobody to wait for: one that is being launched is ended there
+        if ready:
             with contextlib.suppress(ToolkitError):
                 life.channel.send(TrainerStop())
-            life.channel.close()
+        life.channel.close()
+        life.launched.stop()
         if self._thread.is_alive():
             self._thread.join(2 * STOP_SECONDS)
 
@@ -190,6 +198,11 @@ class Supervisor:
         launched.connection.settimeout(SILENCE_SECONDS)
         life = Life(launched=launched, channel=Channel(launched.connection, RECEIVED_BY_AGENT))
         problem: ToolkitError | None = None
+        with self._changed:
+            self._begun = life
+        if self._closing.is_set():
+            launched.stop()
+            life.channel.close()
         try:
             self._begin(life)
             self._listen(life)
@@ -201,6 +214,8 @@ class Supervisor:
             self._life = None
         life.channel.close()
         how = launched.end()
+        with self._changed:
+            self._begun = None
         problem = problem or WorkerLost(f"the trainer is gone: {how}", where="trainer")
         life.asked = launched.asked and isinstance(problem, WorkerLost)
         life.answers.put(problem if isinstance(problem, WorkerLost) else WorkerLost(str(problem), where="trainer"))

@@ -80,6 +80,9 @@ class ChildTrainer:
     def pid(self) -> int:
         return self._process.pid
 
+    def stop(self) -> None:
+        self._process.terminate()
+
     def end(self) -> str:
         try:
             code = self._process.wait(STOP_SECONDS)
@@ -99,6 +102,9 @@ class AcceptedTrainer:
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.asked = False
+
+    def stop(self) -> None:
+        """The system does; and it ends by itself where the channel does."""
 
     def end(self) -> str:
         return "it has closed the channel"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -62,7 +63,7 @@ class Scripted:
     """A trainer whose answers a test writes; a thread in the place of a process."""
 
     def __init__(self, script: Script, *, first: Any = REPORT, ready: Any = READY, asked: bool = False) -> None:
-        self.asked = asked
+        self.asked, self._stopped = asked, Event()
         self.connection, theirs = socket.socketpair()
         self._channel = Channel(theirs, RECEIVED_BY_TRAINER)
         self._script, self._first, self._ready = script, first, ready
@@ -74,6 +75,9 @@ class Scripted:
                 return
             self._channel.send(self._first)
             self._channel.receive()
+            if self._ready is None:
+                self._stopped.wait(30)  # as one that loads torch, and reads nothing
+                return
             self._channel.send(self._ready)
             while (order := self._channel.receive()) is not None and not isinstance(order[0], TrainerStop):
                 self._script(self._channel, order[0])
@@ -82,7 +86,11 @@ class Scripted:
         finally:
             self._channel.close()
 
+    def stop(self) -> None:
+        self._stopped.set()
+
     def end(self) -> str:
+        self._stopped.wait(module.STOP_SECONDS if self._ready is None else 0)
         return "it ended"
 
 
@@ -305,6 +313,23 @@ def test_a_trainer_that_says_it_is_alive_and_never_answers_is_given_up(monkeypat
             found.train(1, STATE)
         found._patience = 30
         assert found.train(2, STATE).samples == 7, "the next round has another trainer"
+
+
+def test_closing_ends_a_trainer_that_is_still_starting_at_once() -> None:
+    """As on a signal while torch is loaded; otherwise the agent would wait for it."""
+    begun = Event()
+    found = Supervisor(
+        lambda: Scripted(honest, ready=None),
+        lambda: (begun.set(), (TrainerSetup(site="graz", data_key="ab" * 32, best=None, terms=None), b"m"))[1],
+        words=WORDS,
+        seconds=30,
+    )
+    starting = Thread(target=found.start, daemon=True)
+    starting.start()
+    assert begun.wait(10)
+    started = time.monotonic()
+    found.close()
+    assert time.monotonic() - started < 0.5 * module.STOP_SECONDS
 
 
 def test_closing_ends_an_order_that_is_open() -> None:
