@@ -73,7 +73,7 @@ def send_signals(federation: LearningFederation) -> None:
     chance = random.Random(15)
     slowest = 0.0
     for number in range(TERMS):
-        time.sleep(chance.uniform(0.0, 3.0))
+        time.sleep(chance.uniform(0.0, 3.0 if LONG else 1.0))
         which = ("agent", "trainer", "coordinator")[number % 3]
         site = federation.sites[chance.choice(sorted(federation.sites))]
         told = chance.choice(SIGNALS)
