@@ -1,10 +1,10 @@
-"""What coordinator and agent ask of the C library, so that they keep little more memory than they use.
+"""What our processes ask of the C library, so that they keep little more memory than they use.
 
 Left to itself, glibc keeps what was freed for the next request: a heap for every thread, and above each what was once
 needed. So there are two heaps, of which little more than is in use is kept; and what the uploads leave behind at a
-coordinator, or a round at an agent, is given back. Tighter bounds would save a little more and cost far more time than
-the masks do: every frame would be copied into pages that have just been fetched from the system. Other C libraries do
-so by themselves, or have no such switch.
+coordinator, or a round at an agent or a trainer, is given back. Tighter bounds would save a little more and cost far
+more time than the masks do: every frame would be copied into pages that have just been fetched from the system. In a
+trainer the same bounds would slow training down. Other C libraries do so by themselves, or have no such switch.
 """
 
 from __future__ import annotations
@@ -49,6 +49,11 @@ def settle() -> None:
 def give_back() -> None:
     """Drop what only cycles hold, and return free pages in the midst of the heap as well; takes some milliseconds."""
     gc.collect()
-    trim = getattr(_library(), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    trim()
+
+
+def trim() -> None:
+    """Return free pages alone. For a trainer, in which a search for cycles would take longer than a small round."""
+    give = getattr(_library(), "malloc_trim", None)
+    if give is not None:
+        give(0)

@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, get_args, get_type_hints
 
+from lazaret import malloc
 from lazaret.errors import LocalProtocolError, PolicyViolation, ToolkitError
 from lazaret.stopping import end
 from security.crypto import encoding
@@ -141,6 +142,7 @@ class OrderLoop:
             self._channel.send(*_trained(order.round, trainer.train(order.round, state)))
         else:
             self._channel.send(_evaluated(order.round, trainer.evaluate(order.round, state)))
+        malloc.trim()  # between orders it waits, for minutes often
 
 
 class ChannelBooks:
