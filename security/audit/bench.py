@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import resource
 import statistics
 import tempfile
 import time
@@ -19,15 +20,18 @@ from pathlib import Path
 from typing import Any, Final
 
 from security.audit.agreement import AgreedRules, Agreement, Agreements, Keys
+from security.audit.compare import cross
 from security.audit.verify import verify
-from security.clock import ManualClock, SystemClock
+from security.clock import Clock, ManualClock, SystemClock
 from security.log.egress import due_bytes, permitted, recorded_shape
 from security.log.events import (
     AgentStart,
     AgentStop,
+    AggregatePublished,
     DataOpened,
     Egress,
     Heartbeat,
+    Ingress,
     ModelReceived,
     NetCounter,
     ReceiptReceived,
@@ -74,6 +78,21 @@ def _parties(rng: SystemRandomness, sites: int = 3) -> tuple[Roster, list[tuple[
         party = Party(name=name, role=role, origin=root.key.name, root=root.key, cosigner=cosigner.key)
         made.append((party, root, cosigner))
     return Roster(parties=tuple(party for party, _, _ in made), vector_bytes=VECTOR_BYTES), made
+
+
+def _create(path: Path, roster: Roster, party: Party, root: NoteSigner, clock: Clock, disk: Disk) -> AuditLog:
+    return AuditLog.create(
+        path,
+        path.with_name(f"{path.name}-keys"),
+        party=party,
+        roster=roster,
+        manifest=b"{}\n",
+        policy="0" * 64,
+        root=root,
+        clock=clock,
+        rng=SystemRandomness(),
+        disk=disk,
+    )
 
 
 _SOME: Final = "be" * 32  # stands for every digest that the manifest and the log share
@@ -136,44 +155,35 @@ def _entry(number: int, head: int) -> Egress | ReceiptReceived:
     )
 
 
-def _begin(number: int) -> list[Event]:
+def _start() -> list[Event]:
+    """What a site writes before its first round."""
+    made = dict.fromkeys(("package", "dependencies", "proto", "config"), _SOME)
+    walls = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
+    return [
+        AgentStart(version="bench", **made, image=None, sbom=None, insecure=()),
+        TrainerIsolated(asked="best", **walls, connection=False, keys=False, ranks=False),
+        DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent", change="unchanged"),
+    ]
+
+
+def _begin(number: int, count: int = 3) -> list[Event]:
     """What a round writes before its first message."""
+    agreed = {"context": f"{number:064x}", "cohort": _SOME, "config": _SOME}
     return [
         ModelReceived(model=_SOME, bytes=VECTOR_BYTES, layout=_SOME, sender=_SOME),
         TrainDone(method="fednpr-per", steps=40, wall_ms=60_000, artefacts=()),
-        RoundInvited(
-            method="fednpr-per",
-            attempt=0,
-            context=f"{number:064x}",
-            cohort=_SOME,
-            cohort_size=3,
-            config=_SOME,
-            rule="bench",
-        ),
+        RoundInvited(method="fednpr-per", attempt=0, cohort_size=count, rule="bench", **agreed),
     ]
 
 
-def _end(number: int) -> list[Event]:
+def _end(number: int, names: tuple[str, ...] = ("site-a", "site-b", "site-c")) -> list[Event]:
     """What a round writes after its last message."""
-    context = f"{number:064x}"
-    names = ("site-a", "site-b", "site-c")
+    count, agreed = len(names), {"context": f"{number:064x}"}
+    threshold = thresholds.quorum(n=count, c=thresholds.default_colluders(count), m=3)
     return [
-        SecaggSurvivors(attempt=0, context=context, survivors=_SOME, count=3, threshold=3, dropouts=()),
-        SecaggUnmasked(attempt=0, context=context, self_mask=names, mask_key=()),
+        SecaggSurvivors(attempt=0, survivors=_SOME, count=count, threshold=threshold, dropouts=(), **agreed),
+        SecaggUnmasked(attempt=0, self_mask=names, mask_key=(), **agreed),
     ]
-
-
-def _started() -> AgentStart:
-    return AgentStart(
-        version="bench",
-        package=_SOME,
-        dependencies=_SOME,
-        proto=_SOME,
-        image=None,
-        sbom=None,
-        config=_SOME,
-        insecure=(),
-    )
 
 
 def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> tuple[Path, Roster]:
@@ -182,24 +192,10 @@ def make_log(folder: Path, entries: int, progress: Callable[[int], object]) -> t
     roster, made = _parties(rng)
     party, root, _ = made[1]
     path = folder / "log"
-    log = AuditLog.create(
-        path,
-        folder / "keys",
-        party=party,
-        roster=roster,
-        manifest=b"{}\n",
-        policy="0" * 64,
-        root=root,
-        clock=clock,
-        rng=rng,
-        disk=_Unsynced(),
-    )
+    log = _create(path, roster, party, root, clock, _Unsynced())
     number = sent = 0
-    log.append(_started())
-    walls = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
-    log.append(TrainerIsolated(asked="best", **walls, connection=False, keys=False, ranks=False))
-    opened = DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent", change="unchanged")
-    log.append(opened, run="bench")
+    for event in _start():
+        log.append(event, run="bench" if isinstance(event, DataOpened) else None)
     while log.size < entries:
         clock.advance(STEP_MS)
         at = number // ROUND_ENTRIES
@@ -272,32 +268,37 @@ def _timed(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def _ratio_of_medians(ours: Sequence[float], bare: Sequence[float], blocks: int = 5) -> float:
-    """The middle one of several ratios of interleaved medians, so that one busy moment of the disk does not decide."""
+def _quartile(times: Sequence[float]) -> float:
+    """The time that a quarter stays below: what the work takes while the machine does nothing else."""
+    return statistics.quantiles(times, n=4)[0]
+
+
+def _ratio(ours: Sequence[float], bare: Sequence[float], blocks: int = 5) -> float:
+    """The middle one of several ratios of interleaved times, so that one busy moment of the disk does not decide."""
     step = len(ours) // blocks
-    ratios = [
-        statistics.median(ours[at : at + step]) / statistics.median(bare[at : at + step])
-        for at in range(0, step * blocks, step)
-    ]
-    return statistics.median(ratios)
+    return statistics.median(
+        _quartile(ours[at : at + step]) / _quartile(bare[at : at + step]) for at in range(0, step * blocks, step)
+    )
+
+
+class _Counted(Disk):
+    """Counts how often it is waited for."""
+
+    syncs = 0
+
+    def sync(self, descriptor: int) -> None:
+        """One more."""
+        self.syncs += 1
+        super().sync(descriptor)
 
 
 def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
-    """One entry of about 500 bytes against a bare write and sync of as many bytes, in turns; medians."""
-    rng = SystemRandomness()
+    """One entry of about 500 bytes against a bare write and sync of as many bytes, in turns. Beside the disk an
+    entry costs processor time; how often it waits for the disk is counted."""
+    rng, disk = SystemRandomness(), _Counted()
     roster, made = _parties(rng)
     party, root, _ = made[1]
-    log = AuditLog.create(
-        folder / "append",
-        folder / "append-keys",
-        party=party,
-        roster=roster,
-        manifest=b"{}\n",
-        policy="0" * 64,
-        root=root,
-        clock=SystemClock(),
-        rng=rng,
-    )
+    log = _create(folder / "append", roster, party, root, SystemClock(), disk)
     bare, ours, signed = list[float](), list[float](), list[float]()
     descriptor = os.open(folder / "bare", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     prepared = [_entry(2 * number + 1, 1) for number in range(rounds)]  # making up an event is not appending it
@@ -309,8 +310,13 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
         os.write(descriptor, number.to_bytes(size, "big"))
         os.fsync(descriptor)
 
+    busy = waited = 0
+
     def write_entry(number: int) -> None:
+        nonlocal busy, waited
+        before, syncs = time.process_time_ns(), disk.syncs
         log.append(prepared[number], run="bench", round=1)
+        busy, waited = busy + time.process_time_ns() - before, waited + disk.syncs - syncs
 
     for number in range(rounds):
         # In turns, and each first every other time: the disk's own work is then shared fairly.
@@ -323,15 +329,115 @@ def bench_append(folder: Path, rounds: int) -> dict[str, Any]:
     log.close()
     return {
         "entry_bytes": size,
-        "bare_fsync_ms": round(statistics.median(bare) * 1000, 4),
-        "append_ms": round(statistics.median(ours) * 1000, 4),
-        "append_over_bare_fsync": round(_ratio_of_medians(ours, bare), 3),
+        "bare_fsync_ms": round(_quartile(bare) * 1000, 4),
+        "append_ms": round(_quartile(ours) * 1000, 4),
+        "append_over_bare_fsync": round(_ratio(ours, bare), 3),
+        "append_processor_us": round(busy / rounds / 1000, 1),
+        "syncs_of_an_append": waited / rounds,
         "checkpoint_ms": round(statistics.median(signed) * 1000, 4),
     }
 
 
-def bench(entries: int, appends: int, where: Path | None, progress: Callable[[int], object]) -> dict[str, Any]:
-    """Both, in a temporary folder that is removed afterwards."""
+# Many logs side by side
+
+
+class _Logs:
+    """A coordinator and sites whose logs fit together, written without waiting for the disk."""
+
+    def __init__(self, folder: Path, sites: int) -> None:
+        self.rng, self.clock = SystemRandomness(), ManualClock()
+        self.roster, made = _parties(self.rng, sites)
+        self.paths = [folder / party.name for party, _, _ in made]
+        self.logs = [
+            _create(path, self.roster, party, root, self.clock, _Unsynced())
+            for path, (party, root, _) in zip(self.paths, made, strict=True)
+        ]
+        self.witnesses = [
+            Witness(path, lambda: self.roster, cosigner, self.clock, _Unsynced())
+            for path, (_, _, cosigner) in zip(self.paths, made, strict=True)
+        ]
+        self.hub, self.names = self.logs[0], tuple(party.name for party in self.roster.sites)
+        for log in self.logs:
+            for event in _start()[: None if log is not self.hub else 1]:
+                log.append(event, run="bench" if isinstance(event, DataOpened) else None)
+
+    def round(self, number: int) -> None:
+        """One round of `CHECKPOINT_EVERY` messages of each site."""
+        ends = _end(number, self.names)
+        for name, log in zip(self.names, self.logs[1:], strict=True):
+            self.clock.advance(STEP_MS)
+            for event in _begin(number, len(self.names)):
+                log.append(event, run="bench", round=number)
+            self._messages(name, log, number)
+            for event in ends:
+                log.append(event, run="bench", round=number)
+        published = AggregatePublished(inputs=len(self.names), sum=_SOME, model=_SOME, previous=_SOME)
+        for event in (*ends, published):
+            self.hub.append(event, run="bench", round=number)
+
+    def _messages(self, name: str, log: AuditLog, number: int) -> None:
+        sent, total = [], 0
+        for place in range(CHECKPOINT_EVERY):
+            message = _entry(2 * (number * CHECKPOINT_EVERY + place), checkpoint_of(log.newest_checkpoint).size)
+            log.append(message, run="bench", round=number)
+            told = {key: message.body()[key] for key in ("msg_id", "message", "bytes", "sha256")}
+            sent.append((told["msg_id"], self.hub.append(Ingress(sender=name, **told), run="bench", round=number)))
+            total += told["bytes"]
+        head = checkpoint_of(self.hub.checkpoint())
+        for msg_id, entry in sent:
+            shown = {"head_root": head.root.hex(), "msg_id": msg_id}
+            shown["proof"] = sha256(b"".join(self.hub.inclusion_path(entry, head.size))).hexdigest()
+            log.append(ReceiptReceived(head_size=head.size, ingress=entry, **shown), run="bench", round=number)
+        log.append(NetCounter(source="bench", connections=0, bytes_out=total, bytes_in=0))
+        log.tick()
+        log.checkpoint()
+
+    def close(self) -> None:
+        """Everybody stops, and everybody's last checkpoint is witnessed by all others."""
+        for log in self.logs:
+            log.append(Heartbeat(size=log.size))
+            log.append(AgentStop(reason="bench"))
+            log.checkpoint()
+        for log in self.logs:
+            for witness, other in zip(self.witnesses, self.logs, strict=True):
+                if other is not log:
+                    size = checkpoint_of(log.newest_checkpoint).size
+                    log.add_cosignature(size, witness.consider(log.submission(0)))
+            log.close()
+
+
+def bench_cross(folder: Path, logs: int, entries: int, progress: Callable[[int], object]) -> dict[str, Any]:
+    """Compare logs that have `entries` entries on average; the coordinator's is the largest."""
+    made, number = _Logs(folder, logs - 1), 0
+    while (size := sum(log.size for log in made.logs)) < logs * entries:
+        made.round(number)
+        number += 1
+        progress(size)
+    made.close()
+    keys = dict.fromkeys(made.paths, _keys(made.roster))
+    gc.collect()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start, busy = time.perf_counter(), time.process_time()
+    found = cross(made.paths, keys)
+    return {
+        "logs": logs,
+        "entries": size,
+        "messages": found.matched,
+        "receipts": found.receipts,
+        "findings": sorted({finding.code for finding in found.findings}),
+        "cross_s": round(time.perf_counter() - start, 2),
+        "cross_processor_s": round(time.process_time() - busy, 2),
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        "peak_before_mb": before // 1024,
+    }
+
+
+def bench(
+    entries: int, appends: int, where: Path | None, progress: Callable[[int], object], *, logs: int = 0
+) -> dict[str, Any]:
+    """In a temporary folder that is removed afterwards: one log, or the comparison of many."""
     with tempfile.TemporaryDirectory(prefix="privacy-audit-", dir=where) as name:
         folder = Path(name)
+        if logs:
+            return bench_cross(folder, logs, entries, progress)
         return {**bench_append(folder, appends), **bench_verify(folder, entries, progress)}

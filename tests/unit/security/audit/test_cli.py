@@ -232,7 +232,13 @@ def test_bench_small(tmp_path: Path) -> None:
     assert data["findings"] == [], "a log like a site's, with nothing wrong"
     assert data["entries"] >= 3000
     assert 400 <= data["entry_bytes"] <= 600
-    assert "fail" not in data["findings"]
+    assert data["syncs_of_an_append"] == 1
+
+
+def test_bench_of_many_logs(tmp_path: Path) -> None:
+    data = _json("bench", "--entries", 1000, "--logs", 4, "--folder", tmp_path)
+    assert data["findings"] == [] and data["messages"] == data["receipts"] > 500
+    assert data["cross_s"] > 0 and data["peak_mb"] > 0
 
 
 def test_help_is_quick_and_light() -> None:
