@@ -19,7 +19,7 @@ Seconds = Real
 # The checks of `site-agent check`, in this order: what others depend on first, what takes long last.
 CHECK_NAMES: Final = (
     "configuration", "certificates", "keys", "manifest", "policy", "coordinator", "clock", "state", "model", "disk",
-    "device", "isolation", "privacy", "data", "images", "code", "trial",
+    "device", "isolation", "privacy", "processing", "data", "images", "code", "trial",
 )  # fmt: skip
 
 
@@ -100,8 +100,12 @@ class DataTable(ConfigTable):
     seed: Annotated[int, Field(ge=0)] = 0
     class_map: Annotated[dict[str, str], Field(min_length=1)] | None = None
     version: Annotated[str, Field(min_length=1, max_length=64)] = "1"
+    controller: str = ""
     purpose: str = "model training"
     legal_basis: str = ""
+    subjects: str = ""
+    categories: str = ""
+    retention: str = ""
 
 
 class PrivacyTable(ConfigTable):

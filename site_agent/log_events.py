@@ -14,10 +14,13 @@ from security.secagg.effects import Log
 from security.secagg.relay import SignedHead
 from site_agent.config import DataTable
 from site_agent.contribution import LocalResult
-from site_agent.trainer.channel import IsolationReport
+from site_agent.trainer.channel import DataReady, IsolationReport
 from site_agent.trainer.isolation import IsolationMode
 
 _NAMED: Final = 4  # classes; an entry has no more than 500 letters
+# What a site states about its processing, written to the log when data are opened (GDPR Art. 30).
+STATED: Final = ("controller", "purpose", "legal_basis", "subjects", "categories", "retention")
+NOT_STATED: Final = "not stated"
 
 
 def receipt(message: relay.Receipt, head: SignedHead | None, site: str, connection: int) -> Log:
@@ -73,12 +76,14 @@ def trainer_isolated(asked: IsolationMode, report: IsolationReport) -> ev.Traine
 
 def data_opened(table: DataTable, fingerprint: str, change: str, *, private: bool) -> ev.DataOpened:
     """:param change: what `data_change` said; under differential privacy it stays with the hospital."""
-    return ev.DataOpened(
-        fingerprint=fingerprint,
-        purpose=table.purpose,
-        legal_basis=table.legal_basis or "not stated",
-        change=f"version {table.version}" if private else change,
-    )
+    told = {name: getattr(table, name) or NOT_STATED for name in STATED}
+    return ev.DataOpened(fingerprint=fingerprint, change=f"version {table.version}" if private else change, **told)
+
+
+def data_annex(ready: DataReady) -> dict[str, str]:
+    """How many subjects and images there are, as ranges: what the site's own auditor may see, and may be erased."""
+    images = sum(count for row in ready.counts.values() for count in row)
+    return {"images": as_range(images), "subjects": as_range(ready.subjects)}
 
 
 def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

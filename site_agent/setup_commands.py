@@ -83,8 +83,12 @@ source = {source}                     # (required) csv:FILE, folders:DIR, dicom:
 # version = "1"                       # under differential privacy, your name for the data; a new one: new class counts
 # class_map = {{ naevus = "nevus", mm = "melanoma" }} # every class name here, and the federation's name of it;
                                       # left out, names and their order must be the manifest's
-# purpose = "model training"          # these two are written to the privacy log; an audit is not clean without both
+# purpose = "model training"          # these go to the privacy log; an audit is not clean without the first two
 legal_basis = {legal_basis}
+# controller = "Hospital Graz"        # who decides about the data: an organisation; never a person's name in these
+# subjects = "patients of the skin clinic, 2015 to 2024"
+# categories = "dermoscopic images, diagnoses"
+# retention = "10 years, then erased"
 
 [privacy]                             # if the manifest demands differential privacy
 # population = "patients"             # whose budget is spent; one ledger for all data with the same patients

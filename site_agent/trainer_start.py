@@ -171,9 +171,8 @@ def start_trainer(
     log_format: str | None = None,
     module: str = "site_agent.trainer",
 ) -> tuple[Supervisor, str | None]:
-    """A trainer of this site in a process of its own, with its data open; and what the log calls the data."""
+    """A trainer of this site in a process of its own, with its data open. It has logged that itself: hence the None."""
     del initial  # the trainer reads it itself
-    found: list[str] = []
 
     def setup() -> tuple[TrainerSetup, bytes]:
         terms = None if budget is None else budget.state.terms
@@ -196,10 +195,8 @@ def start_trainer(
         change = note_data(state_dir, ready, private=private)
         if budget is not None:
             budget.take_version(ready.version)
-        if found:
-            opened = log_events.data_opened(config.data, ready.version, change, private=private)
-            privacy_log.append(opened, run=manifest.run)
-        found.append(ready.version)
+        told = log_events.data_opened(config.data, ready.version, change, private=private)
+        privacy_log.append(told, run=manifest.run, annex=log_events.data_annex(ready))
 
     waiting = None if config.trainer_socket is None else TrainerSocket(config.trainer_socket)
     supervisor = Supervisor(
@@ -212,4 +209,4 @@ def start_trainer(
         opened=opened,
     )
     supervisor.start()
-    return supervisor, found[-1]
+    return supervisor, None

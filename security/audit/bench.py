@@ -159,10 +159,11 @@ def _start() -> list[Event]:
     """What a site writes before its first round."""
     made = dict.fromkeys(("package", "dependencies", "proto", "config"), _SOME)
     walls = dict.fromkeys(("network_namespace", "seccomp", "landlock"), True)
+    stated = dict.fromkeys(("change", "controller", "subjects", "categories", "retention"), "bench")
     return [
         AgentStart(version="bench", **made, image=None, sbom=None, insecure=()),
         TrainerIsolated(asked="best", **walls, connection=False, keys=False, ranks=False),
-        DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent", change="unchanged"),
+        DataOpened(fingerprint=_SOME, purpose="model training", legal_basis="consent", **stated),
     ]
 
 

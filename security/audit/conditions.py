@@ -38,9 +38,11 @@ def digest(value: str, length: int | None = None) -> Span:
 def patient_sentence(epsilon: float, delta: str) -> str:
     """What epsilon means for one patient, without a formula."""
     sure = 100 * (1 - 1 / (1 + math.exp(min(epsilon, 50))))
+    once_in = f"{round(1 / float(delta)):,}" if 0 < float(delta) < 1 else "no"
     return (
-        f"Suppose somebody who sees everything that was published thinks it is as likely as not that a patient's data "
-        f"were used. Seeing it can make them at most {sure:.1f} % sure, except with a probability of {delta}."
+        "Suppose somebody who sees everything that was published thinks that it is as likely as not that a patient's "
+        f"data were used (50 %). What they see can make them at most {sure:.1f} % sure that they were. This holds but "
+        f"for one case in {once_in} (delta {delta})."
     )
 
 

@@ -155,8 +155,13 @@ def processing_json(history: LogHistory) -> dict[str, Any]:
         "party": history.name,
         "versions": each("agent.start", "version"),
         "packages": each("agent.start", "package"),
+        "controllers": each("data.opened", "controller"),
         "purposes": each("data.opened", "purpose"),
         "legal_bases": each("data.opened", "legal_basis"),
+        "subjects": each("data.opened", "subjects"),
+        "categories": each("data.opened", "categories"),
+        "retention": each("data.opened", "retention"),
+        "recipients": each("egress", "destination"),
         "exports": [
             {"entry": record.seq, "auditor": record.body["auditor"], "purpose": record.body["purpose"]}
             for record in history.of("access.exported")

@@ -27,6 +27,7 @@ from security.audit.conditions import (
 )
 from security.audit.facts import RoundFacts, processing_json, round_json, rounds_of
 from security.audit.findings import Concern, Finding, Severity, verdict_on
+from security.audit.verify import Verified
 from security.log.roster import SITE
 
 if TYPE_CHECKING:
@@ -152,24 +153,47 @@ def _versions(result: Crossed) -> str:
     return ", ".join(told) or "none"
 
 
-def _processing(result: Crossed) -> list[Row]:
-    """What each party states: software, purpose and legal basis, to whom its log went, what was erased."""
-    rows: list[Row] = []
+def _processing(result: Crossed) -> list[dict[str, Any]]:
+    """What each party states, and what its log says of exports, erasures and witnesses; for who signs the report."""
+    shown = []
     for log, history in zip(result.logs, result.histories, strict=True):
         told = processing_json(history)
+        rows: list[tuple[str, Piece]] = [("Software", _listed(told["versions"]))]
+        rows.append(("Digest of its code", tuple(digest(one) for one in told["packages"]) or "not stated"))
+        if log.role == SITE:
+            rows += [
+                ("Controller", _listed(told["controllers"])),
+                ("Purpose", _listed(told["purposes"])),
+                ("Legal basis", _listed(told["legal_bases"])),
+                ("Data subjects", _listed(told["subjects"])),
+                ("Categories of data", _listed(told["categories"])),
+                ("Number of subjects", f"as a range, at the site; annexes: {log.annexes:,}, erased: {log.erased:,}"),
+                ("Retention", _listed(told["retention"])),
+                ("Recipients", _recipients(log, told["recipients"])),
+            ]
+        exports = [f"entry {one['entry']}: {one['auditor']} ({one['purpose']})" for one in told["exports"]]
+        erasures = [f"annexes of entries {one['first']} to {one['last']}" for one in told["erasures"]]
         outside = log.size - log.covered
-        rows.append(
-            (
-                Span(history.name),
-                (", ".join(told["versions"]) or "-", " ", *(digest(one, 10) for one in told["packages"])),
-                "; ".join(told["purposes"]) or "-",
-                "; ".join(told["legal_bases"]) or "-",
-                "; ".join(f"{one['auditor']} ({one['purpose']})" for one in told["exports"]) or "none",
-                f"{len(told['erasures'])}",
-                f"{outside:,} of {log.size:,}",
-            )
-        )
-    return rows
+        rows += [
+            ("Exports of the log", _listed(exports, "none")),
+            ("Erasures", _listed(erasures, "none")),
+            ("Entries without witnesses", f"{outside:,} of {log.size:,} ({100 * outside / max(log.size, 1):.0f} %)"),
+        ]
+        shown.append({"party": history.name, "role": log.role, "rows": rows})
+    return shown
+
+
+def _listed(values: Sequence[str], none: str = "not stated") -> str:
+    return "; ".join(values) or none
+
+
+def _recipients(log: Verified, keys: Sequence[str]) -> Piece:
+    """Messages name the key they went to; the manifests say whose it is."""
+    judged = [one for one in log.agreements.versions if one.rules]
+    known = {key: one.roster.coordinator for one in judged for key in (one.rules.destinations if one.rules else ())}
+    names = {found.name if (found := known.get(key)) else "unknown" for key in keys}
+    of_data = "masked vectors and messages of the protocol"
+    return (f"{', '.join(sorted(names))}: {of_data}; keys ", *(digest(key, 16) for key in keys)) if keys else "none"
 
 
 def _done(result: Crossed) -> list[tuple[str, str]]:
@@ -187,6 +211,7 @@ def _done(result: Crossed) -> list[tuple[str, str]]:
             text.MATCHING,
         ),
         ("one model, one cohort and one survivor set in each round", text.AGREEMENT),
+        (f"{entries:,} entries under the rules of the manifest in force then, and every step of a round", text.RULES),
     ]
     if result.statements:
         names = ", ".join(statement.site for statement in result.statements)

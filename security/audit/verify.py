@@ -51,6 +51,8 @@ class Verified:
     roster: Roster | None = None
     agreements: Agreements = field(default_factory=Agreements)
     adopted: tuple[tuple[int, str], ...] = ()
+    annexes: int = 0  # entries that commit to one
+    erased: int = 0  # of these, as the log says
 
     @property
     def covered(self) -> int:
@@ -122,6 +124,8 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
         roster=newest.roster if newest else None,
         agreements=agreements,
         adopted=scan.adoptions,
+        annexes=len(scan.commitments),
+        erased=sum(any(seq in entries for entries in scan.erased) for seq in scan.commitments),
     )
 
 

@@ -163,14 +163,20 @@ class PeerRevoked(Event):
 
 @event_type("data.opened")
 class DataOpened(Event):
-    """A data set was opened: its fingerprint under the site's own key, what for, and what changed since the last time.
+    """A data set was opened: its fingerprint under the site's own key, what the site states about its processing, and
+    what changed since the last time.
 
-    `change` has counts as ranges; under differential privacy it has none.
+    Organisations and kinds, never a person's name. `change` has counts as ranges; under differential privacy it has
+    none. How many subjects there are is in the annex, as a range.
     """
 
     fingerprint: Digest
+    controller: Text
     purpose: Text
     legal_basis: Text
+    subjects: Text
+    categories: Text
+    retention: Text
     change: Text
 
 

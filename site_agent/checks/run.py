@@ -18,6 +18,7 @@ from security.identity.rules import CLOCK_SKEW_MS
 from site_agent.assembly import config_hash_of
 from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import SiteConfig
+from site_agent.log_events import STATED
 from site_agent.privacy import LEDGER_HINT, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 from site_agent.trainer.isolation import HINT
@@ -208,6 +209,20 @@ def isolation(context: SiteCheckContext) -> Iterator[Line]:
 @CHECKS.add
 def data(context: SiteCheckContext) -> Iterator[Line]:
     yield from context.looking.ask("data")
+
+
+@CHECKS.add
+def processing(context: SiteCheckContext) -> Iterator[Line]:
+    """What a data protection officer asks for, and what the privacy log will say."""
+    table = context.config.data
+    missing = [name for name in STATED if not getattr(table, name)]
+    if missing:
+        yield warning(
+            f"not stated: {', '.join(missing)}",
+            f"set {'them' if len(missing) > 1 else 'it'} in [data]: the auditor's report has it from there",
+        )
+    else:
+        yield ok("controller, purpose, legal basis, subjects, categories and retention are stated")
 
 
 @CHECKS.add

@@ -164,7 +164,8 @@ class IsolationReport(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReady(Message):
-    """The images are open: their fingerprint under the data key, and how many of each class each side holds.
+    """The images are open: their fingerprint under the data key, how many of each class each side holds, and of how many
+    patients.
 
     :ivar fingerprint: of the content, for this hospital alone.
     :ivar version: what log and ledger call the data; the same, but under differential privacy the hospital's name of
@@ -174,6 +175,7 @@ class DataReady(Message):
     kind: Literal["ready"] = "ready"
     fingerprint: Hex32
     version: Hex32
+    subjects: Natural
     class_names: Annotated[tuple[Name, ...], Field(max_length=MAX_CLASSES)]
     counts: Annotated[dict[Literal["train", "validation", "test"], Counts], Field(max_length=3)]
 

@@ -146,6 +146,7 @@ def summary(dataset: FederatedDataset, data: SiteData, key: bytes, *, version: s
     return DataReady(
         fingerprint=content,
         version=content if version is None else _keyed(key, f"version\n{data.name}\n{version}"),
+        subjects=len({unit for samples in sides.values() if samples is not None for unit in samples.units}),
         class_names=tuple(dataset.class_names),
         counts=counts,  # type: ignore[arg-type]
     )

@@ -30,7 +30,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "report.html"
 
 
-@pytest.mark.parametrize("width", [1180, 360])
+@pytest.mark.parametrize("width", [1180, 700, 360])
 def test_it_fits_asks_for_nothing_and_runs_nothing(report: Path, browser: Any, width: int) -> None:
     page = browser.new_page(viewport={"width": width, "height": 800})
     asked: list[str] = []
@@ -43,4 +43,10 @@ def test_it_fits_asks_for_nothing_and_runs_nothing(report: Path, browser: Any, w
     assert page.locator("svg.chart").count() == 3
     wide, room = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
     assert wide <= room
+    cut = page.evaluate(
+        "[...document.querySelectorAll('td, th, dd, li, pre')].filter(cell => cell.offsetParent && "
+        "(cell.scrollWidth > cell.clientWidth + 1 || cell.getBoundingClientRect().right > innerWidth))"
+        ".map(cell => cell.innerText)"
+    )
+    assert cut == [], "nothing is cut off"
     page.close()

@@ -312,6 +312,13 @@ def test_a_certificate_that_ends_soon_is_a_warning(hospital: Hospital) -> None:
     assert re.search("expires in 1[12] days", line.what) and "renew" in line.hint
 
 
+def test_what_is_not_stated_about_the_processing_is_a_warning(hospital: Hospital) -> None:
+    hospital.set("data", 'controller = ""')
+    hospital.set("data", 'retention = ""')
+    (line,) = [line for line in hospital.check() if line.verdict is CheckVerdict.WARNING]
+    assert (line.check, line.what) == ("processing", "not stated: controller, retention")
+
+
 def test_an_image_that_occurs_twice_under_other_names_is_a_warning(hospital: Hospital) -> None:
     other = {"label": "bcc", "patient": "MRN-99999"}
     copies = [row | other | {"image": f"copy-{row['image']}"} for row in hospital.rows[:2]]

@@ -343,12 +343,16 @@ class Federation:
             log.append(
                 ev.DataOpened(
                     fingerprint=digest("hmac", name),
+                    controller=f"Hospital {name.capitalize()}",
                     purpose="model training",
                     legal_basis="consent, study 12",
+                    subjects="patients of the skin clinic",
+                    categories="dermoscopic images, diagnoses",
+                    retention="10 years",
                     change="opened for the first time",
                 ),
                 run=self.run,
-                annex={"images": 812, "classes": [300, 500, 12]},
+                annex={"images": "500 to 999", "subjects": "200 to 499"},
             )
         log.append(
             ev.ModelReceived(model=self.model, bytes=16_000_000, layout=self.layout, sender=self.destination),

@@ -24,6 +24,7 @@ from security.identity.pki import Purpose
 from site_agent.checks.context import SiteCheckContext
 from site_agent.checks.run import CHECKS
 from site_agent.config import SiteConfig
+from site_agent.log_events import STATED
 
 SITE = "graz"
 CLASSES = ("bcc", "melanoma", "nevus")
@@ -143,6 +144,8 @@ class CheckWorld:
         shutil.copytree(self.grounds.consortium, folder / "consortium")
         made = Hospital(folder / "hospital", folder / "consortium", [dict(row) for row in self.rows], {})
         made.set("data", f'source = "csv:{made.images / "table.csv"}"')
+        for name in STATED:
+            made.set("data", f'{name} = "as agreed"')
         return made
 
 

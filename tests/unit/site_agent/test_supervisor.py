@@ -51,7 +51,7 @@ REPORT = IsolationReport(
     missing={},
     sentence="isolated",
 )
-READY = DataReady(fingerprint="ab" * 32, version="ab" * 32, class_names=("a",), counts={"train": (3,)})
+READY = DataReady(fingerprint="ab" * 32, version="ab" * 32, subjects=2, class_names=("a",), counts={"train": (3,)})
 Script = Callable[[Channel, Any], None]
 
 
