@@ -12,13 +12,10 @@ or a plain hash of data with little entropy; such things go to the annex, or und
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated
 
 from security.log.schema import (
-    COUNT,
-    DECIMAL,
-    DIGEST,
-    TOKEN,
+    Artefacts,
     Count,
     DataClass,
     Decimal,
@@ -30,43 +27,20 @@ from security.log.schema import (
     MaybeCount,
     MaybeDecimal,
     MaybeDigest,
+    Mechanisms,
+    Numbers,
+    Plan,
+    Relation,
     Role,
     Text,
     Texts,
     Token,
     Tokens,
+    Unit,
     VKey,
     choice,
     event_type,
-    list_of,
-    optional,
-    record,
 )
-
-_ARTEFACT: Final = record("a local artefact", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only"))
-_MECHANISM: Final = record("a mechanism", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
-
-_SHAPE: Final = record(
-    "the numbers of the size equation",
-    cohort=COUNT,
-    cosigned=COUNT,
-    epochs=COUNT,
-    frame=COUNT,
-    frames=COUNT,
-    head_signatures=COUNT,
-    named=optional(TOKEN),
-    path=COUNT,
-    vector_bytes=COUNT,
-)
-
-Numbers = Annotated[dict[str, Any], _SHAPE]
-Artefacts = Annotated[tuple[dict[str, Any], ...], list_of(_ARTEFACT, limit=64)]
-Mechanisms = Annotated[tuple[dict[str, Any], ...], list_of(_MECHANISM, limit=64)]
-Plan = Annotated[
-    dict[str, Any] | None, optional(record("a plan", epsilon=DECIMAL, events=list_of(_MECHANISM, limit=64)))
-]
-Unit = Annotated[str, choice("patient", "lesion", "study", "image")]
-Relation = Annotated[str, choice("add-or-remove-one", "replace-one")]
 
 
 @event_type("log.genesis")

@@ -119,6 +119,33 @@ MaybeDigest = Annotated[str | None, optional(DIGEST)]
 MaybeDecimal = Annotated[str | None, optional(DECIMAL)]
 MaybeCount = Annotated[int | None, optional(COUNT)]
 
+# Kinds that only some events have.
+
+_ARTEFACT: Final = record("a local artefact", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only"))
+_MECHANISM: Final = record("a mechanism", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
+
+_SHAPE: Final = record(
+    "the numbers of the size equation",
+    cohort=COUNT,
+    cosigned=COUNT,
+    epochs=COUNT,
+    frame=COUNT,
+    frames=COUNT,
+    head_signatures=COUNT,
+    named=optional(TOKEN),
+    path=COUNT,
+    vector_bytes=COUNT,
+)
+
+Numbers = Annotated[dict[str, Any], _SHAPE]
+Artefacts = Annotated[tuple[dict[str, Any], ...], list_of(_ARTEFACT, limit=64)]
+Mechanisms = Annotated[tuple[dict[str, Any], ...], list_of(_MECHANISM, limit=64)]
+Plan = Annotated[
+    dict[str, Any] | None, optional(record("a plan", epsilon=DECIMAL, events=list_of(_MECHANISM, limit=64)))
+]
+Unit = Annotated[str, choice("patient", "lesion", "study", "image")]
+Relation = Annotated[str, choice("add-or-remove-one", "replace-one")]
+
 
 def decimal(value: float) -> str:
     """A real number as the log writes it: the shortest text that reads back to the same double."""

@@ -164,7 +164,7 @@ class IsolationReport(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataReady(Message):
-    """The images are open: their fingerprint under the data key, how many of each class each side holds, and of how many
+    """The images are open: their fingerprint under the data key, how many of each class each side holds, of how many
     patients.
 
     :ivar fingerprint: of the content, for this hospital alone.

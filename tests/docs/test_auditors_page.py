@@ -16,7 +16,8 @@ from security.log import events as ev
 from security.log.keys import EpochKeys
 from security.log.schema import DATA_CLASSES
 from tests.support.audit_attacks import Tampering, copied
-from tests.support.audit_logs import RUN, Federation
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import RUN
 from tests.support.consortium_world import World
 
 PAGE = (Path(__file__).parents[2] / "docs" / "auditors.md").read_text(encoding="utf-8")

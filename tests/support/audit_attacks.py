@@ -24,7 +24,7 @@ from security.log.store import LogFolder
 from security.log.witness import HeldCheckpoint, Witness
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
-from tests.support.audit_logs import NOW, Member, QuickDisk, new_member
+from tests.support.audit_parties import NOW, Member, QuickDisk, new_member
 
 # What a log without a manifest, without whole rounds and without an orderly end says of itself.
 FRAGMENT = frozenset({"RulesUnknown", "StepMissing", "NoStop"})

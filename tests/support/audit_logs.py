@@ -8,7 +8,6 @@ tamper with copies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,9 @@ from scripts.local_federation.known_updates import sees_no_image
 from security.audit.agreement import AgreedRules, Keys, agreement_of, keys_for
 from security.clock import ManualClock
 from security.crypto.ring import FRAME_BYTES
-from security.dp.accountant import ACCOUNTANT, Parts, added, dp_sgd_event, rate_at_least
-from security.dp.filter import BudgetFilter
+from security.dp.accountant import added
 from security.identity.manifest import Manifest
 from security.identity.membership import audit_roster
-from security.identity.pki import Role
 from security.log import events as ev
 from security.log.egress import (
     Outgoing,
@@ -31,75 +28,31 @@ from security.log.egress import (
     due_bytes,
     recorded_shape,
 )
-from security.log.note import KeyType, NoteSigner, checkpoint_of
-from security.log.roster import COORDINATOR, SITE, Party, Roster
-from security.log.schema import decimal
-from security.log.store import Disk
+from security.log.note import checkpoint_of
+from security.log.roster import COORDINATOR, SITE, Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
 from security.secagg import thresholds
 from security.secagg.registry import Shape
-from tests.support.consortium_world import World, subject
-
-SITES = ("graz", "linz", "vienna")
-FIVE = ("graz", "linz", "steyr", "vienna", "wels")
-HUB = "hub"
-RUN = "run-1"
-NOW = 1_800_000_000_000
-VECTOR = 270_000
-MODEL_0 = sha256(b"the initial model").hexdigest()
-DP = BudgetFilter(order=5.0, delta=1e-5, cap=8.0)
-DP_ROUND = (dp_sgd_event(multiplier=1.1, clip=1.0, rate=rate_at_least(0.02), steps=40),)
-
-
-def digest(*parts: object) -> str:
-    """A stand-in for a digest that the protocol would give."""
-    return sha256("|".join(map(str, parts)).encode()).hexdigest()
-
-
-def origin(name: str) -> str:
-    """The log's name, as enrolment makes it."""
-    return f"{name}.lesions/audit"
-
-
-class QuickDisk(Disk):
-    """Writes without waiting for the disk: these logs need not survive a power cut."""
-
-    def sync(self, descriptor: int) -> None:
-        pass
-
-    def publish(self, path: Path, data: bytes, mode: int = 0o644) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        path.chmod(mode)
-
-
-@dataclass
-class Member:
-    """One party with its keys, its open log and its witness."""
-
-    party: Party
-    root: NoteSigner
-    cosigner: NoteSigner
-    folder: Path
-    log: AuditLog = field(init=False)
-    witness: Witness = field(init=False)
-    spent: Parts = ()
-    spent_before: Parts = ()
-    sent: int = 0
-
-    @property
-    def keys(self) -> Path:
-        return self.folder.with_name(self.folder.name + ".keys")
-
-
-def new_member(name: str, role: str, folder: Path, rng: CountedRandomness) -> Member:
-    """Fresh keys and a place on disk."""
-    root = NoteSigner.from_seed(origin(name), rng.bytes(32))
-    cosigner = NoteSigner.from_seed(f"{name}.lesions/witness", rng.bytes(32), KeyType.COSIGNER)
-    party = Party(name=name, role=role, origin=origin(name), root=root.key, cosigner=cosigner.key)
-    return Member(party=party, root=root, cosigner=cosigner, folder=folder / name)
+from tests.support.audit_parties import (
+    DP_ROUND,
+    HUB,
+    MODEL_0,
+    NOW,
+    RUN,
+    SITES,
+    VECTOR,
+    Member,
+    QuickDisk,
+    agent_start,
+    data_opened,
+    digest,
+    member_of,
+    new_member,
+    payment,
+)
+from tests.support.consortium_world import World
 
 
 class Federation:
@@ -168,7 +121,7 @@ class Federation:
         """The same with real keys and a really signed manifest."""
         manifest = world.publish()
         roster = audit_roster(manifest)
-        members = [_member_of(world, party, folder) for party in roster.parties]
+        members = [member_of(world, party, folder) for party in roster.parties]
         vector = roster.vector_bytes or VECTOR
         rules = agreement_of(manifest, "").rules
         return cls(members, world.published(), world.clock, dp_sites, roster.digest, vector, world, rules)
@@ -192,7 +145,7 @@ class Federation:
                 self.members[party.name].log.adopt_manifest(data, manifest.version, self.roster)
             else:
                 folder = self.hub.folder.parent
-                self.members[party.name] = _member_of(self.world, party, folder)
+                self.members[party.name] = member_of(self.world, party, folder)
                 self._begin(self.members[party.name])
         self.members = {party.name: self.members[party.name] for party in self.roster.parties}
 
@@ -249,18 +202,7 @@ class Federation:
         member.witness = Witness(member.folder, lambda: self.roster, member.cosigner, self.clock, QuickDisk())
 
     def _start(self, member: Member) -> None:
-        member.log.append(
-            ev.AgentStart(
-                version="0.1.0",
-                package=digest("package"),
-                dependencies=digest("constraints"),
-                proto=digest("proto"),
-                image=None,
-                sbom=None,
-                config=digest("config", member.party.name),
-                insecure=(),
-            )
-        )
+        member.log.append(agent_start(member.party.name))
         if member.party.role == SITE:
             sees_no_image(member.log)
         member.log.checkpoint()
@@ -341,16 +283,7 @@ class Federation:
         if (name, self.run) not in self._told:
             self._told.add((name, self.run))
             log.append(
-                ev.DataOpened(
-                    fingerprint=digest("hmac", name),
-                    controller=f"Hospital {name.capitalize()}",
-                    purpose="model training",
-                    legal_basis="consent, study 12",
-                    subjects="patients of the skin clinic",
-                    categories="dermoscopic images, diagnoses",
-                    retention="10 years",
-                    change="opened for the first time",
-                ),
+                data_opened(name),
                 run=self.run,
                 annex={"images": "500 to 999", "subjects": "200 to 499"},
             )
@@ -389,19 +322,7 @@ class Federation:
         if kind is ev.DpReserved:
             member.spent_before, member.spent = member.spent, added(member.spent, DP_ROUND)
         member.log.append(
-            kind(
-                reservation=digest("reservation", number)[:32],
-                mechanisms=tuple(event.to_json() for event in DP_ROUND),
-                delta=decimal(DP.delta),
-                unit="patient",
-                relation="add-or-remove-one",
-                accountant=ACCOUNTANT,
-                order=decimal(DP.order),
-                plan=None,
-                epsilon_round=f"{DP.epsilon(member.spent) - DP.epsilon(member.spent_before):.6f}",
-                epsilon_total=f"{DP.epsilon(member.spent):.6f}",
-                cap=decimal(DP.cap),
-            ),
+            payment(kind, number, member.spent, member.spent_before),
             run=self.run,
             round=number,
         )
@@ -518,14 +439,6 @@ class Federation:
             self.clock.advance(10)
             member.log.append(ev.AgentStop(reason="end of run"))
             member.log.close()
-
-
-def _member_of(world: World, party: Party, folder: Path) -> Member:
-    role = Role.COORDINATOR if party.role == COORDINATOR else Role.SITE
-    who, identity = subject(party.name, role), world.identity(party.name)
-    return Member(
-        party=party, root=identity.audit_root(who), cosigner=identity.cosigner(who), folder=folder / party.name
-    )
 
 
 def small_federation(folder: Path, rounds: int = 2) -> Federation:

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from security.log import events as ev
 from security.log.reader import LogReader
-from tests.support.audit_logs import Federation, digest
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import digest
 
 ARCHIVE = Path(__file__).parent / "logs" / "federation.tar.xz"
 MANY = 65_536  # so many entries make a segment

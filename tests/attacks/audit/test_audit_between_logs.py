@@ -13,7 +13,8 @@ from security.log import events as ev
 from security.log.schema import Event
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, weighty, without
-from tests.support.audit_logs import Federation, digest
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import digest
 
 Change = Callable[[Event], Event | None]
 

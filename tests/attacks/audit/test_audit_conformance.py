@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from security.audit.agreement import keys_for
+from security.audit.compare import cross
 from security.audit.conformance import RULES
 from security.audit.findings import CODES, Concern
 from security.audit.verify import Verified, verify
 from security.log.keys import EpochKeys
 from tests.support.audit_attacks import Tampering, copied, encode, weighty, without
-from tests.support.audit_logs import Federation, digest
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import digest
 from tests.support.consortium_world import DAY, PLAN, PRIVACY, World
 
 Entry = dict[str, Any]
@@ -26,7 +28,8 @@ Change = Callable[[Entry], object]
 PRIVATE_PLAN = (
     PLAN.replace("steps = 50", "steps = 40")
     + '"dp.steps" = 40\n"dp.rate" = 0.02\n"dp.engine" = "fast"\n'
-    + f'[processing]\npackages = ["{digest("package")}"]\nlegal_bases = ["consent, study 12"]\n'
+    + f'[processing]\npackages = ["{digest("package")}"]\nschemas = ["{digest("proto")}"]\n'
+    + 'legal_bases = ["consent, study 12"]\n'
     + PRIVACY
 )
 
@@ -75,6 +78,7 @@ CASES: dict[str, tuple[str, str, Change, str]] = {
     "a published sum of one": ("hub", "aggregate.published", _all(inputs=1), "SurvivorsTooFew"),
     "insecure": ("graz", "agent.start", _all(insecure=["no TLS"]), "InsecureOption"),
     "other software": ("graz", "agent.start", _all(package=digest("else")), "SoftwareUnlisted"),
+    "another schema": ("graz", "agent.start", _all(proto=digest("else")), "SoftwareUnlisted"),
     "marketing": ("graz", "data.opened", _all(purpose="marketing"), "PurposeNotAgreed"),
     "another basis": ("graz", "data.opened", _all(legal_basis="none needed"), "PurposeNotAgreed"),
     "no basis": ("graz", "data.opened", _all(legal_basis="not stated"), "PurposeNotStated"),
@@ -227,3 +231,14 @@ def test_breach_over_several_entries_is_found(name: str, private: Federation, tm
 def test_explained_block_is_no_breach(private: Federation, tmp_path: Path) -> None:
     path = _rewritten(private, tmp_path, "graz", _blocked(explained=True))
     assert "VectorBlocked" not in weighty(_verified(path, private).findings)
+
+
+def test_a_run_that_spends_more_epsilon_than_agreed(private: Federation, tmp_path: Path) -> None:
+    """The site raised its own cap, and says so: its ledger is in order, and the manifest's bound is not kept."""
+    path = _told(private, tmp_path, "graz", "dp.reserved", _noise(sigma="0.4"))
+    keys = {**private.keys, path: keys_for(path, private.root_key)}
+    folders = [path if folder.name == "graz" else folder for folder in private.folders]
+    assert "RunEpsilonExceeded" in weighty(cross(folders, keys).findings)
+    assert "RunEpsilonExceeded" not in weighty(cross(private.folders, private.keys).findings)
+    with without("RunEpsilonExceeded"):
+        assert "RunEpsilonExceeded" not in weighty(cross(folders, keys).findings), "twin"

@@ -19,7 +19,8 @@ from security.log.store import Disk, DurableFolder
 from security.log.witness import HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
-from tests.support.audit_logs import Federation, QuickDisk
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import QuickDisk
 
 
 class _Stop(BaseException):

@@ -22,7 +22,8 @@ import pytest
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.verify import verify
-from tests.support.audit_logs import FIVE, Federation
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import FIVE
 from tests.support.consortium_world import World
 
 pytestmark = pytest.mark.timeout(3600)

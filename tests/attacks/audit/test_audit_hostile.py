@@ -21,7 +21,8 @@ from security.log.note import Checkpoint, Note, NoteSigner, checkpoint_of
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
 from tests.support.audit_attacks import copied, weighty
-from tests.support.audit_logs import NOW, Federation
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import NOW
 
 pytestmark = pytest.mark.timeout(60)
 

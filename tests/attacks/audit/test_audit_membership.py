@@ -14,7 +14,8 @@ from security.identity.manifest import unseal
 from security.log import events as ev
 from security.log.store import LogFolder
 from tests.support.audit_attacks import Tampering, copied, weighty, without
-from tests.support.audit_logs import FIVE, Federation
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import FIVE
 from tests.support.consortium_world import PLAN, PRIVACY, World
 
 

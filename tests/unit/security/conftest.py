@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.audit_attacks import Lonely
-from tests.support.audit_logs import FIVE, Federation
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import FIVE
 from tests.support.consortium_world import World
 
 

@@ -21,7 +21,8 @@ from security.log.note import Checkpoint, KeyType, Note, NoteSigner, Signature, 
 from security.log.witness import Fork, HeldCheckpoint
 from security.log.writer import AuditLog
 from tests.support.audit_attacks import Lonely, Tampering, copied, encode, weighty
-from tests.support.audit_logs import Federation, QuickDisk
+from tests.support.audit_logs import Federation
+from tests.support.audit_parties import QuickDisk
 
 # Trees
 
