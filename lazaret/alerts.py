@@ -140,7 +140,7 @@ def certificate_alerts(ends: Mapping[str, int], now_ms: int) -> dict[str, str]:
 
 def certificate_line(member: str, until_ms: int, now_ms: int) -> str:
     """When a certificate ends, and what to do."""
-    left = (until_ms - now_ms) // DAY_MS
+    left = round((until_ms - now_ms) / DAY_MS)
     when = "has ended" if until_ms < now_ms else "ends today" if left == 0 else f"ends in {left} days"
     return f"the certificate of {member} {when}: renew it (docs/consortium.md, Renew)"
 

@@ -6,7 +6,9 @@ away. Costs come from the ledger's own planner (security/dp), so that what is an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -208,7 +210,8 @@ class PlannedCost:
     :param affordable: how many of them the limits let through.
     :param booked: what the ledger has booked, by its own filter, and `epsilon` what it will have booked after them.
     :param epsilon_pld: the same by privacy loss distributions, the tighter second opinion.
-    :param proposed_sigma: the least gradient noise, over the clip, with which all of them fit; None if none does.
+    :param proposed_sigma: the least gradient noise, over the clip, with which all of them fit; None if none does, or
+        if nobody asked and they fit already.
     """
 
     unit: str
@@ -233,7 +236,7 @@ class PlannedCost:
 def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | None = None) -> PlannedCost | None:
     """None for a federation without differential privacy. Takes a second or two: PLD is computed twice.
 
-    :param epsilon: propose noise for this instead of the limits in force.
+    :param epsilon: propose noise for this; else noise is proposed only where the rounds do not fit, which takes longer.
     :raises ToolkitError: where plan and ledger do not go together, or the ledger is damaged.
     """
     plan = PrivatePlan.of(config, manifest)
@@ -245,20 +248,22 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
     state = found or LedgerState(terms=terms, version="planned")
     limits = Limits.of(config, plan, state)
     done = len({booking.round for booking in state.bookings if booking.run == plan.run})
-    ahead = plan.schedule.events(first=done + 1)
+    ahead, left = plan.schedule.events(first=done + 1), max(0, plan.schedule.rounds - done)
+    affordable = _affordable(plan, limits, state, done + 1)
+    wanted = limits.run.epsilon if epsilon is None and affordable < left else epsilon
     before, after = spent(state.history, terms.delta), spent((*state.history, *ahead), terms.delta)
     return PlannedCost(
         unit=terms.unit.value,
         delta=terms.delta,
-        rounds=max(0, plan.schedule.rounds - done),
-        affordable=_affordable(plan, limits, state, done + 1),
+        rounds=left,
+        affordable=affordable,
         sigma=plan.schedule.multiplier,
         booked=state.epsilon,
         epsilon=terms.filter().epsilon(added(state.total, ahead)),
         spent_pld=before.pld,
         epsilon_pld=after.pld,
         cap=min(limits.cap, limits.run.epsilon),
-        proposed_sigma=_proposal(plan, state, limits.run.epsilon if epsilon is None else epsilon, limits.cap),
+        proposed_sigma=None if wanted is None else _proposal(plan, state, wanted, limits.cap),
         has_ledger=found is not None,
         validation=validation_line(plan.schedule),
     )
@@ -297,7 +302,11 @@ def _proposal(plan: PrivatePlan, state: LedgerState, epsilon: float, cap: float)
 
 
 def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | None:
-    """What the ledger says now, for `site-agent status`; None for a federation without differential privacy."""
+    """What the ledger says now, for `site-agent status`; None for a federation without differential privacy.
+
+    The accountant takes seconds to load. What it said is kept beside the state, for as long as ledger, manifest and
+    configuration stay the same; nothing is booked or admitted by what is kept.
+    """
     try:
         plan = PrivatePlan.of(config, manifest)
         if plan is None:
@@ -308,6 +317,20 @@ def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | No
         check_terms(plan, state.terms)
     except ToolkitError as error:
         return {"problem": str(error)}
+    kept = config.state / "budget.json"
+    about = f"{state.head.digest} {manifest.digest.hex()} {config.digest}"
+    told: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        told = json.loads(kept.read_bytes())
+    if told.pop("of", None) == about:
+        return told
+    told = _budget_status(config, plan, state)
+    with suppress(OSError):
+        files.write_atomically(kept, json.dumps(told | {"of": about}).encode() + b"\n", mode=0o600)
+    return told
+
+
+def _budget_status(config: SiteConfig, plan: PrivatePlan, state: LedgerState) -> dict[str, Any]:
     limits = Limits.of(config, plan, state)
     done = len({booking.round for booking in state.bookings if booking.run == plan.run})
     stopped = None

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 CONTACT_MS: Final = 10_000  # a finer time would make every state a new one
 ALERT_MS: Final = 60_000
+WARNING_MS: Final = 3_600_000
 BUDGET_SHARE: Final = 0.9
 COMPLETE: Final = "the run is complete, unless lost rounds are made up for"
 
@@ -159,17 +160,19 @@ def remarks(told: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
     if told["paused"]:
         found.append(("look", f"paused: {told['paused']}; `site-agent resume` goes on"))
     if agent["running"]:
-        found += _of_running(agent)
+        found += _of_running(agent, now_ms)
     return sorted(found, key=lambda one: ("bad", "look", "good").index(one[0]))
 
 
-def _of_running(agent: dict[str, Any]) -> list[tuple[str, str]]:
+def _of_running(agent: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
     found, trouble, declined = [], agent.get("trouble"), agent.get("declined")
     since = agent.get("connected_ms")
     if not since:
         found.append(("look", "not connected to the coordinator"))
     twice = declined and trouble and declined["reason"] in trouble["text"]
-    if trouble and not twice and (not since or trouble["at_ms"] > since):
+    # On a stream that stands, a warning of hours ago is over; the log has it.
+    recent = trouble and now_ms - trouble["at_ms"] < WARNING_MS
+    if trouble and not twice and (not since or (recent and trouble["at_ms"] > since)):
         found.append(("look", f"last warning, {clock_text(trouble['at_ms'])}: {trouble['text']}"))
     if declined:
         until = f", until {clock_text(declined['until_ms'])}" if declined["until_ms"] else ""

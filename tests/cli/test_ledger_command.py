@@ -21,6 +21,7 @@ from security.identity.pki import Role
 from site_agent.cli import cli
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
+from tests.cli.test_quick_commands import loaded
 from tests.support.consortium_world import World
 from tests.support.private_world import PLAN, RECIPE, ROUNDS, SPEC
 from tests.support.site_world import write_config
@@ -74,6 +75,24 @@ def test_a_ledger_is_begun_once_and_proposes_noise(config: Path) -> None:
     assert Path(told["ledger"]).parent != Path(told["anchor"]).parent
     assert f"{ROUNDS} of {ROUNDS} more rounds fit" in ledger(config).output
     assert isinstance(ledger(config, "--create").exception, LedgerError), "a budget is never begun twice"
+
+
+def test_what_the_accountant_said_is_kept_until_the_ledger_changes(config: Path) -> None:
+    """Its imports are what takes seconds, so the second look has none of them; a changed ledger is not shown old."""
+    told = SiteConfig.read(config)
+    if ledger_files(told).peek() is None:
+        ledger(config, "--create")
+    first = ledger(config).output
+    count, heavy = loaded("site_agent.cli", "--config", str(config), "ledger")
+    assert not heavy & {"dp_accounting", "scipy", "torch", "grpc"}, (count, heavy)
+    assert ledger(config).output == first
+    event = dp_sgd_event(multiplier=1.5, clip=1.0, rate=rate_at_least(0.05), steps=40)
+    with ledger_files(told) as store:
+        opened = Ledger.open(store, population=told.privacy.population)
+        opened.commit(opened.reserve(run="another", round_number=1, events=[event], noise=NoiseSource()))
+    assert ledger(config).output != first
+    (told.state / "budget.json").write_text("{")
+    assert "is booked for each patient" in ledger(config).output
 
 
 def test_a_ledger_is_computed_again_by_accountants_that_share_no_code(config: Path) -> None:

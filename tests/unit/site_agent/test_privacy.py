@@ -31,6 +31,7 @@ class Signed:
 
     federation: str = "lesions"
     run: str = "run-1"
+    digest: bytes = bytes(32)
     training: Training = field(default_factory=Training)
     privacy: Privacy | None = field(
         default_factory=lambda: Privacy(

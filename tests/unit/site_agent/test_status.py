@@ -52,6 +52,21 @@ def test_running_connected_and_dead(world: SiteWorld) -> None:
     assert "stopped by a signal" in told(world).splitlines()[0]
 
 
+def test_a_warning_of_hours_ago_is_over_on_a_stream_that_stands(world: SiteWorld) -> None:
+    seen = present(world)
+    seen.look()
+    world.clock.advance(1000)
+    logging.getLogger("site-agent").warning("the disk is slow")
+    seen.look()
+    assert "the disk is slow" in told(world)
+    world.clock.advance(120 * MINUTE)
+    seen.look()
+    assert "the disk is slow" not in told(world)
+    world.hub.disconnect(SITE)
+    seen.look()
+    assert "the disk is slow" in told(world), "not connected: it may be the reason"
+
+
 def test_the_end_of_a_run_is_a_line(world: SiteWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said when the last planned round is verified, and not before."""
     seen = present(world)
