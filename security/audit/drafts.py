@@ -100,6 +100,10 @@ class _Covered:
         return list(groups.values())
 
 
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
 def _parties(log: _Covered) -> Iterator[DraftStatement]:
     for record in log.of("log.genesis"):
         yield log.say(f"{log.name} takes part as {record.body['role']} and keeps this log.", [record])
@@ -130,15 +134,17 @@ def _purposes(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("data.opened"), lambda one: (one.body["purpose"], one.body["legal_basis"])):
         body = group[0].body
         words = f"{log.name} opened its data for the purpose \u201c{body['purpose']}\u201d on the legal basis"
-        yield log.say(f"{words} \u201c{body['legal_basis']}\u201d, {len(group)} times.", group)
+        yield log.say(f"{words} \u201c{body['legal_basis']}\u201d ({_count(len(group), 'time')}).", group)
 
 
 def _left(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("egress"), lambda one: one.body["data_class"]):
         size, kind = sum(one.body["bytes"] for one in group), group[0].body["data_class"]
-        yield log.say(f"{len(group)} messages of class {kind} left {log.name}, {size} bytes in all.", group)
+        yield log.say(f"{_count(len(group), 'message')} of class {kind} left {log.name}, {size} bytes in all.", group)
     for group in log.each(log.of("egress.blocked"), lambda one: one.body["rule"]):
-        yield log.say(f"The egress filter of {log.name} stopped {len(group)} messages: {group[0].body['rule']}.", group)
+        yield log.say(
+            f"The egress filter of {log.name} stopped {_count(len(group), 'message')}: {group[0].body['rule']}.", group
+        )
 
 
 def _stayed(log: _Covered) -> Iterator[DraftStatement]:
@@ -153,7 +159,9 @@ def _stayed(log: _Covered) -> Iterator[DraftStatement]:
 def _recipients(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("egress"), lambda one: one.body["destination"]):
         key = group[0].body["destination"]
-        yield log.say(f"{len(group)} messages of {log.name} went to the coordinator with the TLS key {key}.", group)
+        yield log.say(
+            f"{_count(len(group), 'message')} of {log.name} went to the coordinator with the TLS key {key}.", group
+        )
     for record in log.of("access.exported"):
         words = f"A copy of the log of {log.name} went to {record.body['auditor']} for: {record.body['purpose']}."
         yield log.say(words, [record])
@@ -175,14 +183,14 @@ def _measures(log: _Covered) -> Iterator[DraftStatement]:
         yield log.say(f"{words}; the least p-value of their bytes was {least}.", vectors)
     for group in log.each(log.of("secagg.unmasked"), lambda one: len(one.body["self_mask"])):
         count = len(group[0].body["self_mask"])
-        yield log.say(f"At {log.name}, {len(group)} sums were opened over {count} sites.", group)
+        yield log.say(f"At {log.name}, shares were opened for {_count(len(group), 'sum')} over {count} sites.", group)
     walls = ("network_namespace", "seccomp", "landlock")
     for group in log.each(log.of("trainer.isolated"), lambda one: tuple(sorted(one.body.items()))):
         body = group[0].body
         held = ", ".join(wall.replace("_", " ") for wall in walls if body[wall]) or "nothing"
         can = ", ".join(word for word in ("connection", "keys") if body[word]) or "neither a connection nor keys"
         words = f"At {log.name} the process that saw images was held by: {held}; it could reach: {can}"
-        yield log.say(f"{words} ({len(group)} starts).", group)
+        yield log.say(f"{words} ({_count(len(group), 'start')}).", group)
 
 
 def _privacy(log: _Covered) -> Iterator[DraftStatement]:
@@ -202,7 +210,7 @@ def _software(log: _Covered) -> Iterator[DraftStatement]:
         body = group[0].body
         yield log.say(
             f"{log.name} ran lazaret {body['version']}, package {body['package']}, wire schema {body['proto']} "
-            f"({len(group)} starts).",
+            f"({_count(len(group), 'start')}).",
             group,
         )
 
@@ -210,7 +218,7 @@ def _software(log: _Covered) -> Iterator[DraftStatement]:
 def _training(log: _Covered) -> Iterator[DraftStatement]:
     for group in log.each(log.of("train.done"), lambda one: (one.run, one.body["method"])):
         steps = sum(one.body["steps"] for one in group)
-        words = f"{log.name} trained {len(group)} rounds of run {group[0].run} with {group[0].body['method']}"
+        words = f"{log.name} trained {_count(len(group), 'round')} of run {group[0].run} with {group[0].body['method']}"
         yield log.say(f"{words}, {steps} steps in all.", group)
 
 
@@ -253,7 +261,7 @@ def _incidents(log: _Covered) -> Iterator[DraftStatement]:
         lost.update(record.body["dropouts"])
     for name, count in sorted(lost.items()):
         absent = [record for record in records if name in record.body["dropouts"]]
-        yield log.say(f"By the log of {log.name}, {name} was missing from {count} sums.", absent)
+        yield log.say(f"By the log of {log.name}, {name} was missing from {_count(count, 'sum')}.", absent)
 
 
 _TOPICS: Final[dict[str, Callable[[Any], Iterator[DraftStatement]]]] = {
