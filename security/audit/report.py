@@ -227,6 +227,9 @@ def _not_done(result: Crossed, pinned: bool) -> list[str]:
         points.append("keys were taken from the logs themselves; pin them with --root-key")
     if not any(log.ledger.readings for log in result.logs):
         points.append("no network counters were logged, so nothing outside the agent confirms the byte totals")
+    sites = [history for history in result.histories if history.role == SITE]
+    for source in sorted({record.body["source"] for site in sites for record in site.of("net.counter")}):
+        points.append(f"bytes that are not in the kernel's count, which covers: {source}")
     return points
 
 
