@@ -146,6 +146,10 @@ def _join_messages(histories: Sequence[LogHistory], agreements: Agreements, join
     matched = 0
     for site in sites:
         matched += _match_site(site, hub, arrived, _settled(site, hub, joint), joint)
+    for record in hub.of("ingress.partial"):
+        if record.body["sender"] not in known:
+            detail = f"{record.body['sender']}: {record.body['bytes']} bytes at {hub.name}"
+            joint.add("IngressUnexplained", detail, record.seq)
     join_counts(hub, len(known), joint)
     given = {site.name for site in sites}
     for (sender, _), records in arrived.items():

@@ -105,6 +105,7 @@ class Scan:
             "egress": self._egress,
             "heartbeat": self._heartbeat,
             "ingress": self._ingress,
+            "ingress.partial": self._partial,
             "key.rotated": self._rotated,
             "log.recovered": self._recovered,
             "net.counter": self.ledger.counter,
@@ -405,6 +406,11 @@ class Scan:
         ):
             detail = f"entry {seq}: {match['body_message'][1:-1]} of {sender}, whose certificate was not valid"
             self.findings.add("CertificateInvalid", detail, seq)
+
+    def _partial(self, match: Match, seq: int) -> None:
+        sender = match["body_sender"][1:-1]
+        if self._windows and sender not in self._windows:
+            self.findings.add("SenderUnlisted", f"entry {seq}: {match['body_bytes']} bytes of {sender}", seq)
 
     def _recompute(self, message: str, shape: str, seq: int) -> str:
         """The size equation, from the numbers in the entry; a name it counts must be one of the roster's."""

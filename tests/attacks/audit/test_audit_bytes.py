@@ -65,6 +65,16 @@ def test_frames_that_no_upload_explains_are_found(tmp_path: Path) -> None:
         assert weighty(cross(federation.folders, federation.keys).findings) == set(), "twin"
 
 
+def test_frames_of_somebody_who_is_not_listed_are_found(tmp_path: Path) -> None:
+    federation = Federation.make(tmp_path, dp_sites=())
+    federation.play(1)
+    federation.hub.log.append(ev.IngressPartial(msg_id="77" * 16, sender="nobody", bytes=STRAY))
+    federation.exchange()
+    assert weighty(_crossed(federation).findings) == {"IngressUnexplained", "SenderUnlisted"}
+    with without("IngressUnexplained", "SenderUnlisted"):
+        assert weighty(cross(federation.folders, federation.keys).findings) == set(), "twin"
+
+
 def test_a_broken_upload_is_settled(tmp_path: Path) -> None:
     """The site logged the whole upload, and a part of it came: no finding, and nothing is left in flight."""
     federation = Federation.make(tmp_path, dp_sites=())
