@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+import random
 import re
 import shutil
 import tarfile
@@ -23,6 +24,7 @@ from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.proof import prove
 from security.audit.verify import verify
+from security.log.egress import due_bytes, permitted
 from security.log.schema import ENVELOPE, SCHEMAS
 from tests.attacks.audit.test_audit_conformance import CASES, WHOLE, _rewritten, _told
 from tests.attacks.audit.test_audit_conformance import private as private  # a fixture
@@ -82,6 +84,32 @@ def test_page_has_the_expression_of_every_event() -> None:
 def _bare(pattern: str) -> str:
     """Groups that only name a field, or enclose an expression, say nothing about what matches."""
     return pattern.replace("(?:", "").replace(")", "")
+
+
+def test_page_has_the_length_of_every_message() -> None:
+    """Class of data and length of all messages of a site, over many shapes; a shape that one refuses, both refuse."""
+    assert audit_formats.classes() == dict(permitted())
+    draw = random.Random("shapes")
+    for name in audit_formats.classes():
+        for _ in range(40):
+            cohort, vector = draw.randint(1, 255), draw.randint(1, 3_000_000)
+            frames = draw.randint(0, 3) if name == "UploadFrame" else draw.choice((1, 1, 2))
+            shape = {
+                "cohort": cohort,
+                "cosigned": draw.randint(0, 3),
+                "epochs": draw.randint(0, 4000),
+                "frame": draw.randint(0, -(-vector // audit_formats.FRAME)),
+                "frames": frames,
+                "head_signatures": draw.randint(1, 2),
+                "named": draw.choice((None, "a", "vienna", "vienna.lesions/audit")),
+                "path": draw.randint(0, min(cohort - 1, 63)),
+                "vector_bytes": vector,
+            }
+            try:
+                theirs = audit_formats.due_bytes(name, "graz.lesions/audit", shape)
+            except audit_formats.Invalid:
+                theirs = None
+            assert theirs == due_bytes(name, "graz.lesions/audit", shape), (name, shape)
 
 
 def test_vectors_have_every_event_and_both_find_them_clean(vectors: Path) -> None:
