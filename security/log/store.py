@@ -155,6 +155,11 @@ class DurableFolder(LogFolder):
                 hint="a log has one writer: stop the agent first; it goes on where it was",
             ) from error
 
+    def tidy(self) -> None:
+        """Remove what writes left behind that a kill cut short. None of it was ever part of the log."""
+        for leftover in self.path.rglob(".*.new"):
+            leftover.unlink()
+
     def initialise(self, manifest: bytes) -> None:
         """Lay out an empty folder, over what a crash may have left of an earlier try. `declare` comes last."""
         rooms = (self.segments, self.checkpoints, self.epochs, self.witness, self.annex, self.evidence, self.manifests)

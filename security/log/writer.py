@@ -166,6 +166,7 @@ class AuditLog:
         writer = DurableFolder(folder, disk or Disk())
         try:
             writer.check_format()
+            writer.tidy()
             found = recover(writer, party)
             keys = EpochKeys(key_folder, party.origin, rng)
             log = cls(

@@ -149,6 +149,17 @@ def test_damage_below_a_head_is_no_torn_write(lonely: Lonely) -> None:
         lonely.reopen()
 
 
+def test_what_a_kill_leaves_of_a_head_is_removed_at_the_next_start(lonely: Lonely) -> None:
+    lonely.log.append(ev.AgentStop(reason="end"))
+    lonely.log.checkpoint()
+    lonely.log.close()
+    (Tampering(lonely.folder).folder.checkpoints / ".7.note.4557.new").write_bytes(b"half of a he")
+    before = lonely.codes()
+    assert "BadHead" in before
+    lonely.reopen()
+    assert lonely.codes() == before - {"BadHead"}
+
+
 def test_second_writer_is_refused(lonely: Lonely) -> None:
     with pytest.raises(AuditLogError, match="another process"):
         lonely.reopen()
