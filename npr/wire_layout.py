@@ -187,6 +187,18 @@ class WireModel:
                 np.subtract(tensors[entry.name].detach().reshape(-1).numpy(), state[place], out=flat[place])
         return flat
 
+    def units(self, model: nn.Module, flat: NDArray[np.int64]) -> NDArray[np.int32]:
+        """Whole numbers for each trained parameter, from the model's order to the layout's."""
+        trained = [(name, parameter.numel()) for name, parameter in model.named_parameters() if parameter.requires_grad]
+        starts = np.cumsum([0, *(size for _, size in trained)])
+        found = {name: slice(start, start + size) for (name, size), start in zip(trained, starts, strict=False)}
+        if flat.shape != (self.size,) or set(found) != {entry.name for entry, _ in self._places}:
+            raise LocalProtocolError("with shared noise, exactly what is trained is sent")
+        arranged = np.zeros(self.size, dtype="<i4")
+        for entry, place in self._places:
+            arranged[place] = flat[found[entry.name]]
+        return arranged
+
     def _check(self, state: Vector) -> None:
         if state.shape != (self.size,) or state.dtype != np.float32:
             raise LocalProtocolError(f"a state of {state.dtype} {state.shape} does not fit a layout of {self.size}")
@@ -264,8 +276,9 @@ def with_engine(recipe: Recipe, model: nn.Module) -> Recipe:
         return recipe
     from npr.dp.engine import check_exact
 
-    size = recipe.image_size
-    engine = check_exact(model, recipe.privacy.engine, channels=recipe.in_channels, image_size=size)
+    # The whole numbers of shared noise are made of the rows of each record, which Opacus has.
+    wanted = "opacus" if recipe.privacy.noise == "shared" else recipe.privacy.engine
+    engine = check_exact(model, wanted, channels=recipe.in_channels, image_size=recipe.image_size)
     return replace(recipe, privacy=replace(recipe.privacy, engine=engine))
 
 

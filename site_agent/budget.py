@@ -19,7 +19,7 @@ from security import labels
 from security.clock import Clock
 from security.crypto import encoding
 from security.dp.accountant import ACCOUNTANT, MechanismEvent, added, merged
-from security.dp.ledger import Booking, Ledger, LedgerState, Reservation, commitment
+from security.dp.ledger import Booking, Ledger, LedgerState, Reservation
 from security.dp.ledger_store import FileStore
 from security.dp.noise import NoiseSource
 from security.identity.manifest import Manifest
@@ -53,6 +53,11 @@ class Budget:
         self.plan = plan
         self._limits, self._ledger, self._store, self._log, self._key = limits, ledger, store, log, key
         self._untold: list[Booking] = []  # committed, and not in the log yet
+
+    @property
+    def shares_noise(self) -> bool:
+        """Whether an update holds whole numbers with this site's part of the noise."""
+        return self.plan.schedule.shared is not None
 
     @property
     def state(self) -> LedgerState:
@@ -105,10 +110,12 @@ class Budget:
         self._ledger.new_version(version)
 
     def commitment(self) -> bytes:
-        """For the advert. The salt can be computed again for an auditor, and by nobody else."""
-        head = self.state.head
-        about = labels.DP_LEDGER_SALT + encoding.u64(head.seq) + encoding.text(head.digest)
-        return commitment(head, hmac.digest(self._key, about, hashlib.sha256))
+        """To the ledger's newest line, for the advert. Other sites learn nothing from it; the salt can be computed
+        again for an auditor, and by nobody else (section 5).
+        """
+        line = encoding.u64(self.state.head.seq) + encoding.text(self.state.head.digest)
+        salt = hmac.digest(self._key, labels.DP_LEDGER_SALT + line, hashlib.sha256)
+        return hashlib.sha256(labels.DP_LEDGER_COMMITMENT + encoding.tlv(salt) + line).digest()
 
     def close(self) -> None:
         """Let the ledger go for another process."""

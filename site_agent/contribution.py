@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from lazaret.errors import LocalProtocolError
 from security.secagg import fixed_point
 from security.secagg.effects import Vector
 from security.secagg.layout import HITS, LOSS, Layout
@@ -53,11 +54,15 @@ def encode(
     clip.
 
     :param private: reduce values beyond their clip, and send no metrics: refusing or measuring would be a release.
+        An update of whole numbers, as shared noise makes it, is placed as it is.
 
     :raises DataError: if a value is beyond its clip; it names the tensor and the clip that would hold it.
     """
     share_metrics = share_metrics and not private
-    encoded = fixed_point.encode(
+    whole = result.update.dtype.kind == "i"
+    if whole and not private:
+        raise LocalProtocolError("whole numbers are of rounds with shared noise")
+    encoded = (fixed_point.place if whole else fixed_point.encode)(
         layout,
         result.update,
         weight=weight_of(result.samples, weights, layout.weight_cap),

@@ -7,7 +7,7 @@ away. Costs come from the ledger's own planner (security/dp), so that what is an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +17,20 @@ from lazaret import files
 from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
 from npr.data.sides import KEY_BYTES, key_digest
 from security.clock import Clock
-from security.dp.accountant import MechanismEvent, added, merged, spent
-from security.dp.filter import RunTerms
+from security.dp.accountant import MechanismEvent, added, merged, rdp_epsilon, spent
+from security.dp.filter import RunTerms, shares_noise
 from security.dp.ledger import Ledger, LedgerState, Terms, Unit
 from security.dp.ledger_store import FileStore
-from security.dp.planner import PrivateSettings, Schedule, least_multiplier, propose_multiplier, terms_for
+from security.dp.planner import (
+    PrivateSettings,
+    Schedule,
+    both_figures,
+    least_multiplier,
+    propose_multiplier,
+    terms_for,
+)
 from security.identity.manifest import Manifest, Privacy, real
+from security.identity.rules import private_schedule
 from security.rng import Randomness
 from site_agent.config import SiteConfig
 
@@ -66,16 +74,14 @@ class PrivatePlan:
         if settings is None or manifest.privacy is None:
             return None
         terms = manifest.privacy
-        metrics = config.privacy.metrics_noise
+        metrics = None if config.privacy.metrics_noise is None else float(config.privacy.metrics_noise)
+        schedule = private_schedule(manifest, multiplier=_noise(config, terms), metrics_sigma=metrics)
+        if schedule is None:
+            return None
         return cls(
             run=f"{manifest.federation}/{manifest.run}",
             settings=settings,
-            schedule=settings.schedule(
-                rounds=manifest.training.rounds,
-                multiplier=_noise(config, terms),
-                clip=real(terms.clip),
-                metrics_sigma=None if metrics is None else float(metrics),
-            ),
+            schedule=schedule,
             epsilon=real(terms.epsilon),
             delta=real(terms.delta),
             unit=Unit(terms.unit),
@@ -210,6 +216,7 @@ class PlannedCost:
     :param affordable: how many of them the limits let through.
     :param booked: what the ledger has booked, by its own filter, and `epsilon` what it will have booked after them.
     :param epsilon_pld: the same by privacy loss distributions, the tighter second opinion.
+    :param alone: with shared noise, the same by Renyi divergence if all other sites collude; None otherwise.
     :param proposed_sigma: the least gradient noise, over the clip, with which all of them fit; None if none does, or
         if nobody asked and they fit already.
     """
@@ -223,6 +230,7 @@ class PlannedCost:
     epsilon: float
     spent_pld: float
     epsilon_pld: float
+    alone: float | None
     cap: float
     proposed_sigma: float | None
     has_ledger: bool
@@ -262,11 +270,17 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
         epsilon=terms.filter().epsilon(added(state.total, ahead)),
         spent_pld=before.pld,
         epsilon_pld=after.pld,
+        alone=alone_epsilon((*state.history, *plan.schedule.events(first=done + 1)), terms.delta),
         cap=min(limits.cap, limits.run.epsilon),
         proposed_sigma=None if wanted is None else _proposal(plan, state, wanted, limits.cap),
         has_ledger=found is not None,
         validation=validation_line(plan.schedule),
     )
+
+
+def alone_epsilon(history: Sequence[MechanismEvent], delta: float) -> float | None:
+    """What the same bookings cost if all other sites collude; None if no noise is shared."""
+    return rdp_epsilon([event.alone for event in history], delta)[0] if shares_noise(history) else None
 
 
 def validation_line(schedule: Schedule) -> str:
@@ -348,6 +362,8 @@ def _budget_status(config: SiteConfig, plan: PrivatePlan, state: LedgerState) ->
         "epsilon": state.epsilon,
         "rdp": both.rdp,
         "pld": both.pld,
+        "alone": alone_epsilon(state.history, state.terms.delta),
+        "honest": None if plan.schedule.shared is None else plan.schedule.shared.honest,
         "rounds_booked": done,
         "rounds_left": max(0, plan.schedule.rounds - done),
         "rounds_affordable": _affordable(plan, limits, state, done + 1),
@@ -363,6 +379,9 @@ def status_line(budget: Mapping[str, Any]) -> str:
         f"privacy: epsilon {budget['epsilon']:.2f} of {budget['cap']:g} is booked for each {budget['unit']} at delta "
         f"{budget['delta']:g} (best order {budget['rdp']:.2f}, PLD {budget['pld']:.2f})"
     )
+    if budget["alone"] is not None:
+        figures = both_figures(budget["epsilon"], budget["alone"], budget["honest"])
+        spent_so_far += f"; noise is shared: {figures}"
     if budget["stopped"]:
         return f"{spent_so_far}; this site no longer contributes: {budget['stopped']}"
     left, fits = budget["rounds_left"], budget["rounds_affordable"]

@@ -112,6 +112,8 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
         f"{cost.rounds} rounds at noise {cost.sigma:g} bring the booked epsilon to {cost.epsilon:.2f} "
         f"(tighter bound {cost.epsilon_pld:.2f}) at delta {cost.delta:g}"
     )
+    if cost.alone is not None:
+        click.echo(f"noise is shared: that is inside the sum; {cost.alone:.2f} alone, if all other sites collude")
     if cost.proposed_sigma is None:
         why = "no gradient noise is enough, given the other releases and the ledger's order"
         click.echo(f"for epsilon {epsilon:g}: {why}")

@@ -321,7 +321,8 @@ class Order:
     def train(self, state: Vector) -> LocalResult:
         message, descriptor = self._ask(TrainRound(round=self._round), state, TrainedRound)
         try:
-            update = shared_vector(descriptor, self._words)
+            whole = self._budget is not None and self._budget.shares_noise
+            update = shared_vector(descriptor, self._words, whole=whole)
         except CodecError as error:
             raise self._fault(error.message) from error
         if self._budget is not None:

@@ -224,7 +224,8 @@ class PrivateRounds:
         network = cast(FeatureModel, model)
         if not self._public_features:
             return network.features(self._data.training(indices))
-        if self._table is None or len(self._table) != len(self._data.labels):
+        # Of this object's images alone: other data mean another object, and its features are read again.
+        if self._table is None:
             with torch.no_grad():
                 rows = np.array_split(np.arange(len(self._data.labels)), max(1, len(self._data.labels) // 128))
                 self._table = torch.cat([network.features(self._data.reading(part)) for part in rows])
@@ -310,7 +311,9 @@ class PrivateTraining:
         check_upstream(config)
         # Before anything is booked: a model whose gradients cannot be clipped exactly is never trained.
         size = site.train.images.shape[1]
-        engine = check_exact(site.model, engine, channels=len(mean), image_size=size)
+        engine = check_exact(
+            site.model, "opacus" if schedule.shared is not None else engine, channels=len(mean), image_size=size
+        )
         unit = books.state.terms.unit
         if unit.value != site.train.unit_kind:
             raise PolicyViolation(
@@ -370,7 +373,7 @@ class PrivateTraining:
     def shared_round(self, round_number: int) -> NDArray[np.int64]:
         """Reserve, compute, commit: the whole numbers that are masked and summed, and used for nothing else."""
         events = self._schedule.round_events(round_number, first=self.rounds.counts is None)
-        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=self._noise)
+        reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
         upload = self.rounds.shared_step(self._site.model, reservation)
         self._books.commit(reservation)
         return upload

@@ -24,6 +24,7 @@ from security.log.store import LogFolder
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
+    from security.dp.planner import SharedNoise
     from security.identity.manifest import Manifest
 
 MOST_MANIFESTS: Final = 4096
@@ -41,6 +42,7 @@ class AgreedPrivacy:
     unit: str
     steps: int | None = None
     rate: int | None = None
+    shared: SharedNoise | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +206,10 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
 def _privacy_of(manifest: Manifest) -> AgreedPrivacy | None:
     if manifest.privacy is None:
         return None
-    from security.dp.planner import PrivateSettings
     from security.identity.manifest import real
+    from security.identity.rules import private_schedule
 
-    terms, settings = manifest.privacy, PrivateSettings.of(manifest.training.settings)
-    schedule = (
-        settings.schedule(rounds=manifest.training.rounds, multiplier=1.0, clip=real(terms.clip)) if settings else None
-    )
+    terms, schedule = manifest.privacy, private_schedule(manifest, multiplier=1.0)
     return AgreedPrivacy(
         epsilon=real(terms.epsilon),
         delta=real(terms.delta),
@@ -219,6 +218,7 @@ def _privacy_of(manifest: Manifest) -> AgreedPrivacy | None:
         unit=terms.unit,
         steps=schedule.steps if schedule else None,
         rate=schedule.rate if schedule else None,
+        shared=schedule.shared if schedule else None,
     )
 
 

@@ -8,11 +8,14 @@ breach and the twin without the rule. Rules that need more than one entry are in
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from security.audit.agreement import AgreedRules
 from security.log.reader import Record
 from security.secagg import thresholds
+
+if TYPE_CHECKING:
+    from security.dp.planner import SharedNoise
 
 Breach = tuple[str, str]  # a code of `findings`, and what was seen
 Rule = Callable[[Record, AgreedRules], Iterator[Breach]]
@@ -169,6 +172,8 @@ def noise_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     due = rules.privacy
     if due is None or record.run != rules.run:
         return
+    if due.shared is not None:
+        yield from _shared_noise_is_agreed(record, due.shared, due.noise_floor)
     for item in record.body["mechanisms"]:
         if item["kind"] != "dp-sgd":
             continue
@@ -181,10 +186,25 @@ def noise_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
             yield "ScheduleMismatch", f"{item['steps']} steps at rate {item['rate']}, agreed {due.steps} at {due.rate}"
 
 
+def _shared_noise_is_agreed(record: Record, due: SharedNoise, floor: float) -> Iterator[Breach]:
+    """A site's own part of the noise, the clip in ring units, and how many honest survivors it counts on."""
+    for item in record.body["mechanisms"]:
+        if item["kind"] != "shared-sgd":
+            continue
+        if not float(item["sigma"]) >= due.sigma(floor):
+            yield "NoiseBelowFloor", f"{item['sigma']} ring units of noise, the floor is {due.sigma(floor)}"
+        if float(item["sensitivity"]) != due.units:
+            yield "ClipExceeded", f"clip of {item['sensitivity']} ring units, agreed are {due.units}"
+        if item["honest"] > due.honest or (item["steps"], item["dimensions"]) != (1, due.dimensions):
+            told = f"{item['steps']} steps, {item['dimensions']} numbers, {item['honest']} honest survivors"
+            yield "ScheduleMismatch", f"{told}; agreed 1, {due.dimensions}, at most {due.honest}"
+
+
 @rule("dp.reserved")
 def mechanism_trains(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     """A reservation that books no training does not pay for a trained vector."""
     if rules.privacy is None or record.run != rules.run or record.round is None:
         return
-    if not any(item["kind"] == "dp-sgd" for item in record.body["mechanisms"]):
+    trains = "dp-sgd" if rules.privacy.shared is None else "shared-sgd"
+    if not any(item["kind"] == trains for item in record.body["mechanisms"]):
         yield "PrivacyMissing", "a reservation without training noise"

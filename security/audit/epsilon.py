@@ -50,6 +50,7 @@ class EpsilonStatement:
     series: tuple[Spending, ...]
     best_rdp: float
     pld: float | None
+    alone: float | None
 
     @property
     def epsilon(self) -> float:
@@ -92,6 +93,7 @@ def replay(history: LogHistory, findings: Findings, *, second_opinion: bool = Fa
         series=tuple(series),
         best_rdp=best,
         pld=pld,
+        alone=_alone(spent, float(terms["delta"])),
     )
 
 
@@ -220,6 +222,14 @@ def _check_paid(history: LogHistory, paid: set[tuple[str | None, int | None]], f
                 record.seq,
             )
             paid.add(record.key)
+
+
+def _alone(events: list[MechanismEvent], delta: float) -> float | None:
+    """With shared noise the bound if all other sites collude; the others count on honest survivors."""
+    from security.dp.accountant import rdp_epsilon
+    from security.dp.filter import shares_noise
+
+    return rdp_epsilon([event.alone for event in events], delta)[0] if shares_noise(events) else None
 
 
 def _opinions(events: list[MechanismEvent], delta: float, second: bool) -> tuple[float, float | None]:

@@ -337,7 +337,7 @@ def _privacy(result: Crossed) -> dict[str, Any]:
     rows = [
         (
             Span(statement.site),
-            f"{statement.epsilon:.3f}",
+            f"{statement.epsilon:.3f}" + (f" ({statement.alone:.3f} alone)" if statement.alone else ""),
             statement.cap,
             statement.delta,
             statement.unit,

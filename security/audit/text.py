@@ -138,10 +138,11 @@ def log_lines(log: Verified, findings: Iterable[Finding], statement: EpsilonStat
 
 
 def epsilon_line(statement: EpsilonStatement) -> str:
-    """One site's epsilon in a line."""
+    """One site's epsilon in a line; with shared noise both figures."""
+    alone = f", inside the sum; {statement.alone:.2f} alone, if all other sites collude" if statement.alone else ""
     return plain(
         f"{statement.site}: epsilon {statement.epsilon:.2f} of {float(statement.cap):.2f} "
-        f"(delta {statement.delta}, unit: {statement.unit}), recomputed from {len(statement.series)} rounds"
+        f"(delta {statement.delta}, unit: {statement.unit}), recomputed from {len(statement.series)} rounds{alone}"
     )
 
 
@@ -184,6 +185,7 @@ def statement_json(statement: EpsilonStatement | None) -> dict[str, Any] | None:
         "accountant": statement.accountant,
         "best_rdp": round(statement.best_rdp, 6),
         "pld": None if statement.pld is None else round(statement.pld, 6),
+        "alone": None if statement.alone is None else round(statement.alone, 6),
         "rounds": [
             {"run": item.run, "round": item.round, "written": item.written, "recomputed": round(item.recomputed, 6)}
             for item in statement.series

@@ -18,8 +18,9 @@ from pydantic import Field
 from lazaret.errors import ConfigError, PolicyViolation
 from lazaret.settings import read_settings
 from security.crypto.ring import DEFAULT_BITS
-from security.dp.filter import check_delta, planned_epsilon
-from security.dp.planner import PrivateSettings, propose_multiplier
+from security.dp.accountant import rdp_epsilon
+from security.dp.filter import check_delta
+from security.dp.planner import PrivateSettings, Schedule, begun_epsilon, both_figures, propose_multiplier
 from security.identity.initial_model import InitialModel, blocks_of, initial_state_hash
 from security.identity.manifest import (
     MAX_WINDOW,
@@ -46,7 +47,7 @@ from security.identity.manifest import (
     decimal_text,
 )
 from security.identity.membership import COVERED_ROSTER, DAY_MS
-from security.identity.rules import TWO_SITES_HINT
+from security.identity.rules import TWO_SITES_HINT, private_schedule
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
 
@@ -401,14 +402,13 @@ def _colluder_notes(manifest: Manifest) -> list[str]:
 
 
 def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
-    settings = PrivateSettings.of(manifest.training.settings)
-    if settings is None:
-        return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
     floor, epsilon, delta = float(privacy.noise_floor), float(privacy.epsilon), float(privacy.delta)
-    schedule = settings.schedule(rounds=manifest.training.rounds, multiplier=floor, clip=float(privacy.clip))
-    cost = planned_epsilon(schedule.events(), delta)
+    schedule = private_schedule(manifest, multiplier=floor)
+    if schedule is None:
+        return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
+    cost = begun_epsilon(schedule.events(), epsilon=epsilon, delta=delta)
     if cost <= epsilon:
-        return []
+        return _shared_notes(schedule, cost, delta)
     try:
         proposed = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
         wanted = f"with noise_floor = {proposed:g} all rounds fit"
@@ -416,6 +416,13 @@ def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
         wanted = str(error.hint)
     costs = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
     return [f"{costs}; {wanted}"]
+
+
+def _shared_notes(schedule: Schedule, cost: float, delta: float) -> list[str]:
+    if schedule.shared is None:
+        return []
+    alone = rdp_epsilon([event.alone for event in schedule.events()], delta)[0]
+    return [f"noise is shared: {both_figures(cost, alone, schedule.shared.honest)}"]
 
 
 # The commented `federation.toml` that `consortium init` writes.

@@ -86,7 +86,7 @@ class PinnedSchedule:
     @classmethod
     def of(cls, events: Sequence[MechanismEvent], *, delta: float) -> Self:
         """Takes a second: PLD is computed once here, and never again by whoever only reads the ledger."""
-        if any(event.kind is Mechanism.SHARED_SGD for event in events):
+        if shares_noise(events):
             raise ConfigError("PLD has no proof for sums of discrete noise, so a plan with shared noise has none")
         return cls(events=_condensed(events), epsilon=planned_epsilon(events, delta))
 
@@ -106,6 +106,15 @@ class PinnedSchedule:
         if repr(epsilon) != value["epsilon"] or not epsilon > 0:
             raise ValueError("the cost of a plan is not in canonical form")
         return cls(events=tuple(MechanismEvent.from_json(event) for event in value["events"]), epsilon=epsilon)
+
+
+def shares_noise(events: Sequence[MechanismEvent]) -> bool:
+    return any(event.kind is Mechanism.SHARED_SGD for event in events)
+
+
+def pinned(events: Sequence[MechanismEvent], *, delta: float) -> PinnedSchedule | None:
+    """The plan for a ledger's or a run's first line; None where PLD has no proof, so that Renyi divergence decides."""
+    return None if shares_noise(events) else PinnedSchedule.of(events, delta=delta)
 
 
 def planned_epsilon(events: Sequence[MechanismEvent], delta: float) -> float:
@@ -189,25 +198,27 @@ class RunTerms:
     run: str
     epsilon: float
     order: float
-    planned: PinnedSchedule
+    planned: PinnedSchedule | None
 
     @classmethod
     def of(cls, run: str, events: Sequence[MechanismEvent], *, epsilon: float, delta: float) -> Self:
         order = choose_order(events, cap=epsilon, delta=delta)
-        return cls(run=run, epsilon=epsilon, order=order, planned=PinnedSchedule.of(events, delta=delta))
+        return cls(run=run, epsilon=epsilon, order=order, planned=pinned(events, delta=delta))
 
     def filter(self, delta: float) -> BudgetFilter:
         return BudgetFilter(order=self.order, delta=delta, cap=self.epsilon, planned=self.planned)
 
     def to_json(self) -> dict[str, Any]:
         order, epsilon = repr(float(self.order)), repr(float(self.epsilon))
-        return {"run": self.run, "epsilon": epsilon, "order": order, "plan": self.planned.to_json()}
+        plan = None if self.planned is None else self.planned.to_json()
+        return {"run": self.run, "epsilon": epsilon, "order": order, "plan": plan}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Strict, else ValueError."""
         run, epsilon, order = value["run"], float(value["epsilon"]), float(value["order"])
-        terms = cls(run=run, epsilon=epsilon, order=order, planned=PinnedSchedule.from_json(value["plan"]))
+        planned = None if value["plan"] is None else PinnedSchedule.from_json(value["plan"])
+        terms = cls(run=run, epsilon=epsilon, order=order, planned=planned)
         if not isinstance(run, str) or not 0 < len(run) <= 200 or terms.to_json() != value:
             raise ValueError("the terms of a run are not in canonical form")
         return terms

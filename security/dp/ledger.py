@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rfc8785
 
-from lazaret.errors import BudgetExhausted, LedgerError, LocalProtocolError, PolicyViolation, ToolkitError
+from lazaret.errors import BudgetExhausted, LedgerError, PolicyViolation, ToolkitError
 from security import labels
 from security.clock import Clock, SystemClock
-from security.crypto import encoding
 from security.dp.accountant import Mechanism, MechanismEvent, Parts, Spent, merged, spent
 from security.dp.filter import BudgetFilter, PinnedSchedule, RunTerms
 from security.dp.noise import NoiseSource
@@ -350,16 +349,6 @@ class Reservation:
             if event.kind is kind:
                 return self._unused.pop(index)
         raise BudgetExhausted(f"no unused {kind} event in this reservation", hint="reserve it before the data are read")
-
-
-def commitment(head: LedgerAnchor, salt: bytes) -> bytes:
-    """A commitment to the ledger's newest line, for the advert. Other sites learn nothing from it; the site can open it
-    for an auditor with the salt (section 5)."""
-    if len(salt) != 32:
-        raise LocalProtocolError("the salt of a ledger commitment has 32 bytes")
-    return hashlib.sha256(
-        labels.DP_LEDGER_COMMITMENT + encoding.tlv(salt) + encoding.u64(head.seq) + encoding.text(head.digest)
-    ).digest()
 
 
 class Ledger:

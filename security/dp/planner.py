@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
@@ -30,10 +31,13 @@ from security.dp.accountant import (
     shared_event,
     spent,
 )
-from security.dp.filter import PLAN_SHARE, BudgetFilter, PinnedSchedule, choose_order, planned_epsilon
+from security.dp.filter import PLAN_SHARE, BudgetFilter, choose_order, pinned, planned_epsilon, shares_noise
 from security.dp.ledger import LedgerState, Terms, Unit
+from security.secagg.layout import Layout
 
 _LARGEST_MULTIPLIER = 1000.0
+LEAST_UNITS: Final = 4
+"""Units of the clip over the square root of the dimensions: below, truncation takes away too much of a gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,10 @@ class SharedNoise:
     :param dimensions: how many numbers are summed.
     :param units: the clip in ring units: a patient's gradient is truncated to whole units.
     :param bits: of the ring.
+
+    On the wire the step of a round is `2^e W / (Q sum of weights)` for each ring unit (docs/spec/secure-aggregation.md,
+    "Numbers"), and it is to be `learning rate * clip / units / patients`. The weights are noisy numbers of patients, so
+    `units = learning rate * clip * Q / (2^e W)`, rounded down.
     """
 
     sites: int
@@ -55,7 +63,34 @@ class SharedNoise:
 
     def __post_init__(self) -> None:
         if self.honest < 1:
-            raise ConfigError("no sum of this federation has noise of an honest site", where="dp.noise")
+            raise ConfigError(
+                "no sum of this federation has noise of an honest site",
+                where="dp.noise",
+                hint="more sites, a larger least_survivors or fewer colluders; or dp.noise = site",
+            )
+
+    @classmethod
+    def of(cls, layout: Layout, *, clip: float, learning_rate: float, honest: int) -> Self:
+        """From what a manifest says.
+
+        :raises ConfigError: where ring, cohort or tensors are not fit for it.
+        """
+        exponents = {block.clip_exponent for block in layout.state_blocks}
+        if layout.ring_bits > 32 or len(exponents) != 1 or any(b.kind != "mean" for b in layout.state_blocks):
+            raise ConfigError(
+                "shared noise is for weights with one clip, in a ring of 24 or 32 bits",
+                where="dp.noise",
+                hint="dp.trainable = head sends weights alone; [aggregation] ring_bits = 32",
+            )
+        unit = Fraction(2) ** exponents.pop() * layout.weight_cap / layout.quantum
+        units, words = math.floor(Fraction(learning_rate) * Fraction(clip) / unit), layout.state_words
+        if units < LEAST_UNITS * math.sqrt(words):
+            raise ConfigError(
+                f"a gradient of {words} numbers would be {units} ring units long: most of it is truncated to zero",
+                where="dp.noise",
+                hint="[aggregation] ring_bits = 32 and a smaller weight_cap, fewer numbers, or dp.noise = site",
+            )
+        return cls(sites=layout.roster_size, honest=honest, dimensions=words, units=units, bits=layout.ring_bits)
 
     def sigma(self, multiplier: float) -> int:
         """Each site's noise in ring units, rounded up, for this much noise over the clip inside the sum."""
@@ -68,11 +103,15 @@ class SharedNoise:
         )
 
     def saturation(self, sigma: int) -> int:
-        """The largest size of one site's coordinate before its noise, so that the sum fits the ring."""
-        room = (1 << (self.bits - 1)) - 1 - math.ceil(9 * math.sqrt(self.sites) * sigma)
-        if room < self.sites * self.units:
-            raise ConfigError(f"a ring of {self.bits} bits is too small for {sigma} units of noise", where="dp.noise")
-        return room // self.sites
+        """The largest size of one site's coordinate before its noise: with it, any sum of sites fits the ring."""
+        room = ((1 << (self.bits - 1)) - 1) // self.sites - 9 * sigma
+        if room < self.units:
+            raise ConfigError(
+                f"a ring of {self.bits} bits is too small for {sigma} units of noise",
+                where="dp.noise",
+                hint="[aggregation] ring_bits = 32, less noise, or fewer sites",
+            )
+        return room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +190,7 @@ def terms_for(schedule: Schedule, *, population: str, unit: Unit, cap: float, de
         delta=delta,
         cap=cap,
         order=choose_order(events, cap=cap, delta=delta),
-        planned=None if schedule.shared else PinnedSchedule.of(events, delta=delta),
+        planned=pinned(events, delta=delta),
     )
 
 
@@ -174,7 +213,9 @@ def propose_multiplier(schedule: Schedule, *, epsilon: float, delta: float, stat
     """
     try:
         if state is None and schedule.shared is not None:
-            return least_multiplier(schedule, lambda events: _unplanned(events, epsilon, delta))
+            return least_multiplier(
+                schedule, lambda events: begun_epsilon(events, epsilon=epsilon, delta=delta) <= epsilon
+            )
         if state is None:
             return _least_planned(schedule, epsilon, delta)
         return least_multiplier(schedule, _within(epsilon, state))
@@ -205,13 +246,23 @@ def least_multiplier(schedule: Schedule, within: Callable[[Sequence[MechanismEve
     return high / 100
 
 
-def _unplanned(events: Sequence[MechanismEvent], epsilon: float, delta: float) -> bool:
-    """Does a schedule without a PLD fit a filter that is begun for it?"""
+def begun_epsilon(events: Sequence[MechanismEvent], *, epsilon: float, delta: float) -> float:
+    """What a schedule costs under a filter that is begun for it with this limit; infinite if no order fits."""
+    if not shares_noise(events):
+        return planned_epsilon(events, delta)
     try:
         order = choose_order(events, cap=epsilon, delta=delta)
-        return BudgetFilter(order=order, delta=delta, cap=epsilon).epsilon(merged(events)) <= epsilon
+        return BudgetFilter(order=order, delta=delta, cap=epsilon).epsilon(merged(events))
     except ConfigError:
-        return False
+        return math.inf
+
+
+def both_figures(inside: float, alone: float, honest: int) -> str:
+    """The two figures of shared noise, in the words in which they are always said."""
+    return (
+        f"epsilon {inside:.2f} inside the sum, which counts on {honest} honest survivors, on the quorum and on one "
+        f"release of each sum; {alone:.2f} alone, if all other sites collude"
+    )
 
 
 @lru_cache(maxsize=64)
@@ -246,7 +297,8 @@ ENGINES: Final = ("auto", "fast", "opacus")
 Noise = Literal["site", "shared"]
 Trains = Literal["all", "last_blocks", "head"]
 TRAINS: Final = ("all", "last_blocks", "head")
-_WORDS: Final = frozenset({"norm", "engine", "trainable"})
+NOISES: Final = ("site", "shared")
+_WORDS: Final = frozenset({"norm", "engine", "trainable", "noise"})
 _WHOLE: Final = frozenset({"steps", "prototypes_every", "dimensions", "views"})
 _MAYBE_ZERO: Final = frozenset({"projection"})
 
@@ -264,6 +316,7 @@ class PrivateSettings:
     :param trainable: what learns; the rest is the public network of the initial file, and is not sent.
     :param projection: numbers that features are projected to by a public matrix before the head; 0 for none.
     :param views: images of a patient over which the gradient is averaged before its one clip; with `head` only.
+    :param noise: `site`: each site adds all the noise that its patients need; `shared`: its part (section 4).
     """
 
     steps: int = 10
@@ -277,6 +330,7 @@ class PrivateSettings:
     trainable: Trains = "all"
     projection: int = 0
     views: int = 1
+    noise: Noise = "site"
 
     def __post_init__(self) -> None:
         for name in _WHOLE:
@@ -287,16 +341,30 @@ class PrivateSettings:
             raise ConfigError(f"{self.projection!r} is not a whole number", where=f"{PREFIX}projection")
         if self.views > 1 and self.trainable != "head":
             raise ConfigError("several views of a patient need trainable = head", where=f"{PREFIX}views")
-        for name, known in (("norm", NORMS), ("engine", ENGINES), ("trainable", TRAINS)):
+        for name, known in (("norm", NORMS), ("engine", ENGINES), ("trainable", TRAINS), ("noise", NOISES)):
             if getattr(self, name) not in known:
                 given = getattr(self, name)
                 raise ConfigError(f"{given!r} is not one of {', '.join(known)}", where=f"{PREFIX}{name}")
+        if self.noise == "shared" and (self.steps, self.rate, self.prototypes_sigma) != (1, 1.0, None):
+            raise ConfigError(
+                "shared noise is for one step a round over all patients, without prototypes",
+                where=f"{PREFIX}noise",
+                hint="dp.steps = 1, dp.rate = 1, a method without NPR such as fedavg",
+            )
         rate_at_least(self.rate)
         counts_event(self.counts_sigma)
         if self.prototypes_sigma is not None:
             prototypes_event(self.prototypes_sigma)
 
-    def schedule(self, *, rounds: int, multiplier: float, clip: float, metrics_sigma: float | None = None) -> Schedule:
+    def schedule(
+        self,
+        *,
+        rounds: int,
+        multiplier: float,
+        clip: float,
+        metrics_sigma: float | None = None,
+        shared: SharedNoise | None = None,
+    ) -> Schedule:
         """The whole run at this much gradient noise."""
         return Schedule(
             rounds=rounds,
@@ -308,7 +376,42 @@ class PrivateSettings:
             prototypes_sigma=self.prototypes_sigma,
             prototypes_every=self.prototypes_every,
             metrics_sigma=metrics_sigma,
+            shared=shared,
         )
+
+    def shared_noise(
+        self,
+        layout: Layout,
+        *,
+        clip: float,
+        settings: Mapping[str, Any],
+        weights: str,
+        honest: int,
+    ) -> SharedNoise | None:
+        """What `noise = shared` means under a manifest; None with `site`.
+
+        :param settings: all of the manifest; what is sent is one plain step, so that an optimiser has no place.
+        :param honest: `security.secagg.thresholds.least_honest`.
+        :raises ConfigError: where something of the manifest is not fit for it.
+        """
+        if self.noise == "site":
+            return None
+        plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "head_decay": 0.0, "milestones": ""}
+        for name, wanted in plain.items():
+            given = settings.get(name, wanted)
+            if (float(given) if isinstance(wanted, float) else given) != wanted:
+                raise ConfigError(
+                    f"{name} = {given!r}, but with shared noise a round is one plain step",
+                    where=f"{PREFIX}noise",
+                    hint=f"export the model with {name} = {wanted!r}",
+                )
+        if weights != "samples":
+            raise ConfigError(
+                f"weights = {weights!r}, but with shared noise a step is divided by the noisy number of patients",
+                where="[training] weights",
+                hint='weights = "samples"',
+            )
+        return SharedNoise.of(layout, clip=clip, learning_rate=float(settings["learning_rate"]), honest=honest)
 
     def to_settings(self) -> dict[str, int | float | str]:
         """For a plan's [training.settings]; what is None is left out."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
@@ -22,7 +23,7 @@ from lazaret.errors import CertificateNameMismatch, ManifestRejected, PolicyViol
 from security import labels
 from security.crypto.signing import statement
 from security.dp.filter import check_delta
-from security.dp.planner import PREFIX
+from security.dp.planner import PREFIX, PrivateSettings, Schedule, SharedNoise
 from security.identity import pki
 from security.identity.manifest import Manifest, Member, real, unseal
 from security.identity.pki import Purpose, Role, Subject
@@ -184,6 +185,34 @@ def check_privacy(manifest: Manifest) -> None:
     if manifest.privacy is not None:
         least = manifest.privacy.least_patients
         check_delta(real(manifest.privacy.delta), least_patients=least, where=f"{_where(manifest)} [privacy] delta")
+        private_schedule(manifest, multiplier=real(manifest.privacy.noise_floor))
+
+
+def private_schedule(
+    manifest: Manifest, *, multiplier: float, metrics_sigma: float | None = None
+) -> Schedule | None:
+    """The whole run as a manifest has it, at this much gradient noise; None without differential privacy.
+
+    :raises ConfigError: where ring, cohorts or settings are not fit for shared noise (section 4).
+    """
+    settings, numbers = PrivateSettings.of(manifest.training.settings), manifest.aggregation
+    if settings is None or manifest.privacy is None:
+        return None
+    clip = real(manifest.privacy.clip)
+    honest = thresholds.least_honest(
+        roster=len(manifest.roster),
+        c=numbers.colluders,
+        m=numbers.least_survivors,
+        single_history=numbers.single_history,
+    )
+    shared = settings.shared_noise(
+        numbers.layout, clip=clip, settings=manifest.training.settings, weights=manifest.training.weights, honest=honest
+    )
+    if shared is not None:
+        shared.saturation(shared.sigma(multiplier))
+    return settings.schedule(
+        rounds=manifest.training.rounds, multiplier=multiplier, clip=clip, metrics_sigma=metrics_sigma, shared=shared
+    )
 
 
 def check_movement(manifest: Manifest) -> None:
@@ -284,6 +313,7 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         # The lengths of the newest steps are part of a run's state, as many as the window has.
         or offered.aggregation.movement_window != current.aggregation.movement_window
         or _promise(offered) != _promise(current)
+        or not _keeps_noise(_shared_noise(current), _shared_noise(offered))
     ):
         raise ManifestRejected(
             f"changes the model, the method, the tensors, the movement window or the privacy of run {current.run!r}",
@@ -300,6 +330,18 @@ def _promise(manifest: Manifest) -> tuple[object, dict[str, object]]:
     """The guarantee for patients and its schedule: a run that was booked under one cannot continue under another."""
     settings = manifest.training.settings
     return manifest.privacy, {name: value for name, value in settings.items() if name.startswith(PREFIX)}
+
+
+def _shared_noise(manifest: Manifest) -> SharedNoise | None:
+    schedule = private_schedule(manifest, multiplier=1.0)
+    return None if schedule is None else schedule.shared
+
+
+def _keeps_noise(current: SharedNoise | None, offered: SharedNoise | None) -> bool:
+    """Rounds are booked with the honest survivors and the ring units with which the run began."""
+    if current is None or offered is None:
+        return current is offered
+    return offered.honest >= current.honest and replace(offered, honest=current.honest) == current
 
 
 # Who is on the line.

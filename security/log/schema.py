@@ -70,6 +70,11 @@ def record(name: str, **fields: ValueKind) -> ValueKind:
     return ValueKind(name=name, pattern=rf"\{{{inner}\}}")
 
 
+def either(name: str, *kinds: ValueKind) -> ValueKind:
+    """One of several kinds of value."""
+    return ValueKind(name=name, pattern="(?:" + "|".join(kind.pattern for kind in kinds) + ")")
+
+
 # Controls, soft hyphens, zero-width and direction marks, separators, surrogates and specials have no place in text that
 # an auditor reads: they hide, reorder or break lines. What is left needs no escape but these two.
 _PLAIN: Final = (
@@ -122,7 +127,12 @@ MaybeCount = Annotated[int | None, optional(COUNT)]
 # Kinds that only some events have.
 
 _ARTEFACT: Final = record("a local artefact", kind=TOKEN, elements=COUNT, hmac=DIGEST, disposition=choice("local-only"))
-_MECHANISM: Final = record("a mechanism", kind=TOKEN, sigma=DECIMAL, sensitivity=DECIMAL, rate=COUNT, steps=COUNT)
+_NOISE: Final = {"kind": TOKEN, "sigma": DECIMAL, "sensitivity": DECIMAL, "rate": COUNT, "steps": COUNT}
+_MECHANISM: Final = either(
+    "a mechanism",
+    record("noise of a site", **_NOISE),
+    record("noise that sites share", **_NOISE, honest=COUNT, dimensions=COUNT),
+)
 
 _SHAPE: Final = record(
     "the numbers of the size equation",

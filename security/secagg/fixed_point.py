@@ -70,6 +70,32 @@ def encode(
     return Encoded(words, saturated)
 
 
+def place(
+    layout: Layout,
+    units: Words,
+    *,
+    weight: int,
+    loss: float | None = None,
+    hits: int | None = None,
+    saturate: bool = True,
+) -> Encoded:
+    """Whole numbers at their places, for noise that sites share: they have their noise already, so nothing is cut here.
+
+    The step that follows from their sum is a unit of the layout over the sum of weights, so the weight does not scale
+    them (docs/spec/differential-privacy.md, section 4).
+    """
+    if units.shape != (layout.state_words,) or units.dtype.kind != "i":
+        raise LocalProtocolError(f"units must be {layout.state_words} whole numbers, got {units.shape}")
+    if not (-layout.quantum <= int(units.min()) and int(units.max()) <= layout.quantum):
+        raise LocalProtocolError("units are beyond the part of the ring that one site has")
+    words = np.zeros(layout.words, dtype=layout.dtype)
+    signed = words.view(layout.signed_dtype)
+    signed[: layout.state_words] = units
+    signed[layout.slot(WEIGHT)] = min(max(1, weight), layout.weight_cap)
+    _encode_auxiliary(layout, signed, loss, hits, saturate=saturate)
+    return Encoded(words, 0)
+
+
 def _pieces(layout: Layout, top: float) -> Iterator[tuple[slice, Any]]:
     """Yield the tensors in chunks that stay in the cache, with top / clip: a number, or one for each value.
 

@@ -88,12 +88,12 @@ def least_cohort(*, c: int, m: int, roster: int | None = None) -> int:
     return least if roster is None else max(least, single_history_cohort(roster=roster, c=c))
 
 
-def least_honest(*, roster: int, c: int, m: int) -> int:
+def least_honest(*, roster: int, c: int, m: int, single_history: bool = True) -> int:
     """The least number of honest survivors of a sum, over all cohorts that are allowed.
 
     With c = 0 a curious site still knows its own part, so at least one survivor never counts.
     """
-    cohorts = range(least_cohort(c=c, m=m, roster=roster), roster + 1)
+    cohorts = range(least_cohort(c=c, m=m, roster=roster if single_history else None), roster + 1)
     return min((quorum(n=n, c=c, m=m) for n in cohorts), default=0) - max(c, 1)
 
 

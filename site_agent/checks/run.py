@@ -82,6 +82,8 @@ def privacy(context: SiteCheckContext) -> Iterator[Line]:
         f"after {cost.rounds} rounds the ledger will have booked epsilon {cost.epsilon:.2f} of {cost.cap:g} for each "
         f"{cost.unit} at delta {cost.delta:g} (tighter bound {cost.epsilon_pld:.2f})"
     )
+    if cost.alone is not None:
+        costs += f"; that is inside the sum, and {cost.alone:.2f} alone, if all other sites collude"
     if cost.booked:
         costs += f"; {cost.booked:.2f} are booked already"
     if cost.fits:

@@ -205,7 +205,18 @@ def _privacy(predictor: Predictor, history: ModelHistory) -> str:
         f"{text}\n\nDifferential privacy at this hospital, up to the checkpoint below: epsilon "
         f"{spent['epsilon_total']} of at most {spent['cap']} at delta {spent['delta']}; unit {spent['unit']}, "
         f"neighbours {spent['relation']}, "
-        f"accountant {spent['accountant']}."
+        f"accountant {spent['accountant']}.{_shared(spent)}"
+    )
+
+
+def _shared(spent: Mapping[str, Any]) -> str:
+    honest = [event["honest"] for event in spent["mechanisms"] if event["kind"] == "shared-sgd"]
+    if not honest:
+        return ""
+    return (
+        f" Noise was shared: this figure is inside the sum, and counts on {min(honest)} honest survivors of every sum, "
+        "on the quorum and on one release of each sum. `privacy-audit epsilon` also gives the figure alone, if all "
+        "other hospitals collude."
     )
 
 

@@ -31,7 +31,8 @@ def share(content: Vector | bytes) -> int:
             raise
         descriptor = os.memfd_create("lazaret", flags)
     try:
-        data = content if isinstance(content, bytes) else np.ascontiguousarray(content, dtype="<f4").data
+        # Four bytes each: floats, or with shared noise whole numbers (`shared_vector` says which).
+        data = content if isinstance(content, bytes) else np.ascontiguousarray(content, dtype=_words_of(content)).data
         left = memoryview(data).cast("B")
         while left:
             left = left[os.write(descriptor, left) :]
@@ -42,12 +43,18 @@ def share(content: Vector | bytes) -> int:
     return descriptor
 
 
-def shared_vector(descriptor: int, words: int) -> Vector:
+def _words_of(content: Vector) -> str:
+    return "<i4" if content.dtype.kind == "i" else "<f4"
+
+
+def shared_vector(descriptor: int, words: int, *, whole: bool = False) -> Vector:
     """The vector behind a descriptor, without a copy. Takes the descriptor.
 
+    :param whole: whether it holds whole numbers: the noisy units of shared noise.
     :raises CodecError: if it has another length, or can still be changed.
     """
-    return np.frombuffer(_mapped(descriptor, least=4 * words, most=4 * words), dtype="<f4")
+    data = _mapped(descriptor, least=4 * words, most=4 * words)
+    return np.frombuffer(data, dtype="<i4" if whole else "<f4")
 
 
 def shared_document(descriptor: int) -> bytes:

@@ -12,10 +12,11 @@ import hmac
 import math
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -142,7 +143,7 @@ class Trainer:
         self._round = round_number
         epochs = max(1, self.site.config.local_epochs)
         return LocalResult(
-            update=self.wire.update(self.site.model, state, self.method.shares(round_number)),
+            update=self._update(round_number, state),
             samples=self.samples,
             loss_sum=report.loss_sum / epochs,
             hits=report.hits // epochs,
@@ -150,6 +151,9 @@ class Trainer:
             wall_ms=(time.monotonic_ns() - started) // 1_000_000,
             artefacts=self._artefacts(round_number),
         )
+
+    def _update(self, round_number: int, state: Vector) -> Vector:
+        return self.wire.update(self.site.model, state, self.method.shares(round_number))
 
     def _local_round(self, round_number: int) -> LocalReport:
         if self._promised:
@@ -305,6 +309,8 @@ class PrivateTrainer(Trainer):
         threads: int | None = None,
     ) -> None:
         super().__init__(manifest, initial, data, state, data_key=data_key, best=best, threads=threads)
+        self._shared = plan.schedule.shared is not None
+        self._units: NDArray[np.int64] | None = None
         self._metrics_sigma = plan.schedule.metrics_sigma or 0.0
         self._version = torch.frombuffer(bytearray(version.encode()), dtype=torch.uint8)
         self._private = PrivateTraining(
@@ -338,10 +344,23 @@ class PrivateTrainer(Trainer):
         return last
 
     def _local_round(self, round_number: int) -> LocalReport:
-        report = self._private.local_round(round_number)
+        if self._shared:
+            started = time.perf_counter()
+            self._units = self._private.shared_round(round_number)
+            seconds = time.perf_counter() - started
+            report = LocalReport(steps=1, samples=0, loss_sum=0.0, hits=0, seconds=seconds, seconds_waiting=0.0)
+        else:
+            report = self._private.local_round(round_number)
         released = self._private.rounds.memory()
         self.site.kept |= {_KEPT + name: tensor for name, tensor in released.items()} | {_VERSION: self._version}
         return report
+
+    def _update(self, round_number: int, state: Vector) -> Vector:
+        """With shared noise the noisy whole numbers themselves, against the gradient; the model is left as it was."""
+        if self._units is None:
+            return super()._update(round_number, state)
+        units, self._units = self._units, None
+        return cast(Vector, self.wire.units(self.site.model, -units))
 
     def _artefacts(self, round_number: int) -> tuple[tuple[str, int, bytes], ...]:
         released = self._private.rounds.memory()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from .audit_formats import Agreed
@@ -66,16 +67,37 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
 
 def _private(body: Entry, rules: Entry, reserves: bool) -> Iterator[bool]:
     due, settings = rules["privacy"], rules["training"]["settings"]
-    trained = [item for item in body["mechanisms"] if item["kind"] == "dp-sgd"]
+    shared = settings.get("dp.noise") == "shared"
+    trained = [item for item in body["mechanisms"] if item["kind"] == ("shared-sgd" if shared else "dp-sgd")]
     yield body["unit"] == due["unit"] and float(body["delta"]) <= float(due["delta"]) * (1 + 1e-9)
     yield bool(trained) or not reserves
     for item in trained:
+        if shared:
+            yield _shared(item, rules)
+            continue
         clip = float(item["sensitivity"])
         yield float(item["sigma"]) >= float(due["noise_floor"]) * clip * (1 - 1e-9)
         yield clip <= float(due["clip"]) * (1 + 1e-9)
         if any(name.startswith("dp.") for name in settings):
             rate = min(1 << 24, math.ceil(float(settings.get("dp.rate", "0.05")) * (1 << 24)))
             yield (item["steps"], item["rate"]) == (settings.get("dp.steps", 10), rate)
+
+
+def _shared(item: Entry, rules: Entry) -> bool:
+    """Noise, clip in ring units, honest survivors and numbers, as they follow from the manifest."""
+    numbers, due = rules["aggregation"], rules["privacy"]
+    layout, c, m, sites = numbers["layout"], numbers["colluders"], numbers["least_survivors"], len(rules["roster"])
+    smallest = least_cohort(c, m, sites if numbers["single_history"] else None)
+    honest = min(threshold(n, c, m) for n in range(smallest, sites + 1)) - max(c, 1)
+    tensors = [block for block in layout["blocks"] if block["kind"] == "mean"]
+    quantum = (2 ** (layout["ring_bits"] - 1) - 1) // layout["roster_size"]
+    unit = Fraction(2) ** tensors[0]["clip_exponent"] * layout["weight_cap"] / quantum
+    reach = Fraction(float(rules["training"]["settings"]["learning_rate"])) * Fraction(float(due["clip"]))
+    units = math.floor(reach / unit)
+    least = max(3, math.ceil(float(due["noise_floor"]) * units / math.sqrt(honest)))
+    size = sum(math.prod(block["shape"]) for block in tensors)
+    told = (item["steps"], item["dimensions"], float(item["sensitivity"]))
+    return told == (1, size, units) and float(item["sigma"]) >= least and item["honest"] <= honest
 
 
 def threshold(n: int, c: int, m: int) -> int:
