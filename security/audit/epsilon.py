@@ -122,6 +122,7 @@ def check_run_epsilon(history: LogHistory, rules_at: Callable[[int], AgreedRules
     By the tightest of the analyses: a site's own rule is stricter, so that what it admitted is never above this.
     """
     from security.dp.accountant import MechanismEvent, pld_epsilon, rdp_epsilon
+    from security.dp.filter import shares_noise
 
     spent: dict[str | None, list[MechanismEvent]] = {}
     last: dict[str | None, tuple[Record, AgreedPrivacy]] = {}
@@ -136,7 +137,8 @@ def check_run_epsilon(history: LogHistory, rules_at: Callable[[int], AgreedRules
         last[record.run] = record, rules.privacy
     for run, (record, privacy) in last.items():
         epsilon = rdp_epsilon(spent[run], privacy.delta)[0]
-        if epsilon > privacy.epsilon:
+        # PLD has no proof for sums of discrete noise.
+        if epsilon > privacy.epsilon and not shares_noise(spent[run]):
             epsilon = min(epsilon, pld_epsilon(spent[run], privacy.delta))
         if epsilon > privacy.epsilon * (1 + TOLERANCE):
             detail = f"epsilon {epsilon:.3f} of run {run}, at most {privacy.epsilon:g}"

@@ -181,10 +181,6 @@ def commit_entry(booking: int, at: int) -> dict[str, Any]:
     return {"kind": "commit", "reserve": booking, "at": at}
 
 
-def version_entry(version: str, at: int) -> dict[str, Any]:
-    return {"kind": "version", "version": version, "at": at}
-
-
 def encode_line(entry: dict[str, Any], seq: int, previous: str) -> bytes:
     return rfc8785.dumps({"seq": seq, "prev": previous, "entry": entry})
 
@@ -436,7 +432,7 @@ class Ledger:
     def new_version(self, version: str) -> None:
         """The data set changed. Earlier patients keep what was spent on them, so the ledger continues unchanged."""
         if version != self._state.version:
-            self._append(version_entry(version, self._clock.now_ms()))
+            self._append({"kind": "version", "version": version, "at": self._clock.now_ms()})
 
     def _append(self, entry: dict[str, Any]) -> None:
         if self._failed:

@@ -387,15 +387,13 @@ class PrivateSettings:
         settings: Mapping[str, Any],
         weights: str,
         honest: int,
-    ) -> SharedNoise | None:
-        """What `noise = shared` means under a manifest; None with `site`.
+    ) -> SharedNoise:
+        """What `noise = shared` means under a manifest.
 
         :param settings: all of the manifest; what is sent is one plain step, so that an optimiser has no place.
         :param honest: `security.secagg.thresholds.least_honest`.
         :raises ConfigError: where something of the manifest is not fit for it.
         """
-        if self.noise == "site":
-            return None
         plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "head_decay": 0.0, "milestones": ""}
         for name, wanted in plain.items():
             given = settings.get(name, wanted)

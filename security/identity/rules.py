@@ -195,23 +195,28 @@ def private_schedule(
 
     :raises ConfigError: where ring, cohorts or settings are not fit for shared noise (section 4).
     """
-    settings, numbers = PrivateSettings.of(manifest.training.settings), manifest.aggregation
+    settings = PrivateSettings.of(manifest.training.settings)
     if settings is None or manifest.privacy is None:
         return None
     clip = real(manifest.privacy.clip)
+    shared = None if settings.noise == "site" else _shared_by_sites(manifest, settings, clip)
+    if shared is not None:
+        shared.saturation(shared.sigma(multiplier))
+    return settings.schedule(
+        rounds=manifest.training.rounds, multiplier=multiplier, clip=clip, metrics_sigma=metrics_sigma, shared=shared
+    )
+
+
+def _shared_by_sites(manifest: Manifest, settings: PrivateSettings, clip: float) -> SharedNoise:
+    numbers, training = manifest.aggregation, manifest.training
     honest = thresholds.least_honest(
         roster=len(manifest.roster),
         c=numbers.colluders,
         m=numbers.least_survivors,
         single_history=numbers.single_history,
     )
-    shared = settings.shared_noise(
-        numbers.layout, clip=clip, settings=manifest.training.settings, weights=manifest.training.weights, honest=honest
-    )
-    if shared is not None:
-        shared.saturation(shared.sigma(multiplier))
-    return settings.schedule(
-        rounds=manifest.training.rounds, multiplier=multiplier, clip=clip, metrics_sigma=metrics_sigma, shared=shared
+    return settings.shared_noise(
+        numbers.layout, clip=clip, settings=training.settings, weights=training.weights, honest=honest
     )
 
 

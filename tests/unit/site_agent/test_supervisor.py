@@ -97,6 +97,8 @@ class Scripted:
 class Books:
     """A budget that is written down."""
 
+    shares_noise = False
+
     def __init__(self, error: Exception | None = None) -> None:
         self.booked: list[tuple[int, tuple[MechanismEvent, ...]]] = []
         self.committed: list[int] = []

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, LocalProtocolError, PolicyViolation
+from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, PolicyViolation
 from security.clock import ManualClock
 from security.dp import ledger as ledger_entries
 from security.dp.accountant import Mechanism, counts_event, dp_sgd_event, prototypes_event, rate_at_least
 from security.dp.filter import RunTerms
-from security.dp.ledger import MOST_UNCOMMITTED, Ledger, LedgerAnchor, Terms, Unit, commitment
+from security.dp.ledger import MOST_UNCOMMITTED, Ledger, LedgerAnchor, Terms, Unit
 from security.dp.ledger_store import FileStore, MemoryStore
 from security.dp.noise import NoiseSource
 from security.rng import CountedRandomness
@@ -293,17 +293,6 @@ def test_kill_between_reserve_and_train_leaves_the_charge_and_nothing_else(tmp_p
     assert after.history == before.history + ROUND
     assert after.epsilon > before.epsilon
     assert [booking.committed for booking in after.bookings] == [True, False]
-
-
-def test_the_commitment_hides_the_head_and_binds_to_it() -> None:
-    ledger = in_memory()
-    one = commitment(ledger.state.head, b"s" * 32)
-    assert one != commitment(ledger.state.head, b"t" * 32)
-    book(ledger, 1)
-    assert one != commitment(ledger.state.head, b"s" * 32)
-    assert ledger.state.head.digest.encode() not in one
-    with pytest.raises(LocalProtocolError):
-        commitment(ledger.state.head, b"short")
 
 
 def test_terms_that_cannot_be_kept_are_refused() -> None:

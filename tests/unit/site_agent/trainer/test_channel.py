@@ -156,6 +156,13 @@ def test_memory_of_another_length_or_without_seals_is_refused(monkeypatch: pytes
     os.close(kept)
 
 
+def test_whole_numbers_cross_as_they_are() -> None:
+    """The noisy units of shared noise have more digits than a float of four bytes."""
+    units = np.array([2**30 + 1, -(2**30) - 1, 0], dtype="<i4")
+    assert shared_vector(share(units), 3, whole=True).tolist() == units.tolist()
+    assert units.astype("<f4").astype(np.int64).tolist() != units.tolist()
+
+
 def test_an_error_crosses_as_what_it_is() -> None:
     error = BudgetExhausted("spent", where="patients", hint="stop")
     again = error_of(failed(error))

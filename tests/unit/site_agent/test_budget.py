@@ -1,0 +1,24 @@
+"""The commitment to a ledger that an advert carries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from security.dp.accountant import dp_sgd_event, rate_at_least
+from security.dp.ledger import Ledger, Terms, Unit
+from security.dp.ledger_store import MemoryStore
+from security.dp.noise import NoiseSource
+from site_agent.budget import Budget
+
+TERMS = Terms(population="skin-2024", unit=Unit.PATIENT, delta=1e-5, cap=3.0, order=8.0)
+ROUND = (dp_sgd_event(multiplier=2.0, clip=1.0, rate=rate_at_least(0.02), steps=50),)
+
+
+def test_the_commitment_hides_the_head_and_binds_to_it() -> None:
+    ledger, unused = Ledger.create(MemoryStore(), TERMS, version="v1"), Any
+    mine, other = (Budget(unused, unused, ledger, unused, unused, bytes([key]) * 32) for key in (1, 2))  # type: ignore[arg-type]
+    one = mine.commitment()
+    assert one == mine.commitment() and one != other.commitment(), "the salt is under the site's own key"
+    ledger.reserve(run="run", round_number=1, events=ROUND, noise=NoiseSource())
+    assert one != mine.commitment()
+    assert ledger.state.head.digest.encode() not in mine.commitment()
