@@ -4,8 +4,8 @@ The machines have no socket and no file; `coordinator/spool` is the one module t
 returns effects, and the shell around it writes, sends and asks again. A vector that is not masked has no message type
 and cannot leave. Start reading with `transitions`: it explains both machines.
 
-Imported by: coordinator, npr, protos, security.audit, security.consortium, security.dp, security.identity, security.log,
-  security.secagg.coordinator, security.secagg.site, site_agent.
+Imported by: coordinator, npr, protos, security.audit, security.consortium, security.dp, security.identity,
+  security.log, security.secagg.coordinator, security.secagg.site, site_agent.
 
     transitions          both state machines: theory of operation, then the tables
     site                 the machine of a site, and every check it makes
