@@ -27,6 +27,7 @@ from site_agent.assembly import assemble
 from site_agent.client import serve
 from site_agent.config import SiteConfig
 from site_agent.effects import Effect, KeepUpdate
+from site_agent.status import AgentPresence
 
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
 
@@ -79,7 +80,9 @@ def site(path: Path, numbers: bool) -> None:
         agent = assemble(
             config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
         )
-        asyncio.run(serve(agent, config.coordinator, until=lambda stopped: stop_on_signals(stopped.set)))
+        seen = AgentPresence(config, agent)
+        until = lambda stopped: stop_on_signals(stopped.set)  # noqa: E731  # as the command has it
+        asyncio.run(serve(agent, config.coordinator, until=until, watch=seen.look, ended=seen.stop))
 
 
 if __name__ == "__main__":

@@ -122,6 +122,7 @@ def take_states(browser: Any, out: Path, folder: Path, tell: Callable[[str], Non
     both("run-complete")
 
     federation.clock.advance(359 * DAY_MS)
+    agent.heartbeat()
     federation.step()
     seen.look()
     both("certificate-ending")
