@@ -51,6 +51,7 @@ class HalfYear:
     ) -> None:
         names = tuple(f"site{number}" for number in range(sites))
         self.federation = WholeFederation(folder, sites=names, rounds=rounds)
+        self.federation.heartbeats = True
         self.rounds, self.weeks, self.beat_ms, self.week_days = rounds, weeks, beat_ms, week_days
         self.events: list[str] = []
         self.growth: list[int] = []

@@ -75,6 +75,7 @@ class WholeFederation:
         self.refused: dict[str, ToolkitError] = {}
         self.deaf: set[tuple[str, type[Wire]]] = set()  # what is lost on its way to the coordinator
         self.shell: Shell | None = None
+        self.heartbeats = False  # as the client does it, twice a minute: also of sites that take part in nothing
         for member in ("hub", *sites):
             self.give_manifest(member)
 
@@ -238,6 +239,8 @@ class WholeFederation:
         self.pump()
         self.clock.advance(STEP_MS)
         for site in list(self.agents):
+            if self.heartbeats:
+                self.agents[site].heartbeat()
             self._take(site, self.agents[site].ticked())
         if self.shell is not None:
             self.shell.tick()
