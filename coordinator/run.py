@@ -116,10 +116,10 @@ class Shell:
 
     def tick(self) -> None:
         """To be called often: deadlines of the run, heartbeat of the log."""
-        told = self.pause.reason()
-        if told != self.engine.paused:
-            self.execute(self.engine.pause(told))
-            log.info("%s", "the run goes on" if told is None else f"paused: {told}")
+        reason = self.pause.reason()
+        if reason != self.engine.paused:
+            self.execute(self.engine.pause(reason))
+            log.info("%s", "the run goes on" if reason is None else f"paused: {reason}")
         self.execute(self.engine.tick())
         self.books.log.tick()
         self._say_hindrance()
@@ -262,8 +262,8 @@ def hindrance(engine: RoundEngine) -> str | None:
     able = engine.able_until(engine.plan.train_ms)
     if engine.phase is RunPhase.WAITING:
         there = len(able & sites.willing)
-        told = f"round {number} waits: {there} sites can take part, {engine.least} are needed"
-        return "; ".join((told, *_left_out(engine, able)))
+        sentence = f"round {number} waits: {there} sites can take part, {engine.least} are needed"
+        return "; ".join((sentence, *_left_out(engine, able)))
     if engine.core.clock.mono_ms() < engine.deadline or engine.phase is not RunPhase.TRAINING:
         return None
     if engine.chain.head is not None and engine.chain.head_check() is None:

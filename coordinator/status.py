@@ -38,9 +38,9 @@ def _unchecked(found: UncheckedSum | None, manifest: Manifest) -> dict[str, Any]
     }
 
 
-def standstill(told: dict[str, Any], now_ms: int) -> str | None:
+def standstill(status: dict[str, Any], now_ms: int) -> str | None:
     """One line for the operator, if a sum has waited for its check for longer than a check takes."""
-    unchecked = told["unchecked"]
+    unchecked = status["unchecked"]
     if unchecked is None or unchecked["since_ms"] is None or now_ms - unchecked["since_ms"] < PATIENCE_MS:
         return None
     minutes = (now_ms - unchecked["since_ms"]) // 60_000
@@ -85,24 +85,24 @@ def certificate_ends(manifest: Manifest) -> dict[str, int]:
     return {member.id: int(1000 * member.certificate.not_valid_after_utc.timestamp()) for member in members}
 
 
-def lines(told: dict[str, Any], now_ms: int) -> list[str]:
+def lines(status: dict[str, Any], now_ms: int) -> list[str]:
     """`status` as text: whether it runs, what it waits for, sites, rounds."""
-    found = [_running(told["service"])]
-    found.append(f"run {told['run']}: {told['completed']} of {told['rounds_planned']} rounds completed")
-    if told["complete"]:
+    found = [_running(status["service"])]
+    found.append(f"run {status['run']}: {status['completed']} of {status['rounds_planned']} rounds completed")
+    if status["complete"]:
         found.append("the run is complete")
-    waits = told["service"].get("hindrance") if told["service"]["running"] else None
-    paused = f"paused: {told['paused']}" if told["paused"] else None
-    found += [line for line in (waits or paused, standstill(told, now_ms)) if line]
-    ends = {site["site"]: site["certificate_ends_ms"] for site in told["sites"]}
-    found += certificate_alerts(ends | {"the coordinator": told["certificate_ends_ms"]}, now_ms).values()
-    states = told["service"].get("sites", {}) if told["service"]["running"] else {}
+    waits = status["service"].get("hindrance") if status["service"]["running"] else None
+    paused = f"paused: {status['paused']}" if status["paused"] else None
+    found += [line for line in (waits or paused, standstill(status, now_ms)) if line]
+    ends = {site["site"]: site["certificate_ends_ms"] for site in status["sites"]}
+    found += certificate_alerts(ends | {"the coordinator": status["certificate_ends_ms"]}, now_ms).values()
+    states = status["service"].get("sites", {}) if status["service"]["running"] else {}
     width = max(len(site) for site in ends)
-    for site in told["sites"]:
+    for site in status["sites"]:
         state, seen = states.get(site["site"], "not known"), site["last_connected_ms"]
         contact = "never connected" if seen is None else f"last connected {clock_text(seen)}"
         found.append(f"  site {site['site']:<{width}}  {state:<12}  {contact}")
-    found += [f"  round {row['number']:>4}  {row['outcome'] or 'open'}" for row in told["rounds"]]
+    found += [f"  round {row['number']:>4}  {row['outcome'] or 'open'}" for row in status["rounds"]]
     return found
 
 
@@ -140,25 +140,25 @@ class RunPresence:
         from coordinator.dashboard.live import Live
 
         clock, live = self._shell.clock, Live.of(self._shell)
-        told = {
+        state = {
             "phase": str(live.phase),
             "round": live.round,
             "hindrance": live.hindrance,
             "sites": {site.name: site.state for site in live.sites},
         }
-        self._file.beat(told, now_ms=clock.now_ms(), mono_ms=clock.mono_ms())
+        self._file.beat(state, now_ms=clock.now_ms(), mono_ms=clock.mono_ms())
         if clock.mono_ms() >= self._alert_ms:
             self._alert_ms = clock.mono_ms() + ALERT_MS
-            self._alerts.look(self.conditions(told), now_ms=clock.now_ms())
+            self._alerts.look(self.conditions(state), now_ms=clock.now_ms())
 
-    def conditions(self, told: dict[str, Any]) -> dict[str, str]:
+    def conditions(self, status: dict[str, Any]) -> dict[str, str]:
         """What the operator's alerts are told of, by name."""
         found = disk_alert(self._shell.storage.folder)
         found |= certificate_alerts(certificate_ends(self._manifest), self._shell.clock.now_ms())
         blamed = self._shell.engine.book.excluded
         found |= {f"excluded:{site}": f"{site} is excluded: {reason}" for site, reason in blamed.items()}
-        lasting = {} if told["hindrance"] is None else {"stalled": told["hindrance"]}
-        away = [site for site, state in told["sites"].items() if state == "away"]
+        lasting = {} if status["hindrance"] is None else {"stalled": status["hindrance"]}
+        away = [site for site, state in status["sites"].items() if state == "away"]
         lasting |= {f"site-missing:{site}": f"{site} is not connected" for site in away}
         if self._shell.engine.auditing:
             lasting["unchecked-sum"] = "the newest sum has no certificate (docs/operators.md)"

@@ -43,8 +43,8 @@ class PauseFile:
         self._seen: tuple[tuple[int, int, int] | None, Pause | None] = (None, None)
 
     def set(self, reason: str, *, now_ms: int) -> None:
-        told = {"reason": reason[:MOST_REASON], "since_ms": now_ms}
-        files.write_atomically(self.path, json.dumps(told).encode() + b"\n", mode=0o600)
+        pause = {"reason": reason[:MOST_REASON], "since_ms": now_ms}
+        files.write_atomically(self.path, json.dumps(pause).encode() + b"\n", mode=0o600)
 
     def clear(self) -> bool:
         """End the pause; returns whether there was one."""
@@ -72,8 +72,8 @@ class PauseFile:
     def _parse(self, since_ms: int) -> Pause:
         """A file that cannot be read pauses too: somebody wanted one."""
         try:
-            told = json.loads(self.path.read_bytes())
-            return Pause(reason=str(told["reason"])[:MOST_REASON], since_ms=int(told["since_ms"]))
+            kept = json.loads(self.path.read_bytes())
+            return Pause(reason=str(kept["reason"])[:MOST_REASON], since_ms=int(kept["since_ms"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Pause(reason=f"{self.path} exists and cannot be read", since_ms=since_ms)
 
@@ -186,33 +186,33 @@ class NowFile:
         self._next_ms = 0
         self._last: dict[str, Any] | None = None
 
-    def beat(self, told: dict[str, Any], *, now_ms: int, mono_ms: int) -> None:
+    def beat(self, state: dict[str, Any], *, now_ms: int, mono_ms: int) -> None:
         """Write it down, if it is time or has changed. A disk that refuses it is no reason to stop: what matters is
         written elsewhere, and fails there."""
-        if mono_ms < self._next_ms and told == self._last:
+        if mono_ms < self._next_ms and state == self._last:
             return
-        self._next_ms, self._last = mono_ms + BEAT_MS, told
+        self._next_ms, self._last = mono_ms + BEAT_MS, state
         with contextlib.suppress(OSError):
-            self._write(told | {"at_ms": now_ms, "pid": os.getpid(), "stopped": None})
+            self._write(state | {"at_ms": now_ms, "pid": os.getpid(), "stopped": None})
 
     def stop(self, reason: str, *, now_ms: int) -> None:
         """The last word of a process: why it ended."""
         with contextlib.suppress(OSError):
             self._write((self._last or {}) | {"at_ms": now_ms, "pid": os.getpid(), "stopped": reason})
 
-    def _write(self, told: dict[str, Any]) -> None:
+    def _write(self, state: dict[str, Any]) -> None:
         """Without fsync: after a power cut the process is dead, whatever the file says."""
         beside = self.path.with_name(f".{self.path.name}.new")
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(json.dumps(told, sort_keys=True).encode() + b"\n")
+            file.write(json.dumps(state, sort_keys=True).encode() + b"\n")
         os.replace(beside, self.path)
 
     def read(self, *, now_ms: int) -> dict[str, Any]:
         """What was last said, with `running`: whether a process says it still. Nothing else if nobody ever did."""
         try:
-            told = json.loads(self.path.read_bytes())
-            age = now_ms - int(told["at_ms"])
+            kept = json.loads(self.path.read_bytes())
+            age = now_ms - int(kept["at_ms"])
         except (OSError, ValueError, KeyError, TypeError):
             return {"running": False}
-        return dict(told) | {"running": told.get("stopped") is None and age < STALE_MS}
+        return dict(kept) | {"running": kept.get("stopped") is None and age < STALE_MS}

@@ -92,8 +92,8 @@ def _message(cls: type[Wire]) -> str:
     lines.append(f"message {cls.__name__} {{")
     for number, (name, kind) in enumerate(kinds(cls), 1):
         repeated = "repeated " if isinstance(kind, Many) else ""
-        told = f"{_class(cls, name, kind)}; {bound(kind)}"
-        lines.append(f"  {repeated}{proto_type(_item(kind))} {name} = {number};  // {told}")
+        comment = f"{_class(cls, name, kind)}; {bound(kind)}"
+        lines.append(f"  {repeated}{proto_type(_item(kind))} {name} = {number};  // {comment}")
     return "\n".join([*lines, "}", ""])
 
 

@@ -186,10 +186,10 @@ def open_budget(
 
 def _log_ended_rounds(budget: Budget, manifest: Manifest, log: AuditLog, folder: Path) -> None:
     """Rounds that were trained by an agent which ended before their public time came."""
-    told = logged_reservations(folder, DpCommitted.type)
+    committed = logged_reservations(folder, DpCommitted.type)
     logged = {record.key for record in LogReader(folder).checked(TrainDone.type)}
     for booking in budget.state.bookings:
-        if booking.committed and booking.run == budget.plan.run and ident(budget.state, booking) not in told:
+        if booking.committed and booking.run == budget.plan.run and ident(budget.state, booking) not in committed:
             budget.note_committed(booking)
             if (manifest.run, booking.round) not in logged:
                 done = log_events.trained_before(manifest, booking.round, steps=budget.plan.schedule.steps)

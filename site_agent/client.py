@@ -281,11 +281,11 @@ class Client:
     async def _clocks_apart(self, call: Any) -> str | None:
         """Why nothing of this stream is used: this machine's time and the coordinator's differ by too much. Its entries
         and cosignatures would have times that other logs contradict, and every auditor would find that."""
-        told = next((value for key, value in await call.initial_metadata() or () if key == tls.TIME_KEY), None)
-        if self._compared is call or told is None or not str(told).isdigit():
+        their_time = next((value for key, value in await call.initial_metadata() or () if key == tls.TIME_KEY), None)
+        if self._compared is call or their_time is None or not str(their_time).isdigit():
             return None
         self._compared = call
-        apart = self.agent.clock.now_ms() - int(told)
+        apart = self.agent.clock.now_ms() - int(their_time)
         if abs(apart) <= MOST_APART_MS:
             return None
         way = "ahead of" if apart > 0 else "behind"

@@ -117,14 +117,14 @@ def _logged_run(log: Path, run: str) -> LoggedRun:
     newest, witnessed = verified.checkpoints.newest, verified.checkpoints.witnessed
     if newest is None:
         raise ConfigError("the privacy log has no signed checkpoint", where=str(log))
-    told = [one for one in verified.findings if one.severity is not Severity.NOTE and one.code not in _RUNNING]
+    findings = [one for one in verified.findings if one.severity is not Severity.NOTE and one.code not in _RUNNING]
     size = newest.checkpoint.size
     return LoggedRun(
         origin=verified.origin,
         size=size,
         root=newest.checkpoint.root.hex(),
         witnessed=witnessed.checkpoint.size if witnessed else 0,
-        findings=tuple(f"{one.code}: {one.detail}" for one in told),
+        findings=tuple(f"{one.code}: {one.detail}" for one in findings),
         records=tuple(
             record for record in LogReader(log).records() if record.seq < size and record.run in (run, None)
         ),
@@ -237,11 +237,11 @@ def _wait(child: int, folders: Folders, before: Iterable[signal.Signals | int]) 
 
 def _status_of(child: int) -> int:
     while True:
-        told = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
-        if told.si_signo == signal.SIGCHLD:
+        received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
+        if received.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:
                 return status
-        elif told.si_code <= 0:
+        elif received.si_code <= 0:
             # Sent by a process, to us alone. One that the terminal sends has reached the child already.
-            os.kill(child, told.si_signo)
+            os.kill(child, received.si_signo)

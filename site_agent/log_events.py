@@ -76,8 +76,8 @@ def trainer_isolated(asked: IsolationMode, report: IsolationReport) -> ev.Traine
 
 def data_opened(table: DataTable, fingerprint: str, change: str, *, private: bool) -> ev.DataOpened:
     """:param change: what `data_change` said; under differential privacy it stays with the hospital."""
-    told = {name: getattr(table, name) or NOT_STATED for name in STATED}
-    return ev.DataOpened(fingerprint=fingerprint, change=f"version {table.version}" if private else change, **told)
+    stated = {name: getattr(table, name) or NOT_STATED for name in STATED}
+    return ev.DataOpened(fingerprint=fingerprint, change=f"version {table.version}" if private else change, **stated)
 
 
 def data_annex(ready: DataReady) -> dict[str, str]:
@@ -96,9 +96,9 @@ def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     counts = dict(zip(now.get("names", ()), now.get("train", ()), strict=False))
     earlier = zip(before.get("names", ()), before.get("train", ()), strict=False)
     gone = [name for name, count in earlier if count and not counts.get(name)]
-    told = f"a new version: {as_range(held)} training images, {as_range(was)} before"
+    sentence = f"a new version: {as_range(held)} training images, {as_range(was)} before"
     more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
-    return told + (f"; no image any more of {', '.join(gone[:_NAMED])}{more}" if gone else "")
+    return sentence + (f"; no image any more of {', '.join(gone[:_NAMED])}{more}" if gone else "")
 
 
 def as_range(count: int) -> str:

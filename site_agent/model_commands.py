@@ -82,8 +82,8 @@ def predict(
     if as_json:
         trained = predictor.trained
         about = {"output": str(output), "model": trained.which, "model_sha256": trained.digest, "round": trained.round}
-        told = summary.to_json() | about | {"temperature": temperature, "calibrated": temperature is not None}
-        emit(told | {"isolation": place.isolation.to_json()})
+        result = summary.to_json() | about | {"temperature": temperature, "calibrated": temperature is not None}
+        emit(result | {"isolation": place.isolation.to_json()})
     else:
         good = summary.files - len(summary.problems)
         say(predictor.trained.sentence)

@@ -333,15 +333,15 @@ def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | No
         return {"problem": str(error)}
     kept = config.state / "budget.json"
     about = f"{state.head.digest} {manifest.digest.hex()} {config.digest}"
-    told: dict[str, Any] = {}
+    status: dict[str, Any] = {}
     with suppress(OSError, ValueError):
-        told = json.loads(kept.read_bytes())
-    if told.pop("of", None) == about:
-        return told
-    told = _budget_status(config, plan, state)
+        status = json.loads(kept.read_bytes())
+    if status.pop("of", None) == about:
+        return status
+    status = _budget_status(config, plan, state)
     with suppress(OSError):
-        files.write_atomically(kept, json.dumps(told | {"of": about}).encode() + b"\n", mode=0o600)
-    return told
+        files.write_atomically(kept, json.dumps(status | {"of": about}).encode() + b"\n", mode=0o600)
+    return status
 
 
 def _budget_status(config: SiteConfig, plan: PrivatePlan, state: LedgerState) -> dict[str, Any]:

@@ -308,8 +308,8 @@ class Agent:
     def _note_figures(self, figures: dict[str, Any]) -> Effects:
         if figures:
             self.state_dir.note_metrics(figures)
-            told = figures.get("test") or figures.get("validation") or {}
-            log.info("round %s: local balanced accuracy %s", figures.get("round"), told.get("bacc"))
+            scores = figures.get("test") or figures.get("validation") or {}
+            log.info("round %s: local balanced accuracy %s", figures.get("round"), scores.get("bacc"))
         return ()
 
     # A newer manifest.

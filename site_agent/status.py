@@ -109,13 +109,13 @@ def clock_text(ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(ms / 1000))
 
 
-def lines(told: dict[str, Any], now_ms: int) -> list[str]:
+def lines(status: dict[str, Any], now_ms: int) -> list[str]:
     """`status` as text: first whether it runs, last the figures of the rounds."""
-    found = [_running(told["agent"]), _standing(told)]
-    found += [text for _, text in remarks(told, now_ms)]
-    found += [f"evidence against the coordinator, for the consortium: {path}" for path in told["evidence"]]
-    found += [isolation_line(told["isolation"])] if told["isolation"] else []
-    ends = told["certificate_ends_ms"]
+    found = [_running(status["agent"]), _standing(status)]
+    found += [text for _, text in remarks(status, now_ms)]
+    found += [f"evidence against the coordinator, for the consortium: {path}" for path in status["evidence"]]
+    found += [isolation_line(status["isolation"])] if status["isolation"] else []
+    ends = status["certificate_ends_ms"]
     found.append(f"certificates valid until {clock_text(ends)} ({(ends - now_ms) // 86_400_000} days)")
     return found
 
@@ -134,31 +134,32 @@ def _running(agent: dict[str, Any]) -> str:
     return f"running, connected since {clock_text(since)}, last contact {clock_text(contact or since)}{doing}"
 
 
-def _standing(told: dict[str, Any]) -> str:
-    verified = "verified" if told["certified"] else "not verified yet"
-    place = f"round {told['round']} of {told['rounds_planned']}"
-    standing = f"site {told['site']}, run {told['run']}: {place} accepted, model {told['model'][:16]}, {verified}"
-    return f"{standing}; {COMPLETE}" if complete(told) else standing
+def _standing(status: dict[str, Any]) -> str:
+    verified = "verified" if status["certified"] else "not verified yet"
+    place = f"round {status['round']} of {status['rounds_planned']}"
+    standing = f"site {status['site']}, run {status['run']}: {place} accepted, model {status['model'][:16]}, {verified}"
+    return f"{standing}; {COMPLETE}" if complete(status) else standing
 
 
-def complete(told: dict[str, Any]) -> bool:
+def complete(status: dict[str, Any]) -> bool:
     """Whether the last planned round is verified here. Only the coordinator knows whether it makes up for lost ones."""
-    return bool(told["certified"]) and told["round"] >= told["rounds_planned"] and not told["agent"].get("training")
+    done = status["certified"] and status["round"] >= status["rounds_planned"]
+    return bool(done) and not status["agent"].get("training")
 
 
-def remarks(told: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
+def remarks(status: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
     """What needs a person's eyes, worst first: (level, text)."""
-    agent, found = told["agent"], []
-    if told["stopped"]:
-        found.append(("bad", f"stopped, the operator must act: {told['stopped']}"))
-    if told["waits_for_operator"]:
+    agent, found = status["agent"], []
+    if status["stopped"]:
+        found.append(("bad", f"stopped, the operator must act: {status['stopped']}"))
+    if status["waits_for_operator"]:
         found.append(("bad", "too many updates on one model, the operator must act: see `site-agent permit --help`"))
     if not agent["running"]:
         found.append(("bad", _running(agent)))
-    ending = certificate_alerts({"this site": told["certificate_ends_ms"]}, now_ms)
+    ending = certificate_alerts({"this site": status["certificate_ends_ms"]}, now_ms)
     found += [("bad" if "-1:" in name else "look", text) for name, text in ending.items()]
-    if told["paused"]:
-        found.append(("look", f"paused: {told['paused']}; `site-agent resume` goes on"))
+    if status["paused"]:
+        found.append(("look", f"paused: {status['paused']}; `site-agent resume` goes on"))
     if agent["running"]:
         found += _of_running(agent, now_ms)
     return sorted(found, key=lambda one: ("bad", "look", "good").index(one[0]))

@@ -287,8 +287,8 @@ class Supervisor:
             except TrainerGone as gone:
                 self._drop(order.life)
                 if order.reservation is not None:
-                    told = f"{gone.error.message}; the round was paid for, and is not paid for again"
-                    raise WorkerLost(told, where="trainer") from gone
+                    reason = f"{gone.error.message}; the round was paid for, and is not paid for again"
+                    raise WorkerLost(reason, where="trainer") from gone
                 if attempt == TRIES or self._closing.is_set():
                     raise gone.error from gone
                 log.warning("round %d: %s; it is given to the next one", round_number, gone.error)

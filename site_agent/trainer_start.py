@@ -122,8 +122,8 @@ class TrainerSocket:
         try:
             self._listening.bind(str(path))
         except OSError as error:
-            told = f"cannot wait for a trainer here: {(error.strerror or str(error)).lower()}"
-            raise ConfigError(told, where=f"{path}: [site] trainer_socket") from error
+            reason = f"cannot wait for a trainer here: {(error.strerror or str(error)).lower()}"
+            raise ConfigError(reason, where=f"{path}: [site] trainer_socket") from error
         finally:
             os.umask(before)
         self._listening.listen(1)

@@ -130,14 +130,14 @@ class Health:
         return {"level": self.level, "sentence": self.sentence, "remarks": remarks}
 
 
-def judge(live: Live, told: PageHistory, ends: Mapping[str, int] = MappingProxyType({}), *, now_ms: int = 0) -> Health:
+def judge(live: Live, history: PageHistory, ends: Mapping[str, int] = MappingProxyType({}), *, now_ms: int = 0) -> Health:
     """Pure: the same picture gives the same words.
 
     :param ends: when the certificates of members end.
     """
     ending = certificate_alerts(ends, now_ms)
     certificates = [(BAD if "-1:" in name else LOOK, text) for name, text in ending.items()]
-    remarks = [*_of_sites(live, told), *_of_rounds(live, told), *certificates]
+    remarks = [*_of_sites(live, history), *_of_rounds(live, history), *certificates]
     level = max((level for level, _ in remarks), key=_ORDER.index, default=GOOD)
     return Health(level=level, sentence=_sentence(live), remarks=tuple(remarks))
 
@@ -160,8 +160,8 @@ def _sentence(live: Live) -> str:
             return f"Round {live.round}: training, {ready} of {len(connected)} connected sites are ready"
 
 
-def _of_sites(live: Live, told: PageHistory) -> list[tuple[str, str]]:
-    remarks = [(BAD, f"{name} is excluded: {reason}") for name, reason in sorted(told.excluded.items())]
+def _of_sites(live: Live, history: PageHistory) -> list[tuple[str, str]]:
+    remarks = [(BAD, f"{name} is excluded: {reason}") for name, reason in sorted(history.excluded.items())]
     there = sum(site.state not in (AWAY, EXCLUDED) for site in live.sites)
     away = [site.name for site in live.sites if site.state == AWAY]
     if there < live.least and live.phase is not RunPhase.DONE:
@@ -177,15 +177,15 @@ def _of_sites(live: Live, told: PageHistory) -> list[tuple[str, str]]:
     return remarks
 
 
-def _of_rounds(live: Live, told: PageHistory) -> list[tuple[str, str]]:
+def _of_rounds(live: Live, history: PageHistory) -> list[tuple[str, str]]:
     there = sum(site.state not in (AWAY, EXCLUDED) for site in live.sites)
     # Too few are connected: that is said of the sites already.
     remarks = [(LOOK, live.hindrance)] if live.hindrance and (live.paused or there >= live.least) else []
-    ended = [row for row in told.rounds if row[3] is not None]
+    ended = [row for row in history.rounds if row[3] is not None]
     if ended and ended[-1][3] != PUBLISHED:
         two = len(ended) > 1 and ended[-2][3] != PUBLISHED
         remarks.append((BAD if two else LOOK, f"round {ended[-1][0]} gave no model: {ended[-1][3]}"))
-    failed = [abort for abort in told.aborts if abort["attempt"] is not None and abort["round"] >= live.round - 1]
+    failed = [abort for abort in history.aborts if abort["attempt"] is not None and abort["round"] >= live.round - 1]
     if failed:
         names = f" ({', '.join(failed[0]['missing'])})" if failed[0]["missing"] else ""
         remarks.append((LOOK, f"an attempt of round {failed[0]['round']} failed: {failed[0]['reason']}{names}"))
@@ -210,10 +210,10 @@ class LogCheckpoints:
         found = []
         for path in (self._folder.cosigned, *self._paths()):
             try:
-                told = path.stat()
+                stat = path.stat()
             except FileNotFoundError:
                 continue
-            found.append((path.name, told.st_mtime_ns, told.st_size))
+            found.append((path.name, stat.st_mtime_ns, stat.st_size))
         return tuple(found)
 
     def _paths(self) -> list[Path]:
@@ -315,21 +315,21 @@ class Board:
             self._shown = (key, Response.of(self._content(live, told), "application/json"))
         return self._shown[1]
 
-    def _content(self, live: Live, told: PageHistory) -> bytes:
+    def _content(self, live: Live, history: PageHistory) -> bytes:
         """One JSON object. Its rounds, nearly all of it in a long run, come written already."""
         rest = {
             "about": self._about,
-            "health": judge(live, told, self.certificates, now_ms=live.now_ms).to_json(),
+            "health": judge(live, history, self.certificates, now_ms=live.now_ms).to_json(),
             "now": _now(live),
-            "sites": [_site(site, told) for site in live.sites],
+            "sites": [_site(site, history) for site in live.sites],
             "columns": COLUMNS,
-            "members": told.members,
-            "aborts": told.aborts,
+            "members": history.members,
+            "aborts": history.aborts,
             "logs": self._heads.read(live.head, live.log_size, live.witnessed),
             "traffic": {"in": _by_size(live.received), "out": _by_size(live.sent)},
         }
         text = json.dumps(rest, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-        return f'{text[:-1]},"rounds":[{told.written}]}}'.encode()
+        return f'{text[:-1]},"rounds":[{history.written}]}}'.encode()
 
 
 def _now(live: Live) -> dict[str, Any]:
@@ -347,16 +347,16 @@ def _now(live: Live) -> dict[str, Any]:
     }
 
 
-def _site(site: SiteNow, told: PageHistory) -> dict[str, Any]:
+def _site(site: SiteNow, history: PageHistory) -> dict[str, Any]:
     return {
         "name": site.name,
         "state": site.state,
         "connected": site.connected,
-        "seen": 1000 * site.heard or told.sessions.get(site.name),
+        "seen": 1000 * site.heard or history.sessions.get(site.name),
         "in": site.bytes_in,
         "out": site.bytes_out,
         "pause": site.pause,
-        "excluded": told.excluded.get(site.name),
+        "excluded": history.excluded.get(site.name),
     }
 
 

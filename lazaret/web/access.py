@@ -108,9 +108,9 @@ class Guard:
         return request.path if self.folder is None else "/" + request.path[1:].partition("/")[2]
 
 
-def _same(told: str, wanted: str) -> bool:
+def _same(presented: str, wanted: str) -> bool:
     """Constant time, so that how long a refusal takes tells nothing about the token."""
-    return hmac.compare_digest(told.encode("utf-8", errors="replace"), wanted.encode())
+    return hmac.compare_digest(presented.encode("utf-8", errors="replace"), wanted.encode())
 
 
 def _told(request: Request) -> str:

@@ -424,8 +424,8 @@ def _canaries(audit: CanaryAudit) -> dict[str, Any]:
 
 
 def _rows(audit: TableAudit) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(audit).items() if name not in ("claimed", "lower_bound")}
-    return {"found": audit.lower_bound, "allowed": enforced(audit.claimed), "consistent": audit.consistent, **told}
+    rest = {name: value for name, value in asdict(audit).items() if name not in ("claimed", "lower_bound")}
+    return {"found": audit.lower_bound, "allowed": enforced(audit.claimed), "consistent": audit.consistent, **rest}
 
 
 def _membership(check: MembershipCheck, records: int) -> dict[str, Any]:

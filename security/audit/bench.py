@@ -384,9 +384,9 @@ class _Logs:
         for place in range(CHECKPOINT_EVERY):
             message = _entry(2 * (number * CHECKPOINT_EVERY + place), checkpoint_of(log.newest_checkpoint).size)
             log.append(message, run="bench", round=number)
-            told = {key: message.body()[key] for key in ("msg_id", "message", "bytes", "sha256")}
-            sent.append((told["msg_id"], self.hub.append(Ingress(sender=name, **told), run="bench", round=number)))
-            total += told["bytes"]
+            fields = {key: message.body()[key] for key in ("msg_id", "message", "bytes", "sha256")}
+            sent.append((fields["msg_id"], self.hub.append(Ingress(sender=name, **fields), run="bench", round=number)))
+            total += fields["bytes"]
         head = checkpoint_of(self.hub.checkpoint())
         for msg_id, entry in sent:
             shown = {"head_root": head.root.hex(), "msg_id": msg_id}

@@ -118,7 +118,7 @@ class Claim:
         note = self.proofs[0].note
         head = checkpoint_of(note)
         seen = ", ".join(f"{line.name} {when(line.time)}" for line in note.signatures if line.time) or "nobody"
-        told = [
+        sentences = [
             f"entry {entry['seq']:<6} {when(entry['ts'] / 1000)}  {words}"
             for entry in entries
             if (words := sentence(entry)) is not None
@@ -128,7 +128,7 @@ class Claim:
                 HEADING,
                 str(self.subject),
                 "",
-                *told,
+                *sentences,
                 "",
                 f"Each line is an entry of the privacy log {head.origin}, under its checkpoint of {head.size} entries.",
                 f"Cosignatures on that checkpoint: {seen}.",
@@ -213,14 +213,14 @@ def make_claim(path: Path, subject: ClaimSubject) -> Claim:
         hint = f"add one of: {', '.join(f'run {run}' for run in runs)}"
         raise ConfigError("the log has this round in several runs", where=str(subject), hint=hint)
     chosen = ClaimSubject(role=subject.role, name=subject.name, round=subject.round, run=runs[0] or None)
-    told = [
+    mentioned = [
         record.seq
         for record in about
         if (record.run or "") == runs[0] and sentence({"body": record.body, "type": record.type}) is not None
     ]
-    if not told:
+    if not mentioned:
         raise ConfigError("the log has no entry about this that a page mentions", where=str(subject))
-    return Claim(subject=chosen, proofs=prove_all(path, told))
+    return Claim(subject=chosen, proofs=prove_all(path, mentioned))
 
 
 def _b64(data: bytes) -> str:

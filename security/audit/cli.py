@@ -313,8 +313,8 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
         click.echo(plain(f"????  {found.detail}; give --manifest"), err=True)
         sys.exit(3)
     if as_json:
-        told = {"proven": True, "proves": found.proves, "detail": found.detail, "pinned": root_key is not None}
-        emit({**told, **found.facts})
+        verdict = {"proven": True, "proves": found.proves, "detail": found.detail, "pinned": root_key is not None}
+        emit({**verdict, **found.facts})
         return
     click.echo(plain(f"ok    {found.proves}: {found.detail}; this file proves it"))
     for line in found.lines:

@@ -196,8 +196,8 @@ def _shared_noise_is_agreed(record: Record, due: SharedNoise, floor: float) -> I
         if float(item["sensitivity"]) != due.units:
             yield "ClipExceeded", f"clip of {item['sensitivity']} ring units, agreed are {due.units}"
         if item["honest"] > due.honest or (item["steps"], item["dimensions"]) != (1, due.dimensions):
-            told = f"{item['steps']} steps, {item['dimensions']} numbers, {item['honest']} honest survivors"
-            yield "ScheduleMismatch", f"{told}; agreed 1, {due.dimensions}, at most {due.honest}"
+            booked = f"{item['steps']} steps, {item['dimensions']} numbers, {item['honest']} honest survivors"
+            yield "ScheduleMismatch", f"{booked}; agreed 1, {due.dimensions}, at most {due.honest}"
 
 
 @rule("dp.reserved")

@@ -137,42 +137,42 @@ def _about(result: Crossed, pinned: bool) -> list[tuple[str, str]]:
     federations = {history.origin.removesuffix("/audit").partition(".")[2] for history in result.histories}
     runs = {key[0] for key in rounds_of(result.histories) if key[0]}
     ends = [record.ts / 1000 for history in result.histories for record in history.of("agent.start", "agent.stop")]
-    told = [
+    rows = [
         ("Federation", ", ".join(sorted(federations))),
         ("Run", ", ".join(sorted(runs)) or "none"),
         ("Keys", "pinned by the consortium's root certificate" if pinned else "taken from the logs themselves"),
         ("Manifests in force", _versions(result)),
         ("Checked with", f"privacy-audit of lazaret {software.version()}"),
     ]
-    return [*told, ("Time covered", f"{text.when(min(ends))} to {text.when(max(ends))}")] if ends else told
+    return [*rows, ("Time covered", f"{text.when(min(ends))} to {text.when(max(ends))}")] if ends else rows
 
 
 def _versions(result: Crossed) -> str:
     versions = {one.version: one.issued_at_ms for log in result.logs for one in log.agreements.versions}
-    told = [f"{version} of {text.when(issued / 1000)}" for version, issued in sorted(versions.items())]
-    return ", ".join(told) or "none"
+    versions_text = [f"{version} of {text.when(issued / 1000)}" for version, issued in sorted(versions.items())]
+    return ", ".join(versions_text) or "none"
 
 
 def _processing(result: Crossed) -> list[dict[str, Any]]:
     """What each party states, and what its log says of exports, erasures and witnesses; for who signs the report."""
     shown = []
     for log, history in zip(result.logs, result.histories, strict=True):
-        told = processing_json(history)
-        rows: list[tuple[str, Piece]] = [("Software", _listed(told["versions"]))]
-        rows.append(("Digest of its code", tuple(digest(one) for one in told["packages"]) or "not stated"))
+        stated = processing_json(history)
+        rows: list[tuple[str, Piece]] = [("Software", _listed(stated["versions"]))]
+        rows.append(("Digest of its code", tuple(digest(one) for one in stated["packages"]) or "not stated"))
         if log.role == SITE:
             rows += [
-                ("Controller", _listed(told["controllers"])),
-                ("Purpose", _listed(told["purposes"])),
-                ("Legal basis", _listed(told["legal_bases"])),
-                ("Data subjects", _listed(told["subjects"])),
-                ("Categories of data", _listed(told["categories"])),
+                ("Controller", _listed(stated["controllers"])),
+                ("Purpose", _listed(stated["purposes"])),
+                ("Legal basis", _listed(stated["legal_bases"])),
+                ("Data subjects", _listed(stated["subjects"])),
+                ("Categories of data", _listed(stated["categories"])),
                 ("Number of subjects", f"as a range, at the site; annexes: {log.annexes:,}, erased: {log.erased:,}"),
-                ("Retention", _listed(told["retention"])),
-                ("Recipients", _recipients(log, told["recipients"])),
+                ("Retention", _listed(stated["retention"])),
+                ("Recipients", _recipients(log, stated["recipients"])),
             ]
-        exports = [f"entry {one['entry']}: {one['auditor']} ({one['purpose']})" for one in told["exports"]]
-        erasures = [f"annexes of entries {one['first']} to {one['last']}" for one in told["erasures"]]
+        exports = [f"entry {one['entry']}: {one['auditor']} ({one['purpose']})" for one in stated["exports"]]
+        erasures = [f"annexes of entries {one['first']} to {one['last']}" for one in stated["erasures"]]
         outside = log.size - log.covered
         rows += [
             ("Exports of the log", _listed(exports, "none")),

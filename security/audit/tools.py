@@ -112,10 +112,10 @@ def _until_told() -> Callable[[float], bool]:
     import signal
     import threading
 
-    told = threading.Event()
+    stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: told.set())
-    return told.wait
+        signal.signal(number, lambda *_: stopped.set())
+    return stopped.wait
 
 
 def _compare_collected(log: Path, collected: Path, position: Path | None) -> None:
@@ -341,8 +341,8 @@ def cosign(logs: Sequence[Path], root_key: Path | None, key_file: Path, store: P
         visit = _visit(path, root_key, store, None, signer)
         everything += visit.findings
         refused = exit_code(visit.findings) == 1
-        told = "not cosigned" if refused else f"head {visit.after:,} cosigned as {signer.key.name}"
-        click.echo(text.plain(f"{visit.log.origin}   {visit.log.size:,} entries: {told}"))
+        outcome = "not cosigned" if refused else f"head {visit.after:,} cosigned as {signer.key.name}"
+        click.echo(text.plain(f"{visit.log.origin}   {visit.log.size:,} entries: {outcome}"))
         for line in text.finding_lines(visit.findings):
             click.echo(line)
     finish(exit_code(everything))

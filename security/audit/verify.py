@@ -209,9 +209,9 @@ def _chain(
     roots = [party.root for party in agreements.parties(origin)]
     try:
         if genesis is not None:
-            told = VerifierKey.parse(genesis["body"]["root_vkey"])
+            named = VerifierKey.parse(genesis["body"]["root_vkey"])
             # A member that was enrolled again has another key now; the log goes on under the one it began with.
-            root = told if told in roots or not roots else roots[0]
+            root = named if named in roots or not roots else roots[0]
         elif roots:
             root = roots[0]
         else:
@@ -234,8 +234,8 @@ def _check_genesis(genesis: Mapping[str, Any] | None, scan: Scan, chain: EpochCh
     party = roster.by_origin.get(findings.log) if roster else None
     if roster is None:
         return
-    told = (body["role"], body["root_vkey"], body["cosigner_vkey"])
-    if party is None or told != (party.role, str(party.root), str(party.cosigner)):
+    named = (body["role"], body["root_vkey"], body["cosigner_vkey"])
+    if party is None or named != (party.role, str(party.root), str(party.cosigner)):
         findings.add("GenesisInvalid", "the genesis names another role or other keys than the manifest", 0)
 
 

@@ -77,12 +77,12 @@ def _due(message: str, federation: str, site: str, numbers: tuple[tuple[str, Any
     from security.secagg.sizes import expected_bytes
 
     known = {cls.__name__: cls for cls in FROM_SITE}
-    told = dict(numbers)
-    size = told.pop("cohort")
+    fields = dict(numbers)
+    size = fields.pop("cohort")
     cohort = [site, *("",) * (size - 1)] if size else []
-    told["named"] = told["named"] or ""
+    fields["named"] = fields["named"] or ""
     try:
-        shape = Shape(federation=federation, site=site, cohort=cohort, **told)
+        shape = Shape(federation=federation, site=site, cohort=cohort, **fields)
         return expected_bytes(known[message], shape)
     except (KeyError, LocalProtocolError):
         return None

@@ -159,14 +159,14 @@ class SiteCheckContext:
 
     def _told(self) -> tuple[LookSetup, bytes]:
         private = self.manifest.privacy is not None
-        told = LookSetup(
+        setup = LookSetup(
             site=self.credentials.subject.member,
             data_key=self.credentials.identity.data_key().hex(),
             ledger=private and ledger_files(self.config).peek() is not None,
             available=self.available(),
             progress=self.progress,
         )
-        return told, self.manifest.to_bytes()
+        return setup, self.manifest.to_bytes()
 
     def close(self) -> None:
         if self._started is not None:
@@ -177,8 +177,8 @@ class Looking:
     """A trainer's process that makes checks, and the conversation with it. Nothing that it says is believed to be more
     than a line for people."""
 
-    def __init__(self, config: SiteConfig, told: Callable[[], tuple[LookSetup, bytes]]) -> None:
-        self._told: Callable[[], tuple[LookSetup, bytes]] | None = told
+    def __init__(self, config: SiteConfig, setup: Callable[[], tuple[LookSetup, bytes]]) -> None:
+        self._told: Callable[[], tuple[LookSetup, bytes]] | None = setup
         self._folder = TemporaryDirectory(prefix="lazaret-")
         self._process = ChildTrainer(config, scratch=Path(self._folder.name), options=("--look",))
         self._process.connection.settimeout(SILENCE_SECONDS)

@@ -239,9 +239,9 @@ class Content:
         except ToolkitError as error:
             return {"problem": str(error)}, []
         now = self._clock.now_ms()
-        told = [{"level": level, "text": text} for level, text in remarks(found, now)]
+        notices = [{"level": level, "text": text} for level, text in remarks(found, now)]
         return {name: found[name] for name in ABOUT} | {
-            "remarks": told,
+            "remarks": notices,
             "complete": complete(found),
             "running": found["agent"]["running"],
             "connected": found["agent"].get("connected_ms") if found["agent"]["running"] else None,

@@ -51,8 +51,8 @@ def _compare_alone(predictor: Predictor) -> None:
     with progress("training alone") as tell:
         scores = train_alone(place.manifest, place.initial, place.recipe, data, rounds=rounds, tell=tell)
     about = {"run": place.manifest.run, "rounds": rounds, "data": place.fingerprint}
-    told = about | {"test": _side(place.site, data.test, scores, None)}
-    files.write_atomically(place.personal.alone, json.dumps(told).encode(), mode=0o600)
+    figures = about | {"test": _side(place.site, data.test, scores, None)}
+    files.write_atomically(place.personal.alone, json.dumps(figures).encode(), mode=0o600)
 
 
 def alone_of(predictor: Predictor) -> dict[str, Any] | None:

@@ -94,8 +94,8 @@ class Isolation:
         lacking = f" (not in force: {self.lacking})" if self.missing else ""
         if self.connected:
             return f"the process that saw images was able to open a connection: {', '.join(self.connected)}{lacking}"
-        told = f"the process that saw images could not open a connection: enforced by {', '.join(self.in_force)}"
-        return told + ("; it was able to read the private keys" if self.keys_read else "") + lacking
+        sentence = f"the process that saw images could not open a connection: enforced by {', '.join(self.in_force)}"
+        return sentence + ("; it was able to read the private keys" if self.keys_read else "") + lacking
 
     @property
     def lacking(self) -> str:
@@ -181,11 +181,11 @@ def require(mode: IsolationMode, found: Isolation) -> None:
     Where a network is needed for training itself, the files have to be closed instead.
     """
     if mode == "required" and found.exception and (found.keys_read or not found.landlock):
-        told = f"isolation is required, and the process that is to see images can read any file: {found.lacking}"
-        raise ConfigError(told, where=WHERE, hint=HINT)
+        reason = f"isolation is required, and the process that is to see images can read any file: {found.lacking}"
+        raise ConfigError(reason, where=WHERE, hint=HINT)
     if mode == "required" and found.connected and not found.exception:
-        told = f"isolation is required, and the process that is to see images can open a connection: {found.lacking}"
-        raise ConfigError(told, where=WHERE, hint=HINT)
+        reason = f"isolation is required, and the process that is to see images can open a connection: {found.lacking}"
+        raise ConfigError(reason, where=WHERE, hint=HINT)
 
 
 def close_sockets(keep: Sequence[int] = ()) -> None:
@@ -253,11 +253,11 @@ def probe(address: tuple[str, int] = DISCARD, *, denied: Sequence[Path] = ()) ->
         _INTERNET: lambda: _open_socket(socket.AF_INET),
         _LOCAL: lambda: _open_socket(socket.AF_UNIX),
     }
-    told = {name: _tried(attempt) for name, attempt in attempts.items()}
+    outcomes = {name: _tried(attempt) for name, attempt in attempts.items()}
     if denied:
         came = [_tried(partial(_open_file, path)) for path in denied]
-        told[_KEYS] = _OPENED if _OPENED in came else came[0]
-    return told
+        outcomes[_KEYS] = _OPENED if _OPENED in came else came[0]
+    return outcomes
 
 
 def _tried(attempt: Callable[[], None]) -> str:

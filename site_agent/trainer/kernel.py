@@ -264,8 +264,8 @@ def enter_seccomp() -> None:
     program = socket_filter(numbers)
     code = b"".join(struct.pack("<HBBI", *instruction) for instruction in program)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    told = _Program(len(program), code)
-    _call(numbers.seccomp, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(told))
+    filter_program = _Program(len(program), code)
+    _call(numbers.seccomp, _SECCOMP_SET_MODE_FILTER, _SECCOMP_FILTER_FLAG_TSYNC, ctypes.byref(filter_program))
 
 
 # Landlock: a list of files and folders that may be used; everything else is refused, whoever owns it.

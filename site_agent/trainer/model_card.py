@@ -177,8 +177,8 @@ def _training(predictor: Predictor, history: ModelHistory) -> list[tuple[str, An
     rows.append(("rounds and attempts declined here", history.declined))
     rows.append(("weights of hospitals", manifest.training.weights))
     for opened in history.data:
-        told = f"{opened['purpose']}; legal basis: {opened['legal_basis']}; {opened['change']}"
-        rows.append(("data of this hospital", told))
+        entry = f"{opened['purpose']}; legal basis: {opened['legal_basis']}; {opened['change']}"
+        rows.append(("data of this hospital", entry))
     return rows
 
 
