@@ -130,7 +130,9 @@ class Health:
         return {"level": self.level, "sentence": self.sentence, "remarks": remarks}
 
 
-def judge(live: Live, history: PageHistory, ends: Mapping[str, int] = MappingProxyType({}), *, now_ms: int = 0) -> Health:
+def judge(
+    live: Live, history: PageHistory, ends: Mapping[str, int] = MappingProxyType({}), *, now_ms: int = 0
+) -> Health:
     """Pure: the same picture gives the same words.
 
     :param ends: when the certificates of members end.
