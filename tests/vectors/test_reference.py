@@ -61,8 +61,8 @@ def test_the_committed_vectors_are_what_the_reference_says() -> None:
     assert generate.differences() == []
 
 
-def test_the_reference_uses_the_standard_library_only() -> None:
-    """It would be no second opinion if it shared code with what it judges."""
+def test_the_reference_shares_no_code_with_what_it_judges() -> None:
+    """Else it would be no second opinion: the standard library, and for X.509 and signatures of logs `cryptography`."""
     files = [HERE / "generate.py", *(HERE / "reference").glob("*.py")]
     assert len(files) >= 9
     for path in files:
@@ -72,5 +72,7 @@ def test_the_reference_uses_the_standard_library_only() -> None:
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
+            outside = {"cryptography"} if path.name.startswith("audit_") else set()
             for name in names:
-                assert name.split(".")[0] in {*sys.stdlib_module_names, "reference"}, f"{path.name} imports {name}"
+                known = {*sys.stdlib_module_names, "reference", *outside}
+                assert name.split(".")[0] in known, f"{path.name} imports {name}"
