@@ -88,6 +88,10 @@ class WitnessDesk:
         try:
             cosignature = self._witness.consider(message.submission)
         except CheckpointConflict as conflict:
+            # Once per call, as with the peers: several heads on their way would each ask for another one.
+            if (self._name, origin) in self._retried:
+                return []
+            self._retried.add((self._name, origin))
             return [(site, WitnessCall(witness=self._name, held_size=conflict.held_size))]
         size = message.head.size
         self._books.write(

@@ -12,6 +12,12 @@ import pytest
 import protos.tls  # noqa: F401  # imported for what it does to the environment
 
 
+def pytest_configure() -> None:
+    """Under nohup SIGHUP is ignored, and programs honour that: what tests start has to see the signal all the same."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long forms of tests run only when they are asked for."""
     if os.environ.get("LAZARET_LONG") != "1":

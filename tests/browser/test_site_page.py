@@ -70,11 +70,12 @@ def test_it_fits_a_telephone(address: str, watch: Callable[..., Any]) -> None:
 
 def test_it_follows_the_agent(world: SiteWorld, address: str, watch: Callable[..., Any]) -> None:
     page = watch().open(address)
-    until(page, "document.querySelector('.facts dd').textContent === '1'")
-    entries = page.locator(".facts dd").nth(3).inner_text()
+    accepted = "document.querySelectorAll('.facts dd')[1].textContent.startsWith('{} of ')"
+    until(page, accepted.format(1))
+    entries = page.locator(".facts dd").nth(5).inner_text()
     world.run_round()
-    until(page, "document.querySelector('.facts dd').textContent === '2'")
-    assert page.locator(".facts dd").nth(3).inner_text() != entries
+    until(page, accepted.format(2))
+    assert page.locator(".facts dd").nth(5).inner_text() != entries
 
 
 def test_a_page_of_elsewhere_cannot_read_it(address: str, tmp_path: Path, browser: Any) -> None:
