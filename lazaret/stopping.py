@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Thread
+from threading import Event, Thread
 from typing import Final, NoReturn
 
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -42,11 +42,17 @@ def ending_well() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
+_came = Event()
+"""A signal came. Python drops an exception that is raised inside a callback of its own, such as those of imports."""
+
+
 def leave_on_signals() -> None:
-    """Leave by `SystemExit(0)`, wherever the main thread is."""
+    """Leave by `SystemExit(0)`, wherever the main thread is; at the latest `stop_on_signals` sees that one came."""
+    _came.clear()
 
     def leave(number: int, frame: object) -> NoReturn:
         del number, frame
+        _came.set()
         raise SystemExit(0)
 
     for number in _taken():
@@ -64,6 +70,8 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
 
     for number in _taken():
         signal.signal(number, told)
+    if _came.is_set():
+        loop.call_soon(stop)
 
 
 # At once.

@@ -31,6 +31,27 @@ async def serve():
 with ending_well():
     asyncio.run(serve())
 """
+# A signal in a callback of Python's own, as imports have them: what it raises there is printed and dropped.
+DROPPED = """
+import asyncio, os, signal, weakref
+from lazaret.stopping import ending_well, stop_on_signals
+
+class Thing:
+    pass
+
+async def serve():
+    stopped = asyncio.Event()
+    stop_on_signals(stopped.set)
+    await asyncio.wait_for(stopped.wait(), 20)
+    print("in good order", flush=True)
+
+with ending_well():
+    thing = Thing()
+    watch = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+    del thing
+    print("ready", flush=True)
+    asyncio.run(serve())
+"""
 # As in a long computation of a library: the main thread does not come back to Python.
 COMPUTING = """
 from lazaret.stopping import block_signals, end_on_signals
@@ -75,3 +96,8 @@ def test_it_ends_with_0_also_where_its_parent_had_signals_blocked(
 def test_what_nohup_starts_outlives_the_terminal() -> None:
     assert ended(BEGINNING, signal.SIGHUP, ignored=True) == (-1, "still there")
     assert ended(BEGINNING, signal.SIGTERM, blocked=True) == (0, "")
+
+
+def test_a_signal_whose_exception_python_drops_still_ends_it() -> None:
+    done = subprocess.run([sys.executable, "-c", DROPPED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "ready\nin good order\n") and "SystemExit" in done.stderr
