@@ -15,6 +15,7 @@ from prometheus_client.registry import Collector
 from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
 from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
+from lazaret import software
 from lazaret.web.pages import exposition
 from security.identity.membership import audit_roster
 from security.secagg import records
@@ -29,7 +30,7 @@ from tests.support.site_world import SiteWorld
 ROOT = Path(__file__).parents[4]
 MESSAGES = {kind.__name__ for kind in (*FROM_SITE, *FROM_COORDINATOR)}
 SITES = {"graz", "linz", "vienna"}
-VERSION = {"0.1.0"}
+VERSION = {software.version()}
 
 # Sample name -> label -> the values it may have. What is not here is not told.
 RUN = {
