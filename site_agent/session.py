@@ -270,7 +270,10 @@ class Session:
         if whole is None:
             return ()
         self._offered = whole
-        return self._adopt_when_idle()
+        adopting = self._adopt_when_idle()
+        if adopting or self.phase is not SessionPhase.AWAITING_MANIFEST:
+            return adopting
+        return self._go_live()  # an attempt is open, and only a site that has said Hello can end it
 
     def _adopt_when_idle(self) -> Effects:
         """One version holds for a whole attempt; a newer one takes effect between two."""

@@ -19,8 +19,11 @@ from security.crypto.ring import FRAME_BYTES
 from security.log.witness import HeldCheckpoint
 from security.secagg import messages, relay
 from security.secagg.certificates import Advert
-from security.secagg.transitions import CoordinatorState
+from security.secagg.effects import Send
+from security.secagg.transitions import CoordinatorState, SiteState
+from site_agent.effects import Adopt
 from site_agent.run import Left
+from site_agent.session import SessionPhase
 from tests.support.consortium_world import DAY, SITES
 from tests.support.site_world import SLOT_SECONDS, SiteWorld, policy_table
 
@@ -90,6 +93,22 @@ def test_a_newer_manifest_is_adopted_on_connecting(world: SiteWorld) -> None:
     assert agent.manifest.version == 2 and agent.session.machine.core.policy.manifest_version == 2
     assert world.entries(VICTIM, "manifest.adopted")[0]["version"] == 2
     assert agent.identity.manifest(now_ms=world.base.now) == newer
+
+
+def test_a_newer_manifest_waits_for_an_open_attempt_and_the_site_says_hello_meanwhile(world: SiteWorld) -> None:
+    """After a restart of the coordinator in mid-attempt: without Hello nobody could end the attempt."""
+    world.start_all()
+    world.base.publish()
+    data = world.base.published()
+    session = world.agents[VICTIM].session
+    session.machine.state, session.machine.aggregation.ctx = SiteState.AGREED, b"c" * 32
+    session.phase = SessionPhase.AWAITING_MANIFEST
+    effects = session.receive(relay.ManifestFrame(version=2, length=len(data), index=0, data=data), None)
+    (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
+    assert isinstance(hello, messages.Hello) and hello.open_ctx == b"c" * 32
+    assert session.phase is SessionPhase.LIVE and session.manifest.version == 1
+    session.machine.state, session.machine.aggregation.ctx = SiteState.IDLE, b""
+    assert any(isinstance(effect, Adopt) for effect in session.tick())
 
 
 def test_another_federations_manifest_stops_the_site(world: SiteWorld, tmp_path: Path) -> None:
