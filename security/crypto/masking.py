@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from lazaret.errors import LocalProtocolError
 from security.crypto import merkle, prg
 from security.crypto.prg import Words
-from security.crypto.ring import FRAME_BYTES, Buffer, Packed, Ring
+from security.crypto.ring import FRAME_BYTES, Buffer, Packed, Ring, columns, join_columns
 from security.secrets import Secret
 
 
@@ -70,38 +72,76 @@ class Accumulator:
     """The coordinator's running sum: one vector, however many sites send.
 
     Uploads are added (or, for one that turns out incomplete, taken out again) frame by frame; `unmask` then takes off
-    the opened masks. Until then the content is uniform noise.
+    the opened masks. Until then the content is uniform noise. Words of 24 bits are added as they travel, lower two
+    bytes and third byte apart, which takes half the time of putting every upload together first.
     """
 
-    __slots__ = ("_ring", "_total")
+    __slots__ = ("_carry", "_high", "_length", "_low", "_ring", "_total")
 
     def __init__(self, length: int, ring: Ring) -> None:
         self._ring = ring
+        self._length = length
+        apart = ring.bits == 24
         # Written, not only reserved: the pages are there before the first frame arrives.
-        self._total = np.empty(length, dtype=ring.dtype)
-        self._total.fill(0)
+        self._low = _written(length if apart else 0, "<u2")
+        self._high = _written(length if apart else 0, np.uint8)
+        self._carry = np.empty(ring.frame_words if apart else 0, dtype=np.bool_)
+        self._total: Words | None = None if apart else _written(length, ring.dtype)
 
     @property
     def total(self) -> Words:
+        if self._total is None:
+            words: Words = np.empty(self._length, dtype=self._ring.dtype)
+            for start in range(0, self._length, self._ring.frame_words):
+                part = slice(start, start + self._ring.frame_words)
+                join_columns(self._low[part], self._high[part], out=words[part])
+            return words
         return self._total
 
-    def _range(self, index: int, frame: Buffer) -> tuple[Words, Words]:
-        first, words = index * self._ring.frame_words, self._ring.unpack(frame)
-        if not 0 <= first < len(self._total) or len(words) != min(self._ring.frame_words, len(self._total) - first):
+    def _place(self, index: int, frame: Buffer) -> slice:
+        first, count = index * self._ring.frame_words, len(frame) // self._ring.word_bytes
+        whole = count * self._ring.word_bytes == len(frame)
+        if not 0 <= first < self._length or count != min(self._ring.frame_words, self._length - first) or not whole:
             raise LocalProtocolError(f"{len(frame)} bytes are not frame {index} of the vector")
-        return self._total[first : first + len(words)], words
+        return slice(first, first + count)
 
     def add(self, index: int, frame: Buffer) -> None:
-        target, words = self._range(index, frame)
-        np.add(target, words, out=target)
+        place = self._place(index, frame)
+        if self._total is not None:
+            target = self._total[place]
+            np.add(target, self._ring.unpack(frame), out=target)
+            return
+        low, high, carry = self._low[place], self._high[place], self._carry[: place.stop - place.start]
+        more, above = columns(np.frombuffer(frame, dtype=np.uint8))
+        np.add(low, more, out=low)
+        np.less(low, more, out=carry)
+        np.add(high, above, out=high)
+        np.add(high, carry.view(np.uint8), out=high)
 
     def take_out(self, index: int, frame: Buffer) -> None:
-        target, words = self._range(index, frame)
-        np.subtract(target, words, out=target)
+        place = self._place(index, frame)
+        if self._total is not None:
+            target = self._total[place]
+            np.subtract(target, self._ring.unpack(frame), out=target)
+            return
+        low, high, carry = self._low[place], self._high[place], self._carry[: place.stop - place.start]
+        less, above = columns(np.frombuffer(frame, dtype=np.uint8))
+        np.less(low, less, out=carry)
+        np.subtract(low, less, out=low)
+        np.subtract(high, above, out=high)
+        np.subtract(high, carry.view(np.uint8), out=high)
 
     def unmask(self, opened: OpenedMasks, *, workers: int = 1) -> None:
-        prg.apply_streams(self._total, add=opened.add, subtract=opened.subtract, workers=workers)
-        self._ring.wrap(self._total)
+        total = self._total = self.total
+        self._low, self._high, self._carry = self._low[:0].copy(), self._high[:0].copy(), self._carry[:0].copy()
+        prg.apply_streams(total, add=opened.add, subtract=opened.subtract, workers=workers)
+        self._ring.wrap(total)
+
+
+def _written(length: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    words = np.empty(length, dtype=dtype)
+    words.fill(0)
+    return words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

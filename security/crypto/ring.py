@@ -67,7 +67,7 @@ class Ring:
         data = np.empty(3 * len(words), dtype=np.uint8)
         for start in range(0, len(words), self.frame_words):
             part = words[start : start + self.frame_words]
-            low, high = _columns(data[3 * start : 3 * (start + len(part))])
+            low, high = columns(data[3 * start : 3 * (start + len(part))])
             np.copyto(low, part, casting="unsafe")
             np.copyto(high, part >> 16, casting="unsafe")
         return data
@@ -89,14 +89,11 @@ class Ring:
         if self.bits != 24:
             return np.frombuffer(data, dtype=self.dtype)
         came = np.frombuffer(data, dtype=np.uint8)
-        words = np.empty(len(came) // 3, dtype=self.signed_dtype)
+        words = np.empty(len(came) // 3, dtype=self.dtype)
         for start in range(0, len(words), self.frame_words):
             part = words[start : start + self.frame_words]
-            low, high = _columns(came[3 * start : 3 * (start + len(part))])
-            np.copyto(part, high.view(np.int8))
-            np.left_shift(part, 16, out=part)
-            np.bitwise_or(part, low, out=part)
-        return words.view(self.dtype)
+            join_columns(*columns(came[3 * start : 3 * (start + len(part))]), out=part)
+        return words
 
 
 def frames_of(vector: Packed, *, first: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -106,7 +103,19 @@ def frames_of(vector: Packed, *, first: int = 0) -> Iterator[tuple[int, bytes]]:
         yield index, bytes(data[index * FRAME_BYTES : (index + 1) * FRAME_BYTES])
 
 
-def _columns(frame: Packed) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.uint8]]:
+Low = npt.NDArray[np.uint16]
+High = npt.NDArray[np.uint8]
+
+
+def columns(frame: Packed) -> tuple[Low, High]:
     """The lower two bytes and the third byte of the words of one frame."""
     words = len(frame) // 3
     return frame[: 2 * words].view("<u2"), frame[2 * words :]
+
+
+def join_columns(low: Low, high: High, *, out: Words) -> None:
+    """The words of 24 bits that have these bytes."""
+    signed = out.view(np.int32)
+    np.copyto(signed, high.view(np.int8))
+    np.left_shift(signed, 16, out=signed)
+    np.bitwise_or(signed, low, out=signed)
