@@ -110,7 +110,7 @@ class Shell:
 
     def report(self) -> dict[str, float]:
         peak = max(self._peak, peak_bytes())
-        layout, total = self.federation.layout, self.attempt.uploads.sum.total
+        layout, total = self.federation.layout, self.attempt.uploads.total()
         floor = Floor(layout.words, layout.dtype)
         for _ in range(9):
             floor.measure()

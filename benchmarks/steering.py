@@ -1,11 +1,12 @@
 """How far one listed site steers the model: `python -m benchmarks.steering --json`.
 
-Ten sites sum their updates over the real protocol, in one process. Nine are honest: a common drift with noise of their
-own, 300 samples each. The tenth states one sample and sends the largest vector that still passes the range tests,
-towards a target of its own choice. Reported for each way of bounding it: the correlation of the model's movement over
-eight rounds with the target (Pearson for each tensor, median over the tensors), how long the movement is compared with
-that of the same rounds without the attacker, and how many rounds gave a sum. `ratchet` is the longest step of a tensor
-in each round, compared with the usual one before the attack: the attacker feeds the history from which caps are made.
+Ten sites (nine with groups) sum their updates over the real protocol, in one process. All but one are honest: a common
+drift with noise of their own, 300 samples each. The last one states one sample and sends the largest vector that still
+passes the range tests, towards a target of its own choice. Reported for each way of bounding it: the correlation of the
+model's movement over eight rounds with the target (Pearson for each tensor, median over the tensors), how long the
+movement is compared with that of the same rounds without the attacker, and how many rounds gave a sum. `ratchet` is the
+longest step of a tensor in each round, compared with the usual one before the attack: the attacker feeds the history
+from which caps are made.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from security.crypto.prg import Words
 from security.secagg import fixed_point
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
+from security.secagg.groups import Combine, Groups
 from security.secagg.layout import WEIGHT, Clips, Layout
 from security.secagg.state import MovementRule
+from security.secagg.thresholds import LEAST_SURVIVORS
 
 SITES: Final = 10
+GROUPS: Final = 3  # 2c + 1 for c = 1
+GROUPED: Final = 9
 ROUNDS: Final = 8
 SAMPLES: Final = 300
 BEFORE: Final = 5  # honest rounds before the attack, where there is a history
@@ -36,11 +41,11 @@ USUAL: Final = 0.01  # how far it does go
 CAPS: Final = MovementRule(5, Fraction(2))
 
 
-def layout_of() -> Layout:
+def layout_of(sites: int) -> Layout:
     """Clips and ceilings as `consortium publish` derives them."""
     clips = Clips(learning_rate=REACH, steps=1)
     blocks = [clips.weights(f"layer{number}", (size,)) for number, size in enumerate(SIZES)]
-    return Layout.of(blocks, roster_size=SITES, weight_cap=1024)
+    return Layout.of(blocks, roster_size=sites, weight_cap=1024)
 
 
 @dataclass
@@ -49,16 +54,23 @@ class Steering:
 
     rule: MovementRule
     before: int = 0
+    sites: int = SITES
+    combine: Combine | None = None
 
     def __post_init__(self) -> None:
-        self.layout = layout_of()
+        self.layout = layout_of(self.sites)
         self.draw = np.random.default_rng(1)
         words = self.layout.state_words
         self.target = self.draw.choice([-1.0, 1.0], words)
         self.drift = self.draw.normal(0, 1, words)
-        self.names = [f"site-{number:02d}" for number in range(SITES)]
+        self.names = [f"site-{number:02d}" for number in range(self.sites)]
         model = states.canonical(self.draw.normal(0, 0.1, words))
-        self.federation = LoopbackFederation(self.layout, self.names, model, movement=self.rule)
+        # How many sites are in one sum with the attacker.
+        self.beside = self.sites if self.combine is None else self.sites // GROUPS
+        split = tuple(tuple(self.names[number::GROUPS]) for number in range(GROUPS))
+        groups = None if self.combine is None else Groups(split, c=1, m=LEAST_SURVIVORS, combine=self.combine)
+        c = None if groups is None else groups.c
+        self.federation = LoopbackFederation(self.layout, self.names, model, c=c, movement=self.rule, groups=groups)
 
     def _honest(self) -> dict[str, Words]:
         """Common drift and own noise, in equal parts."""
@@ -68,23 +80,22 @@ class Steering:
             found[name] = fixed_point.encode(self.layout, update.astype(np.float32), weight=SAMPLES).words
         return found
 
-    def _attack(self, honest: dict[str, Words]) -> Words:
+    def _attack(self) -> Words:
         """One sample, and in every coordinate nine tenths of what the range test lets through."""
         layout, signed = self.layout, self.layout.signed_dtype
-        weight = SAMPLES * (SITES - 1) + 1
+        weight = SAMPLES * (self.beside - 1) + 1
         reach = 0.9 * layout.quantum * weight / layout.weight_cap
         vector = np.zeros(layout.words, dtype=signed)
         vector[: layout.state_words] = np.rint(self.target * reach).astype(signed)
         vector[layout.slot(WEIGHT)] = 1
         words: Words = vector.view(layout.dtype)
-        del honest
         return words
 
     def round(self, *, attacked: bool) -> bool:
         """One round; returns whether it gave a sum that moved the model."""
         updates = self._honest()
         if attacked:
-            updates[self.names[-1]] = self._attack(updates)
+            updates[self.names[-1]] = self._attack()
         return self.federation.run_round(updates).verdict is SumVerdict.GOOD
 
     def lengths(self, before: np.ndarray[Any, Any]) -> list[float]:
@@ -116,15 +127,17 @@ class Steering:
 
 def measure() -> dict[str, Any]:
     """Every way of bounding, attacked and not."""
-    ways = {
+    ways: dict[str, tuple[Any, ...]] = {
         "ceilings": (states.CEILINGS_ALONE, 0),
         "caps_from_the_first_round": (CAPS, 0),
         "caps_after_honest_rounds": (CAPS, BEFORE),
+        "groups_with_median": (CAPS, 0, GROUPED, "median"),
+        "groups_with_trimmed_mean": (CAPS, 0, GROUPED, "trimmed-mean"),
     }
     report: dict[str, Any] = {"sites": SITES, "rounds": ROUNDS, "attackers_weight": f"1 of {SAMPLES * (SITES - 1) + 1}"}
-    for name, (rule, before) in ways.items():
-        honest = Steering(rule, before).run(attacked=False)
-        attacked = Steering(rule, before).run(attacked=True)
+    for name, way in ways.items():
+        honest = Steering(*way).run(attacked=False)
+        attacked = Steering(*way).run(attacked=True)
         report[name] = attacked | {
             "times_the_honest_length": round(attacked["length"] / honest["length"], 2),
             "honest_rounds_with_a_sum": honest["rounds_with_a_sum"],

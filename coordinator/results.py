@@ -176,7 +176,7 @@ class Chain:
 
     def _sum(self, link: Link) -> Iterator[Wire]:
         """The sum of an older result, read when its first frame is sent."""
-        words = read_sum(self._spool, link.sum_root, self._mandate.policy.layout)
+        words = read_sum(self._spool, link.sum_root, self._mandate.policy.layout, self._mandate.policy.sums)
         yield from sum_frames(link.result_hash, words, self._mandate.policy.layout)
 
     def _state(self, state_hash: bytes) -> Iterator[Wire]:

@@ -44,6 +44,7 @@ from security.secagg.effects import (
     Vector,
 )
 from security.secagg.fields import Wire
+from security.secagg.groups import Groups
 from security.secagg.layout import Layout
 from security.secagg.site.attempt import PendingUpdate, SiteCore
 from security.secagg.site.journal import Journal
@@ -120,6 +121,7 @@ class LoopbackFederation:
         config_hash: bytes = bytes(32),
         dp_active: bool = False,
         movement: states.MovementRule = states.CEILINGS_ALONE,
+        groups: Groups | None = None,
         randomness: Randomness | None = None,
         clock: Clock | None = None,
         spool: Spool | None = None,
@@ -147,6 +149,7 @@ class LoopbackFederation:
             allow_two_site=allow_two_site,
             dp_active=dp_active,
             movement=movement,
+            groups=groups,
         )
         self.core = CoordinatorCore(
             mandate=BareMandate(self.policy, Signer(COORDINATOR, self.keys[COORDINATOR])),

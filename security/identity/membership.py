@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from fractions import Fraction
@@ -30,6 +31,7 @@ from security.identity.manifest import Aggregation, Manifest, Member
 from security.log.note import VerifierKey
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.secagg import thresholds
+from security.secagg.groups import Groups
 from security.secagg.layout import Layout
 from security.secagg.state import CEILINGS_ALONE, MovementRule
 from security.secagg.thresholds import Thresholds
@@ -74,6 +76,7 @@ class AggregationPolicy:
     :param suite: how keys are agreed on; part of every context, so that nobody can be brought to use another one.
     :param strict: do not even train on a state whose sum has not been checked.
     :param movement: how far a tensor may move in a round, beside its ceiling in the layout.
+    :param groups: of sites whose sums are opened apart and combined by a median; None: one sum of all.
     :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
     """
 
@@ -100,6 +103,7 @@ class AggregationPolicy:
     suite: str = SUITE
     expires_ms: int = MAX_INT
     movement: MovementRule = CEILINGS_ALONE
+    groups: Groups | None = None
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -115,6 +119,8 @@ class AggregationPolicy:
             raise ConfigError("the layout was made for a smaller roster", where="manifest [layout]")
         if self.c < 0 or (self.m < thresholds.LEAST_SURVIVORS and not self.allow_two_site) or self.m < 2:
             raise ConfigError("c must not be negative and m at least 3", where="manifest [thresholds]")
+        if self.groups is not None:
+            self.groups.check_layout(self.layout)
         object.__setattr__(self, "_by_site", {entry.site: entry for entry in self.roster})
 
     def entry(self, site: str) -> RosterEntry:
@@ -198,8 +204,34 @@ class AggregationPolicy:
 
     @property
     def chunks(self) -> int:
-        """How many chunks of a sum there are to check: the frames of a vector."""
-        return self.layout.frames
+        """How many chunks of a sum there are to check: the frames of a vector, for each group."""
+        return self.layout.frames * self.sums
+
+    @property
+    def sums(self) -> int:
+        """How many sums a round has."""
+        return 1 if self.groups is None else len(self.groups.members)
+
+    def sum_of(self, site: str) -> int:
+        """The number of the sum that a site's vector goes into."""
+        return 0 if self.groups is None else self.groups.number(site)
+
+    def parts(self, sites: Sequence[str]) -> list[tuple[str, ...]]:
+        """These sites by the sum that their vectors go into."""
+        return [tuple(sites)] if self.groups is None else self.groups.parts(sites)
+
+    def check_groups(self, sites: Sequence[str], where: str) -> None:
+        """Raise if a group among these sites would be too small to hide each of them."""
+        if self.groups is not None:
+            self.groups.check_sites(sites, where)
+
+    def hides(self, sites: Sequence[str]) -> bool:
+        """Whether every group among these sites is large enough."""
+        try:
+            self.check_groups(sites, "thresholds")
+        except PolicyViolation:
+            return False
+        return True
 
 
 def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = False) -> AggregationPolicy:

@@ -108,7 +108,7 @@ def test_a_wrong_sum_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(result_checks, "check_chunk_sum", lambda *_: None)
     run, attempt = wrong_round(one_coordinate)
     assert run.check is not None
-    right = attempt.uploads.sum.total
+    right = attempt.uploads.total()
     good = states.next_state(run.policy.layout, evil().model, right, survivors=len(run.sites)).state
     for name in run.honest:
         assert run.machine(name).intake.model.tobytes() == run.model.tobytes() != good.tobytes()

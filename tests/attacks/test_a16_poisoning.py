@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.steering import CAPS, Steering
+from benchmarks.steering import CAPS, GROUPED, Steering
 from security.crypto.prg import Words
-from security.secagg import fixed_point
+from security.secagg import fixed_point, groups
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
 from security.secagg.layout import Block, Layout
@@ -117,6 +117,20 @@ def test_caps_that_follow_no_history_twin() -> None:
     honest = Steering(CEILINGS_ALONE, before=5).run(attacked=False)
     assert steered["length"] > 15 * honest["length"]
     assert min(steered["ratchet"]) > 12
+
+
+def test_groups_with_a_median_bound_where_to() -> None:
+    """Nine sites in three groups: the model goes where the honest sites go, whatever one of them sends."""
+    steered = Steering(CAPS, sites=GROUPED, combine="median").run(attacked=True)
+    honest = Steering(CAPS, sites=GROUPED, combine="median").run(attacked=False)
+    assert steered["rounds_with_a_sum"] == honest["rounds_with_a_sum"] == 8
+    assert steered["correlation"] < 0.3 and steered["length"] < 1.2 * honest["length"]
+
+
+def test_groups_with_a_median_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same groups, whose sums are added up instead."""
+    monkeypatch.setattr(groups, "combine", lambda layout, sums, *_, **__: groups.everything(layout, sums.reshape(-1)))
+    assert Steering(CAPS, sites=GROUPED, combine="median").run(attacked=True)["correlation"] > 0.9
 
 
 def test_all_sites_have_the_same_history_also_after_a_restart() -> None:

@@ -11,10 +11,8 @@ from functools import partial
 from typing import Any
 
 from lazaret.errors import RemoteProtocolError, VerificationFailed
-from security.crypto import masking
 from security.secagg import context as hashes
-from security.secagg import messages, records, statements
-from security.secagg import state as states
+from security.secagg import groups, messages, records, statements
 from security.secagg.certificates import AbortCertificate, AbortLine, Ack, Advert, NamedRoot, RepeatCertificate, Signed
 from security.secagg.coordinator.disputes import Disputes, WrongAnswer
 from security.secagg.coordinator.publication import Publication, build_result, spool_sum
@@ -55,7 +53,7 @@ class CoordinatorAttempt:
         self.context = plan.context
         self.model = model
         self.dealing = Dealing(core.policy, plan.context)
-        self.uploads = Uploads(core.policy.layout, core.spool)
+        self.uploads = Uploads(core.policy, core.spool)
         self.survivors: messages.Survivors | None = None
         self.agreements: dict[str, bytes] = {}
         self.quorum: messages.Quorum | None = None
@@ -292,7 +290,8 @@ class CoordinatorAttempt:
             self.uploads.drop(site)
         alive = len(self.uploads.complete)
         # An exact repeat may give no other set than the one it repeats.
-        if alive < self.context.t or (self.context.repeats and alive < self.context.n):
+        small = not self.core.policy.hides(tuple(self.uploads.complete))
+        if alive < self.context.t or small or (self.context.repeats and alive < self.context.n):
             return self._ask_aborts(_E.DROP)
         shown = self.survivors = self.uploads.survivors(self.dealing.kx, self.context.sites)
         self._go(_E.ENOUGH_UPLOADS)
@@ -342,18 +341,21 @@ class CoordinatorAttempt:
         if secrets is None:
             blamed = tuple(Blamed(site, "fraud") for site in self.opening.cheats)
             return (*blamed, *self._over(_E.FRAUD, "a dealer's shares are wrong"))
-        layout, survivors = self.core.policy.layout, self.opening.survivors
-        total = self.uploads.sum
-        masks = opened_masks(self.context, self.dealing.kx, survivors, secrets)
-        total.unmask(masks, workers=self.core.workers)
-        rule, known, k = self.core.policy.movement, self.core.movements, len(survivors)
-        outcome = states.next_state(layout, self.model, total.total, survivors=k, rule=rule, movements=known)
-        root = masking.words_root(total.total, layout.ring)
+        policy, survivors = self.core.policy, self.opening.survivors
+        layout = policy.layout
+        for part, group in zip(self.uploads.sums, policy.parts(self.context.sites), strict=True):
+            masks = opened_masks(self.context, self.dealing.kx, survivors, secrets, group=group)
+            part.unmask(masks, workers=self.core.workers)
+        total, rule, known = self.uploads.total(), policy.movement, self.core.movements
+        outcome = groups.outcome_of(
+            layout, policy.groups, self.model, total, survivors=survivors, rule=rule, movements=known
+        )
+        root = groups.sum_root(layout, total)
         result = build_result(
             self.core.signer, self.dealing, self.survivors, self.quorum, secrets, sum_root=root, outcome=outcome
         )
-        spool_sum(self.core.spool, root, total.total, layout.ring)
-        self.publication = Publication(self.core.policy, result, self.uploads, total.total)
+        spool_sum(self.core.spool, root, total, layout)
+        self.publication = Publication(policy, result, self.uploads, total)
         self.model, self.core.movements = outcome.state, outcome.movements
         self._go(_E.SUM_DONE)
         return self.publication.shown_to(self.context.sites, outcome)

@@ -13,9 +13,8 @@ import numpy as np
 
 from lazaret.errors import RemoteProtocolError
 from security.crypto.prg import Words
-from security.crypto.ring import Ring
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, records, statements
+from security.secagg import certificate_checks, groups, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
 from security.secagg.coordinator.spool import Spool
@@ -79,8 +78,9 @@ class Publication:
     def shown_to(self, sites: Sequence[str], outcome: states.SumOutcome) -> Effects:
         """C5: the state is kept, the result recorded, and both shown to the cohort."""
         result, number = self.result, self.result.context.round
+        total = groups.everything(self._policy.layout, self.total)
         moved = Advanced(
-            number, self.result_hash, result.state_hash, outcome.verdict, self.survivors, self.total, outcome.state
+            number, self.result_hash, result.state_hash, outcome.verdict, self.survivors, total, outcome.state
         )
         shown = Persist(records.ResultShown(result=result), number)
         sent = (effect for site in sites for effect in (Send(result, to=site), self.sum_to(site)))
@@ -113,22 +113,28 @@ class Publication:
 
 
 def sum_frames(result: bytes, words: Words, layout: Layout) -> Iterator[SumFrame]:
-    """A sum as it is sent, the slots that say how much was summed first."""
-    for index in layout.sum_order:
-        yield SumFrame(result=result, index=index, data=layout.ring.frame(words, index))
+    """A sum as it is sent; that of one group with the slots that say how much was summed first."""
+    if len(words) == layout.words:
+        for index in layout.sum_order:
+            yield SumFrame(result=result, index=index, data=layout.ring.frame(words, index))
+        return
+    for index, data in groups.sum_frames_of(layout, words):
+        yield SumFrame(result=result, index=index, data=data)
 
 
-def spool_sum(spool: Spool, root: bytes, total: Words, ring: Ring) -> None:
+def spool_sum(spool: Spool, root: bytes, total: Words, layout: Layout) -> None:
     """Keep a sum under its root, for restarts and for sites that catch up."""
-    for index, data in ring.frames(total):
+    for index, data in groups.sum_frames_of(layout, total):
         spool.write(root, index, data)
     spool.seal(root)
 
 
-def read_sum(spool: Spool, root: bytes, layout: Layout) -> Words:
-    """A sum from the spool."""
-    total: Words = np.empty(layout.words, dtype=layout.dtype)
-    ring = layout.ring
-    for index in range(layout.frames):
-        total[index * ring.frame_words : (index + 1) * ring.frame_words] = ring.unpack(spool.read(root, index))
+def read_sum(spool: Spool, root: bytes, layout: Layout, sums: int = 1) -> Words:
+    """A sum from the spool.
+
+    :param sums: how many groups it has.
+    """
+    total: Words = np.empty(sums * layout.words, dtype=layout.dtype)
+    for index in range(sums * layout.frames):
+        total[groups.frame_place(layout, index)] = layout.ring.unpack(spool.read(root, index))
     return total

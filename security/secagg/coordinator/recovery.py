@@ -98,7 +98,7 @@ def _apply(attempt: CoordinatorAttempt, record: Wire) -> None:
             attempt.state = _S.UNMASKING
         case records.ResultShown():
             core = attempt.core
-            total = read_sum(core.spool, record.result.sum_root, core.policy.layout)
+            total = read_sum(core.spool, record.result.sum_root, core.policy.layout, core.policy.sums)
             attempt.publication = Publication(core.policy, record.result, attempt.uploads, total)
             attempt.state = _S.PUBLISHED
         case records.AbortSeen():

@@ -209,9 +209,9 @@ class CoordinatorRound:
         # A site whose share is public may need more aborts than the others before its update is free again.
         listed = [site for site in ready if policy.lists(site) and all(attempt.frees(site) for attempt in used)]
         chosen = self.book.eligible(listed)
-        if not self._legal(len(chosen)):
+        if not self._legal(chosen):
             chosen = sorted(site for site in listed if site not in self.book.excluded)
-        if not self._legal(len(chosen)):
+        if not self._legal(chosen):
             raise RoundLost(
                 f"{len(chosen)} sites are too few for a cohort{self.book.named(listed)}",
                 where=f"round {self.start.round}",
@@ -219,12 +219,12 @@ class CoordinatorRound:
             )
         return chosen
 
-    def _legal(self, n: int) -> bool:
+    def _legal(self, cohort: list[str]) -> bool:
         try:
-            self.core.policy.check_cohort(n)
+            self.core.policy.check_cohort(len(cohort))
         except PolicyViolation:
             return False
-        return True
+        return self.core.policy.hides(cohort)
 
     def _plan(
         self, cohort: list[str], aborts: list[AbortCertificate], repeats: list[RepeatCertificate]

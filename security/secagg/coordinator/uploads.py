@@ -13,10 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from lazaret.errors import RemoteProtocolError, VerificationFailed
 from security.clock import Clock
 from security.crypto import encoding, key_agreement, merkle
 from security.crypto.masking import Accumulator
+from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy, Mandate
 from security.secagg import context as hashes
 from security.secagg import messages, statements
@@ -25,7 +28,6 @@ from security.secagg.context import RoundContext
 from security.secagg.coordinator.spool import Gone, Spool
 from security.secagg.effects import Discard, Effects, Send
 from security.secagg.fields import Wire
-from security.secagg.layout import Layout
 from security.secagg.messages import (
     Adverts,
     ChunkPiece,
@@ -250,12 +252,16 @@ class Arriving:
 
 
 class Uploads:
-    """All uploads of one attempt."""
+    """All uploads of one attempt.
 
-    def __init__(self, layout: Layout, spool: Spool) -> None:
-        self._layout = layout
+    :param policy: says into which of the sums an upload goes; without groups there is one.
+    """
+
+    def __init__(self, policy: AggregationPolicy, spool: Spool) -> None:
+        layout = self._layout = policy.layout
+        self._policy = policy
         self._spool = spool
-        self.sum = Accumulator(layout.words, layout.ring)
+        self.sums = [Accumulator(layout.words, layout.ring) for _ in range(policy.sums)]
         self.arriving: dict[str, Arriving] = {}
         self.complete: dict[str, UploadHeader] = {}
         self._trees: dict[str, merkle.Tree] = {}
@@ -284,8 +290,15 @@ class Uploads:
         self._count(upload, frame.data)
         return self._finish(site, upload) if len(upload.leaves) == self._layout.frames else None
 
+    def sum_of(self, site: str) -> Accumulator:
+        return self.sums[self._policy.sum_of(site)]
+
+    def total(self) -> Words:
+        """All sums, one after the other."""
+        return self.sums[0].total if len(self.sums) == 1 else np.concatenate([found.total for found in self.sums])
+
     def _count(self, upload: Arriving, data: bytes) -> None:
-        self.sum.add(len(upload.leaves), data)
+        self.sum_of(upload.header.site).add(len(upload.leaves), data)
         upload.leaves.append(merkle.leaf_hash(data))
 
     def _finish(self, site: str, upload: Arriving) -> UploadHeader:
@@ -305,7 +318,7 @@ class Uploads:
             return
         key = spool_key(upload.header)
         for index in range(len(upload.leaves)):
-            self.sum.take_out(index, self._spool.read(key, index))
+            self.sum_of(site).take_out(index, self._spool.read(key, index))
         self._spool.remove(key)
 
     def restore(self, header: UploadHeader, *, count: bool = True) -> None:
@@ -318,7 +331,7 @@ class Uploads:
             if len(data) != self._layout.frame_bytes(index):
                 break  # incomplete: its root will differ
             if count:
-                self.sum.add(index, data)
+                self.sum_of(header.site).add(index, data)
         if merkle.root(leaves) != header.root:
             raise VerificationFailed("spooled upload is not what its site signed", where=f"site {header.site}")
         self.complete[header.site] = header
@@ -341,12 +354,14 @@ class Uploads:
         return None if upload is None else len(upload.leaves)
 
     def pieces(self, result: bytes, chunk: int, survivors: Sequence[str]) -> Iterator[ChunkPiece]:
-        """One chunk of every upload, each with its path; ends early if the uploads were deleted in the meantime."""
-        if not 0 <= chunk < self._layout.frames:
+        """One chunk of every upload in its sum, each with its path; ends early if the uploads were deleted in the
+        meantime."""
+        if not 0 <= chunk < self._policy.chunks:
             raise RemoteProtocolError("there is no such chunk", where="audit")
-        for site in survivors:
+        number, frame = divmod(chunk, self._layout.frames)
+        for site in self._policy.parts(survivors)[number]:
             try:
-                data = self._spool.read(spool_key(self.complete[site]), chunk)
+                data = self._spool.read(spool_key(self.complete[site]), frame)
             except Gone:
                 return
             yield ChunkPiece(
@@ -354,7 +369,7 @@ class Uploads:
                 chunk=chunk,
                 site=site,
                 data=data,
-                path=self._trees[site].inclusion_path(chunk),
+                path=self._trees[site].inclusion_path(frame),
             )
 
     def discard(self) -> Discard:

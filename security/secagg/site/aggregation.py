@@ -61,6 +61,7 @@ class SiteAggregation:
         checks.check_plan_self(self.core.site, context)
         checks.check_plan_thresholds(policy, context)
         checks.check_plan_single_history(policy, context)
+        checks.check_groups(policy, context.sites)
         checks.check_plan_fresh(policy, self.core.clock.now_ms())
         checks.check_plan_window(head, journal, context)
         checks.check_plan_attempts(policy, context)
@@ -103,7 +104,9 @@ class SiteAggregation:
         attempt, bound = self._open(), self.core.journal.update
         if self.update is None or bound is None:
             raise LocalProtocolError("the update is no longer in memory", where="upload")
-        header = attempt.mask(self.update.words, self.core.policy.layout.ring, workers=self.core.workers)
+        policy = self.core.policy
+        group = policy.parts(attempt.context.sites)[policy.sum_of(self.core.site)]
+        header = attempt.mask(self.update.words, policy.layout.ring, group=group, workers=self.core.workers)
         upload = records.UploadBound(
             ctx=attempt.ctx,
             deals=attempt.deals,
@@ -131,6 +134,7 @@ class SiteAggregation:
         sites = [line.site for line in message.uploads]
         checks.check_survivors_members(attempt.context, sites)
         checks.check_survivors_count(attempt.context, sites)
+        checks.check_groups(core.policy, sites)
         checks.check_upload_roots(
             core.policy,
             message.uploads,

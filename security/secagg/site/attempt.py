@@ -210,8 +210,11 @@ class OpenAttempt:
             site=self.site, kx=self.kx, holder=holder, b_share=b_share, s_share=s_share, pair=pair, signature=signature
         )
 
-    def mask(self, update: Words, ring: Ring, *, workers: int) -> UploadHeader:
-        """Mask a copy of the update with this attempt's keys, once, and sign its root (S3; section 6)."""
+    def mask(self, update: Words, ring: Ring, *, group: Sequence[str], workers: int) -> UploadHeader:
+        """Mask a copy of the update with this attempt's keys, once, and sign its root (S3; section 6).
+
+        :param group: the members whose vectors go into the same sum.
+        """
         pairs = {
             advert.site: key_agreement.mask_key(
                 self.mask_pair,
@@ -222,7 +225,7 @@ class OpenAttempt:
                 peer_id=advert.site,
             )
             for advert in self.adverts
-            if advert.site != self.site
+            if advert.site != self.site and advert.site in group
         }
         self_key = key_agreement.self_mask_key(self.seed, kx=self.kx, site=self.site)
         masks = masking.SiteMasks.of(self.site, self_key, pairs)

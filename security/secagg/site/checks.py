@@ -304,8 +304,13 @@ def check_plan_thresholds(policy: AggregationPolicy, context: RoundContext) -> N
 
 
 def check_plan_single_history(policy: AggregationPolicy, context: RoundContext) -> None:
-    """Two cohorts that could each hold a quorum must share an honest site, or two histories could exist (section 2)."""
+    """Two cohorts that could each have a quorum share an honest site, or two histories could exist (section 2)."""
     policy.check_single_history(context.n)
+
+
+def check_groups(policy: AggregationPolicy, sites: Sequence[str]) -> None:
+    """The sum of each group is published: in a small one, c colluders would know all vectors but one (section 10)."""
+    policy.check_groups(sites, "groups")
 
 
 def check_plan_window(head: NewestResult, journal: Journal, context: RoundContext) -> None:

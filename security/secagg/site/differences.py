@@ -80,11 +80,12 @@ def check_same_state_sums(
     if policy.dp_active:
         return  # the noise that was booked covers every release, whatever it is combined with
     # An exact repeat gives the sum of the old attempt again, and nothing else (section 8).
-    before = [seen.sites for seen in journal.sums if seen.state_hash == context.state_hash]
-    if not before or context.repeats:
+    known = [seen.sites for seen in journal.sums if seen.state_hash == context.state_hash]
+    if not known or context.repeats:
         return
+    before = [part for found in known for part in policy.parts(found)]
     for site in sorted(set(sites).union(*before)):
-        if leverage([*before, sites], site, c=policy.c) > leverage(before, site, c=policy.c) + _EXACT:
+        if leverage([*before, *policy.parts(sites)], site, c=policy.c) > leverage(before, site, c=policy.c) + _EXACT:
             raise PolicyViolation(
                 "with an earlier sum on the same model this set would show the update of one site",
                 where="survivors",
@@ -94,4 +95,4 @@ def check_same_state_sums(
 
 def exposure(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
     """The leverage on a site over the sums of several rounds."""
-    return leverage([seen.sites for seen in sums], site, c=policy.c)
+    return leverage([part for seen in sums for part in policy.parts(seen.sites)], site, c=policy.c)

@@ -23,11 +23,10 @@ from security.crypto.key_agreement import HybridPair
 from security.crypto.masking import OpenedMasks
 from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy, AuditMode
-from security.secagg import certificate_checks, statements
+from security.secagg import certificate_checks, groups, statements
 from security.secagg import context as hashes
 from security.secagg.certificates import Advert, Opened
 from security.secagg.context import RoundContext
-from security.secagg.layout import Layout
 from security.secagg.messages import ChunkPiece, Result, SumFrame
 from security.secagg.site import checks
 from security.secagg.site.journal import AttemptMemory, Journal, NewestResult
@@ -145,10 +144,10 @@ def check_next_state(outcome: SumOutcome, result: Result) -> None:
         raise VerificationFailed("the announced model does not follow from the sum", where="result")
 
 
-def check_chunk_path(piece: ChunkPiece, *, root: bytes, chunks: int) -> None:
+def check_chunk_path(piece: ChunkPiece, *, root: bytes, frames: int) -> None:
     """A chunk of an upload as its site signed it: with made-up uploads any sum could be explained."""
     merkle.verify_inclusion(
-        leaf=merkle.leaf_hash(piece.data), index=piece.chunk, size=chunks, path=piece.path, root=root
+        leaf=merkle.leaf_hash(piece.data), index=piece.chunk % frames, size=frames, path=piece.path, root=root
     )
 
 
@@ -226,6 +225,7 @@ def check_header(
     check_result_memory(memory, kx, result.deals, site, result)
     checked = CheckedHeader(result, kx, result_hash)
     check_result_survivors(context, checked.survivors)
+    checks.check_groups(policy, checked.survivors)
     check_result_agreements(policy, kx, survivors, result)
     check_result_opened(context, result)
     return checked
@@ -256,14 +256,26 @@ class OpenedSecrets(Protocol):
     def pairs(self) -> tuple[bytes, ...]: ...
 
 
-def opened_masks(context: RoundContext, kx: bytes, survivors: Collection[str], opened: OpenedSecrets) -> OpenedMasks:
-    """The masks that are left on the sum of the survivors' uploads, from the opened secrets."""
+def opened_masks(
+    context: RoundContext,
+    kx: bytes,
+    survivors: Collection[str],
+    opened: OpenedSecrets,
+    *,
+    group: Collection[str] | None = None,
+) -> OpenedMasks:
+    """The masks that are left on the sum of the survivors' uploads, from the opened secrets.
+
+    :param group: the members that share masks; everybody without groups.
+    """
+    inside = set(context.sites if group is None else group)
     adverts, ctx = opened.adverts, context.ctx()
     alive = [advert for advert in adverts if advert.site in survivors]
     dropped = [advert for advert in adverts if advert.site not in survivors]
     own = [
         key_agreement.self_mask_key(Secret(seed), kx=kx, site=advert.site)
         for advert, seed in zip(alive, opened.seeds, strict=True)
+        if advert.site in inside
     ]
     received = {
         (dealer.site, gone.site): Secret(pair)
@@ -271,9 +283,11 @@ def opened_masks(context: RoundContext, kx: bytes, survivors: Collection[str], o
     }
     pairs = {}
     for gone, key in zip(dropped, opened.keys, strict=True):
+        if gone.site not in inside:
+            continue
         seed = Secret(key)
         keys = HybridPair.from_seed(seed, ctx=ctx, site=gone.site)
-        for advert in alive:
+        for advert in (found for found in alive if found.site in inside):
             added = received.get((advert.site, gone.site)) or key_agreement.pair_secret(
                 seed, ctx=ctx, site=gone.site, peer=advert.site
             )
@@ -284,36 +298,37 @@ def opened_masks(context: RoundContext, kx: bytes, survivors: Collection[str], o
 
 
 class Download:
-    """The sum of one result, frame by frame."""
+    """The sum of one result, frame by frame; with groups, one sum after the other."""
 
-    def __init__(self, header: CheckedHeader, layout: Layout) -> None:
+    def __init__(self, header: CheckedHeader, policy: AggregationPolicy) -> None:
         self.header = header
-        self.total: Words = np.empty(layout.words, dtype=layout.dtype)
-        self._layout = layout
+        layout = self._layout = policy.layout
+        self.total: Words = np.empty(policy.sums * layout.words, dtype=layout.dtype)
+        self._order = layout.sum_order if policy.sums == 1 else tuple(range(policy.chunks))
         self._leaves: dict[int, bytes] = {}
 
     @property
     def complete(self) -> bool:
-        return len(self._leaves) == self._layout.frames
+        return len(self._leaves) == len(self._order)
 
     def take(self, frame: SumFrame) -> None:
         if frame.result != self.header.result_hash or self.complete or frame.index != self._next:
             raise RemoteProtocolError("frame is not the next one of this sum", where="result")
-        if len(frame.data) != self._layout.frame_bytes(frame.index):
+        if len(frame.data) != self._layout.frame_bytes(frame.index % self._layout.frames):
             raise RemoteProtocolError("frame has the wrong length", where="result")
-        ring = self._layout.ring
-        words = ring.unpack(frame.data)
-        self.total[frame.index * ring.frame_words :][: len(words)] = words
+        self.total[groups.frame_place(self._layout, frame.index)] = self._layout.ring.unpack(frame.data)
         self._leaves[frame.index] = merkle.leaf_hash(frame.data)
 
     @property
     def _next(self) -> int:
-        return self._layout.sum_order[len(self._leaves)]
+        return self._order[len(self._leaves)]
 
     @property
     def ready(self) -> int:
         """How many words from the start are complete: all before the next frame, because only the first frame is
-        early."""
+        early. None can be used before the sums of all groups are there."""
+        if len(self.total) > self._layout.words:
+            return 0
         return self._layout.words if self.complete else self._next * self._layout.ring.frame_words
 
     def finish(self) -> Words:
@@ -332,7 +347,7 @@ class ChunkAudit:
     total: Words = field(repr=False)
     todo: list[int] = field(default_factory=list)
     good: set[int] = field(default_factory=set)
-    _masks: OpenedMasks | None = field(default=None, repr=False)
+    _masks: dict[int, OpenedMasks] = field(default_factory=dict, repr=False)
     pieces: dict[str, ChunkPiece] = field(default_factory=dict, repr=False)
     _partial: Words | None = field(default=None, repr=False)
 
@@ -347,15 +362,17 @@ class ChunkAudit:
 
     def take(self, piece: ChunkPiece) -> bool:
         """Add a piece; returns whether the current chunk is now complete and correct."""
-        roots = {line.site: line.root for line in self.header.result.uploads}
+        frames, ring = self.policy.layout.frames, self.policy.layout.ring
+        part = self.policy.parts(self.header.survivors)[piece.chunk // frames] if self.todo else ()
+        roots = {line.site: line.root for line in self.header.result.uploads if line.site in part}
         if not self.todo or piece.result != self.header.result_hash or piece.chunk != self.todo[0]:
             raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")
         if piece.site not in roots or piece.site in self.pieces:
             raise RemoteProtocolError("piece is of no survivor, or came before", where="audit")
-        if len(piece.data) != self.policy.layout.frame_bytes(piece.chunk):
+        if len(piece.data) != self.policy.layout.frame_bytes(piece.chunk % frames):
             raise RemoteProtocolError("piece has the wrong length", where="audit")
-        check_chunk_path(piece, root=roots[piece.site], chunks=self.policy.chunks)
-        words = self.policy.layout.ring.unpack(piece.data)
+        check_chunk_path(piece, root=roots[piece.site], frames=frames)
+        words = ring.unpack(piece.data)
         if self._partial is None:
             self._partial = np.zeros(len(words), dtype=self.total.dtype)
         np.add(self._partial, words, out=self._partial)
@@ -366,12 +383,16 @@ class ChunkAudit:
         return True
 
     def _finish_chunk(self, partial: Words) -> None:
-        if self._masks is None:
+        chunk, layout = self.todo[0], self.policy.layout
+        number, index = divmod(chunk, layout.frames)
+        if number not in self._masks:
             result = self.header.result
-            self._masks = opened_masks(result.context, self.header.kx, self.header.survivors, result)
-        index, ring = self.todo[0], self.policy.layout.ring
-        masking.unmask_chunk(partial, self._masks, ring, index=index)
-        check_chunk_sum(partial, self.total[index * ring.frame_words :][: len(partial)])
+            group = self.policy.parts(result.context.sites)[number]
+            self._masks[number] = opened_masks(
+                result.context, self.header.kx, self.header.survivors, result, group=group
+            )
+        masking.unmask_chunk(partial, self._masks[number], layout.ring, index=index)
+        check_chunk_sum(partial, self.total[groups.frame_place(layout, chunk)])
         self.good.add(self.todo.pop(0))
         self._partial, self.pieces = None, {}
 

@@ -15,7 +15,7 @@ from lazaret.errors import CodecError, PolicyViolation, RemoteProtocolError, Ver
 from security.crypto import masking, merkle
 from security.crypto.ring import FRAME_BYTES
 from security.identity.membership import AggregationPolicy
-from security.secagg import certificate_checks, records, statements
+from security.secagg import certificate_checks, groups, records, statements
 from security.secagg import state as states
 from security.secagg.certificates import Ack
 from security.secagg.context import SumVerdict
@@ -71,10 +71,11 @@ class WrongSumEvidence(Wire):
     def of(cls, audit: ChunkAudit) -> WrongSumEvidence:
         """From the chunk under audit, when all its pieces have arrived."""
         result, chunk = audit.header.result, audit.todo[0]
-        frames = [data for _, data in audit.policy.layout.ring.frames(audit.total)]
+        frames = [data for _, data in groups.sum_frames_of(audit.policy.layout, audit.total)]
         tree = merkle.Tree([merkle.leaf_hash(frame) for frame in frames])
         path = tree.inclusion_path(chunk)
-        pieces = tuple(audit.pieces[line.site] for line in result.uploads)
+        part = audit.policy.parts(audit.header.survivors)[chunk // audit.policy.layout.frames]
+        pieces = tuple(audit.pieces[site] for site in part)
         return cls(result=result, chunk=chunk, published=frames[chunk], path=path, pieces=pieces)
 
     def file(self) -> bytes:
@@ -100,20 +101,24 @@ class WrongSumEvidence(Wire):
         result_checks.check_result_opened(result.context, result)
         leaf = merkle.leaf_hash(self.published)
         merkle.verify_inclusion(leaf=leaf, index=self.chunk, size=chunks, path=self.path, root=result.sum_root)
-        roots = {line.site: line.root for line in result.uploads}
+        frames = policy.layout.frames
+        number, index = divmod(self.chunk, frames)
+        alive = [line.site for line in result.uploads]
+        part, group = (policy.parts(sites)[number] for sites in (alive, result.context.sites))
+        roots = {line.site: line.root for line in result.uploads if line.site in part}
         if [piece.site for piece in self.pieces] != list(roots) or any(p.chunk != self.chunk for p in self.pieces):
             raise VerificationFailed("pieces are not those of the survivors", where="evidence")
         if {len(data) for data in (self.published, *(piece.data for piece in self.pieces))} != {
-            policy.layout.frame_bytes(self.chunk)
+            policy.layout.frame_bytes(index)
         }:
             raise VerificationFailed("a piece is not as long as the chunk", where="evidence")
         ring = policy.layout.ring
         recomputed = np.zeros(len(self.published) // ring.word_bytes, dtype=ring.dtype)
         for piece in self.pieces:
-            result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=chunks)
+            result_checks.check_chunk_path(piece, root=roots[piece.site], frames=frames)
             recomputed += ring.unpack(piece.data)
-        masks = opened_masks(result.context, kx, tuple(roots), result)
-        masking.unmask_chunk(recomputed, masks, ring, index=self.chunk)
+        masks = opened_masks(result.context, kx, alive, result, group=group)
+        masking.unmask_chunk(recomputed, masks, ring, index=index)
         if ring.pack(recomputed).tobytes() == self.published:
             raise VerificationFailed("the chunk is the sum of the uploads: it is not wrong", where="evidence")
 
@@ -136,11 +141,11 @@ class Intake:
         self._successor = None
         _, _, result_hash = result_checks.result_digests(result)
         if result_hash == self.core.head.result and not self.core.head.certified:
-            self._download = Download(self._known_header(result), self.core.policy.layout)
+            self._download = Download(self._known_header(result), self.core.policy)
             return ()
         memory = self.core.journal.attempts.get(result.context.ctx())
         checked = check_header(self.core.policy, self.core.head, memory, self.core.site, result)
-        self._download = Download(checked, self.core.policy.layout)
+        self._download = Download(checked, self.core.policy)
         return ()
 
     def _known_header(self, result: Result) -> CheckedHeader:
@@ -162,8 +167,11 @@ class Intake:
             self._download = None
             download.finish()
             return self._begin_audit(download), True
+        policy = self.core.policy
+        if policy.sums > 1:
+            return (self._advance(download), True) if download.complete else ((), False)
         if self._successor is None:
-            self._successor = states.Successor(self.core.policy.layout, self.model, download.total)
+            self._successor = states.Successor(policy.layout, self.model, download.total)
         start, values = self._successor.extend(download.ready)
         draft = (DraftState(start, values),) if len(values) else ()
         if not download.complete:
@@ -171,11 +179,23 @@ class Intake:
         successor, self._download, self._successor = self._successor, None, None
         return (*draft, *self._advance(download, successor)), True
 
-    def _advance(self, download: Download, successor: states.Successor) -> Effects:
-        header, result = download.header, download.header.result
+    def _advance(self, download: Download, successor: states.Successor | None = None) -> Effects:
+        header, result, policy = download.header, download.header.result, self.core.policy
         total = download.finish()
-        rule, known = self.core.policy.movement, self.core.head.movements
-        outcome = successor.outcome(survivors=len(header.survivors), rule=rule, movements=known)
+        rule, known = policy.movement, self.core.head.movements
+        if successor is not None:
+            outcome = successor.outcome(survivors=len(header.survivors), rule=rule, movements=known)
+        else:
+            self._download = None
+            outcome = groups.outcome_of(
+                policy.layout,
+                policy.groups,
+                self.model,
+                total,
+                survivors=header.survivors,
+                rule=rule,
+                movements=known,
+            )
         result_checks.check_next_state(outcome, result)
         state_hash, good = outcome.state_hash, outcome.verdict is SumVerdict.GOOD
         accepted = records.ResultAccepted(
@@ -192,7 +212,7 @@ class Intake:
         before = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
         self.model = outcome.state
         # The draft was made before the whole sum was there, without the caps.
-        saved = SaveState(state_hash, outcome.state, drafted=good and not outcome.capped)
+        saved = SaveState(state_hash, outcome.state, drafted=successor is not None and good and not outcome.capped)
         effects: list[Effect] = [saved, self.core.record(accepted)]
         effects.append(
             Advanced(
@@ -201,7 +221,7 @@ class Intake:
                 state_hash,
                 outcome.verdict,
                 header.survivors,
-                total,
+                groups.everything(policy.layout, total),
                 outcome.state,
             )
         )

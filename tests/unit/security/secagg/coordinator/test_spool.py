@@ -181,12 +181,12 @@ def test_uploads_resume_from_the_spool_and_bad_ones_leave_no_trace(tmp_path: Pat
         for at in range(0, len(data), FRAME_BYTES)
     ]
     told = header(masking.vector_root(vector.view(np.uint8)))
-    spool = FileSpool(tmp_path)
-    first = Uploads(layout, spool)
+    spool, policy = FileSpool(tmp_path), federation(3, layout=layout).policy
+    first = Uploads(policy, spool)
     assert first.begin(told) == 0
     for frame in frames[:2]:
         assert first.take("a", frame) is None
-    second = Uploads(layout, spool)
+    second = Uploads(policy, spool)
     assert second.begin(told) == 2 and second.next_frame("a") == 2
     assert second.take("a", frames[0]) is None, "sent again: dropped"
     with pytest.raises(RemoteProtocolError, match="not the next one"):
@@ -196,7 +196,7 @@ def test_uploads_resume_from_the_spool_and_bad_ones_leave_no_trace(tmp_path: Pat
     for frame in frames[2:]:
         done = second.take("a", frame)
     assert done == told
-    assert np.array_equal(second.sum.total, vector)
+    assert np.array_equal(second.total(), vector)
 
     lying = header(bytes(32), "b")
     second.begin(lying)
@@ -207,23 +207,23 @@ def test_uploads_resume_from_the_spool_and_bad_ones_leave_no_trace(tmp_path: Pat
     second.begin(header(bytes(32), "c"))
     second.take("c", frames[0])
     second.drop("c")
-    assert np.array_equal(second.sum.total, vector), "taken out again"
+    assert np.array_equal(second.total(), vector), "taken out again"
     assert len(list(tmp_path.iterdir())) == 1
     with pytest.raises(RemoteProtocolError, match="not the next one"):
         second.take("c", frames[0])
 
-    third = Uploads(layout, spool)
+    third = Uploads(policy, spool)
     third.restore(told)
-    assert np.array_equal(third.sum.total, vector)
+    assert np.array_equal(third.total(), vector)
     (key,) = third.discard().keys
     for index, data in enumerate([bytes(FRAME_BYTES), *(frame.data for frame in frames[1:])]):
         spool.write(key, index, data)
     with pytest.raises(VerificationFailed, match="spooled upload"):
-        Uploads(layout, spool).restore(told)
+        Uploads(policy, spool).restore(told)
     spool.write(key, 1, frames[1].data[:-1])
     spool.write(key, 0, frames[0].data[:-5])
     with pytest.raises(VerificationFailed, match="spooled upload"):
-        Uploads(layout, spool).restore(told)
+        Uploads(policy, spool).restore(told)
 
 
 def test_a_federation_runs_on_files(tmp_path: Path) -> None:
