@@ -43,6 +43,11 @@ SPOT_CHECK: Final = _label("spot-check")
 # A hospital's own seed of training, from its data key.
 TRAINING_SEED: Final = _label("training-seed")
 
+# The draw of groups: a site's secret, its commitment, and the order that all secrets together give.
+DRAW_SECRET: Final = _label("draw-secret")
+DRAW_COMMITMENT: Final = _label("draw-com")
+DRAW_ORDER: Final = _label("draw-order")
+
 # Signatures: one tag for each kind of statement. The result's hash has the plain name, so its signature has another.
 SIGN_PLAN: Final = _label("plan")
 SIGN_ADVERT: Final = _label("advert")

@@ -22,6 +22,7 @@ Group = late_group(
             "init": "Make keys, a request for the consortium and a site.toml.",
             "join": "Install the consortium's answer and its manifest.",
             "renew": "Make new keys and a request for the consortium.",
+            "draw": "Print this site's secret for the draw of groups.",
             "check": "Check everything that a start needs, and say what to do.",
             "status": "Show whether the agent runs, and what this site has done.",
         },

@@ -1,4 +1,4 @@
-"""`site-agent init`, `join`, `check`, `renew` and `status`; and the template of `site.toml`."""
+"""`site-agent init`, `join`, `check`, `renew`, `draw` and `status`; and the template of `site.toml`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from security.identity import enrolment
 from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
-from security.identity.pki import Role, Subject
+from security.identity.pki import Role, Subject, subject_of
 from site_agent.config import CHECK_NAMES, LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import (
@@ -42,6 +42,27 @@ def renew(config_path: Path, as_json: bool) -> None:
     say(f"new keys and their request are in {identity.folder}; the old ones stay valid until the answer is installed")
     say(f"send {identity.request_path} to the consortium (`consortium renew {request.member} --request request.json`),")
     say(f"then install its answer: site-agent join {request.member}.json. The agent may keep running")
+
+
+# `draw`: this site's part in the draw of groups, after the manifest has shown what every site has committed to.
+
+
+@click.command()
+@with_config
+@json_option
+def draw(config_path: Path, as_json: bool) -> None:
+    """Print this site's secret for the draw of groups, for the consortium to publish."""
+    identity = Identity(folder=SiteConfig.read(config_path).identity)
+    manifest = enrolment.installed_manifest(identity, now_ms=SystemClock().now_ms(), program="site-agent")
+    table = manifest.aggregation.groups
+    if table is None or table.secrets:
+        raise ConfigError(
+            f"manifest version {manifest.version} asks for no secret: it has no groups, or they are drawn",
+            where=str(identity.manifest_path),
+            hint="before all commitments are public, a secret that is known could be answered by a chosen one",
+        )
+    name, secret = subject_of(identity.tls_certificate(), "TLS certificate").member, identity.draw_secret().hex()
+    emit({"site": name, "secret": secret}) if as_json else click.echo(f'{name} = "{secret}"')
 
 
 # The commented `site.toml` that `site-agent init` writes.

@@ -24,7 +24,7 @@ from security.identity import keystore, pki
 from security.identity.enrolment import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.initial_model import InitialModel
 from security.identity.kit import Kit
-from security.identity.manifest import Count, Manifest, Member, Name, Revocation, seal, unseal
+from security.identity.manifest import Count, Hash, Manifest, Member, Name, Revocation, seal, unseal
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.rules import accept_newer, open_manifest, sign
 from security.identity.tls_probe import names_of
@@ -57,6 +57,7 @@ class Enrolled(BundleFile):
     hosts: tuple[str, ...]
     audit_root: str
     cosigner: str
+    draw: Hash
     issued: tuple[Issued, ...]
 
     @property
@@ -82,6 +83,7 @@ class Enrolled(BundleFile):
             tls_keys=tuple(pins)[-4:],
             audit_root=self.audit_root,
             cosigner=self.cosigner,
+            draw=self.draw,
         )
 
 
@@ -172,6 +174,7 @@ class Authority:
             hosts=tls.hosts,
             audit_root=request.audit_root,
             cosigner=request.cosigner,
+            draw=request.draw,
             issued=known.issued if known else (),
         )
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)

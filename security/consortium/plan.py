@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,7 @@ from security.identity.manifest import (
     ClassNames,
     Count,
     Document,
+    GroupTable,
     Hash,
     Manifest,
     Member,
@@ -49,6 +50,7 @@ from security.identity.manifest import (
 from security.identity.membership import COVERED_ROSTER, DAY_MS
 from security.identity.rules import TWO_SITES_HINT, private_schedule
 from security.secagg import thresholds
+from security.secagg.groups import least_sites
 from security.secagg.layout import Block, Clips, Layout
 
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Annotated[int, Field(gt=0)]
@@ -87,6 +89,9 @@ class AggregationPlan(Document):
     clip_margin: Real = 8
     movement_window: Annotated[int, Field(ge=0, le=MAX_WINDOW)] = 5
     movement_factor: Annotated[float, Field(ge=1, allow_inf_nan=False)] | Annotated[int, Field(ge=1)] = 2
+    groups: Annotated[int, Field(ge=3)] | None = None
+    combine: Literal["median", "trimmed-mean"] = "median"
+    secrets: dict[Name, Hash] = Field(default_factory=dict)
     clip_exponents: dict[str, int] = Field(default_factory=dict)
 
 
@@ -340,8 +345,17 @@ def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregatio
         server_rule="mean",
         movement_window=asked.movement_window,
         movement_factor=decimal_text(asked.movement_factor),
+        groups=_groups(asked),
         layout=layout,
     )
+
+
+def _groups(asked: AggregationPlan) -> GroupTable | None:
+    if asked.groups is None:
+        if asked.secrets:
+            raise ConfigError("secrets of a draw, but no groups", where="federation.toml [aggregation] groups")
+        return None
+    return GroupTable(count=asked.groups, combine=asked.combine, secrets=dict(sorted(asked.secrets.items())))
 
 
 def _audit(plan: FederationPlan, sites: int) -> Audit:
@@ -384,10 +398,25 @@ def warnings(manifest: Manifest) -> list[str]:
         )
     else:
         notes += _private_notes(manifest, manifest.privacy)
-    notes += _colluder_notes(manifest)
+    notes += _group_notes(manifest) + _colluder_notes(manifest)
     if not manifest.aggregation.single_history:
         notes.append("single_history = false: a coordinator may run two disjoint groups of sites with two histories")
     return notes
+
+
+def _group_notes(manifest: Manifest) -> list[str]:
+    table, sites = manifest.aggregation.groups, len(manifest.roster)
+    if table is None:
+        return []
+    c, least = manifest.aggregation.colluders, sites // table.count
+    cost = (
+        f"groups = {table.count}: every group's sum is published. A site hides among the {least} sites of its group, "
+        f"of which {c} may collude, instead of among {sites}; and a round needs all groups, each with at least "
+        f"{least_sites(c=c, m=manifest.aggregation.least_survivors)} sites"
+    )
+    if table.secrets:
+        return [cost]
+    return [cost, "groups are not drawn yet: no site trains until [aggregation.secrets] has the secret of every site"]
 
 
 def _colluder_notes(manifest: Manifest) -> list[str]:
@@ -423,74 +452,3 @@ def _shared_notes(schedule: Schedule, cost: float, delta: float) -> list[str]:
         return []
     alone = rdp_epsilon([event.alone for event in schedule.events()], delta)[0]
     return [f"noise is shared: {both_figures(cost, alone, schedule.shared.honest)}"]
-
-
-# The commented `federation.toml` that `consortium init` writes.
-
-PLAN: Final = """\
-# What this federation trains, and under which rules. `consortium publish` signs it into the manifest.
-# Every key is explained in docs/consortium.md. Keys behind a `#` show their defaults.
-
-run = "run-1"                         # (required) a new model or method needs a new run id
-
-[model]
-initial = "initial.safetensors"       # (required) the model that all sites start from; relative to this folder
-# architecture = "efficientnet_b0"    # these three are taken from the file's metadata where it has them
-# code_digest = "<64 hex digits>"
-# classes = ["melanoma", "nevus"]     # names in the order of the model's outputs; the same at every site
-personal = []                         # patterns of tensors that never leave a site, such as "head.*"
-
-[training]
-method = "fednpr-per"                 # taken from the file's metadata where it has it, like the settings below
-rounds = 80                           # (required)
-steps = 50                            # (required) optimiser steps of a site in one round; the clips follow from it
-# config_hashes = []                  # training configurations that sites may be asked to run; metadata may hold them
-# weights = "samples"                 # or "bucketed", "uniform": how much the sum reveals of a site's size
-# local_statistics = false            # true keeps batch-normalisation statistics at the sites
-# isolation = "best"                  # "required": a site trains only where what sees images has no network
-
-[training.settings]
-learning_rate = 0.001                 # (required)
-
-[aggregation]
-# colluders = 1                       # sites that may collude with the coordinator; default: fewer than a third
-# least_survivors = 3
-# single_history = true               # every cohort has more than half of the sites
-# allow_two_sites = false             # only together with [privacy]
-# key_agreement = "hybrid"            # X25519 and ML-KEM-768 together; there is no other one
-# ring_bits = 24                      # 32 or 64 for very unequal sites: finer, but messages are a third longer or more
-# weight_cap = 16384                  # the power of two above the largest site's number of samples
-# report_metrics = true               # training loss and hit counts are part of the masked sum
-# clip_margin = 8
-# movement_window = 5                 # a tensor's step is cut to movement_factor x the median of so many steps; 0: off
-# movement_factor = 2
-# clip_exponents = { "blocks.0.*" = 3 }
-
-[audit]
-# mode = "auto"                       # covered up to 20 sites, sampled above; see docs/consortium.md
-# chunks_per_site = 1
-# strict = false                      # true: do not train on a model whose sum has not been checked
-# max_rounds_unwitnessed = 3
-# witnesses = []                      # keys of a regulator or an ethics board: `privacy-audit witness-key` makes one
-
-[timing]                              # seconds
-# train = 3600
-# message = 30
-# upload = 60
-# secret_ttl = 86400
-# manifest_days = 90                  # days; publish again before: sites send nothing under an expired manifest
-
-[processing]                          # auditors compare the privacy logs with these
-# purposes = ["model training"]       # what sites may open their data for
-# legal_bases = []                    # empty: any that a site states
-# packages = []                       # digests of the software that may run, as agent.start logs them; empty: any
-# schemas = []                        # the same for the wire schema
-
-# [privacy]                           # differential privacy at every site; a site may be stricter, never less strict
-# epsilon = 8
-# delta = 0.00001                     # at most 0.001, and at most one in least_patients
-# clip = 1
-# noise_floor = 0.8
-# unit = "patient"
-# least_patients = 1000               # optional; a public number that no site is below
-"""

@@ -8,6 +8,7 @@ and a round that began under the old certificate can still be finished.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,11 +25,12 @@ from security.crypto import encoding
 from security.crypto.signing import SigningKey, VerifyKey
 from security.identity import keystore, pki
 from security.identity.fingerprints import grouped, same_fingerprint
-from security.identity.manifest import Document, Manifest, Name, describe
+from security.identity.manifest import Document, Hash, Manifest, Name, describe
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.rules import accept_newer, open_manifest
 from security.log.note import KeyType, NoteSigner, VerifierKey
 from security.rng import Randomness, SystemRandomness
+from security.secagg.groups import draw_commitment
 from security.secrets import Secret
 
 # Request and answer: small canonical JSON files for a mail or a USB stick. The request contains two certificate signing
@@ -95,6 +97,7 @@ class EnrolmentRequest(BundleFile):
     signing_request: Pem
     audit_root: str
     cosigner: str
+    draw: Hash
     signature: SignatureText | None = None
     renewal: SignatureText | None = None
 
@@ -234,6 +237,10 @@ class Identity:
         """Keys the fingerprints of local data in the privacy log, so that nobody can guess what was hashed."""
         return keystore.load_secret(self.folder / "keys" / "data.key")
 
+    def draw_secret(self) -> bytes:
+        """This site's part in the draw of groups: committed to at enrolment, opened once all commitments are public."""
+        return hmac.digest(self.data_key(), labels.DRAW_SECRET, "sha256")
+
     def manifest(self, *, now_ms: int) -> Manifest | None:
         if not self.manifest_path.exists():
             return None
@@ -285,6 +292,7 @@ class Identity:
             signing_request=csr,
             audit_root=str(self.audit_root(subject).key),
             cosigner=str(self.cosigner(subject).key),
+            draw=draw_commitment(subject.member, self.draw_secret()).hex(),
         )
         key = SigningKey(Secret(signing.private_bytes_raw()))
         signature = key.sign(labels.SIGN_ENROLMENT, subject.member, unsigned.digest)

@@ -92,11 +92,13 @@ class Member(Document):
     """A site or the coordinator: the one signing certificate in force, and the TLS keys it may connect with.
 
     A renewal with a new TLS key lists the old key too until its certificate ends, so that nobody is cut off in mid-run.
+    `draw` is the commitment to its secret for the draw of groups.
     """
 
     id: Name
     signing_certificate: Annotated[str, Field(max_length=4096)]
     tls_keys: Annotated[tuple[Hash, ...], Field(min_length=1, max_length=4)]
+    draw: Hash
     audit_root: VerifierKey
     cosigner: VerifierKey
 
@@ -142,6 +144,17 @@ class Training(Document):
     isolation: Literal["required", "best"]
 
 
+class GroupTable(Document):
+    """Groups of sites whose sums are combined by a median; drawn once all sites have opened their secrets.
+
+    :ivar secrets: of all sites that were listed then; empty before the draw, and nobody trains.
+    """
+
+    count: Annotated[int, Field(ge=3, le=MAX_ROSTER)]
+    combine: Literal["median", "trimmed-mean"]
+    secrets: dict[Name, Hash]
+
+
 class Aggregation(Document):
     """Thresholds and numbers of the secure sum. Ring, clips, movement caps and weight cap are in the layout."""
 
@@ -153,6 +166,7 @@ class Aggregation(Document):
     server_rule: Literal["mean"]
     movement_window: Annotated[int, Field(ge=0, le=MAX_WINDOW)]
     movement_factor: DecimalText
+    groups: GroupTable | None
     layout: LayoutField
 
 

@@ -31,8 +31,8 @@ from security.identity.manifest import Aggregation, Manifest, Member
 from security.log.note import VerifierKey
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.secagg import thresholds
-from security.secagg.groups import Groups
-from security.secagg.layout import Layout
+from security.secagg.groups import Groups, drawn
+from security.secagg.layout import MAX_ROSTER, Layout
 from security.secagg.state import CEILINGS_ALONE, MovementRule
 from security.secagg.thresholds import Thresholds
 
@@ -77,6 +77,7 @@ class AggregationPolicy:
     :param strict: do not even train on a state whose sum has not been checked.
     :param movement: how far a tensor may move in a round, beside its ceiling in the layout.
     :param groups: of sites whose sums are opened apart and combined by a median; None: one sum of all.
+    :param undrawn: the manifest asks for groups, and not all sites have opened their secrets for the draw: no cohort.
     :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
     """
 
@@ -104,6 +105,7 @@ class AggregationPolicy:
     expires_ms: int = MAX_INT
     movement: MovementRule = CEILINGS_ALONE
     groups: Groups | None = None
+    undrawn: bool = False
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -165,7 +167,9 @@ class AggregationPolicy:
 
     @cached_property
     def least_cohort(self) -> int:
-        """The smallest cohort this policy allows."""
+        """The smallest cohort this policy allows; more than there can be, while groups are not drawn."""
+        if self.undrawn:
+            return MAX_ROSTER + 1
         return thresholds.least_cohort(c=self.c, m=self.m, roster=len(self.roster) if self.single_history else None)
 
     def thresholds(self, n: int) -> Thresholds:
@@ -222,6 +226,12 @@ class AggregationPolicy:
 
     def check_groups(self, sites: Sequence[str], where: str) -> None:
         """Raise if a group among these sites would be too small to hide each of them."""
+        if self.undrawn:
+            raise PolicyViolation(
+                "the groups of this run are not drawn yet",
+                where=where,
+                hint="each site prints its secret with `site-agent draw`, and the consortium publishes them",
+            )
         if self.groups is not None:
             self.groups.check_sites(sites, where)
 
@@ -266,7 +276,18 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         suite=SUITES[numbers.key_agreement],
         expires_ms=manifest.expires_at_ms,
         movement=movement_rule(numbers),
+        groups=groups_of(numbers),
+        undrawn=numbers.groups is not None and not numbers.groups.secrets,
     )
+
+
+def groups_of(numbers: Aggregation) -> Groups | None:
+    """The groups that were drawn; None without groups, and before the draw."""
+    table = numbers.groups
+    if table is None or not table.secrets:
+        return None
+    secrets = {site: bytes.fromhex(text) for site, text in table.secrets.items()}
+    return Groups(drawn(secrets, table.count), c=numbers.colluders, m=numbers.least_survivors, combine=table.combine)
 
 
 def movement_rule(numbers: Aggregation) -> MovementRule:

@@ -28,7 +28,7 @@ from security.identity import pki
 from security.identity.manifest import Manifest, Member, real, unseal
 from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
-from security.secagg import thresholds
+from security.secagg import groups, thresholds
 from security.secagg.certificates import MAX_MOVEMENTS
 
 # Order of the base point of P-256 (SEC 2, section 2.4.2).
@@ -247,6 +247,30 @@ def check_configs(manifest: Manifest) -> None:
         raise ManifestRejected("config hashes must be distinct and sorted", where=_where(manifest))
 
 
+def check_groups(manifest: Manifest) -> None:
+    """Enough groups of enough sites, and secrets that every listed site has committed to (section 10, "Groups")."""
+    table, numbers = manifest.aggregation.groups, manifest.aggregation
+    if table is None:
+        return
+    least, count = groups.least_sites(c=numbers.colluders, m=numbers.least_survivors), 2 * numbers.colluders + 1
+    if table.count < count or len(table.secrets or manifest.sites) // table.count < least:
+        raise PolicyViolation(
+            f"{len(manifest.roster)} sites are too few for {table.count} groups",
+            where=_where(manifest),
+            hint=f"with colluders = {numbers.colluders}, at least {count} groups of {least} sites are needed",
+        )
+    if not table.secrets:
+        return
+    for member in manifest.roster:
+        opened = bytes.fromhex(table.secrets.get(member.id, ""))
+        if groups.draw_commitment(member.id, opened).hex() != member.draw:
+            raise ManifestRejected(
+                f"the secret of {member.id} for the draw of groups is missing, or not the one it has committed to",
+                where=_where(manifest),
+                hint="`site-agent draw` prints it; a new site needs a new run",
+            )
+
+
 CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_roster,
     check_distinct_keys,
@@ -255,6 +279,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_audit,
     check_privacy,
     check_movement,
+    check_groups,
     check_expiry,
     check_version_one,
     check_configs,
@@ -273,7 +298,39 @@ def accept_newer(current: Manifest | None, offered: Manifest) -> Manifest:
         check_not_older(current, offered)
         check_chain(current, offered)
         check_run(current, offered)
+    check_draw(current, offered)
     return offered
+
+
+def check_draw(current: Manifest | None, offered: Manifest) -> None:
+    """Commitments are public before the first secret is opened, and groups that were drawn stay for the whole run.
+
+    Otherwise the consortium, or the site that opens its secret last, could choose who is in one group.
+    """
+    drawn = offered.aggregation.groups
+    if current is None or current.run != offered.run:
+        if drawn is not None and drawn.secrets and (current is not None or offered.version == 1):
+            raise ManifestRejected(
+                "opens the draw of groups in the first manifest of a run",
+                where=_where(offered),
+                hint="publish the commitments first: without secrets under [aggregation.secrets]",
+            )
+        return
+    before = current.aggregation.groups
+    known = {member.id: member.draw for member in current.roster}
+    if before is not None and before.secrets:
+        same = drawn == before
+    elif drawn is not None and drawn.secrets:
+        same = before is not None and all(known.get(m.id) == m.draw for m in offered.roster)
+        same = same and set(drawn.secrets) == {member.id for member in offered.roster}
+    else:
+        same = drawn is None or before is not None
+    if not same:
+        raise ManifestRejected(
+            f"changes the groups of run {current.run!r}, or opens secrets that were not committed to before",
+            where=_where(offered),
+            hint="other groups need a new run id",
+        )
 
 
 def check_same_federation(current: Manifest, offered: Manifest) -> None:

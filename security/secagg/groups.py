@@ -8,17 +8,18 @@ no mask. The published sum is one group's sum after the other; without groups, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 
 from lazaret.errors import ConfigError, PolicyViolation
-from security.crypto import merkle
+from security import labels
+from security.crypto import encoding, merkle
 from security.crypto.prg import Words
 from security.secagg import state as states
-from security.secagg.context import SumVerdict
+from security.secagg.context import SumVerdict, digest
 from security.secagg.fixed_point import CHUNK_WORDS
 from security.secagg.layout import WEIGHT, Layout
 from security.secagg.state import MovementRule, State, SumOutcome
@@ -64,12 +65,9 @@ class Groups:
             )
 
     def check_layout(self, layout: Layout) -> None:
-        """Refuse numbers whose products would leave 63 bits."""
-        if layout.ring_bits > _WIDEST or layout.roster_size * layout.weight_cap >= 1 << 31:
-            raise ConfigError(
-                "groups need a ring of at most 32 bits, and weights that add up to less than 2^31",
-                where="manifest [aggregation] groups",
-            )
+        """Refuse numbers whose products would leave 63 bits: a sum of weights fits into the ring as well."""
+        if layout.ring_bits > _WIDEST:
+            raise ConfigError("groups need a ring of at most 32 bits", where="manifest [aggregation] groups")
 
     def number(self, site: str) -> int:
         for number, group in enumerate(self.members):
@@ -89,6 +87,22 @@ class Groups:
             self.number(site)
         if any(len(part) < least for part in self.parts(sites)):
             raise PolicyViolation(f"a group would have fewer than {least} sites in the sum", where=where)
+
+
+# The draw. Every site commits to a secret when it enrols; a manifest shows all commitments; then the secrets are
+# opened, and decide together. Nobody can choose its group, or who is beside it, as long as one site is honest.
+
+
+def draw_commitment(site: str, secret: bytes) -> bytes:
+    return digest(labels.DRAW_COMMITMENT, encoding.text(site), encoding.tlv(secret))
+
+
+def drawn(secrets: Mapping[str, bytes], count: int) -> tuple[tuple[str, ...], ...]:
+    """Groups of equal size, up to one site, from the opened secrets of all sites."""
+    named = sorted(secrets.items(), key=lambda item: item[0].encode())
+    seed = encoding.array(encoding.text(site) + encoding.tlv(secret) for site, secret in named)
+    order = sorted(secrets, key=lambda site: digest(labels.DRAW_ORDER, seed, encoding.text(site)))
+    return tuple(tuple(sorted(order[number::count], key=str.encode)) for number in range(count))
 
 
 def sum_frames_of(layout: Layout, total: Words) -> Iterator[tuple[int, bytes]]:

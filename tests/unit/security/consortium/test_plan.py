@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
-from security.consortium.plan import PLAN as TEMPLATE
+from security.consortium.commands import PLAN as TEMPLATE
 from security.consortium.plan import FederationPlan, refuse_two_sites, warnings
 from security.identity.initial_model import InitialModel
 from security.secagg.layout import Clips
@@ -40,7 +40,8 @@ def test_the_template_is_a_plan_and_shows_every_default(tmp_path: Path) -> None:
     )
     told = plan_of(tmp_path, uncommented)
     assert told.timing == plan.timing and told.audit == plan.audit
-    given = plan.aggregation.model_dump() | {"colluders": 1, "least_survivors": 3, "clip_exponents": {"blocks.0.*": 3}}
+    given = plan.aggregation.model_dump() | {"colluders": 1, "least_survivors": 3, "groups": 3}
+    given |= {"clip_exponents": {"blocks.0.*": 3}}
     assert told.aggregation.model_dump() == given
     assert told.privacy is not None
 

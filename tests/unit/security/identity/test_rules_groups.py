@@ -1,0 +1,147 @@
+"""Groups of sites in manifests: commitments first, then secrets, and then the same groups for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
+from security.consortium.plan import warnings
+from security.identity import rules
+from security.identity.manifest import Manifest
+from security.identity.membership import aggregation_policy
+from security.secagg.groups import draw_commitment, drawn
+from tests.support.consortium_world import NOW, PLAN, World
+
+NINE = tuple(f"site{number}" for number in range(9))
+GROUPS = "\n[aggregation]\ncolluders = 1\nweight_cap = 256\ngroups = 3\n"
+
+
+def secrets(world: World, sites: tuple[str, ...] = NINE) -> str:
+    lines = (f'{name} = "{world.identity(name).draw_secret().hex()}"' for name in sites)
+    return "[aggregation.secrets]\n" + "\n".join(lines) + "\n"
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World.make(tmp_path_factory.mktemp("groups"), NINE)
+
+
+@pytest.fixture(scope="module")
+def both(world: World) -> tuple[Manifest, Manifest]:
+    """Commitments, then secrets."""
+    world.write_plan(PLAN + GROUPS)
+    first = world.publish()
+    world.write_plan(PLAN + GROUPS + secrets(world))
+    return first, world.publish()
+
+
+def test_before_the_draw_nobody_is_in_a_cohort(both: tuple[Manifest, Manifest]) -> None:
+    policy = aggregation_policy(both[0], now_ms=NOW)
+    assert policy.undrawn and policy.groups is None and policy.least_cohort > len(NINE)
+    assert not policy.hides(NINE)
+    with pytest.raises(PolicyViolation, match="not drawn yet"):
+        policy.check_groups(NINE, "plan")
+    assert any("no site trains until" in note for note in warnings(both[0]))
+
+
+def test_all_secrets_together_give_the_groups(both: tuple[Manifest, Manifest]) -> None:
+    policy = aggregation_policy(both[1], now_ms=NOW)
+    assert policy.groups is not None and policy.hides(NINE) and policy.sums == 3
+    assert sorted(site for group in policy.groups.members for site in group) == list(NINE)
+    assert {len(group) for group in policy.groups.members} == {3}
+    notes = [note for note in warnings(both[1]) if "hides among the 3 sites of its group" in note]
+    assert len(notes) == 1 and "instead of among 9" in notes[0], "what it costs is said"
+    rules.accept_newer(both[0], both[1])
+
+
+def test_every_secret_changes_the_draw() -> None:
+    known = {name: bytes([number]) * 32 for number, name in enumerate(NINE)}
+    first = drawn(known, 3)
+    others = [drawn(known | {name: b"x" * 32}, 3) for name in NINE]
+    assert all(other != first for other in others)
+    assert draw_commitment("a", b"1" * 32) != draw_commitment("b", b"1" * 32), "a commitment cannot be copied"
+
+
+def changed(manifest: Manifest, *, secrets: dict[str, str] | None = None, **table: object) -> Manifest:
+    groups = manifest.aggregation.groups
+    assert groups is not None
+    values = groups.secrets if secrets is None else secrets
+    groups = groups.model_copy(update={**table, "secrets": values})
+    return manifest.model_copy(update={"aggregation": manifest.aggregation.model_copy(update={"groups": groups})})
+
+
+def one_wrong(manifest: Manifest) -> Manifest:
+    assert manifest.aggregation.groups is not None
+    return changed(manifest, secrets=manifest.aggregation.groups.secrets | {"site4": "00" * 32})
+
+
+def one_missing(manifest: Manifest) -> Manifest:
+    assert manifest.aggregation.groups is not None
+    return changed(manifest, secrets={k: v for k, v in manifest.aggregation.groups.secrets.items() if k != "site4"})
+
+
+@pytest.mark.parametrize("forge", [one_wrong, one_missing])
+def test_a_secret_that_was_not_committed_to(
+    world: World, both: tuple[Manifest, Manifest], forge: Callable[[Manifest], Manifest]
+) -> None:
+    with pytest.raises((ManifestRejected, PolicyViolation), match=r"secret of site4|too few"):
+        rules.check_groups(forge(both[1]))
+
+
+def test_a_secret_that_was_not_committed_to_twin(
+    world: World, both: tuple[Manifest, Manifest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without commitments, whoever opens last tries secrets until the victim is in the group it wants."""
+    monkeypatch.setattr(rules, "CONSISTENCY", tuple(c for c in rules.CONSISTENCY if c is not rules.check_groups))
+    for trial in range(200):
+        assert both[1].aggregation.groups is not None
+        tried = changed(both[1], secrets=both[1].aggregation.groups.secrets | {"site4": f"{trial:064x}"})
+        opened = rules.open_manifest(world.signed(tried), world.authority.root, now_ms=NOW)
+        policy = aggregation_policy(opened, now_ms=NOW)
+        if policy.sum_of("site4") == policy.sum_of("site0") == policy.sum_of("site8"):
+            return
+    pytest.fail("no secret of 200 put the colluder and its friend beside the victim")
+
+
+def next_of(manifest: Manifest, source: Manifest) -> Manifest:
+    return source.model_copy(update={"version": manifest.version + 1, "previous": manifest.digest.hex()})
+
+
+def test_groups_stay_for_the_whole_run(both: tuple[Manifest, Manifest]) -> None:
+    first, second = both
+    rules.accept_newer(second, next_of(second, second))
+    faults = [
+        (second, changed(second, combine="trimmed-mean")),
+        (second, changed(second, secrets={})),
+        (second, first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})),
+    ]
+    for before, offered in faults:
+        with pytest.raises(ManifestRejected, match="changes the groups"):
+            rules.accept_newer(before, next_of(before, offered))
+
+
+def test_secrets_open_only_what_was_public_before(both: tuple[Manifest, Manifest]) -> None:
+    first, second = both
+    roster = tuple(m.model_copy(update={"draw": "11" * 32}) if m.id == "site4" else m for m in first.roster)
+    with pytest.raises(ManifestRejected, match="not committed to before"):
+        rules.accept_newer(other := first.model_copy(update={"roster": roster}), next_of(other, second))
+    plain = first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})
+    with pytest.raises(ManifestRejected, match="not committed to before"):
+        rules.accept_newer(plain, next_of(plain, second))
+    with pytest.raises(ManifestRejected, match="first manifest of a run"):
+        rules.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
+    with pytest.raises(ManifestRejected, match="first manifest of a run"):
+        rules.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
+
+
+def test_too_few_sites_are_refused_when_it_is_published(tmp_path: Path) -> None:
+    world = World.make(tmp_path)
+    world.write_plan(PLAN + GROUPS)
+    with pytest.raises(PolicyViolation, match="too few for 3 groups"):
+        world.publish()
+    world.write_plan(PLAN + '[aggregation.secrets]\ngraz = "' + "00" * 32 + '"\n')
+    with pytest.raises(ConfigError, match="no groups"):
+        world.publish()
