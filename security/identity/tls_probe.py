@@ -7,11 +7,15 @@ say that the handshake failed. No certificate of ours is shown and nothing is se
 from __future__ import annotations
 
 import base64
+import hashlib
 import http.client
 import ipaddress
+import os
 import socket
 import ssl
+import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Self
 from urllib.parse import unquote, urlsplit
@@ -57,10 +61,14 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What the other end has shown."""
+    """What the other end has shown.
+
+    :ivar group: the key agreement that it chooses for TLS 1.3; empty if nobody asked, or it did not say.
+    """
 
     certificate: x509.Certificate
     version: str
+    group: str = ""
 
 
 def _netloc(proxy: str) -> str:
@@ -96,6 +104,77 @@ def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
     if shown is None or version is None:
         raise ToolkitError("no certificate was served", where=str(destination), hint="ask the coordinator's operator")
     return Served(certificate=x509.load_der_x509_certificate(shown), version=version)
+
+
+# Which key agreement the other end chooses. Neither `ssl` nor gRPC tells, so a ClientHello without a key share is sent:
+# by RFC 8446, section 4.1.4, the server answers which group it wants one for, and the connection ends there.
+
+HYBRID: Final = "X25519MLKEM768"
+# Those that gRPC offers, in its order; a test compares them with what a channel of ours sends.
+GROUPS: Final = {0x11EC: HYBRID, 0x1D: "X25519", 0x17: "P-256", 0x18: "P-384", 0x19: "P-521"}
+_RETRY: Final = hashlib.sha256(b"HelloRetryRequest").digest()
+_SERVER_HELLO, _KEY_SHARE = 2, 51
+
+
+def ask_group(destination: Destination, *, seconds: float = SECONDS) -> str:
+    """The name of the group that the other end chooses; empty if its answer is none that we can read."""
+    with _connected(destination, seconds) as raw, suppress(OSError, IndexError, struct.error):
+        raw.sendall(_client_hello(destination.host))
+        answer = b""
+        while len(answer) < 5 or len(answer) < 5 + int.from_bytes(answer[3:5], "big"):
+            more = raw.recv(4096)
+            if not more:
+                return ""
+            answer += more
+        return _chosen(answer)
+    return ""
+
+
+def _prefixed(size: int, data: bytes) -> bytes:
+    return len(data).to_bytes(size, "big") + data
+
+
+def _client_hello(host: str) -> bytes:
+    groups = b"".join(struct.pack(">H", group) for group in GROUPS)
+    extensions = {
+        10: _prefixed(2, groups),
+        13: _prefixed(2, bytes.fromhex("040308070804050308050806")),  # signature algorithms
+        16: _prefixed(2, _prefixed(1, b"h2")),
+        43: _prefixed(1, bytes.fromhex("0304")),
+        45: _prefixed(1, b"\x01"),
+        _KEY_SHARE: _prefixed(2, b""),
+    }
+    if not _is_address(host):
+        extensions = {0: _prefixed(2, b"\0" + _prefixed(2, host.encode("idna"))), **extensions}
+    listed = b"".join(struct.pack(">H", kind) + _prefixed(2, data) for kind, data in extensions.items())
+    suites = bytes.fromhex("130113021303")
+    random, session = os.urandom(32), os.urandom(32)
+    body = b"\x03\x03" + random + _prefixed(1, session) + _prefixed(2, suites) + b"\x01\x00" + _prefixed(2, listed)
+    return b"\x16\x03\x01" + _prefixed(2, b"\x01" + _prefixed(3, body))
+
+
+def _chosen(record: bytes) -> str:
+    """From a HelloRetryRequest: record header, handshake header, version, random, session, suite, compression."""
+    if record[0] != 0x16 or record[5] != _SERVER_HELLO or record[11:43] != _RETRY:
+        return ""
+    at = 44 + record[43] + 3
+    end = at + 2 + int.from_bytes(record[at : at + 2], "big")
+    at += 2
+    while at < end:
+        kind, length = struct.unpack(">HH", record[at : at + 4])
+        if kind == _KEY_SHARE:
+            (group,) = struct.unpack(">H", record[at + 4 : at + 6])
+            return GROUPS.get(group, f"group {group:#06x}")
+        at += 4 + length
+    return ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _reason(error: OSError) -> str:
@@ -199,10 +278,7 @@ def check_name(certificate: x509.Certificate, host: str) -> None:
 
 
 def _plain(name: str) -> str:
-    try:
-        return str(ipaddress.ip_address(name))
-    except ValueError:
-        return name.lower().rstrip(".")
+    return str(ipaddress.ip_address(name)) if _is_address(name) else name.lower().rstrip(".")
 
 
 def judge(
@@ -231,7 +307,8 @@ def judge(
     elif left < 7:
         yield warning(f"{words}, which expires in {left} days", "inform its operator")
     else:
-        yield ok(f"{words}, over TLS 1.3")
+        agreed = f" with {served.group} keys" if served.group else ""
+        yield ok(f"{words}, over TLS 1.3{agreed}")
 
 
 def _check_role(certificate: x509.Certificate) -> None:

@@ -5,7 +5,8 @@ Clock, disk and memory are passed in.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from protos import tls  # before grpc: it switches TLS 1.2 off
@@ -27,7 +28,7 @@ from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.pki import Role
-from security.identity.tls_probe import Destination, ask, judge
+from security.identity.tls_probe import Destination, ask, ask_group, judge
 from site_agent.config import CHECK_NAMES, CoordinatorTable, SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.supervisor import SILENCE_SECONDS
@@ -127,6 +128,8 @@ class SiteCheckContext:
         """Who answers at the coordinator's address, and what to think of it."""
         identity = self.credentials.identity
         served = ask(self.destination)
+        with suppress(ToolkitError):  # it has answered once; which keys it would agree on is said if it says so
+            served = replace(served, group=ask_group(self.destination))
         return tuple(judge(served, self.destination, identity.root(), self._manifest(), now_ms=self.credentials.now_ms))
 
     def _manifest(self) -> Manifest | None:
