@@ -36,6 +36,7 @@ ROUNDS: Final = 8
 SAMPLES: Final = 300
 BEFORE: Final = 5  # honest rounds before the attack, where there is a history
 SIZES: Final = (16, 64, 144, 400, 576, 1024, 2304, 4000)
+STRENGTHS: Final = (0.9, 0.3, 0.1, 0.05, 0.02)  # parts of what the range test permits
 REACH: Final = 0.05  # learning rate x steps: how far a weight may go in a round
 USUAL: Final = 0.01  # how far it does go
 CAPS: Final = MovementRule(5, Fraction(2))
@@ -56,6 +57,7 @@ class Steering:
     before: int = 0
     sites: int = SITES
     combine: Combine | None = None
+    strength: float = STRENGTHS[0]
 
     def __post_init__(self) -> None:
         self.layout = layout_of(self.sites)
@@ -81,10 +83,10 @@ class Steering:
         return found
 
     def _attack(self) -> Words:
-        """One sample, and in every coordinate nine tenths of what the range test lets through."""
+        """One sample, and in every coordinate a part of what the range test lets through."""
         layout, signed = self.layout, self.layout.signed_dtype
         weight = SAMPLES * (self.beside - 1) + 1
-        reach = 0.9 * layout.quantum * weight / layout.weight_cap
+        reach = self.strength * layout.quantum * weight / layout.weight_cap
         vector = np.zeros(layout.words, dtype=signed)
         vector[: layout.state_words] = np.rint(self.target * reach).astype(signed)
         vector[layout.slot(WEIGHT)] = 1
@@ -137,10 +139,12 @@ def measure() -> dict[str, Any]:
     report: dict[str, Any] = {"sites": SITES, "rounds": ROUNDS, "attackers_weight": f"1 of {SAMPLES * (SITES - 1) + 1}"}
     for name, way in ways.items():
         honest = Steering(*way).run(attacked=False)
-        attacked = Steering(*way).run(attacked=True)
+        tried = {part: Steering(*way, strength=part).run(attacked=True) for part in STRENGTHS}
+        attacked = tried[STRENGTHS[0]]
         report[name] = attacked | {
             "times_the_honest_length": round(attacked["length"] / honest["length"], 2),
             "honest_rounds_with_a_sum": honest["rounds_with_a_sum"],
+            "correlation_by_strength": {str(part): round(found["correlation"], 3) for part, found in tried.items()},
         }
     return report
 

@@ -1,0 +1,103 @@
+"""Whether movement caps shorten honest steps: `python -m benchmarks.movement --data ham10000`.
+
+Sites train on real or generated images without caps, and every sum goes through the protocol. For each round: how many
+tensors made a step longer than a factor times the median of their newest five, which is what a cap would have cut, and
+the largest such ratio.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import click
+import numpy as np
+
+from npr.config import TrainConfig
+from npr.data.sources import open_dataset
+from npr.federation import Federation
+from npr.lab.secure import SecureAggregator
+from npr.model import ModelSpec
+from security.secagg import state as states
+from security.secagg.layout import Layout
+
+WINDOW: Final = 5
+FACTORS: Final = (1.5, 2, 3, 4)
+
+
+class Lengths(SecureAggregator):
+    """Keeps the length of every tensor's step."""
+
+    def __init__(self, federation: Federation, *, rounds: int) -> None:
+        super().__init__(federation, rounds=rounds)
+        self.rounds: list[list[int]] = []
+
+    def _machines(self, state: Any) -> Any:
+        protocol, kept = super()._machines(state), self.rounds
+
+        class Recorded:
+            @staticmethod
+            def run_round(words: Any) -> Any:
+                outcome = protocol.run_round(words)
+                kept.append(states.step_lengths(protocol.policy.layout, outcome.total.view(_signed(protocol))))
+                return outcome
+
+        return Recorded
+
+
+def _signed(protocol: Any) -> Any:
+    return protocol.policy.layout.signed_dtype
+
+
+def ratios(rounds: Sequence[Sequence[int]]) -> dict[int, float]:
+    """The last round's steps, each compared with the lower median of the tensor's newest ones before."""
+    found = {}
+    for at, length in enumerate(rounds[-1]):
+        before = sorted([row[at] for row in rounds[:-1] if row[at]][-WINDOW:])
+        if before:
+            found[at] = length / before[(len(before) - 1) // 2]
+    return found
+
+
+def report(layout: Layout, rounds: Sequence[Sequence[int]]) -> dict[str, Any]:
+    found = ratios(rounds)
+    worst = max(found, key=found.__getitem__, default=None)
+    return {
+        "round": len(rounds),
+        "tensors": len(rounds[-1]),
+        "longer_than": {str(factor): sum(ratio > factor for ratio in found.values()) for factor in FACTORS},
+        "largest_ratio": round(max(found.values(), default=0.0), 2),
+        "largest_at": layout.state_blocks[worst].kind if worst is not None else "",
+    }
+
+
+@click.command(help=__doc__)
+@click.option("--data", default="generated:scale=0.02,sites=3", show_default=True)
+@click.option("--fold", default="0", show_default=True)
+@click.option("--image-size", default=48, show_default=True)
+@click.option("--architecture", default="tf_efficientnet_lite0", show_default=True)
+@click.option("--weights", default="package", show_default=True)
+@click.option("--method", default="fednpr-per", show_default=True)
+@click.option("--rounds", default=9, show_default=True)
+@click.option("--every", default=1, show_default=True, help="Take every so many-th training image only.")
+def main(
+    data: str, fold: str, image_size: int, architecture: str, weights: str, method: str, rounds: int, every: int
+) -> None:
+    side = int(fold) if fold.isdigit() else fold
+    dataset = open_dataset(data, fold=side, image_size=image_size, validation=0.2)
+    thinned = (replace(s, train=s.train.subset(np.arange(0, len(s.train), every))) for s in dataset.sites)
+    dataset = replace(dataset, sites=tuple(thinned))
+    spec = ModelSpec(
+        num_classes=dataset.num_classes, architecture=architecture, image_size=image_size, weights=weights
+    )
+    federation = Federation(dataset=dataset, spec=spec, config=TrainConfig(method=method))
+    federation.aggregator = kept = Lengths(federation, rounds=rounds)
+    for _ in range(rounds):
+        federation.run_round()
+        click.echo(json.dumps(report(kept.layout, kept.rounds)))
+
+
+if __name__ == "__main__":
+    main()
