@@ -208,8 +208,8 @@ class AggregationPolicy:
 
     @property
     def chunks(self) -> int:
-        """How many chunks of a sum there are to check: the frames of a vector, for each group."""
-        return self.layout.frames * self.sums
+        """How many chunks of a sum there are to check: the frames of a vector; with groups, of every sum at once."""
+        return self.layout.frames
 
     @property
     def sums(self) -> int:

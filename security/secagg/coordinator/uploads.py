@@ -354,14 +354,12 @@ class Uploads:
         return None if upload is None else len(upload.leaves)
 
     def pieces(self, result: bytes, chunk: int, survivors: Sequence[str]) -> Iterator[ChunkPiece]:
-        """One chunk of every upload in its sum, each with its path; ends early if the uploads were deleted in the
-        meantime."""
-        if not 0 <= chunk < self._policy.chunks:
+        """One chunk of every upload, each with its path; ends early if the uploads were deleted in the meantime."""
+        if not 0 <= chunk < self._layout.frames:
             raise RemoteProtocolError("there is no such chunk", where="audit")
-        number, frame = divmod(chunk, self._layout.frames)
-        for site in self._policy.parts(survivors)[number]:
+        for site in survivors:
             try:
-                data = self._spool.read(spool_key(self.complete[site]), frame)
+                data = self._spool.read(spool_key(self.complete[site]), chunk)
             except Gone:
                 return
             yield ChunkPiece(
@@ -369,7 +367,7 @@ class Uploads:
                 chunk=chunk,
                 site=site,
                 data=data,
-                path=self._trees[site].inclusion_path(frame),
+                path=self._trees[site].inclusion_path(chunk),
             )
 
     def discard(self) -> Discard:

@@ -144,10 +144,10 @@ def check_next_state(outcome: SumOutcome, result: Result) -> None:
         raise VerificationFailed("the announced model does not follow from the sum", where="result")
 
 
-def check_chunk_path(piece: ChunkPiece, *, root: bytes, frames: int) -> None:
+def check_chunk_path(piece: ChunkPiece, *, root: bytes, chunks: int) -> None:
     """A chunk of an upload as its site signed it: with made-up uploads any sum could be explained."""
     merkle.verify_inclusion(
-        leaf=merkle.leaf_hash(piece.data), index=piece.chunk % frames, size=frames, path=piece.path, root=root
+        leaf=merkle.leaf_hash(piece.data), index=piece.chunk, size=chunks, path=piece.path, root=root
     )
 
 
@@ -304,7 +304,7 @@ class Download:
         self.header = header
         layout = self._layout = policy.layout
         self.total: Words = np.empty(policy.sums * layout.words, dtype=layout.dtype)
-        self._order = layout.sum_order if policy.sums == 1 else tuple(range(policy.chunks))
+        self._order = layout.sum_order if policy.sums == 1 else tuple(range(policy.sums * layout.frames))
         self._leaves: dict[int, bytes] = {}
 
     @property
@@ -339,7 +339,10 @@ class Download:
 
 @dataclass
 class ChunkAudit:
-    """One site's part in checking a sum: the same chunk of all uploads is added, unmasked and compared (section 10)."""
+    """One site's part in checking a sum: the same chunk of all uploads is added, unmasked and compared (section 10).
+
+    :ivar wrong: the group whose sum was found wrong; 0 without groups.
+    """
 
     policy: AggregationPolicy
     site: str
@@ -349,7 +352,8 @@ class ChunkAudit:
     good: set[int] = field(default_factory=set)
     _masks: dict[int, OpenedMasks] = field(default_factory=dict, repr=False)
     pieces: dict[str, ChunkPiece] = field(default_factory=dict, repr=False)
-    _partial: Words | None = field(default=None, repr=False)
+    wrong: int = 0
+    _partial: dict[int, Words] = field(default_factory=dict, repr=False)
 
     def assign(self, key: Secret, absent: Collection[str] = ()) -> None:
         """Decide which chunks to look at; with `absent` sites, take over what would have been theirs."""
@@ -358,43 +362,40 @@ class ChunkAudit:
 
     def restart_chunk(self) -> None:
         """Forget the pieces of the chunk under audit: its coordinator sends all of them again."""
-        self._partial, self.pieces = None, {}
+        self._partial, self.pieces = {}, {}
 
     def take(self, piece: ChunkPiece) -> bool:
         """Add a piece; returns whether the current chunk is now complete and correct."""
-        frames, ring = self.policy.layout.frames, self.policy.layout.ring
-        part = self.policy.parts(self.header.survivors)[piece.chunk // frames] if self.todo else ()
-        roots = {line.site: line.root for line in self.header.result.uploads if line.site in part}
+        roots = {line.site: line.root for line in self.header.result.uploads}
         if not self.todo or piece.result != self.header.result_hash or piece.chunk != self.todo[0]:
             raise RemoteProtocolError("piece is not of the chunk that was asked for", where="audit")
         if piece.site not in roots or piece.site in self.pieces:
             raise RemoteProtocolError("piece is of no survivor, or came before", where="audit")
-        if len(piece.data) != self.policy.layout.frame_bytes(piece.chunk % frames):
+        if len(piece.data) != self.policy.layout.frame_bytes(piece.chunk):
             raise RemoteProtocolError("piece has the wrong length", where="audit")
-        check_chunk_path(piece, root=roots[piece.site], frames=frames)
-        words = ring.unpack(piece.data)
-        if self._partial is None:
-            self._partial = np.zeros(len(words), dtype=self.total.dtype)
-        np.add(self._partial, words, out=self._partial)
+        check_chunk_path(piece, root=roots[piece.site], chunks=self.policy.chunks)
+        words = self.policy.layout.ring.unpack(piece.data)
+        partial = self._partial.setdefault(self.policy.sum_of(piece.site), np.zeros(len(words), dtype=self.total.dtype))
+        np.add(partial, words, out=partial)
         self.pieces[piece.site] = piece
         if len(self.pieces) < len(roots):
             return False
-        self._finish_chunk(self._partial)
+        self._finish_chunk()
         return True
 
-    def _finish_chunk(self, partial: Words) -> None:
-        chunk, layout = self.todo[0], self.policy.layout
-        number, index = divmod(chunk, layout.frames)
-        if number not in self._masks:
-            result = self.header.result
-            group = self.policy.parts(result.context.sites)[number]
-            self._masks[number] = opened_masks(
-                result.context, self.header.kx, self.header.survivors, result, group=group
-            )
-        masking.unmask_chunk(partial, self._masks[number], layout.ring, index=index)
-        check_chunk_sum(partial, self.total[groups.frame_place(layout, chunk)])
+    def _finish_chunk(self) -> None:
+        index, layout, result = self.todo[0], self.policy.layout, self.header.result
+        for number, group in enumerate(self.policy.parts(result.context.sites)):
+            if number not in self._masks:
+                self._masks[number] = opened_masks(
+                    result.context, self.header.kx, self.header.survivors, result, group=group
+                )
+            self.wrong = number
+            masking.unmask_chunk(self._partial[number], self._masks[number], layout.ring, index=index)
+            place = groups.frame_place(layout, number * layout.frames + index)
+            check_chunk_sum(self._partial[number], self.total[place])
         self.good.add(self.todo.pop(0))
-        self._partial, self.pieces = None, {}
+        self._partial, self.pieces = {}, {}
 
     @property
     def bitmap(self) -> bytes:

@@ -59,7 +59,10 @@ HEADING: Final = b"lazaret wrong-sum proof 1\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrongSumEvidence(Wire):
-    """A chunk of a published sum, and the same chunk of every upload in that sum."""
+    """A chunk of a published sum, and the same chunk of every upload in that sum.
+
+    :ivar chunk: its place among the frames of all sums, one group's after the other.
+    """
 
     result: Annotated[Result, Nested(Result)]
     chunk: Small
@@ -70,11 +73,12 @@ class WrongSumEvidence(Wire):
     @classmethod
     def of(cls, audit: ChunkAudit) -> WrongSumEvidence:
         """From the chunk under audit, when all its pieces have arrived."""
-        result, chunk = audit.header.result, audit.todo[0]
-        frames = [data for _, data in groups.sum_frames_of(audit.policy.layout, audit.total)]
+        result, layout = audit.header.result, audit.policy.layout
+        chunk = audit.wrong * layout.frames + audit.todo[0]
+        frames = [data for _, data in groups.sum_frames_of(layout, audit.total)]
         tree = merkle.Tree([merkle.leaf_hash(frame) for frame in frames])
         path = tree.inclusion_path(chunk)
-        part = audit.policy.parts(audit.header.survivors)[chunk // audit.policy.layout.frames]
+        part = audit.policy.parts(audit.header.survivors)[audit.wrong]
         pieces = tuple(audit.pieces[site] for site in part)
         return cls(result=result, chunk=chunk, published=frames[chunk], path=path, pieces=pieces)
 
@@ -94,19 +98,18 @@ class WrongSumEvidence(Wire):
 
         :raises VerificationFailed: if it does not show that the published sum is wrong.
         """
-        result, chunks = self.result, policy.chunks
+        result, chunks = self.result, policy.chunks * policy.sums
         kx, survivors, result_hash = result_checks.result_digests(result)
         result_checks.check_result_signature(policy, result_hash, result.signature)
         result_checks.check_result_agreements(policy, kx, survivors, result)
         result_checks.check_result_opened(result.context, result)
         leaf = merkle.leaf_hash(self.published)
         merkle.verify_inclusion(leaf=leaf, index=self.chunk, size=chunks, path=self.path, root=result.sum_root)
-        frames = policy.layout.frames
-        number, index = divmod(self.chunk, frames)
+        number, index = divmod(self.chunk, policy.chunks)
         alive = [line.site for line in result.uploads]
         part, group = (policy.parts(sites)[number] for sites in (alive, result.context.sites))
         roots = {line.site: line.root for line in result.uploads if line.site in part}
-        if [piece.site for piece in self.pieces] != list(roots) or any(p.chunk != self.chunk for p in self.pieces):
+        if [piece.site for piece in self.pieces] != list(roots) or any(p.chunk != index for p in self.pieces):
             raise VerificationFailed("pieces are not those of the survivors", where="evidence")
         if {len(data) for data in (self.published, *(piece.data for piece in self.pieces))} != {
             policy.layout.frame_bytes(index)
@@ -115,7 +118,7 @@ class WrongSumEvidence(Wire):
         ring = policy.layout.ring
         recomputed = np.zeros(len(self.published) // ring.word_bytes, dtype=ring.dtype)
         for piece in self.pieces:
-            result_checks.check_chunk_path(piece, root=roots[piece.site], frames=frames)
+            result_checks.check_chunk_path(piece, root=roots[piece.site], chunks=policy.chunks)
             recomputed += ring.unpack(piece.data)
         masks = opened_masks(result.context, kx, alive, result, group=group)
         masking.unmask_chunk(recomputed, masks, ring, index=index)

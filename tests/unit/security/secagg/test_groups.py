@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from lazaret.errors import ConfigError, PolicyViolation
+from lazaret.errors import ConfigError, PolicyViolation, VerificationFailed
 from protos.loopback import Drop
 from security.secagg import fixed_point, groups, messages
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
+from security.secagg.effects import KeepEvidence
 from security.secagg.groups import Combine, Groups
 from security.secagg.layout import Block, Layout
 from security.secagg.site import differences
+from security.secagg.site.results import WrongSumEvidence
 from security.secagg.state import CEILINGS_ALONE
+from tests.support.evil import evil
 from tests.support.secagg_world import (
     RecordedFederation,
     federation,
@@ -144,6 +149,30 @@ def test_differences_of_sums_look_at_groups() -> None:
     fewer = [type(seen[-1])(round=2, state_hash=bytes(32), sites=tuple(names(9)[:8]))]
     assert differences.exposure(policy, [*seen, *fewer], "site-08") > 0.7
     assert differences.exposure(policy, [*seen, *fewer], "site-00") == 0
+
+
+def test_a_wrong_sum_of_one_group_is_found_and_proven() -> None:
+    run = evil(9, layout=small_layout(9, words=70_000), c=1, groups=split(9))
+    honest, told = groups.outcome_of, []
+
+    def changed(layout: Layout, split: Groups, state: object, total: np.ndarray, **options: object) -> object:
+        if not told:  # the coordinator, before it publishes; the sites come after
+            total[2 * layout.words + 65_536 + 5] += 1000  # in the third group's sum, in its second frame
+        told.append(total)
+        return honest(layout, split, state, total, **options)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(groups, "outcome_of", changed)
+        run.run_round(run.updates(1))
+    assert run.check is None
+    found = [e for noted in run.noted.values() for e in noted if isinstance(e, KeepEvidence)]
+    assert found
+    for effect in found:
+        evidence = WrongSumEvidence.parse(effect.proof)
+        evidence.verify(run.policy)
+        assert evidence.chunk == 2 * run.policy.chunks + 1 and len(evidence.pieces) == 3
+        with pytest.raises(VerificationFailed):
+            replace(evidence, chunk=run.policy.chunks + 1).verify(run.policy)
 
 
 def test_without_groups_nothing_changes() -> None:
