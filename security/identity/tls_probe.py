@@ -10,7 +10,6 @@ import base64
 import hashlib
 import http.client
 import ipaddress
-import os
 import socket
 import ssl
 import struct
@@ -29,6 +28,7 @@ from security.identity import pki
 from security.identity.manifest import Manifest
 from security.identity.pki import Role
 from security.identity.rules import check_tls_peer
+from security.rng import SystemRandomness
 
 SECONDS: Final = 10.0
 
@@ -148,7 +148,7 @@ def _client_hello(host: str) -> bytes:
         extensions = {0: _prefixed(2, b"\0" + _prefixed(2, host.encode("idna"))), **extensions}
     listed = b"".join(struct.pack(">H", kind) + _prefixed(2, data) for kind, data in extensions.items())
     suites = bytes.fromhex("130113021303")
-    random, session = os.urandom(32), os.urandom(32)
+    random, session = SystemRandomness().bytes(32), SystemRandomness().bytes(32)
     body = b"\x03\x03" + random + _prefixed(1, session) + _prefixed(2, suites) + b"\x01\x00" + _prefixed(2, listed)
     return b"\x16\x03\x01" + _prefixed(2, b"\x01" + _prefixed(3, body))
 
