@@ -7,7 +7,6 @@ say that the handshake failed. No certificate of ours is shown and nothing is se
 from __future__ import annotations
 
 import base64
-import hashlib
 import http.client
 import ipaddress
 import socket
@@ -112,7 +111,8 @@ def ask(destination: Destination, *, seconds: float = SECONDS) -> Served:
 HYBRID: Final = "X25519MLKEM768"
 # Those that gRPC offers, in its order; a test compares them with what a channel of ours sends.
 GROUPS: Final = {0x11EC: HYBRID, 0x1D: "X25519", 0x17: "P-256", 0x18: "P-384", 0x19: "P-521"}
-_RETRY: Final = hashlib.sha256(b"HelloRetryRequest").digest()
+# RFC 8446, section 4.1.3: the random value by which a HelloRetryRequest is known.
+_RETRY: Final = bytes.fromhex("cf21ad74e59a6111be1d8c021e65b891c2a211167abb8c5e079e09e2c8a8339c")
 _SERVER_HELLO, _KEY_SHARE = 2, 51
 
 
