@@ -12,7 +12,7 @@ from lazaret import software
 from lazaret.control import pause_commands, runs_command
 from lazaret.errors import ConfigError
 from lazaret.terminal import emit, say
-from security.clock import SystemClock
+from security.clock import Clock, SystemClock
 from security.dp.accountant import spent
 from security.dp.ledger import Ledger
 from security.identity.enrolment import Identity
@@ -153,15 +153,20 @@ runs = runs_command(_state, with_config)
 @json_option
 def handover(config_path: Path, target: Path, as_json: bool) -> None:
     """Write the newest verified shared model, and the sites' signatures on it, to TARGET; nothing of this site."""
-    config = SiteConfig.read(config_path)
-    identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, SystemClock(), dated=False)
-    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    state_dir, manifest = _held(SiteConfig.read(config_path), SystemClock(), dated=False)
     written = write_handover(state_dir, manifest, target)
     if as_json:
         emit({"file": str(target), "round": written.round, "state_hash": written.covered.result.state_hash.hex()})
         return
     say(f"the model after round {written.round} and the signatures on it are in {target}: send it to the operator")
+
+
+def _held(config: SiteConfig, clock: Clock, *, dated: bool = True) -> tuple[StateDir, Manifest]:
+    """This site's state directory and the manifest in force, for a command that is not the agent."""
+    identity = Identity(folder=config.identity)
+    site, manifest = read_membership(identity, clock, dated=dated)
+    key = identity.sealing_key()
+    return StateDir(config.state, site=site, sealing_key=key, randomness=SystemRandomness()), manifest
 
 
 def write_handover(state_dir: StateDir, manifest: Manifest, target: Path) -> Handover:
@@ -184,10 +189,8 @@ def write_handover(state_dir: StateDir, manifest: Manifest, target: Path) -> Han
 @with_config
 def step_back(config_path: Path, reason: str) -> None:
     """Give up the newest result, which was never verified, after the coordinator was lost; the agent must not run."""
-    config, clock = SiteConfig.read(config_path), SystemClock()
-    identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, clock)
-    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    clock = SystemClock()
+    state_dir, manifest = _held(SiteConfig.read(config_path), clock)
     with closing(open_for_people(config_path)) as log:
         given_up, kept = give_up_unverified(state_dir, manifest, log, reason, now_ms=clock.now_ms())
     say(f"the result of round {given_up} is given up, this site stands at round {kept} again; start the agent")
@@ -248,10 +251,8 @@ def give_up_unverified(
 @with_config
 def permit(config_path: Path, reason: str) -> None:
     """Permit this site further updates on a model that did not change; the agent must not run meanwhile."""
-    config, clock = SiteConfig.read(config_path), SystemClock()
-    identity = Identity(folder=config.identity)
-    site, manifest = read_membership(identity, clock)
-    state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
+    clock = SystemClock()
+    state_dir, manifest = _held(SiteConfig.read(config_path), clock)
     wal = WriteAheadLog(state_dir.wal)
     try:
         journal = Journal.replay(wal.records)

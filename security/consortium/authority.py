@@ -348,7 +348,7 @@ class Authority:
         manifest = self.latest(now_ms=now_ms)
         if manifest is None:
             raise ConfigError("there is no manifest yet", where=str(self.manifest_path), hint="consortium publish")
-        listed = [manifest.coordinator.id, *(member.id for member in manifest.roster)]
+        listed = [member.id for member in manifest.members]
         if missing := sorted(set(names) - set(listed)):
             raise ConfigError(
                 f"not in the manifest: {', '.join(missing)}", where="roster", hint="enroll them, then publish again"
@@ -361,10 +361,9 @@ class Authority:
         certificate = pki.read_certificate(self._answer(manifest.coordinator.id).tls_certificate, "coordinator")
         place = address or f"{names_of(certificate)[0]}:{USUAL_PORT}"
         answers = {name: self._answer(name) for name in names or listed}
+        signed, weights = read_file(self.manifest_path), model.read_bytes()
         for name, answer in answers.items():
-            kit = Kit(
-                answer=answer, manifest=read_file(self.manifest_path), model=model.read_bytes(), address=place
-            )
+            kit = Kit(answer=answer, manifest=signed, model=weights, address=place)
             path = self.folder / "kits" / f"{name}.kit"
             files.write_atomically(path, kit.to_bytes(), mode=0o600)
             yield name, path

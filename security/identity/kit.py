@@ -17,7 +17,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,7 +30,6 @@ from lazaret.terminal import can_ask, say
 from security.identity import pki
 from security.identity.enrolment import EnrolmentAnswer, Identity, read_file
 from security.identity.fingerprints import phrase
-from security.identity.manifest import Manifest
 from security.identity.rules import accept_newer, open_manifest
 
 FORMAT: Final = "lazaret-kit/1"
@@ -98,7 +97,7 @@ class Kit:
         """
         root = pki.read_certificate(self.answer.root_certificate, "root certificate in the kit")
         manifest = open_manifest(self.manifest, root, now_ms=now_ms, where="manifest in the kit")
-        if self.answer.member not in _members(manifest):
+        if all(self.answer.member != member.id for member in manifest.members):
             raise PolicyViolation(
                 f"the manifest does not list {self.answer.member}",
                 where="manifest in the kit",
@@ -130,10 +129,6 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> by
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _members(manifest: Manifest) -> Sequence[str]:
-    return [manifest.coordinator.id, *(member.id for member in manifest.roster)]
 
 
 def kit_in(path: Path | None) -> Kit | None:

@@ -256,6 +256,11 @@ class Manifest(Document):
                 hint="a newer format needs a newer package; otherwise ask the consortium",
             ) from None
 
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """Everybody: the coordinator, then the sites."""
+        return self.coordinator, *self.roster
+
     def to_dict(self) -> dict[str, Any]:
         return self.model_dump(mode="python")
 

@@ -37,6 +37,13 @@ CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), requi
 WITHHELD: Final = {"disclosure": "accusation", "upload": "_upload"}
 
 
+def run_as(context: click.Context, party: str, **options: Any) -> None:
+    """The shipped party, with what was changed in it before."""
+    command = cli.get_command(context, party)
+    assert command is not None
+    context.invoke(command, **options)
+
+
 def lone_change(policy: AggregationPolicy, sums: Sequence[SumSeen], site: str) -> float:
     """An earlier version of the alarm."""
     return float(len(sums) > 1 and set(sums[-1].sites) ^ set(sums[-2].sites) == {site})
@@ -57,9 +64,7 @@ def cheat(context: click.Context, path: Path, without: tuple[str, ...]) -> None:
     OpenAttempt._deal_one = spoil  # type: ignore[method-assign]
     for name in without:
         setattr(SiteAggregation, WITHHELD[name], lambda *_: ())
-    site = cli.get_command(context, "site")
-    assert site is not None
-    context.invoke(site, path=path, numbers=True)
+    run_as(context, "site", path=path, numbers=True)
 
 
 @cli.command()
@@ -80,9 +85,7 @@ def steer(context: click.Context, path: Path) -> None:
         return replace(update, words=vector.view(layout.dtype)), cut
 
     contribution.encode = steered  # type: ignore[assignment]
-    site = cli.get_command(context, "site")
-    assert site is not None
-    context.invoke(site, path=path, numbers=True)
+    run_as(context, "site", path=path, numbers=True)
 
 
 @cli.command()
@@ -91,9 +94,7 @@ def steer(context: click.Context, path: Path) -> None:
 def forgetful(context: click.Context, path: Path) -> None:
     """A site that compares the last two sums only: the twin of the alarm about all of them."""
     differences.exposure = lone_change
-    site = cli.get_command(context, "site")
-    assert site is not None
-    context.invoke(site, path=path, numbers=True)
+    run_as(context, "site", path=path, numbers=True)
 
 
 @cli.command()
@@ -108,9 +109,7 @@ def chooser(context: click.Context, path: Path) -> None:
         return honest(planned, [site for site in ready if site not in away])
 
     CoordinatorRound.next_attempt = chosen  # type: ignore[method-assign]
-    coordinator = cli.get_command(context, "coordinator")
-    assert coordinator is not None
-    context.invoke(coordinator, path=path)
+    run_as(context, "coordinator", path=path)
 
 
 @cli.command()
@@ -119,9 +118,7 @@ def chooser(context: click.Context, path: Path) -> None:
 def deaf(context: click.Context, path: Path) -> None:
     """A coordinator that passes no accusation on: the twin."""
     Disputes.accusation = lambda *_args, **_named: ()  # type: ignore[method-assign]
-    coordinator = cli.get_command(context, "coordinator")
-    assert coordinator is not None
-    context.invoke(coordinator, path=path)
+    run_as(context, "coordinator", path=path)
 
 
 if __name__ == "__main__":
