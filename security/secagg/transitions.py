@@ -64,8 +64,8 @@ RELEASE and ABORT exclude each other: `t` releases make a sum, `a` aborts prove 
 exist (sections 2 and 8).
 
 A Plan for the next attempt may come in agreed or released. The old attempt stays on disk and may still be released
-(OLD_QUORUM) or, unless released, aborted (OLD_ABORT_REQUEST). A complete result ends whatever is open, because a site
-that was away during its own round learns of the sum in this way.
+(OLD_QUORUM) or, unless released, aborted (OLD_ABORT_REQUEST). The next model ends whatever is open, whether a sum or a
+certified state has led to it, because a site that was away during its own round learns of the sum in this way.
 
 The coordinator
 ---------------
@@ -131,9 +131,9 @@ class SiteEvent(StrEnum):
     OLD_QUORUM = "old-quorum"  # of an attempt that is no longer the open one
     RESULT = "result"
     SUM_FRAME = "sum-frame"
-    SUM_COMPLETE = "sum-complete"
     JUMP = "jump"  # a certified state in place of the sums that led to it
     STATE_FRAME = "state-frame"
+    NEXT_MODEL = "next-model"  # the last frame, of a sum or of a certified state
     AUDIT_ORDER = "audit-order"
     CHUNK = "chunk"
     ABORT_REQUEST = "abort-request"
@@ -195,14 +195,15 @@ def _stay(state: SiteState, *events: SiteEvent) -> dict[SiteEvent, SiteState]:
 
 
 _GIVE_UP = dict.fromkeys((_SE.ABORT_REQUEST, _SE.DEADLINE, _SE.FAILURE), _S.IDLE)
-_RESULT = (_SE.RESULT, _SE.SUM_FRAME)
-_OVER = {_SE.SUM_COMPLETE: _S.IDLE, _SE.ROLLBACK: _S.HALTED}
+_RESULT = (_SE.RESULT, _SE.SUM_FRAME, _SE.JUMP, _SE.STATE_FRAME)
+_OVER = {_SE.NEXT_MODEL: _S.IDLE, _SE.ROLLBACK: _S.HALTED}
 
 SITE: Mapping[SiteState, Mapping[SiteEvent, SiteState]] = {
-    _S.IDLE: _stay(_S.IDLE, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.JUMP, _SE.STATE_FRAME, _SE.AUDIT_ORDER)
+    _S.IDLE: _stay(_S.IDLE, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.AUDIT_ORDER)
     | _OVER
     | {_SE.PLAN: _S.ADVERTISED, _SE.BAD_SUM: _S.HALTED},
-    # A result ends whatever is open: a site that was away during its own round learns of the sum like this.
+    # A result ends whatever is open: a site that was away during its own round learns of the sum like this, or, if it
+    # was away for long, of a certified state.
     _S.ADVERTISED: _stay(_S.ADVERTISED, *_RESULT) | _GIVE_UP | _OVER | {_SE.ADVERTS: _S.DEALT},
     _S.DEALT: _stay(_S.DEALT, *_RESULT, _SE.ACCUSATION)
     | _GIVE_UP

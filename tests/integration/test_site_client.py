@@ -258,9 +258,9 @@ async def babble(coordinator: Coordinator, requests: AsyncIterator[bytes], conte
     await anext(requests)
     if coordinator.streams == 1:
         await context.write(b"\x00 not a message")
-        await asyncio.sleep(5)
-        return
-    coordinator.done.set()
+    else:
+        coordinator.done.set()
+    await asyncio.sleep(5)  # the stream stays open: whoever ends it is the agent
 
 
 def test_rubbish_breaks_the_stream_and_not_the_agent(world: World, agent: Agent) -> None:

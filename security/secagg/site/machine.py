@@ -43,6 +43,8 @@ _BEFORE_AGREE = (SiteState.ADVERTISED, SiteState.DEALT, SiteState.DISPUTING, Sit
 # Events whose handlers move the state themselves, because it depends on what they find.
 _OWN_STATE = (
     SiteEvent.SUM_FRAME,
+    SiteEvent.JUMP,
+    SiteEvent.STATE_FRAME,
     SiteEvent.CHUNK,
     SiteEvent.ROLLBACK,
     SiteEvent.ABORT_REQUEST,
@@ -195,7 +197,7 @@ class SiteMachine:
             messages.Result: (SiteEvent.RESULT, self.intake.header),
             messages.SumFrame: (SiteEvent.SUM_FRAME, self._sum_frame),
             messages.Jump: (SiteEvent.JUMP, self.intake.jump),
-            messages.StateFrame: (SiteEvent.STATE_FRAME, self.intake.state_frame),
+            messages.StateFrame: (SiteEvent.STATE_FRAME, self._state_frame),
             messages.ResultCertificate: (SiteEvent.CERTIFICATE, self.intake.certify),
             messages.TrainOrder: (SiteEvent.CERTIFICATE, self.intake.certify),
             messages.AuditOrder: (SiteEvent.AUDIT_ORDER, self.intake.order),
@@ -292,11 +294,21 @@ class SiteMachine:
     def _sum_frame(self, frame: messages.SumFrame) -> Effects:
         effects, complete = self.intake.frame(frame)
         if complete:
-            self.state = step(SITE, self.state, SiteEvent.SUM_COMPLETE)
-            self.aggregation.attempt, self.aggregation.ctx, self._answers, self.deadline = None, b"", {}, None
-            if self.aggregation.update is not None and self.aggregation.update.round <= self.core.head.round:
-                self.aggregation.update = None
+            self._moved()
         return effects
+
+    def _state_frame(self, frame: messages.StateFrame) -> Effects:
+        effects, landed = self.intake.state_frame(frame)
+        if landed:
+            self._moved()
+        return effects
+
+    def _moved(self) -> None:
+        """There is a next model. Whatever is open is of its round or an earlier one, and is over."""
+        self.state = step(SITE, self.state, SiteEvent.NEXT_MODEL)
+        self.aggregation.attempt, self.aggregation.ctx, self._answers, self.deadline = None, b"", {}, None
+        if self.aggregation.update is not None and self.aggregation.update.round <= self.core.head.round:
+            self.aggregation.update = None
 
     def _piece(self, piece: messages.ChunkPiece) -> Effects:
         """A wrong chunk is evidence against the coordinator. The site halts; a warning could not pass the

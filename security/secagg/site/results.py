@@ -314,8 +314,8 @@ class Intake:
         self._jump = (jump, np.empty(policy.layout.state_words, dtype="<f4"), 0)
         return ()
 
-    def state_frame(self, frame: StateFrame) -> Effects:
-        """Take a frame of a covered state; its hash decides."""
+    def state_frame(self, frame: StateFrame) -> tuple[Effects, bool]:
+        """Take a frame of a covered state, whose hash decides; returns whether the model has moved."""
         if self._jump is None or frame.state_hash != self._jump[0].result.state_hash or frame.index != self._jump[2]:
             raise RemoteProtocolError("frame is not the next one of a state asked for", where="jump")
         jump, state, index = self._jump
@@ -325,7 +325,7 @@ class Intake:
             raise RemoteProtocolError("frame has the wrong length", where="jump")
         target[start : start + len(frame.data)] = frame.data
         self._jump = (jump, state, index + 1)
-        return self._land(jump, state) if start + len(frame.data) == len(target) else ()
+        return (self._land(jump, state), True) if start + len(frame.data) == len(target) else ((), False)
 
     def _land(self, jump: Jump, state: Vector) -> Effects:
         # A sum that was still coming is one of those that the jump leaves out.

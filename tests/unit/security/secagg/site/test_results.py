@@ -353,6 +353,44 @@ def test_a_new_site_starts_from_a_certified_state() -> None:
         late.receive(jump)
 
 
+@pytest.mark.parametrize(
+    ("last", "left"),
+    [
+        (messages.Survivors, SiteState.UPLOADED),
+        (messages.Quorum, SiteState.AGREED),
+        (messages.Result, SiteState.RELEASED),
+    ],
+)
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_site_that_left_in_the_middle_of_a_round_and_was_long_away_takes_a_certified_state(
+    last: type[Wire], left: SiteState, restarted: bool
+) -> None:
+    """The sum of its own round is no longer kept then: the certified state ends the round that it left open."""
+    run = federation(5)
+    silent: list[Wire] = []
+
+    def hook(_sender: str, receiver: str, message: Wire) -> list[Wire]:
+        if receiver == "site-04" and (silent or isinstance(message, last)):
+            silent.append(message)
+            return []
+        return [message]
+
+    run.hook = hook
+    run.run_round(random_updates(run.policy.layout, run.sites, 1))
+    publication = run.planned.attempts[-1].publication
+    assert publication is not None and run.check is not None
+    assert run.sites["site-04"].machine.state is left
+    if restarted:
+        run.restart_site("site-04")
+    away = run.sites["site-04"].machine
+    assert away.state is (SiteState.IDLE if restarted and left is SiteState.UPLOADED else left)
+    away.receive(messages.Jump(result=publication.result, check=run.check))
+    away.receive(messages.StateFrame(state_hash=publication.result.state_hash, index=0, data=run.model.tobytes()))
+    assert away.state is SiteState.IDLE and away.core.head.certified and away.aggregation.update is None
+    assert away.intake.model.tobytes() == run.model.tobytes()
+    assert not away.core.journal.attempts, "no answer of the round is kept"
+
+
 @pytest.mark.parametrize("fault", ["uncovered", "wrong state", "other run", "forged"])
 def test_a_jump_with_a_fault_is_refused(fault: str) -> None:
     run = federation(5)
