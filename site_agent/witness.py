@@ -115,5 +115,8 @@ class Witnessing:
         if message.origin != self._log.origin:
             raise RemoteProtocolError("a cosignature for another log", where=message.origin)
         self._log.add_cosignature(message.size, message.signature.line)
-        names = {party.cosigner.name: party.name for party in self.witness.roster.parties}
-        self._held[names[message.signature.line.name]] = message.size
+        cosigner = message.signature.line.name
+        # An observer signs too. It is no party: nothing is offered to it over the wire.
+        for party in self.witness.roster.parties:
+            if party.cosigner.name == cosigner:
+                self._held[party.name] = message.size

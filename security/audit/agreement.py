@@ -181,7 +181,6 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
 
     numbers, training = manifest.aggregation, manifest.training
     roster = len(manifest.roster) if numbers.single_history else None
-    members = (manifest.coordinator, *manifest.roster)
     return AgreedRules(
         run=manifest.run,
         rounds=training.rounds,
@@ -194,7 +193,7 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         least_cohort=thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=roster),
         max_rounds_unwitnessed=manifest.audit.max_rounds_unwitnessed,
         destinations=frozenset(manifest.coordinator.tls_keys),
-        certificates={member.id: certificate_window(member) for member in members},
+        certificates={member.id: certificate_window(member) for member in manifest.members},
         privacy=_privacy_of(manifest),
         purposes=frozenset(manifest.processing.purposes),
         legal_bases=frozenset(manifest.processing.legal_bases),
@@ -207,9 +206,9 @@ def _privacy_of(manifest: Manifest) -> AgreedPrivacy | None:
     if manifest.privacy is None:
         return None
     from security.identity.manifest import real
-    from security.identity.rules import private_schedule
+    from security.identity.rules import least_noise
 
-    terms, schedule = manifest.privacy, private_schedule(manifest, multiplier=1.0)
+    terms, schedule = manifest.privacy, least_noise(manifest)
     return AgreedPrivacy(
         epsilon=real(terms.epsilon),
         delta=real(terms.delta),

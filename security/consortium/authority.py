@@ -268,7 +268,7 @@ class Authority:
     def revoke(self, member: str, reason: str, *, certificate: str | None = None, now_ms: int) -> Enrolled:
         """Take back everything a member holds, or what it holds for the key of one certificate.
 
-        By key, because a certificate is taken back when its key is lost, and a renewal may have compared the same key
+        By key, because a certificate is taken back when its key is lost, and a renewal may have certified the same key
         again. Takes effect with the next manifest.
         """
         record = self.member(member)

@@ -48,7 +48,7 @@ from security.identity.manifest import (
     decimal_text,
 )
 from security.identity.membership import COVERED_ROSTER, DAY_MS
-from security.identity.rules import TWO_SITES_HINT, private_schedule
+from security.identity.rules import TWO_SITES_HINT, least_noise
 from security.secagg import thresholds
 from security.secagg.groups import least_sites
 from security.secagg.layout import Block, Clips, Layout
@@ -432,7 +432,7 @@ def _colluder_notes(manifest: Manifest) -> list[str]:
 
 def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
     floor, epsilon, delta = float(privacy.noise_floor), float(privacy.epsilon), float(privacy.delta)
-    schedule = private_schedule(manifest, multiplier=floor)
+    schedule = least_noise(manifest)
     if schedule is None:
         return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
     cost = begun_epsilon(schedule.events(), epsilon=epsilon, delta=delta)

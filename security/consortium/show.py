@@ -72,7 +72,7 @@ def expiring(manifest: Manifest, now_ms: int) -> list[str]:
     if left < EXPIRY_WARNING_DAYS:
         state = f"expires in {left} days" if left >= 0 else "has expired"
         notes.append(f"manifest version {manifest.version} {state}: publish again, or sites send nothing")
-    for member in (manifest.coordinator, *manifest.roster):
+    for member in manifest.members:
         left = pki.days_left(member.certificate, now_ms)
         if left < EXPIRY_WARNING_DAYS:
             state = f"expires in {left} days" if left >= 0 else "has expired"

@@ -249,7 +249,7 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
 
     Members whose signing certificate is not valid today count as revoked, until a renewal is published.
     """
-    everyone = (manifest.coordinator, *manifest.roster)
+    everyone = manifest.members
     lapsed = {member.signing_sha256 for member in everyone if not _valid_at(member, now_ms)}
     numbers, audit = manifest.aggregation, manifest.audit
     return AggregationPolicy(
@@ -297,7 +297,7 @@ def movement_rule(numbers: Aggregation) -> MovementRule:
 
 def _certificate_dates(manifest: Manifest) -> list[int]:
     """The instants at which somebody's standing changes: a certificate begins, or has ended."""
-    certificates = [member.certificate for member in (manifest.coordinator, *manifest.roster)]
+    certificates = [member.certificate for member in manifest.members]
     return sorted(
         {_ms(found.not_valid_before_utc) for found in certificates}
         | {_ms(found.not_valid_after_utc) + 1 for found in certificates}

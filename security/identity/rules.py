@@ -124,9 +124,9 @@ def check_roster(manifest: Manifest) -> None:
 
 def check_distinct_keys(manifest: Manifest) -> None:
     """One key, one member, one purpose: a key in two places could speak for two."""
-    keys = [key for member, _ in _members(manifest) for key in (member.signing_key, *_note_keys(member))]
+    keys = [key for member in manifest.members for key in (member.signing_key, *_note_keys(member))]
     keys += [key.public for key in _observers(manifest)]
-    pins = [pin for member, _ in _members(manifest) for pin in member.tls_keys]
+    pins = [pin for member in manifest.members for pin in member.tls_keys]
     if len(set(keys)) != len(keys) or len(set(pins)) != len(pins):
         raise ManifestRejected("a key appears twice", where=_where(manifest))
 
@@ -134,7 +134,7 @@ def check_distinct_keys(manifest: Manifest) -> None:
 def _observers(manifest: Manifest) -> list[VerifierKey]:
     """Witnesses without a log, each under a name of its own: with a member's name it could pass for that member."""
     found = [VerifierKey.parse(key) for key in manifest.audit.witnesses]
-    taken = {f"{member.id}.{manifest.federation}/witness" for member, _ in _members(manifest)}
+    taken = {f"{member.id}.{manifest.federation}/witness" for member in manifest.members}
     names = [key.name for key in found]
     ending = f".{manifest.federation}/witness"
     if any(key.kind is not KeyType.COSIGNER or not key.name.endswith(ending) for key in found):
@@ -185,7 +185,14 @@ def check_privacy(manifest: Manifest) -> None:
     if manifest.privacy is not None:
         least = manifest.privacy.least_patients
         check_delta(real(manifest.privacy.delta), least_patients=least, where=f"{_where(manifest)} [privacy] delta")
-        private_schedule(manifest, multiplier=real(manifest.privacy.noise_floor))
+        least_noise(manifest)
+
+
+def least_noise(manifest: Manifest) -> Schedule | None:
+    """The whole run with the noise that no site may be below. With more of it the ring may be too small."""
+    if manifest.privacy is None:
+        return None
+    return private_schedule(manifest, multiplier=real(manifest.privacy.noise_floor))
 
 
 def private_schedule(
@@ -322,7 +329,7 @@ def check_draw(current: Manifest | None, offered: Manifest) -> None:
         same = drawn == before
     elif drawn is not None and drawn.secrets:
         same = before is not None and all(known.get(m.id) == m.draw for m in offered.roster)
-        same = same and set(drawn.secrets) == {member.id for member in offered.roster}
+        same = same and set(drawn.secrets) == set(offered.sites)
     else:
         same = drawn is None or before is not None
     if not same:
@@ -395,7 +402,7 @@ def _promise(manifest: Manifest) -> tuple[object, dict[str, object]]:
 
 
 def _shared_noise(manifest: Manifest) -> SharedNoise | None:
-    schedule = private_schedule(manifest, multiplier=1.0)
+    schedule = least_noise(manifest)
     return None if schedule is None else schedule.shared
 
 

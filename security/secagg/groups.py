@@ -112,6 +112,11 @@ def sum_frames_of(layout: Layout, total: Words) -> Iterator[tuple[int, bytes]]:
             yield number * layout.frames + index, data
 
 
+def sum_order(layout: Layout, sums: int) -> tuple[int, ...]:
+    """The order in which the frames of a published sum travel: of one sum, what the next model needs first."""
+    return layout.sum_order if sums == 1 else tuple(range(sums * layout.frames))
+
+
 def sum_root(layout: Layout, total: Words) -> bytes:
     return merkle.root(merkle.leaf_hash(data) for _, data in sum_frames_of(layout, total))
 

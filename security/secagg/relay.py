@@ -209,9 +209,7 @@ class ManifestParts:
     """Frames of one manifest, put together in order. Nothing is believed of them: the root's signature decides."""
 
     def __init__(self) -> None:
-        self._version = 0
-        self._data = b""
-        self._next = 0
+        self.clear()
 
     def clear(self) -> None:
         """Forget what has come so far; a new stream begins anew."""

@@ -49,6 +49,30 @@ clip = 1
 noise_floor = 0.8
 unit = "patient"
 """
+SHARED_NOISE = f"""
+run = "run-1"
+[model]
+initial = "initial.safetensors"
+architecture = "tiny"
+code_digest = "{"ab" * 32}"
+classes = ["bcc", "melanoma", "nevus"]
+personal = ["conv.*", "bn.*"]
+[training]
+method = "fedavg"
+rounds = 5
+steps = 1
+weights = "samples"
+config_hashes = ["{"cd" * 32}"]
+[training.settings]
+learning_rate = 1.0
+"dp.noise" = "shared"
+"dp.steps" = 1
+"dp.rate" = 1.0
+"dp.engine" = "opacus"
+[aggregation]
+ring_bits = 32
+weight_cap = 256
+"""
 
 
 def write_initial_model(path: Path, metadata: dict[str, str] | None = None) -> None:

@@ -113,13 +113,10 @@ class Publication:
 
 
 def sum_frames(result: bytes, words: Words, layout: Layout) -> Iterator[SumFrame]:
-    """A sum as it is sent; that of one group with the slots that say how much was summed first."""
-    if len(words) == layout.words:
-        for index in layout.sum_order:
-            yield SumFrame(result=result, index=index, data=layout.ring.frame(words, index))
-        return
-    for index, data in groups.sum_frames_of(layout, words):
-        yield SumFrame(result=result, index=index, data=data)
+    """A sum as it is sent."""
+    for index in groups.sum_order(layout, len(words) // layout.words):
+        frame = layout.ring.pack(words[groups.frame_place(layout, index)])
+        yield SumFrame(result=result, index=index, data=frame.tobytes())
 
 
 def spool_sum(spool: Spool, root: bytes, total: Words, layout: Layout) -> None:

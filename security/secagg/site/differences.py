@@ -84,8 +84,9 @@ def check_same_state_sums(
     if not known or context.repeats:
         return
     before = [part for found in known for part in policy.parts(found)]
+    after = [*before, *policy.parts(sites)]
     for site in sorted(set(sites).union(*before)):
-        if leverage([*before, *policy.parts(sites)], site, c=policy.c) > leverage(before, site, c=policy.c) + _EXACT:
+        if leverage(after, site, c=policy.c) > leverage(before, site, c=policy.c) + _EXACT:
             raise PolicyViolation(
                 "with an earlier sum on the same model this set would show the update of one site",
                 where="survivors",

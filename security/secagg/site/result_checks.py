@@ -304,7 +304,7 @@ class Download:
         self.header = header
         layout = self._layout = policy.layout
         self.total: Words = np.empty(policy.sums * layout.words, dtype=layout.dtype)
-        self._order = layout.sum_order if policy.sums == 1 else tuple(range(policy.sums * layout.frames))
+        self._order = groups.sum_order(layout, policy.sums)
         self._leaves: dict[int, bytes] = {}
 
     @property
@@ -375,8 +375,10 @@ class ChunkAudit:
             raise RemoteProtocolError("piece has the wrong length", where="audit")
         check_chunk_path(piece, root=roots[piece.site], chunks=self.policy.chunks)
         words = self.policy.layout.ring.unpack(piece.data)
-        partial = self._partial.setdefault(self.policy.sum_of(piece.site), np.zeros(len(words), dtype=self.total.dtype))
-        np.add(partial, words, out=partial)
+        number = self.policy.sum_of(piece.site)
+        if number not in self._partial:
+            self._partial[number] = np.zeros(len(words), dtype=self.total.dtype)
+        self._partial[number] += words
         self.pieces[piece.site] = piece
         if len(self.pieces) < len(roots):
             return False

@@ -164,10 +164,11 @@ class Intake:
         if download is None:
             raise RemoteProtocolError("frame of a sum without a header", where="result")
         download.take(frame)
+        if download.complete:
+            self._download = None  # also if a check below refuses the sum: it takes no other frame
         if download.header.result_hash == self.core.head.result:
             if not download.complete:
                 return (), False
-            self._download = None
             download.finish()
             return self._begin_audit(download), True
         policy = self.core.policy
@@ -179,7 +180,7 @@ class Intake:
         draft = (DraftState(start, values),) if len(values) else ()
         if not download.complete:
             return draft, False
-        successor, self._download, self._successor = self._successor, None, None
+        successor, self._successor = self._successor, None
         return (*draft, *self._advance(download, successor)), True
 
     def _advance(self, download: Download, successor: states.Successor | None = None) -> Effects:
@@ -189,7 +190,6 @@ class Intake:
         if successor is not None:
             outcome = successor.outcome(survivors=len(header.survivors), rule=rule, movements=known)
         else:
-            self._download = None
             outcome = groups.outcome_of(
                 policy.layout,
                 policy.groups,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lazaret.errors import ConfigError, PolicyViolation, VerificationFailed
+from lazaret.errors import ConfigError, PolicyViolation, RemoteProtocolError, VerificationFailed
 from protos.loopback import Drop
 from security.secagg import fixed_point, groups, messages
 from security.secagg import state as states
@@ -173,6 +173,23 @@ def test_a_wrong_sum_of_one_group_is_found_and_proven() -> None:
         assert evidence.chunk == 2 * run.policy.chunks + 1 and len(evidence.pieces) == 3
         with pytest.raises(VerificationFailed):
             replace(evidence, chunk=run.policy.chunks + 1).verify(run.policy)
+
+
+def test_a_sum_that_is_not_the_announced_one_is_forgotten() -> None:
+    run = grouped()
+    run.hook = lambda s, r, m: [] if r == "site-00" and isinstance(m, messages.SumFrame) else [m]
+    run.run_round(random_updates(run.policy.layout, run.sites, 1))
+    publication = run.planned.attempts[0].publication
+    assert publication is not None
+    site = run.sites["site-00"].machine
+    *frames, last = publication.sum_to("site-00").frames()
+    for frame in frames:
+        site.receive(frame)
+    with pytest.raises(VerificationFailed, match="announced root"):
+        site.receive(replace(last, data=bytes(len(last.data))))
+    with pytest.raises(RemoteProtocolError, match="without a header"):
+        site.receive(last)
+    assert site.core.head.round == 0
 
 
 def test_without_groups_nothing_changes() -> None:
