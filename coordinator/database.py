@@ -15,9 +15,7 @@ from typing import Final
 from lazaret.errors import DataError, ToolkitError
 
 FILE: Final = "coordinator.sqlite"
-FORMAT: Final = 2
-# What older formats lack.
-UPGRADES: Final = {"1": "ALTER TABLE blame ADD COLUMN cert BLOB"}
+FORMAT: Final = 3
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS about (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS rounds (

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 from coordinator import database
 from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID
 from coordinator.results import Link
-from lazaret.errors import ConfigError, DataError
+from lazaret.errors import OTHER_VERSION, ConfigError, DataError
 from security.crypto.prg import Words
 from security.secagg import records
 from security.secagg.certificates import CheckCertificate
@@ -315,6 +315,16 @@ class RoundHistory:
 
 # From outside.
 
+def check_format(db: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database of another format; a file without tables has none yet."""
+    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'about'").fetchone():
+        return
+    for (found,) in db.execute("SELECT value FROM about WHERE key = 'format'"):
+        if found != str(database.FORMAT):
+            message = f"database of format {found}, this version knows {database.FORMAT}"
+            raise ConfigError(message, where=str(path), hint=OTHER_VERSION)
+
+
 class ReadOnlyHistory(RoundHistory):
     """The history of a coordinator that is running or stopped.
 
@@ -347,7 +357,13 @@ class ReadOnlyHistory(RoundHistory):
                 raise ConfigError("there is no database yet", where=str(self._path), hint="has the coordinator run?")
             # The two threads never use it at once.
             where = f"{self._path.resolve().as_uri()}?mode=ro"
-            self._db = sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS, check_same_thread=False)
+            opened = sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS, check_same_thread=False)
+            try:
+                check_format(opened, self._path)
+            except BaseException:
+                opened.close()
+                raise
+            self._db = opened
         return self._db
 
     def _read(self, query: str, *values: object) -> Rows:

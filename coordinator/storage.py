@@ -22,7 +22,7 @@ from safetensors.numpy import save as save_tensors
 from coordinator import database
 from coordinator.config import KEPT_MODELS
 from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID, CloseRound, OpenRound, StoreBlame, Stored
-from coordinator.round_history import COMPLETED_BEFORE, Figures, RoundHistory, Rows
+from coordinator.round_history import COMPLETED_BEFORE, Figures, RoundHistory, Rows, check_format
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
@@ -57,11 +57,12 @@ class Storage:
         self.models.mkdir(mode=0o700, exist_ok=True)
         try:
             db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+            check_format(db, path)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = FULL")
             db.execute("PRAGMA cache_size = -256")  # KiB; share lists of large cohorts are written once, hardly read
             db.executescript(database.SCHEMA)
-            self._check_format(db, path)
+            db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(database.FORMAT),))
         except sqlite3.Error as error:
             message, hint = f"cannot open the database: {error}", database.hint_of(error)
             raise ConfigError(message, where=str(path), hint=hint) from error
@@ -78,17 +79,6 @@ class Storage:
             os.close(descriptor)
             raise ConfigError("another coordinator runs in this folder", where=str(path.parent)) from error
         return descriptor
-
-    @staticmethod
-    def _check_format(db: sqlite3.Connection, path: Path) -> None:
-        db.execute("INSERT OR IGNORE INTO about VALUES ('format', ?)", (str(database.FORMAT),))
-        (found,) = db.execute("SELECT value FROM about WHERE key = 'format'").fetchone()
-        wanted = database.FORMAT
-        if found in database.UPGRADES:
-            change = database.UPGRADES[found]
-            db.executescript(f"BEGIN; {change}; UPDATE about SET value = '{wanted}' WHERE key = 'format'; COMMIT")
-        elif found != str(wanted):
-            raise ConfigError(f"database of format {found}, this version knows {wanted}", where=str(path))
 
     def close(self) -> None:
         self._db.close()

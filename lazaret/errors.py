@@ -7,7 +7,9 @@ details would show an attacker which check failed (docs/errors.md lists every co
 from __future__ import annotations
 
 import os
-from typing import ClassVar
+from typing import ClassVar, Final
+
+OTHER_VERSION: Final = "it was made by another version, whose files are not read: docs/releases.md, Upgrade"
 
 
 class ToolkitError(Exception):

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 
 from lazaret import files
-from lazaret.errors import ConfigError, DataError, LocalProtocolError
+from lazaret.errors import OTHER_VERSION, ConfigError, DataError, LocalProtocolError
 from lazaret.files import naming
 from security.crypto import encoding
 from security.secagg import records
@@ -31,7 +31,7 @@ from security.secagg.layout import Layout
 # length || first 8 bytes of SHA-256 || bytes``. An incomplete record at the end was never followed by a message, so it
 # is removed; damage anywhere else is refused, because a site that has lost a record may answer twice.
 
-MAGIC: Final = b"lazaret write-ahead log 1\n"
+MAGIC: Final = b"lazaret write-ahead log 2\n"
 _CHECK = 8
 
 
@@ -49,12 +49,19 @@ def _whole(data: bytes, at: int) -> int | None:
     return end
 
 
+def _check_magic(data: bytes, path: Path) -> None:
+    """Refuse another file, and a log of another version. The beginning alone is a log that a crash cut short."""
+    if not data.startswith(MAGIC) and not MAGIC.startswith(data):
+        raise DataError("not a write-ahead log of this version", where=str(path), hint=OTHER_VERSION)
+
+
 def read_records(path: Path) -> tuple[Wire, ...]:
     """What a log holds, for looking at it: takes no lock and changes nothing, so that its writer may be at work."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
         return ()
+    _check_magic(data, path)
     found, at = [], len(MAGIC)
     while at < len(data) and (end := _whole(data, at)) is not None:
         found.append(records.decode(data[at + 4 + _CHECK : end]))
@@ -84,9 +91,8 @@ class WriteAheadLog:
 
     def _read(self) -> tuple[Wire, ...]:
         data = self._file.read()
+        _check_magic(data, self._path)
         if not data.startswith(MAGIC):
-            if not MAGIC.startswith(data):
-                raise DataError("not a write-ahead log of this project", where=str(self._path))
             self._reset(MAGIC)
             return ()
         found, at = [], len(MAGIC)

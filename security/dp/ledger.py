@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import rfc8785
 
-from lazaret.errors import BudgetExhausted, LedgerError, PolicyViolation, ToolkitError
+from lazaret.errors import OTHER_VERSION, BudgetExhausted, LedgerError, PolicyViolation, ToolkitError
 from security import labels
 from security.clock import Clock, SystemClock
 from security.dp.accountant import Mechanism, MechanismEvent, Parts, Spent, merged, spent
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # that no line can be changed, removed or moved without breaking the chain. The cost is always recomputed from the
 # events; the epsilon written beside them is for people, and must agree.
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 NO_SIDES: Final = "none"
 MOST_UNCOMMITTED: Final = 3
 """Bookings of a run in a row that were paid for and not trained. More of them need an operator's `resume`."""
@@ -158,7 +158,6 @@ def open_entry(terms: Terms, version: str, at: int, *, sides: str = NO_SIDES) ->
     }
 
 
-
 def reserve_entry(
     state: LedgerState, run: str, round_number: int, events: tuple[MechanismEvent, ...], at: int
 ) -> dict[str, Any]:
@@ -208,6 +207,8 @@ def read(lines: list[bytes]) -> LedgerState:
             # entry, and must have the same bytes.
             if again != line:
                 raise ValueError("the chain is broken or the line is not canonical")
+        except LedgerError:
+            raise
         except (ValueError, KeyError, TypeError, RecursionError, ToolkitError) as error:
             raise LedgerError(
                 f"line {seq + 1} is not valid: {error}",
@@ -221,6 +222,8 @@ def read(lines: list[bytes]) -> LedgerState:
 
 def _apply(state: LedgerState | None, entry: dict[str, Any], digest: str) -> LedgerState:
     kind = entry["kind"]
+    if kind == "open" and entry["format"] != FORMAT:  # first: another format may have other fields
+        raise LedgerError(f"ledger of format {entry['format']}, this version knows {FORMAT}", hint=OTHER_VERSION)
     if set(entry) != _FIELDS.get(kind) or type(entry["at"]) is not int:
         raise ValueError("unknown entry or unexpected fields")
     if (state is None) != (kind == "open"):
@@ -242,8 +245,6 @@ def _apply(state: LedgerState | None, entry: dict[str, Any], digest: str) -> Led
 
 
 def _opened(entry: dict[str, Any], digest: str) -> LedgerState:
-    if entry["format"] != FORMAT:
-        raise ValueError(f"format {entry['format']} is not {FORMAT}")
     terms = Terms(
         population=_text(entry["population"]),
         unit=Unit(entry["unit"]),

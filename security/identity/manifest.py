@@ -19,13 +19,13 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
 
-from lazaret.errors import CodecError, ConfigError, ManifestRejected
+from lazaret.errors import OTHER_VERSION, CodecError, ConfigError, ManifestRejected
 from security import labels
 from security.crypto import encoding
 from security.identity import pki
 from security.secagg.layout import MAX_ROSTER, Layout
 
-FORMAT: Final = "lazaret-manifest/1"
+FORMAT: Final = "lazaret-manifest/2"
 MAX_BYTES: Final = 4 * 1024 * 1024
 MAX_WINDOW: Final = 16
 _FETCH: Final = "it may be cut off or edited: get the manifest from the consortium again"
@@ -227,7 +227,7 @@ class Revocation(Document):
 
 
 class Manifest(Document):
-    format: Literal["lazaret-manifest/1"] = FORMAT
+    format: Literal["lazaret-manifest/2"] = FORMAT
     federation: Name
     version: Positive
     previous: Hash | None
@@ -247,13 +247,15 @@ class Manifest(Document):
 
     @classmethod
     def from_dict(cls, value: object, where: str = "manifest") -> Self:
+        if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
+            raise ManifestRejected(f"is not a manifest of the format {FORMAT}", where=where, hint=OTHER_VERSION)
         try:
             return cls.model_validate_json(encoding.dumps(value))
         except ValidationError as error:
             raise ManifestRejected(
                 describe(error),
                 where=where,
-                hint="a newer format needs a newer package; otherwise ask the consortium",
+                hint="ask the consortium",
             ) from None
 
     @property

@@ -28,14 +28,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from lazaret import files
-from lazaret.errors import AuditLogError, CodecError, VerificationFailed
+from lazaret.errors import OTHER_VERSION, AuditLogError, CodecError, VerificationFailed
 from lazaret.files import naming
 from security.crypto import encoding
 from security.crypto.merkle import HASH_SIZE
 from security.log.machine import SEGMENT, LogEntry
 from security.log.note import Note
 
-FORMAT: Final = b"lazaret audit log 1\n"
+FORMAT: Final = b"lazaret audit log 2\n"
 SALT_SIZE: Final = 32
 
 # The one spelling of a size: other digits and leading zeros would name files that are then not found.
@@ -103,7 +103,7 @@ class LogFolder:
                 "no privacy log here", where=str(self.path), hint="give the folder with FORMAT"
             ) from None
         if found != FORMAT:
-            raise AuditLogError("a log of another format", where=str(self.format))
+            raise AuditLogError("a log of another format", where=str(self.format), hint=OTHER_VERSION)
 
 
 def read_leaves(path: Path) -> list[bytes]:

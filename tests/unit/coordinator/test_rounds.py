@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
-
 import numpy as np
 import pytest
 
 from coordinator.effects import StoreBlame
 from coordinator.phases import TURNS, PhaseChange, RunPhase, follow
-from coordinator.storage import Storage
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
 from security.secagg.coordinator.rounds import CoordinatorRound
@@ -187,18 +183,6 @@ def test_a_restart_sweeps_the_spool(tmp_path):
     assert not left.exists()
     world.run(until=3)
     assert len(list(world.storage.spool.iterdir())) == 3, "the sums, and no upload"
-
-
-def test_a_database_of_the_first_format_is_taken_over(tmp_path):
-    EngineWorld(tmp_path).kill_coordinator()
-    path = tmp_path / "coordinator.sqlite"
-    with closing(sqlite3.connect(path)) as db, db:
-        db.executescript("DROP TABLE blame; CREATE TABLE blame (site TEXT PRIMARY KEY, reason TEXT NOT NULL) STRICT;")
-        db.execute("UPDATE about SET value = '1' WHERE key = 'format'")
-        db.execute("INSERT INTO blame VALUES ('site1', 'two uploads')")
-    storage = Storage(tmp_path)
-    assert storage.history.excluded({"site1": bytes(32)}) == {}
-    storage.close()
 
 
 def test_every_turn_that_is_not_in_the_table_is_refused():

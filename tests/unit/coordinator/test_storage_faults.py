@@ -15,7 +15,7 @@ from coordinator.effects import OpenRound
 from coordinator.round_history import ReadOnlyHistory
 from coordinator.storage import Storage
 from lazaret import files
-from lazaret.errors import ConfigError, DataError, ToolkitError
+from lazaret.errors import OTHER_VERSION, ConfigError, DataError, ToolkitError
 from security.secagg.coordinator.rounds import RoundStart
 from security.secagg.coordinator.spool import FileSpool
 from tests.support.engine_world import EngineWorld
@@ -81,6 +81,22 @@ def test_what_is_no_database_is_refused_in_one_line(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="not a database") as raised:
             ask()
         assert raised.value.where == str(path) and "do not restore an old copy" in (raised.value.hint or "")
+
+
+@pytest.mark.parametrize("old", [1, 2])
+def test_a_database_of_an_older_version_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path, old: int) -> None:
+    Storage(tmp_path).close()
+    path = tmp_path / "coordinator.sqlite"
+    with sqlite3.connect(path) as made:
+        made.execute("UPDATE about SET value = ? WHERE key = 'format'", (str(old),))
+        made.execute("DROP TABLE traffic")
+    made.close()
+    before = path.read_bytes()
+    for ask in (lambda: Storage(tmp_path), lambda: ReadOnlyHistory(path).rounds()):
+        with pytest.raises(ConfigError, match=f"^.*: database of format {old}, this version knows 3$") as raised:
+            ask()
+        assert raised.value.where == str(path) and raised.value.hint == OTHER_VERSION
+    assert path.read_bytes() == before
 
 
 def test_a_damaged_database_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ class Verifier:
 
     def _manifests(self, root: x509.Certificate | None) -> None:
         self._note(
-            (self.folder / "FORMAT").is_file() and (self.folder / "FORMAT").read_bytes() == b"lazaret audit log 1\n",
+            (self.folder / "FORMAT").is_file() and (self.folder / "FORMAT").read_bytes() == b"lazaret audit log 2\n",
             "FORMAT",
         )
         for path in [*sorted((self.folder / "manifests").glob("*")), self.folder / "manifest.json"]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, PolicyViolation
+from lazaret.errors import OTHER_VERSION, BudgetExhausted, ConfigError, LedgerError, PolicyViolation
 from security.clock import ManualClock
 from security.dp import ledger as ledger_entries
 from security.dp.accountant import Mechanism, counts_event, dp_sgd_event, prototypes_event, rate_at_least
@@ -207,6 +207,16 @@ def test_entries_that_contradict_themselves_refuse_even_in_a_whole_chain(index: 
     assert ledger_entries.read(rewritten(store.lines, index, lambda entry: None)).head.seq == 4
     with pytest.raises(LedgerError):
         ledger_entries.read(rewritten(store.lines, index, lambda entry: entry.update(change)))
+
+
+def test_a_ledger_of_another_format_is_refused_in_one_line() -> None:
+    """Whatever fields it has: a newer or older format may have others."""
+    store = MemoryStore()
+    book(Ledger.create(store, TERMS, version="v1", clock=ManualClock()), 1)
+    for change in ({"format": 2}, {"format": 2, "sides": None}, {"format": 4, "more": 1}):
+        with pytest.raises(LedgerError, match=r"^ledger of format \d, this version knows 3$") as raised:
+            ledger_entries.read(rewritten(store.lines, 0, lambda entry, change=change: entry.update(change)))
+        assert raised.value.hint == OTHER_VERSION, "not: restore a copy"
 
 
 def test_a_rolled_back_copy_is_caught_by_the_anchor_or_by_a_head_seen_elsewhere(tmp_path: Path) -> None:

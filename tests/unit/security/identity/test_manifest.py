@@ -11,7 +11,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lazaret.errors import ManifestRejected
+from lazaret.errors import OTHER_VERSION, ManifestRejected
 from security.identity import manifest as documents
 from security.identity.manifest import Manifest, decimal_text, real, seal, unseal
 from tests.support.consortium_world import PLAN, PRIVACY, World
@@ -77,13 +77,23 @@ def test_no_value_is_taken_for_another_type(told: dict[str, Any]) -> None:
         (("manifest", "previous"), ""),
         (("manifest", "roster"), {}),
         (("manifest", "aggregation", "layout"), []),
-        (("manifest", "format"), "lazaret-manifest/2"),
+        (("manifest", "format"), "lazaret-manifest/1"),
         (("signature",), "zz"),
     ]:
         changed = json.loads(json.dumps(told))
         at(changed, path[:-1])[path[-1]] = wrong
         with pytest.raises(ManifestRejected):
             unseal(rfc8785.dumps(changed))
+
+
+def test_a_manifest_of_an_older_version_is_refused_in_one_line(told: dict[str, Any]) -> None:
+    """It says so before it names a key that the older form had, or lacked."""
+    old = json.loads(json.dumps(told))
+    old["manifest"] |= {"format": "lazaret-manifest/1", "surprise": 1}
+    del old["manifest"]["processing"]
+    with pytest.raises(ManifestRejected, match=r"is not a manifest of the format lazaret-manifest/2$") as raised:
+        unseal(rfc8785.dumps(old))
+    assert raised.value.hint == OTHER_VERSION
 
 
 @pytest.mark.parametrize(

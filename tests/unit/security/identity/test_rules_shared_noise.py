@@ -1,4 +1,4 @@
-"""Shared noise in manifests: it fits the ring at the least noise that the manifest asks for, and perhaps not with more."""
+"""Shared noise in manifests: it fits the ring at the manifest's least noise, perhaps not with more."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 from lazaret.errors import ConfigError, ManifestRejected
 from security.identity import rules
 from tests.support.consortium_world import PRIVACY, SHARED_NOISE, World
-
 
 LIMIT = PRIVACY.replace("clip = 1\n", "clip = 300\n")  # 0.8 times this fits the ring of 32 bits, 1.0 times does not
 

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lazaret.errors import ConfigError, DataError, LocalProtocolError, RemoteProtocolError, VerificationFailed
+from lazaret.errors import (
+    OTHER_VERSION,
+    ConfigError,
+    DataError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    VerificationFailed,
+)
 from protos.loopback import Drop
 from security.crypto import masking
 from security.crypto.ring import FRAME_BYTES
@@ -17,7 +24,7 @@ from security.secagg.coordinator.spool import FileSpool, Gone, MemorySpool, Spoo
 from security.secagg.coordinator.uploads import Uploads
 from security.secagg.fields import Wire
 from security.secagg.site.journal import Journal
-from site_agent.state_writer import MAGIC, WriteAheadLog
+from site_agent.state_writer import MAGIC, WriteAheadLog, read_records
 from tests.support.secagg_world import federation, random_updates, small_layout
 
 RECORDS: list[Wire] = [records.ResultCertified(result=bytes([number]) * 32) for number in range(5)]
@@ -70,6 +77,16 @@ def test_damage_before_the_end_is_refused(tmp_path: Path) -> None:
     path.write_bytes(b"something else")
     with pytest.raises(DataError, match="not a write-ahead log"):
         WriteAheadLog(path)
+
+
+def test_a_log_of_an_older_version_is_refused_in_one_line_and_left_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "site.wal"
+    old = written(path, *RECORDS).replace(MAGIC, b"lazaret write-ahead log 1\n")
+    path.write_bytes(old)
+    for ask in (WriteAheadLog, read_records):
+        with pytest.raises(DataError, match=r"not a write-ahead log of this version$") as raised:
+            ask(path)
+        assert raised.value.hint == OTHER_VERSION and path.read_bytes() == old
 
 
 def test_one_writer(tmp_path: Path) -> None:
