@@ -24,7 +24,6 @@ from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, names_of
-from security.secagg import thresholds
 
 # Beside the sum there are its parts, one site's frames and what is read back for the check.
 VECTORS_IN_MEMORY: Final = 6
@@ -103,10 +102,7 @@ def clock(context: CoordinatorCheckContext) -> Iterator[Line]:
 def rounds(context: CoordinatorCheckContext) -> Iterator[Line]:
     """Can a round come about at all, with the sites whose certificates are good today?"""
     manifest, now = context.manifest, context.credentials.now_ms
-    numbers = manifest.aggregation
-    single = len(manifest.roster) if numbers.single_history else None
-    least = thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=single)
-    least = max(least, context.config.rounds.least_cohort or 0)
+    least = max(manifest.least_cohort, context.config.rounds.least_cohort or 0)
     able = [member.id for member in manifest.roster if pki.days_left(member.certificate, now) >= 0]
     if len(able) < least:
         yield problem(

@@ -180,6 +180,7 @@ class IngressLog:
         if attempt.publication is None:
             return
         result, number = attempt.publication.result, attempt.context.round
+        groups = attempt.core.policy.groups
         alive = attempt.publication.survivors
         self.write(
             SecaggUnmasked(
@@ -193,6 +194,7 @@ class IngressLog:
         self.write(
             AggregatePublished(
                 inputs=len(alive),
+                groups=None if groups is None else groups.digest,
                 sum=result.sum_root.hex(),
                 model=result.state_hash.hex(),
                 previous=attempt.context.state_hash.hex(),

@@ -176,7 +176,11 @@ class RoundEngine:
 
     def _possible(self, later_ms: int = 0) -> bool:
         """Whether a cohort can come of those who are there."""
-        return len(self.able_until(later_ms) & self.sites.willing) >= self.least
+        return self._suffice(self.able_until(later_ms) & self.sites.willing)
+
+    def _suffice(self, sites: set[str]) -> bool:
+        """Whether these are enough for a cohort; with groups, of every one of them."""
+        return len(sites) >= self.least and self.core.policy.hides(tuple(sites))
 
     @property
     def least(self) -> int:
@@ -356,7 +360,7 @@ class RoundEngine:
         """Enough for a cohort, the sum before checked, and nobody left to wait for."""
         able, now = self.able_until(), self._now()
         unchecked = self.chain.head is not None and self.chain.head_check() is None
-        if unchecked or len(self.sites.ready & able) < self.least:
+        if unchecked or not self._suffice(self.sites.ready & able):
             return False
         return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
 
@@ -364,7 +368,7 @@ class RoundEngine:
 
     def _plan(self) -> Effects:
         present = self.sites.present & self.able_until()
-        if len(present) < self.least:
+        if not self._suffice(present):
             self.phase = follow(self.phase, PhaseChange.TOO_FEW)
             return self._look()
         self._round.start = replace(self._round.start, check=self.chain.head_check())

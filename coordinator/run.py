@@ -262,7 +262,9 @@ def hindrance(engine: RoundEngine) -> str | None:
     able = engine.able_until(engine.plan.train_ms)
     if engine.phase is RunPhase.WAITING:
         there = len(able & sites.willing)
-        sentence = f"round {number} waits: {there} sites can take part, {engine.least} are needed"
+        split = engine.core.policy.groups
+        beside = f", {split.least} of every group" if split is not None else ""
+        sentence = f"round {number} waits: {there} sites can take part, {engine.least} are needed{beside}"
         return "; ".join((sentence, *_left_out(engine, able)))
     if engine.core.clock.mono_ms() < engine.deadline or engine.phase is not RunPhase.TRAINING:
         return None

@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 import socket
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,6 +55,7 @@ class Grounds:
     :param coordinator_settings: keys of [rounds] in coordinator.toml.
     :param site_settings: lines for tables of every site.toml; `{data}` stands for the name of the site's data.
     :param data_names: where that is another than the site's own.
+    :param secrets: of the draw of groups, as the sites have opened them; see `draw`.
     """
 
     folder: Path
@@ -64,6 +66,7 @@ class Grounds:
     coordinator_settings: Mapping[str, float | int] = field(default_factory=dict)
     site_settings: Mapping[str, str] = field(default_factory=dict)
     data_names: Mapping[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     host: str = HOST
 
@@ -102,6 +105,20 @@ class Grounds:
         self.publish()
         for name, home in self.homes().items():
             self.join(name, home, printed["root_fingerprint"])
+        if "groups" in tomllib.loads(self.plan).get("aggregation", {}):
+            self.draw()
+
+    def draw(self) -> None:
+        """Groups are drawn: every site opens its secret, and a second manifest has them all.
+
+        Only the coordinator is given the file. It passes the manifest on to the sites when they connect.
+        """
+        for name in self.sources:
+            told = json.loads(command(site_command, "--config", self.site(name) / "site.toml", "draw", "--json"))
+            self.secrets[told["site"]] = told["secret"]
+        self.publish()
+        config = self.coordinator / "coordinator.toml"
+        command(coordinator_command, "join", "--manifest", self.manifest, "--config", config)
 
     def homes(self) -> dict[str, Path]:
         return {"coordinator": self.coordinator} | {name: self.site(name) for name in self.sources}
@@ -138,7 +155,9 @@ class Grounds:
     def publish(self) -> None:
         """Sign the next manifest for everybody who is enrolled."""
         shutil.copyfile(self.initial, self.consortium / "initial.safetensors")
-        (self.consortium / "federation.toml").write_text(self.plan)
+        lines = "".join(f'{site} = "{secret}"\n' for site, secret in self.secrets.items())
+        opened = f"[aggregation.secrets]\n{lines}" if lines else ""
+        (self.consortium / "federation.toml").write_text(self.plan + opened)
         command(consortium_command, "publish", "--dir", self.consortium, "--no-passphrase")
 
     def join(self, name: str, home: Path, root: str) -> None:

@@ -14,15 +14,16 @@ from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory
 from lazaret.errors import ConfigError
 from security.clock import SystemClock
-from security.crypto import masking
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
-from security.identity.membership import movement_rule
+from security.identity.membership import groups_of, movement_rule
 from security.rng import SystemRandomness
+from security.secagg import groups
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
 from security.secagg.coordinator.publication import read_sum
 from security.secagg.coordinator.spool import FileSpool, Gone
+from security.secagg.groups import Groups
 from security.secagg.layout import Layout
 from security.secagg.messages import Result
 from site_agent.config import SiteConfig
@@ -39,7 +40,7 @@ def kept_folder(state: Path, round_number: int) -> Path:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """One result as the coordinator keeps it; `total` is None when the sum has left its spool, or is of another layout
-    than the manifest in force has.
+    than the manifest in force has. With groups it is one group's sum after the other.
     """
 
     round: int
@@ -62,7 +63,8 @@ def manifest_at(identity: Path) -> Manifest:
 def read_published(coordinator: Path) -> list[Published]:
     """Every result in the state folder of a coordinator."""
     config, base = CoordinatorConfig.read(coordinator / "coordinator.toml")
-    layout = manifest_at(base / config.identity).aggregation.layout
+    numbers = manifest_at(base / config.identity).aggregation
+    layout, split = numbers.layout, groups_of(numbers)
     state = base / config.state
     found = []
     with ReadOnlyHistory(state / FILE) as history:
@@ -70,17 +72,17 @@ def read_published(coordinator: Path) -> list[Published]:
             result = history.result(link.result_hash)
             checked = history.certificate(link.result_hash) is not None
             same = result.context.layout_hash == layout.layout_hash
-            total = _total(state / "spool", link.sum_root, layout) if same else None
+            total = _total(state / "spool", link.sum_root, layout, split) if same else None
             found.append(_published(result, total, checked=checked))
     return found
 
 
-def _total(spool: Path, root: bytes, layout: Layout) -> Words | None:
+def _total(spool: Path, root: bytes, layout: Layout, split: Groups | None) -> Words | None:
     try:
-        total = read_sum(FileSpool(spool), root, layout)
+        total = read_sum(FileSpool(spool), root, layout, 1 if split is None else len(split.members))
     except Gone:
         return None
-    if masking.words_root(total, layout.ring) != root:
+    if groups.sum_root(layout, total) != root:
         raise ConfigError("a sum in the spool does not have the root that was signed", where=str(spool))
     return total
 
@@ -110,13 +112,20 @@ def open_kept(site: Path, round_number: int, layout: Layout) -> Words:
     return update.words
 
 
-def is_exact(result: Published, words: Mapping[str, Words], layout: Layout) -> bool:
-    """Whether the published sum is the sum of these words over its survivors, and nothing else."""
-    expected = np.zeros(layout.words, dtype=layout.dtype)
-    for site in result.survivors:
-        expected += words[site]
-    layout.ring.wrap(expected)
-    return result.total is not None and bool(np.array_equal(result.total, expected))
+def is_exact(
+    result: Published, words: Mapping[str, Words], layout: Layout, *, split: Groups | None = None
+) -> bool:
+    """Whether the published sum is the sum of these words over its survivors, and nothing else.
+
+    :param split: the groups of the run; each has a sum of its own.
+    """
+    parts = [result.survivors] if split is None else split.parts(result.survivors)
+    expected = np.zeros((len(parts), layout.words), dtype=layout.dtype)
+    for total, sites in zip(expected, parts, strict=True):
+        for site in sites:
+            total += words[site]
+        layout.ring.wrap(total)
+    return result.total is not None and bool(np.array_equal(result.total, expected.reshape(-1)))
 
 
 def follows(result: Published, state: states.State, manifest: Manifest, movements: bytes) -> states.State:
@@ -127,11 +136,12 @@ def follows(result: Published, state: states.State, manifest: Manifest, movement
     """
     if result.total is None or states.state_hash(state) != result.before:
         raise ConfigError(f"the sum of round {result.round} cannot be applied", where="sums")
-    outcome = states.next_state(
+    outcome = groups.outcome_of(
         manifest.aggregation.layout,
+        groups_of(manifest.aggregation),
         state,
         result.total,
-        survivors=len(result.survivors),
+        survivors=result.survivors,
         rule=movement_rule(manifest.aggregation),
         movements=movements,
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from security.dp.planner import SharedNoise
     from security.identity.manifest import Manifest
+    from security.secagg.groups import Groups
 
 MOST_MANIFESTS: Final = 4096
 MANIFEST_BYTES: Final = 4 * 1024 * 1024 + 1
@@ -52,6 +53,7 @@ class AgreedRules:
     :param certificates: for each member, the first and last millisecond of its signing certificate.
     :param destinations: SHA-256 of the keys that the coordinator may have; a message may go nowhere else.
     :param purposes: what data may be opened for; empty if the manifest does not say.
+    :param groups: of sites whose sums are opened apart; `undrawn`: the manifest asks for groups that are not drawn yet.
     :param packages: digests of the software that may run; empty if the manifest does not say. `schemas` likewise.
     """
 
@@ -67,6 +69,8 @@ class AgreedRules:
     max_rounds_unwitnessed: int
     destinations: frozenset[str]
     certificates: Mapping[str, tuple[int, int]]
+    groups: Groups | None = None
+    undrawn: bool = False
     privacy: AgreedPrivacy | None = None
     purposes: frozenset[str] = frozenset()
     legal_bases: frozenset[str] = frozenset()
@@ -176,11 +180,9 @@ def agreement_of(manifest: Manifest, digest: str) -> Agreement:
 
 
 def _rules_of(manifest: Manifest) -> AgreedRules:
-    from security.identity.membership import certificate_window
-    from security.secagg import thresholds
+    from security.identity.membership import certificate_window, groups_of
 
     numbers, training = manifest.aggregation, manifest.training
-    roster = len(manifest.roster) if numbers.single_history else None
     return AgreedRules(
         run=manifest.run,
         rounds=training.rounds,
@@ -190,9 +192,11 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         initial_state=manifest.model.initial_state,
         colluders=numbers.colluders,
         least_survivors=numbers.least_survivors,
-        least_cohort=thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=roster),
+        least_cohort=manifest.least_cohort,
         max_rounds_unwitnessed=manifest.audit.max_rounds_unwitnessed,
         destinations=frozenset(manifest.coordinator.tls_keys),
+        groups=groups_of(numbers),
+        undrawn=numbers.groups is not None and not numbers.groups.secrets,
         certificates={member.id: certificate_window(member) for member in manifest.members},
         privacy=_privacy_of(manifest),
         purposes=frozenset(manifest.processing.purposes),

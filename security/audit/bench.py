@@ -173,7 +173,7 @@ def _begin(number: int, count: int = 3) -> list[Event]:
     return [
         ModelReceived(model=_SOME, bytes=VECTOR_BYTES, layout=_SOME, sender=_SOME),
         TrainDone(method="fednpr-per", steps=40, wall_ms=60_000, artefacts=()),
-        RoundInvited(method="fednpr-per", attempt=0, cohort_size=count, rule="bench", **agreed),
+        RoundInvited(method="fednpr-per", attempt=0, cohort_size=count, groups=None, rule="bench", **agreed),
     ]
 
 
@@ -375,7 +375,7 @@ class _Logs:
             self._messages(name, log, number)
             for event in ends:
                 log.append(event, run="bench", round=number)
-        published = AggregatePublished(inputs=len(self.names), sum=_SOME, model=_SOME, previous=_SOME)
+        published = AggregatePublished(inputs=len(self.names), groups=None, sum=_SOME, model=_SOME, previous=_SOME)
         for event in (*ends, published):
             self.hub.append(event, run="bench", round=number)
 

@@ -38,13 +38,13 @@ _SENTENCES: Final[dict[str, str]] = {
     "dp.committed": "It spent epsilon {epsilon_round} in this round, {epsilon_total} of at most {cap} in all "
     "(delta {delta}, for each {unit}).",
     "round.declined": "It did not take part: {rule}.",
-    "round.invited": "It agreed to a sum over a cohort of {cohort_size} sites.",
+    "round.invited": "It agreed to a sum over a cohort of {cohort_size} sites{apart}.",
     "egress": "It sent a message with {data_class}: {message}, {bytes} bytes (its type has {expected_bytes}), "
     "SHA-256 {sha256}.",
     "egress.blocked": "The egress filter stopped a message, {message}, {bytes} bytes: {rule}.",
     "secagg.survivors": "It agreed that the sum is over {count} sites, at least {threshold}; missing: {missing}.",
     "secagg.unmasked": "Shares were opened: of the own masks of {survived}; of the keys of {lost}.",
-    "aggregate.published": "It published the sum of {inputs} vectors. Model {previous} became {model}.",
+    "aggregate.published": "It published the sum of {inputs} vectors{apart}. Model {previous} became {model}.",
 }
 _CARRYING: Final = frozenset({"masked-vector", "mask-share"})
 
@@ -80,6 +80,7 @@ def sentence(entry: dict[str, Any]) -> str | None:
     if kind not in _SENTENCES:
         return None
     words = dict(body)
+    words["apart"] = ", each group's apart" if body.get("groups") else ""
     if kind == "train.done":
         words["kept"] = (
             ", ".join(f"{one['kind']} ({one['elements']} numbers)" for one in body["artefacts"]) or "nothing"

@@ -339,7 +339,7 @@ def _join_models(histories: Sequence[LogHistory], joint: Findings) -> None:
 
 def _join_cohorts(histories: Sequence[LogHistory], joint: Findings) -> None:
     for kind, fields in (
-        ("round.invited", ("context", "cohort", "cohort_size")),
+        ("round.invited", ("context", "cohort", "cohort_size", "groups")),
         ("secagg.survivors", ("context", "survivors", "count", "threshold")),
     ):
         seen: dict[tuple[object, ...], tuple[tuple[object, ...], str, int]] = {}

@@ -152,6 +152,35 @@ def sum_has_enough_inputs(record: Record, rules: AgreedRules) -> Iterator[Breach
         yield "SurvivorsTooFew", f"a sum over {record.body['inputs']}, at least {rules.least_survivors} are due"
 
 
+# Groups whose sums are opened apart
+
+
+@rule("round.invited", "aggregate.published")
+def groups_are_the_drawn_ones(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    """Whoever chooses the groups chooses among whom a site hides; they follow from the secrets in the manifest."""
+    told, drawn = record.body["groups"], rules.groups.digest if rules.groups else None
+    if rules.undrawn:
+        yield "GroupsMismatch", "the groups of this run are not drawn yet"
+    elif told != drawn:
+        shown = [value[:16] if value else "none" for value in (told, drawn)]
+        yield "GroupsMismatch", f"groups {shown[0]}, drawn are {shown[1]}"
+
+
+@rule("secagg.unmasked")
+def every_group_hides_its_sites(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    """Each group's sum is published: one that is too small shows single updates, however many sites there are."""
+    if rules.groups is None:
+        return
+    opened = record.body["self_mask"]
+    strangers = set(opened) - {site for group in rules.groups.members for site in group}
+    if strangers:
+        yield "GroupsMismatch", f"{min(strangers)} is in no group"
+    for number, part in enumerate(rules.groups.parts(opened), 1):
+        if len(part) < rules.groups.least:
+            due = f"at least {rules.groups.least} are due"
+            yield "SurvivorsTooFew", f"masks were opened for a sum of group {number} over {len(part)}, {due}"
+
+
 # Differential privacy, where the manifest demands it
 
 

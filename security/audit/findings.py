@@ -208,6 +208,7 @@ CODES: Final[dict[str, Code]] = {
     "CertificateInvalid": _breach("a party acted outside of the dates of its certificate", _CONSORTIUM),
     "CohortTooSmall": _breach("a cohort was smaller than the manifest permits", _CONSORTIUM),
     "SurvivorsTooFew": _breach("a sum was over fewer sites than the manifest permits", _CONSORTIUM),
+    "GroupsMismatch": _breach("sums were of other groups of sites than the manifest's draw gives", _CONSORTIUM),
     "ThresholdWrong": _breach("a threshold does not follow from cohort and colluder bound", _CONSORTIUM),
     "SecondSum": _breach("one round has two sums: their difference reveals updates", "treat these updates as exposed"),
     "SumMismatch": _breach("a sum is not over the survivors that were agreed", _BOTH),

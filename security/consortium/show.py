@@ -43,9 +43,7 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
         ],
         "colluders": numbers.colluders,
         "quorum_of_all": quorum.t,
-        "least_cohort": thresholds.least_cohort(
-            c=numbers.colluders, m=numbers.least_survivors, roster=sites if numbers.single_history else None
-        ),
+        "least_cohort": manifest.least_cohort,
         "architecture": manifest.model.architecture,
         "classes": list(manifest.model.classes),
         "initial_state": manifest.model.initial_state,

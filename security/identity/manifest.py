@@ -23,6 +23,7 @@ from lazaret.errors import OTHER_VERSION, CodecError, ConfigError, ManifestRejec
 from security import labels
 from security.crypto import encoding
 from security.identity import pki
+from security.secagg import thresholds
 from security.secagg.layout import MAX_ROSTER, Layout
 
 FORMAT: Final = "lazaret-manifest/2"
@@ -277,6 +278,17 @@ class Manifest(Document):
     @property
     def revoked(self) -> frozenset[str]:
         return frozenset(revocation.certificate for revocation in self.revocations)
+
+    @property
+    def least_cohort(self) -> int:
+        """The fewest sites of a round."""
+        numbers = self.aggregation
+        return thresholds.least_cohort(
+            c=numbers.colluders,
+            m=numbers.least_survivors,
+            roster=len(self.roster) if numbers.single_history else None,
+            groups=1 if numbers.groups is None else numbers.groups.count,
+        )
 
     @property
     def sites(self) -> tuple[str, ...]:

@@ -170,7 +170,8 @@ class AggregationPolicy:
         """The smallest cohort this policy allows; more than there can be, while groups are not drawn."""
         if self.undrawn:
             return MAX_ROSTER + 1
-        return thresholds.least_cohort(c=self.c, m=self.m, roster=len(self.roster) if self.single_history else None)
+        roster = len(self.roster) if self.single_history else None
+        return thresholds.least_cohort(c=self.c, m=self.m, roster=roster, groups=self.sums)
 
     def thresholds(self, n: int) -> Thresholds:
         """The thresholds of a cohort of `n`.

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
-from lazaret.errors import CertificateNameMismatch, ManifestRejected, PolicyViolation
+from lazaret.errors import CertificateNameMismatch, ConfigError, ManifestRejected, PolicyViolation
 from security import labels
 from security.crypto.signing import statement
 from security.dp.filter import check_delta
@@ -165,8 +165,9 @@ def check_thresholds(manifest: Manifest) -> None:
     """With every site alive a round must be possible, or the federation could never move."""
     numbers = manifest.aggregation
     sites = len(manifest.roster)
-    roster = sites if numbers.single_history else None
-    least = thresholds.least_cohort(c=numbers.colluders, m=numbers.least_survivors, roster=roster)
+    least = thresholds.least_cohort(
+        c=numbers.colluders, m=numbers.least_survivors, roster=sites if numbers.single_history else None
+    )
     if least > sites:
         raise PolicyViolation(
             f"no round is possible: {sites} sites, but a cohort needs {least}",
@@ -216,6 +217,12 @@ def private_schedule(
 
 def _shared_by_sites(manifest: Manifest, settings: PrivateSettings, clip: float) -> SharedNoise:
     numbers, training = manifest.aggregation, manifest.training
+    if numbers.groups is not None:
+        raise ConfigError(
+            "shared noise counts on the noise of all sites in one sum, and the sums of groups are opened apart",
+            where=f"{_where(manifest)} [aggregation] groups",
+            hint='dp.noise = "site" under [training.settings], or no groups',
+        )
     honest = thresholds.least_honest(
         roster=len(manifest.roster),
         c=numbers.colluders,

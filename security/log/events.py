@@ -176,6 +176,7 @@ class RoundInvited(Event):
     """The site agreed to one attempt of a round, under the context that its masks are bound to.
 
     :param config: digest of the training settings, which the context binds and the manifest lists.
+    :param groups: digest of the groups whose sums are opened apart; None: one sum of everybody.
     """
 
     method: Token
@@ -184,6 +185,7 @@ class RoundInvited(Event):
     cohort: Digest
     cohort_size: Count
     config: Digest
+    groups: MaybeDigest
     rule: Text
 
 
@@ -341,9 +343,10 @@ class SecaggUnmasked(Event):
 
 @event_type("aggregate.published")
 class AggregatePublished(Event):
-    """A sum was published, and the model that follows from it."""
+    """A sum was published, and the model that follows from it; with groups, the sum of each of them."""
 
     inputs: Count
+    groups: MaybeDigest
     sum: Digest
     model: Digest
     previous: Digest

@@ -8,6 +8,7 @@ no mask. The published sum is one group's sum after the other; without groups, t
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -56,18 +57,30 @@ class Groups:
                 where="manifest [aggregation] groups",
                 hint=f"at least {2 * self.c + 1} groups are needed",
             )
-        least = least_sites(c=self.c, m=self.m)
-        if min(map(len, self.members)) < least:
+        if min(map(len, self.members)) < self.least:
             raise ConfigError(
-                f"a group has fewer than {least} sites",
+                f"a group has fewer than {self.least} sites",
                 where="manifest [aggregation] groups",
-                hint=f"{2 * self.c + 1} groups of {least} sites need {(2 * self.c + 1) * least} sites",
+                hint=f"{2 * self.c + 1} groups of {self.least} sites need {(2 * self.c + 1) * self.least} sites",
             )
+
+    @property
+    def least(self) -> int:
+        """The fewest sites of a group in a sum."""
+        return least_sites(c=self.c, m=self.m)
 
     def check_layout(self, layout: Layout) -> None:
         """Refuse numbers whose products would leave 63 bits: a sum of weights fits into the ring as well."""
         if layout.ring_bits > _WIDEST:
             raise ConfigError("groups need a ring of at most 32 bits", where="manifest [aggregation] groups")
+
+    @property
+    def digest(self) -> str:
+        """As privacy logs name the groups: SHA-256 over the ids of each group in turn, one to a line, and an empty line
+        after each group.
+        """
+        lines = "".join("".join(f"{site}\n" for site in group) + "\n" for group in self.members)
+        return hashlib.sha256(lines.encode()).hexdigest()
 
     def number(self, site: str) -> int:
         for number, group in enumerate(self.members):
@@ -82,11 +95,10 @@ class Groups:
 
     def check_sites(self, sites: Sequence[str], where: str) -> None:
         """Raise if one group is so small that its sum would show a site to c others (section 2)."""
-        least = least_sites(c=self.c, m=self.m)
         for site in sites:
             self.number(site)
-        if any(len(part) < least for part in self.parts(sites)):
-            raise PolicyViolation(f"a group would have fewer than {least} sites in the sum", where=where)
+        if any(len(part) < self.least for part in self.parts(sites)):
+            raise PolicyViolation(f"a group would have fewer than {self.least} sites in the sum", where=where)
 
 
 # The draw. Every site commits to a secret when it enrols; a manifest shows all commitments; then the secrets are

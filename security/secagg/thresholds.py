@@ -80,9 +80,12 @@ def derive(*, n: int, c: int, m: int) -> Thresholds:
     return Thresholds(n=n, t=t, a=abort_quorum(n=n, t=t, c=c), c=c, m=m)
 
 
-def least_cohort(*, c: int, m: int, roster: int | None = None) -> int:
-    """The smallest legal cohort; with `roster`, the smallest that also excludes two histories."""
-    least = max(c + 2, m)
+def least_cohort(*, c: int, m: int, roster: int | None = None, groups: int = 1) -> int:
+    """The smallest legal cohort; with `roster`, the smallest that also excludes two histories.
+
+    :param groups: how many there are whose sums are opened apart; each needs two honest sites (section 10).
+    """
+    least = max(c + 2, m) * groups
     while quorum(n=least, c=c, m=m) > least:
         least += 1
     return least if roster is None else max(least, single_history_cohort(roster=roster, c=c))

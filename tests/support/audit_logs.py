@@ -261,7 +261,9 @@ class Federation:
             self.give_receipts()
             member.log.checkpoint()
         self.hub.log.append(
-            ev.AggregatePublished(inputs=len(survivors), sum=total, model=following, previous=self.model),
+            ev.AggregatePublished(
+                inputs=len(survivors), groups=self.groups, sum=total, model=following, previous=self.model
+            ),
             run=self.run,
             round=number,
         )
@@ -311,6 +313,7 @@ class Federation:
                 cohort=cohort,
                 cohort_size=size,
                 config=min(self.rules.configs) if self.rules else digest("c"),
+                groups=self.groups,
                 rule="policy allows",
             ),
             run=self.run,
@@ -405,6 +408,10 @@ class Federation:
             run=self.run,
             round=number,
         )
+
+    @property
+    def groups(self) -> str | None:
+        return self.rules.groups.digest if self.rules and self.rules.groups else None
 
     @property
     def threshold(self) -> int:

@@ -18,6 +18,7 @@ from scripts.local_federation.processes import Party, wait_until
 from scripts.local_federation.setup import Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
 from security.identity.initial_model import pinned_model
+from security.identity.membership import groups_of
 
 WORDS = 70_000  # two frames
 WAIT = 60.0
@@ -103,14 +104,14 @@ class NumberFederation:
     def check_sums(self) -> list[tuple[int, tuple[str, ...]]]:
         """Every published sum is exact over its survivors, and each model follows from the one before."""
         manifest = manifest_at(self.grounds.coordinator / "identity")
-        layout = manifest.aggregation.layout
+        layout, split = manifest.aggregation.layout, groups_of(manifest.aggregation)
         _, state = pinned_model(self.grounds.initial, manifest)
         results = read_published(self.grounds.coordinator)
         for result in results:
             assert result.good
             if result.total is not None:
                 words = {site: words_of(layout, site, result.round) for site in result.survivors}
-                assert is_exact(result, words, layout), f"round {result.round}"
+                assert is_exact(result, words, layout, split=split), f"round {result.round}"
         if all(result.total is not None for result in results):
             movements = b""
             for result in results:

@@ -26,8 +26,9 @@ from security.audit.proof import prove
 from security.audit.verify import verify
 from security.log.egress import due_bytes, permitted
 from security.log.schema import ENVELOPE, SCHEMAS
-from tests.attacks.audit.test_audit_conformance import CASES, WHOLE, _rewritten, _told
-from tests.attacks.audit.test_audit_conformance import private as private  # a fixture
+from tests.attacks.audit.test_audit_conformance import CASES, GROUPED, WHOLE, _rewritten, _told
+from tests.attacks.audit.test_audit_conformance import grouped as grouped  # fixtures
+from tests.attacks.audit.test_audit_conformance import private as private
 from tests.attacks.audit.test_audit_fuzz import _fuzz
 from tests.attacks.audit.test_audit_fuzz import changed as changed  # a fixture
 from tests.support.audit_logs import Federation
@@ -182,6 +183,15 @@ def test_both_find_a_broken_rule(name: str, private: Federation, tmp_path: Path)
     path = _told(private, tmp_path, who, kind, change)
     assert Verifier(path, _root(private.root_key)).verdict == 1
     assert verify(path, keys_for(path, private.root_key)).exit_code == 1
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_both_find_a_breach_of_groups(name: str, grouped: Federation, tmp_path: Path) -> None:
+    who, kind, change, _ = GROUPED[name]
+    assert Verifier(grouped.members[who].folder, _root(grouped.root_key)).verdict == 0
+    path = _told(grouped, tmp_path, who, kind, change)
+    assert Verifier(path, _root(grouped.root_key)).verdict == 1
+    assert verify(path, keys_for(path, grouped.root_key)).exit_code == 1
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -133,5 +133,8 @@ def read_sum(spool: Spool, root: bytes, layout: Layout, sums: int = 1) -> Words:
     """
     total: Words = np.empty(sums * layout.words, dtype=layout.dtype)
     for index in range(sums * layout.frames):
-        total[groups.frame_place(layout, index)] = layout.ring.unpack(spool.read(root, index))
+        place = groups.frame_place(layout, index)
+        # The last frame of a group's sum is shorter than its room in the file, and another group's follows.
+        data = spool.read(root, index)[: (place.stop - place.start) * layout.ring.word_bytes]
+        total[place] = layout.ring.unpack(data)
     return total

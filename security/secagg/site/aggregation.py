@@ -48,7 +48,7 @@ class SiteAggregation:
         )
         joined = core.record(records.Joined(context=context, advert=attempt.advert))
         self.attempt, self.ctx = attempt, attempt.ctx
-        invited = entries.invited(core.policy.method, context)
+        invited = entries.invited(core.policy.method, context, core.policy.groups)
         return *certified, *in_order(attempt.advert, context, record=joined, entry=invited)
 
     def _check_plan(self, plan: messages.Plan) -> None:

@@ -9,6 +9,7 @@ from security.log import events as ev
 from security.log.schema import MAX_COUNT
 from security.secagg.context import RoundContext
 from security.secagg.effects import Log
+from security.secagg.groups import Groups
 
 
 def plain(text: str) -> str:
@@ -26,7 +27,7 @@ def cohort_digest(context: RoundContext) -> str:
     return hashlib.sha256("".join(f"{site}\n" for site in context.sites).encode()).hexdigest()
 
 
-def invited(method: str, context: RoundContext) -> Log:
+def invited(method: str, context: RoundContext, groups: Groups | None) -> Log:
     """The site joins an attempt."""
     event = ev.RoundInvited(
         method=method,
@@ -35,6 +36,7 @@ def invited(method: str, context: RoundContext) -> Log:
         cohort=cohort_digest(context),
         cohort_size=context.n,
         config=context.config_hash.hex(),
+        groups=None if groups is None else groups.digest,
         rule="plan and policy agree",
     )
     return Log(event, context.round)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
-from security.audit.conformance import RULES
+from security.audit.conformance import RULES, breaches
 from security.audit.findings import CODES, Concern
 from security.audit.verify import Verified, verify
 from security.log.keys import EpochKeys
+from security.log.reader import LogReader
 from tests.support.audit_attacks import Tampering, copied, encode, weighty, without
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import digest
@@ -42,6 +44,25 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Federation:
     world.write_plan(PRIVATE_PLAN)
     federation = Federation.from_world(world, folder / "logs", dp_sites=("graz", "linz", "vienna"))
     federation.play(2)
+    federation.stop()
+    return federation
+
+
+NINE = tuple(f"site{number}" for number in range(9))
+GROUPS = "\n[aggregation]\ncolluders = 1\nweight_cap = 256\ngroups = 3\n"
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """One clean round under a manifest with three groups that were drawn."""
+    folder = tmp_path_factory.mktemp("grouped")
+    world = World.make(folder / "world", NINE)
+    world.write_plan(PLAN + GROUPS)
+    world.publish()
+    secrets = "".join(f'{name} = "{world.identity(name).draw_secret().hex()}"\n' for name in NINE)
+    world.write_plan(f"{PLAN}{GROUPS}[aggregation.secrets]\n{secrets}")
+    federation = Federation.from_world(world, folder / "logs", dp_sites=())
+    federation.play()
     federation.stop()
     return federation
 
@@ -76,6 +97,7 @@ CASES: dict[str, tuple[str, str, Change, str]] = {
     "a sum over one": ("graz", "secagg.survivors", _all(count=1, dropouts=["linz", "vienna"]), "SurvivorsTooFew"),
     "masks of one": ("graz", "secagg.unmasked", _all(self_mask=["graz"]), "SurvivorsTooFew"),
     "a published sum of one": ("hub", "aggregate.published", _all(inputs=1), "SurvivorsTooFew"),
+    "groups that nobody drew": ("graz", "round.invited", _all(groups=digest("x")), "GroupsMismatch"),
     "insecure": ("graz", "agent.start", _all(insecure=["no TLS"]), "InsecureOption"),
     "other software": ("graz", "agent.start", _all(package=digest("else")), "SoftwareUnlisted"),
     "another schema": ("graz", "agent.start", _all(proto=digest("else")), "SoftwareUnlisted"),
@@ -139,6 +161,57 @@ def test_breach_is_found(name: str, private: Federation, tmp_path: Path) -> None
     with without(expected):
         assert expected not in weighty(_verified(path, private).findings), "twin"
         assert weighty(_verified(path, private).findings) <= COMPANY - {expected}
+
+
+def _one_fewer(entry: Entry) -> None:
+    *kept, lost = entry["body"]["self_mask"]
+    entry["body"].update(self_mask=kept, mask_key=[lost])
+
+
+def _stranger(entry: Entry) -> None:
+    entry["body"]["self_mask"].append("wels")
+
+
+# Of nine sites in three groups none can be missing from its group's sum.
+GROUPED: dict[str, tuple[str, str, Change, str]] = {
+    "a group of two": ("site0", "secagg.unmasked", _one_fewer, "SurvivorsTooFew"),
+    "a group of two at the coordinator": ("hub", "secagg.unmasked", _one_fewer, "SurvivorsTooFew"),
+    "a site of no group": ("site0", "secagg.unmasked", _stranger, "GroupsMismatch"),
+    "groups that were not drawn": ("site0", "round.invited", _all(groups=digest("others")), "GroupsMismatch"),
+    "sums of groups that were not drawn": ("hub", "aggregate.published", _all(groups=digest("x")), "GroupsMismatch"),
+    "one sum of everybody": ("hub", "aggregate.published", _all(groups=None), "GroupsMismatch"),
+}
+
+
+def test_kept_groups_are_clean(grouped: Federation) -> None:
+    for folder in grouped.folders:
+        found = _verified(folder, grouped)
+        assert weighty(found.findings) == set() and found.verdict(Concern.RULES) == 0, folder.name
+
+
+@pytest.mark.parametrize("name", GROUPED)
+def test_breach_of_groups_is_found(name: str, grouped: Federation, tmp_path: Path) -> None:
+    who, kind, change, expected = GROUPED[name]
+    path = _told(grouped, tmp_path, who, kind, change)
+    codes = weighty(_verified(path, grouped).findings)
+    assert expected in codes and codes - {expected} <= COMPANY
+    with without(expected):
+        assert weighty(_verified(path, grouped).findings) <= COMPANY, "twin"
+
+
+def test_no_cohort_before_the_draw(grouped: Federation) -> None:
+    entry = next(LogReader(grouped.members["site0"].folder).records("round.invited"))
+    assert grouped.rules is not None and not list(breaches(entry, grouped.rules))
+    undrawn = replace(grouped.rules, groups=None, undrawn=True)
+    assert [code for code, _ in breaches(entry, undrawn)] == ["GroupsMismatch"]
+
+
+def test_sites_that_saw_other_groups(grouped: Federation, tmp_path: Path) -> None:
+    """Between logs it shows without a manifest, too."""
+    path = _told(grouped, tmp_path, "site0", "round.invited", _all(groups=digest("others")))
+    folders = [path if folder.name == "site0" else folder for folder in grouped.folders]
+    assert "SplitCohort" in weighty(cross(folders, {**grouped.keys, path: keys_for(path, grouped.root_key)}).findings)
+    assert not weighty(cross(grouped.folders, grouped.keys).findings)
 
 
 def test_every_rule_has_a_case() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from fractions import Fraction
+from hashlib import sha256
 from typing import Any
 
 from .audit_formats import Agreed
 from .numbers import layout_hash
+from .transcript import tlv
 
 Entry = dict[str, Any]
 Round = tuple[str | None, int | None]
@@ -47,13 +49,22 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
     if kind == "round.invited":
         results += [body["config"] in rules["training"]["config_hashes"]]
         results += [body["cohort_size"] >= least_cohort(c, m, n if rules["aggregation"]["single_history"] else None)]
+        results += [body["cohort_size"] >= max(m, c + 2) * len(groups(rules["aggregation"]["groups"]))]
     elif kind == "secagg.survivors":
         due = threshold(body["count"] + len(body["dropouts"]), c, m)
         results += [body["threshold"] == due, body["count"] >= max(due, body["threshold"])]
     elif kind == "secagg.unmasked":
         results += [len(body["self_mask"]) >= max(m, c + 2)]
+        parts = groups(rules["aggregation"]["groups"])
+        results += [len(set(part) & set(body["self_mask"])) >= max(m, c + 2) for part in parts]
+        results += [not parts or set(body["self_mask"]) <= {site for part in parts for site in part}]
     elif kind == "aggregate.published":
         results += [body["inputs"] >= m]
+    if kind in ("round.invited", "aggregate.published"):
+        table = rules["aggregation"]["groups"]
+        lines = "".join("".join(f"{site}\n" for site in part) + "\n" for part in groups(table))
+        results += [body["groups"] == (sha256(lines.encode()).hexdigest() if lines else None)]
+        results += [table is None or bool(table["secrets"])]
     elif kind == "model.received":
         results += [body["layout"] == layout_hash(rules["aggregation"]["layout"]).hex()]
     elif kind in ("dp.reserved", "dp.committed") and rules["privacy"] and entry["run"] == rules["run"]:
@@ -98,6 +109,17 @@ def _shared(item: Entry, rules: Entry) -> bool:
     size = sum(math.prod(block["shape"]) for block in tensors)
     told = (item["steps"], item["dimensions"], float(item["sensitivity"]))
     return told == (1, size, units) and float(item["sigma"]) >= least and item["honest"] <= honest
+
+
+def groups(table: Entry | None) -> list[list[str]]:
+    """The groups that the secrets of a draw give; none without secrets."""
+    if table is None or not table["secrets"]:
+        return []
+    secrets = {site: bytes.fromhex(text) for site, text in table["secrets"].items()}
+    names = sorted(secrets, key=str.encode)
+    listed = len(names).to_bytes(4, "big") + b"".join(tlv(site) + tlv(secrets[site]) for site in names)
+    names.sort(key=lambda site: sha256(b"FLSA1/draw-order\0" + listed + tlv(site)).digest())
+    return [sorted(names[number :: table["count"]], key=str.encode) for number in range(table["count"])]
 
 
 def threshold(n: int, c: int, m: int) -> int:

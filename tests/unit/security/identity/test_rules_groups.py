@@ -12,8 +12,9 @@ from security.consortium.plan import warnings
 from security.identity import rules
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
-from security.secagg.groups import draw_commitment, drawn
-from tests.support.consortium_world import NOW, PLAN, World
+from security.secagg.groups import draw_commitment, drawn, least_sites
+from security.secagg.thresholds import least_honest
+from tests.support.consortium_world import NOW, PLAN, PRIVACY, World
 
 NINE = tuple(f"site{number}" for number in range(9))
 GROUPS = "\n[aggregation]\ncolluders = 1\nweight_cap = 256\ngroups = 3\n"
@@ -145,3 +146,19 @@ def test_too_few_sites_are_refused_when_it_is_published(tmp_path: Path) -> None:
     world.write_plan(PLAN + '[aggregation.secrets]\ngraz = "' + "00" * 32 + '"\n')
     with pytest.raises(ConfigError, match="no groups"):
         world.publish()
+
+
+SHARED = '"dp.noise" = "shared"\n"dp.rate" = 1\n"dp.steps" = 1\n"dp.engine" = "fast"\n"dp.trainable" = "head"\n'
+
+
+def test_noise_that_all_sites_share_is_not_in_the_sum_of_a_group(world: World) -> None:
+    """It would be booked as the noise of three honest sites, and a group's sum has that of two."""
+    assert least_honest(roster=9, c=1, m=3) == 3 > least_sites(c=1, m=3) - 1
+    world.write_plan(PLAN + SHARED + PRIVACY + GROUPS)
+    with pytest.raises(ConfigError, match="the sums of groups are opened apart"):
+        world.publish()
+
+
+def test_a_round_needs_sites_of_every_group(both: tuple[Manifest, Manifest]) -> None:
+    policy = aggregation_policy(both[1], now_ms=NOW)
+    assert both[0].least_cohort == both[1].least_cohort == policy.least_cohort == 9

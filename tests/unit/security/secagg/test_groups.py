@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from protos.loopback import Drop
 from security.secagg import fixed_point, groups, messages
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
+from security.secagg.coordinator.publication import read_sum, spool_sum
+from security.secagg.coordinator.spool import FileSpool, MemorySpool
 from security.secagg.effects import KeepEvidence
 from security.secagg.groups import Combine, Groups
 from security.secagg.layout import Block, Layout
@@ -190,6 +193,18 @@ def test_a_sum_that_is_not_the_announced_one_is_forgotten() -> None:
     with pytest.raises(RemoteProtocolError, match="without a header"):
         site.receive(last)
     assert site.core.head.round == 0
+
+
+def test_sums_of_groups_are_read_back_from_files(tmp_path: Path) -> None:
+    """The last frame of a group's sum is a short one in the middle of the file."""
+    layout = small_layout(9, words=70_000)
+    rng = np.random.default_rng(3)
+    total = rng.integers(0, 1 << layout.ring_bits, 3 * layout.words, dtype=np.uint32).astype(layout.dtype)
+    layout.ring.wrap(total)
+    root = groups.sum_root(layout, total)
+    for spool in (FileSpool(tmp_path), MemorySpool()):
+        spool_sum(spool, root, total, layout)
+        assert np.array_equal(read_sum(spool, root, layout, 3), total)
 
 
 def test_without_groups_nothing_changes() -> None:
