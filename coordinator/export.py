@@ -120,7 +120,8 @@ def _onnx(
     from npr.methods import registry
     from npr.model import normalisation
     from npr.params import ParameterManifest
-    from npr.wire_layout import Recipe, WireModel, build_initial, check_code, personal_tensors, spec_of
+    from npr.recipe import Recipe, check_code
+    from npr.wire_layout import WireModel, build_initial, personal_tensors, spec_of
 
     check_code(manifest.model.code_digest)
     recipe = Recipe.of(manifest.training.method, manifest.training.settings)

@@ -6,6 +6,7 @@ prototypes, class counts and personal heads are not in it (docs/methods.md).
 Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
 
     config         how a site trains: one frozen object with a digest
+    recipe         a manifest's settings, their hash, and the digest of the learning code; without torch
     model          a timm classifier, split into feature extractor and head
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back

@@ -15,6 +15,8 @@ NotNegative = Annotated[float, Field(ge=0.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+Norm = Literal["batch", "frozen", "group"]  # of a model's layers
+
 
 class TrainConfig(BaseModel):
     """Training settings; the defaults are the paper's where the paper is right, see docs/methods.md for each key."""

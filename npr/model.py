@@ -25,6 +25,7 @@ from torch.nn.grad import conv2d_input
 
 from lazaret.errors import ConfigError
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr.config import Norm
 from npr.seeds import derive
 
 import timm  # isort: skip
@@ -167,7 +168,6 @@ def _read(content: bytes) -> list[tuple[str, Tensor]]:
     return [(name, stored[name]) for name in names.values()]
 
 
-Norm = Literal["batch", "frozen", "group"]
 Trainable = Literal["all", "last_blocks", "head"]
 
 

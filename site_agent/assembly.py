@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 from lazaret import malloc, software
@@ -74,38 +75,42 @@ def assemble(
         log.append(entry)
     budget = open_budget(config, manifest, log, state_dir.log, key=identity.data_key(), clock=clock)
     learner, fingerprint = make_learner(config, manifest, initial, state_dir, identity, site, budget, log)
-    if fingerprint is not None:
-        change, private = state_dir.data_notes().get("change", "not known"), manifest.privacy is not None
-        log.append(log_events.data_opened(config.data, fingerprint, change, private=private), run=manifest.run)
-    log.checkpoint()
-    machine = _machine(identity, seat, state_dir, wal, start, log, clock, rng, config.site.threads or 1, budget)
-    session = Session(
-        machine,
-        seat,
-        config.policy,
-        clock,
-        config_hash=config_hash_of(manifest),
-        slots=slots_of(manifest.timing.train, config.site.ready_slot),
-        pending=state_dir.unseal(manifest.aggregation.layout),
-        rounds_done=state_dir.rounds_done,
-    )
-    outbox = Outbox(log, config.policy, seat, spent=logged_bytes(state_dir.log, manifest.run))
-    session.spent, session.paused = outbox.spent, PauseFile(state_dir.folder).reason
-    witness = Witness(state_dir.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
-    return agent_type(
-        identity=identity,
-        seat=seat,
-        policy=config.policy,
-        session=session,
-        outbox=outbox,
-        state_dir=state_dir,
-        wal=wal,
-        log=log,
-        witnessing=Witnessing(seat, log, witness),
-        learner=learner,
-        clock=clock,
-        budget=budget,
-    )
+    with ExitStack() as unfinished:  # a trainer does not outlive a start that fails
+        unfinished.callback(learner.close)
+        if fingerprint is not None:
+            change, private = state_dir.data_notes().get("change", "not known"), manifest.privacy is not None
+            log.append(log_events.data_opened(config.data, fingerprint, change, private=private), run=manifest.run)
+        log.checkpoint()
+        machine = _machine(identity, seat, state_dir, wal, start, log, clock, rng, config.site.threads or 1, budget)
+        session = Session(
+            machine,
+            seat,
+            config.policy,
+            clock,
+            config_hash=config_hash_of(manifest),
+            slots=slots_of(manifest.timing.train, config.site.ready_slot),
+            pending=state_dir.unseal(manifest.aggregation.layout),
+            rounds_done=state_dir.rounds_done,
+        )
+        outbox = Outbox(log, config.policy, seat, spent=logged_bytes(state_dir.log, manifest.run))
+        session.spent, session.paused = outbox.spent, PauseFile(state_dir.folder).reason
+        witness = Witness(state_dir.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
+        agent = agent_type(
+            identity=identity,
+            seat=seat,
+            policy=config.policy,
+            session=session,
+            outbox=outbox,
+            state_dir=state_dir,
+            wal=wal,
+            log=log,
+            witnessing=Witnessing(seat, log, witness),
+            learner=learner,
+            clock=clock,
+            budget=budget,
+        )
+        unfinished.pop_all()
+    return agent
 
 
 def read_membership(identity: Identity, clock: Clock, *, dated: bool = True) -> tuple[str, Manifest]:

@@ -7,8 +7,8 @@ away. Costs come from the ledger's own planner (security/dp), so that what is an
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +17,7 @@ from lazaret import files
 from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitError
 from npr.data.sides import KEY_BYTES, key_digest
 from security.clock import Clock
-from security.dp.accountant import MechanismEvent, added, merged, rdp_epsilon, spent
+from security.dp.accountant import FIGURES, MechanismEvent, added, merged, pld_epsilon, rdp_epsilon
 from security.dp.filter import RunTerms, shares_noise
 from security.dp.ledger import Ledger, LedgerState, Terms, Unit
 from security.dp.ledger_store import FileStore
@@ -215,7 +215,7 @@ class PlannedCost:
     :param rounds: rounds of the run that this site has not booked yet.
     :param affordable: how many of them the limits let through.
     :param booked: what the ledger has booked, by its own filter, and `epsilon` what it will have booked after them.
-    :param epsilon_pld: the same by privacy loss distributions, the tighter second opinion.
+    :param epsilon_pld: `epsilon` by privacy loss distributions, the tighter second opinion.
     :param alone: with shared noise, the same by Renyi divergence if all other sites collude; None otherwise.
     :param proposed_sigma: the least gradient noise, over the clip, with which all of them fit; None if none does, or
         if nobody asked and they fit already.
@@ -228,7 +228,6 @@ class PlannedCost:
     sigma: float
     booked: float
     epsilon: float
-    spent_pld: float
     epsilon_pld: float
     alone: float | None
     cap: float
@@ -242,7 +241,7 @@ class PlannedCost:
 
 
 def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | None = None) -> PlannedCost | None:
-    """None for a federation without differential privacy. Takes a second or two: PLD is computed twice.
+    """None for a federation without differential privacy. Takes a second or two, unless `kept_figures` has it.
 
     :param epsilon: propose noise for this; else noise is proposed only where the rounds do not fit, which takes longer.
     :raises ToolkitError: where plan and ledger do not go together, or the ledger is damaged.
@@ -259,7 +258,6 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
     ahead, left = plan.schedule.events(first=done + 1), max(0, plan.schedule.rounds - done)
     affordable = _affordable(plan, limits, state, done + 1)
     wanted = limits.run.epsilon if epsilon is None and affordable < left else epsilon
-    before, after = spent(state.history, terms.delta), spent((*state.history, *ahead), terms.delta)
     return PlannedCost(
         unit=terms.unit.value,
         delta=terms.delta,
@@ -268,9 +266,8 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
         sigma=plan.schedule.multiplier,
         booked=state.epsilon,
         epsilon=terms.filter().epsilon(added(state.total, ahead)),
-        spent_pld=before.pld,
-        epsilon_pld=after.pld,
-        alone=alone_epsilon((*state.history, *plan.schedule.events(first=done + 1)), terms.delta),
+        epsilon_pld=pld_epsilon((*state.history, *ahead), terms.delta),
+        alone=alone_epsilon((*state.history, *ahead), terms.delta),
         cap=min(limits.cap, limits.run.epsilon),
         proposed_sigma=None if wanted is None else _proposal(plan, state, wanted, limits.cap),
         has_ledger=found is not None,
@@ -315,12 +312,27 @@ def _proposal(plan: PrivatePlan, state: LedgerState, epsilon: float, cap: float)
         return None
 
 
-def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | None:
-    """What the ledger says now, for `site-agent status`; None for a federation without differential privacy.
+@contextmanager
+def kept_figures(config: SiteConfig) -> Iterator[None]:
+    """The accountant takes seconds to load and to compute: what it finds out here is kept beside the ledger for the
+    next command. It says nothing of patients, and nothing is booked or admitted by what is kept."""
+    kept = config.ledger.with_name(config.ledger.name + ".figures.json")
+    known = 0
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        known = FIGURES.recall(json.loads(kept.read_bytes()))
+    yield
+    if FIGURES.count > known and config.ledger.exists():
+        with suppress(OSError):
+            files.write_atomically(kept, json.dumps(FIGURES.to_json()).encode() + b"\n", mode=0o600)
 
-    The accountant takes seconds to load. What it said is kept beside the state, for as long as ledger, manifest and
-    configuration stay the same; nothing is booked or admitted by what is kept.
-    """
+
+def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | None:
+    """What the ledger says now, for `site-agent status`; None for a federation without differential privacy."""
+    with kept_figures(config):  # reading a ledger computes too
+        return _read_budget(config, manifest)
+
+
+def _read_budget(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | None:
     try:
         plan = PrivatePlan.of(config, manifest)
         if plan is None:
@@ -331,20 +343,6 @@ def budget_status(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | No
         check_terms(plan, state.terms)
     except ToolkitError as error:
         return {"problem": str(error)}
-    kept = config.state / "budget.json"
-    about = f"{state.head.digest} {manifest.digest.hex()} {config.digest}"
-    status: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        status = json.loads(kept.read_bytes())
-    if status.pop("of", None) == about:
-        return status
-    status = _budget_status(config, plan, state)
-    with suppress(OSError):
-        files.write_atomically(kept, json.dumps(status | {"of": about}).encode() + b"\n", mode=0o600)
-    return status
-
-
-def _budget_status(config: SiteConfig, plan: PrivatePlan, state: LedgerState) -> dict[str, Any]:
     limits = Limits.of(config, plan, state)
     done = len({booking.round for booking in state.bookings if booking.run == plan.run})
     stopped = None
@@ -353,15 +351,13 @@ def _budget_status(config: SiteConfig, plan: PrivatePlan, state: LedgerState) ->
             limits.admit(state, plan.schedule.round_events(done + 1))
     except BudgetExhausted as error:
         stopped = error.message
-    both = spent(state.history, state.terms.delta)
     return {
         "population": state.terms.population,
         "unit": state.terms.unit.value,
         "delta": state.terms.delta,
         "cap": limits.cap,
         "epsilon": state.epsilon,
-        "rdp": both.rdp,
-        "pld": both.pld,
+        "rdp": rdp_epsilon(state.history, state.terms.delta)[0],
         "alone": alone_epsilon(state.history, state.terms.delta),
         "honest": None if plan.schedule.shared is None else plan.schedule.shared.honest,
         "rounds_booked": done,
@@ -377,7 +373,7 @@ def status_line(budget: Mapping[str, Any]) -> str:
         return f"privacy: {budget['problem']}"
     spent_so_far = (
         f"privacy: epsilon {budget['epsilon']:.2f} of {budget['cap']:g} is booked for each {budget['unit']} at delta "
-        f"{budget['delta']:g} (best order {budget['rdp']:.2f}, PLD {budget['pld']:.2f})"
+        f"{budget['delta']:g} (best order {budget['rdp']:.2f})"
     )
     if budget["alone"] is not None:
         figures = both_figures(budget["epsilon"], budget["alone"], budget["honest"])

@@ -33,6 +33,7 @@ from site_agent.privacy import (
     PrivatePlan,
     budget_status,
     create_ledger,
+    kept_figures,
     ledger_files,
     planned_cost,
     sides_key_file,
@@ -102,7 +103,8 @@ def _opinions(config: SiteConfig) -> dict[str, float]:
 
 
 def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json: bool) -> None:
-    cost = planned_cost(config, manifest, epsilon=epsilon)
+    with kept_figures(config):
+        cost = planned_cost(config, manifest, epsilon=epsilon)
     if cost is None:
         return
     if as_json:

@@ -3,7 +3,6 @@
 wal                  what the site has agreed to (site_agent/state_writer.py)
 run                  the run that everything here belongs to, but for the log
 runs/<run>/          the same files of runs that are over
-budget.json          what the accountant last said of the ledger, so that `status` need not load it
 rounds               how many rounds this site has trained
 connections          how often this site has connected
 pending/<round>      the encoded update of a round, sealed with AES-GCM under the site's own key

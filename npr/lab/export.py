@@ -31,7 +31,8 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     """Write the model that a federation starts from, with the training settings in its metadata."""
     from npr.data.sources import read_class_list
     from npr.model import ModelSpec
-    from npr.wire_layout import Recipe, export
+    from npr.recipe import Recipe
+    from npr.wire_layout import export
 
     classes = read_class_list(given["classes"])
     if len(classes) < 2:

@@ -70,7 +70,7 @@ def _run(
     ray: Any, settings: Settings, cells: Sequence[Cell], store: ResultStore, reporter: Reporter, threads: int
 ) -> Iterator[Outcome]:
     from npr.lab.plugins import VARIABLE
-    from npr.wire_layout import code_digest
+    from npr.recipe import code_digest
 
     board = ray.remote(num_cpus=0, max_restarts=-1)(_Board).remote()
     task = ray.remote(num_cpus=threads, max_retries=RETRIES)(run_on_node)
@@ -169,7 +169,7 @@ def run_on_node(job: Json, board: Any) -> Json:
 
     from npr.lab.cell import try_cell
     from npr.lab.plugins import VARIABLE
-    from npr.wire_layout import code_digest
+    from npr.recipe import code_digest
 
     os.environ[VARIABLE] = job["plugins"]
     torch.set_num_threads(job["threads"])

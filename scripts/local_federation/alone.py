@@ -17,8 +17,8 @@ def figures_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
     Torch is imported here: who only names this function, to have it called in another process, needs none.
     """
     from npr.metrics import balanced_accuracy, balanced_auc
+    from npr.recipe import recipe_of
     from site_agent.trainer.alone import train_alone
-    from site_agent.trainer.training import recipe_of
 
     config = SiteConfig.read(path)
     manifest = manifest_at(config.identity)

@@ -18,7 +18,7 @@ from lazaret.terminal import emit, run_command
 from npr.data.sources import open_dataset
 from npr.lab.export import model as model_command
 from scripts.local_federation import demo_report
-from scripts.local_federation.processes import ROOT, GaveUp, Party, wait_until
+from scripts.local_federation.processes import ROOT, GaveUp, Party, stop_all, wait_until
 from scripts.local_federation.setup import Grounds, command
 
 IMAGE_SIZE = 32
@@ -192,8 +192,7 @@ class Story:
         return looked
 
     def end(self) -> None:
-        for party in self.parties:
-            party.stop()
+        stop_all(self.sites.values(), self.coordinator)
 
 
 def run(wishes: Wishes, tell: Told) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -100,14 +100,28 @@ class Party:
         self._running.send_signal(signal.SIGKILL)
         self._running.wait()
 
+    def ask_to_stop(self) -> None:
+        """SIGTERM, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
     def stop(self, *, seconds: float = 20.0) -> int | None:
         """SIGTERM, and patience; SIGKILL after that."""
         if self._process is None:
             return None
         if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
+            self.ask_to_stop()
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(seconds)
         if self._process.poll() is None:
             self.kill()
         return self._process.returncode
+
+
+def stop_all(sites: Iterable[Party], coordinator: Party) -> list[int | None]:
+    """All sites at once, then the coordinator: each log's end is witnessed by those that are still there, and whoever
+    stops last waits for nobody."""
+    sites = list(sites)
+    for site in sites:
+        site.ask_to_stop()
+    return [party.stop() for party in (*sites, coordinator)]

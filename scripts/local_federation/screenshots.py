@@ -17,7 +17,7 @@ from PIL import Image
 from lazaret.errors import ConfigError
 from lazaret.terminal import run_command
 from scripts.local_federation.demo import Told, Wishes, lay_out
-from scripts.local_federation.processes import ROOT, Party, wait_until
+from scripts.local_federation.processes import ROOT, stop_all, wait_until
 from scripts.local_federation.setup import Grounds, free_port
 from security.clock import SystemClock
 from security.rng import SystemRandomness
@@ -96,7 +96,6 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
     """Run; pictures during the run; then one hospital stops answering in an aggregation, and pictures again."""
     url = put_dashboard(grounds)
     coordinator, sites = grounds.parties()
-    parties: list[Party] = [*sites.values(), coordinator]
     first, last = next(iter(sites)), list(sites)[-1]
     server = None
     try:
@@ -120,8 +119,7 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
     finally:
         if server is not None:
             server.stop()
-        for party in parties:
-            party.stop()
+        stop_all(sites.values(), coordinator)
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -15,12 +15,12 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import lru_cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -288,8 +288,52 @@ def covered(parts: Parts, plan: Parts) -> bool:
     return True
 
 
-@lru_cache(maxsize=4096)
+class Figures:
+    """What was computed of public settings: divergences of one step, and epsilons by PLD. The same on every machine.
+
+    A command that only shows figures takes those of an earlier one (`recall`), because dp-accounting takes seconds to
+    load and to compute. Whoever books or admits computes for itself.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Any, ...], tuple[float, ...]] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._found)
+
+    def of(self, asked: tuple[Any, ...], compute: Callable[[], tuple[float, ...]]) -> tuple[float, ...]:
+        if asked not in self._found:
+            self._found[asked] = compute()
+        return self._found[asked]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"accountant": ACCOUNTANT, "figures": [[asked, found] for asked, found in self._found.items()]}
+
+    def recall(self, kept: Any) -> int:
+        """Take what `to_json` gave, and return how much that was. That of another version is left alone.
+
+        :raises ValueError: or TypeError or KeyError, if it is of another form.
+        """
+        if not isinstance(kept, dict) or kept.get("accountant") != ACCOUNTANT:
+            return 0
+        figures = {_tuples(asked): tuple(map(float, found)) for asked, found in kept["figures"]}
+        self._found = figures | self._found
+        return len(figures)
+
+
+FIGURES: Final = Figures()
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
 def _rdp_of_one_step(multiplier: float, rate: int, orders: tuple[float, ...]) -> tuple[float, ...]:
+    return FIGURES.of(("rdp", multiplier, rate, orders), lambda: _computed_rdp(multiplier, rate, orders))
+
+
+def _computed_rdp(multiplier: float, rate: int, orders: tuple[float, ...]) -> tuple[float, ...]:
     from dp_accounting import rdp
 
     accountant = rdp.RdpAccountant(orders=list(orders), neighboring_relation=_adjacency())
@@ -320,16 +364,19 @@ def rdp_epsilon(history: Iterable[MechanismEvent], delta: float) -> tuple[float,
     curve = rdp_curve(history)
     if not curve.any():
         return 0.0, ORDERS[-1]
-    from dp_accounting import rdp
-
-    epsilon, order = rdp.compute_epsilon(list(ORDERS), list(curve), delta)
-    return float(epsilon), float(order)
+    # A divergence so small that the total variation distance is below delta needs no epsilon at all.
+    bounds = np.where(delta**2 + np.expm1(-curve) > 0, 0.0, curve + [conversion(order, delta) for order in ORDERS])
+    best = int(np.argmin(bounds))
+    epsilon = float(bounds[best])
+    return 0.0 if epsilon < 0 else epsilon, ORDERS[best]  # not max(): it would turn a NaN into zero
 
 
 def pld_epsilon(history: Iterable[MechanismEvent], delta: float) -> float:
     """Numerical composition of privacy loss distributions, rounded towards a larger epsilon."""
     parts = merged(history)
-    return float(_composed(parts).get_epsilon(delta)) if parts else 0.0
+    if not parts:
+        return 0.0
+    return FIGURES.of(("pld", parts, delta), lambda: (float(_composed(parts).get_epsilon(delta)),))[0]
 
 
 @lru_cache(maxsize=8)

@@ -157,8 +157,15 @@ class SiteCheckContext:
     @shared("the process that looks at images cannot be started")
     def looking(self) -> Looking:
         """One trainer's process for all checks that need one. It sees the images, and has neither network nor keys."""
-        self._started = Looking(self.config, self._told)
+        if self._started is None:
+            self._started = Looking(self.config, self._told)
+        self._started.isolation  # noqa: B018  # its error is the finding
         return self._started
+
+    def begin(self) -> None:
+        """Start that process early: it loads what it needs while the other checks are made."""
+        with suppress(ToolkitError, OSError):  # whoever needs it tries again, and reports
+            self._started = Looking(self.config, self._told)
 
     def _told(self) -> tuple[LookSetup, bytes]:
         private = self.manifest.privacy is not None
@@ -187,13 +194,9 @@ class Looking:
         self._process.connection.settimeout(SILENCE_SECONDS)
         self._channel = Channel(self._process.connection, RECEIVED_BY_AGENT)
         self._gone = False
-        try:
-            self.isolation: Final = self._report()
-        except BaseException:
-            self.close()
-            raise
 
-    def _report(self) -> IsolationReport:
+    @cached_property
+    def isolation(self) -> IsolationReport:
         report = self._next()
         if not isinstance(report, IsolationReport):
             raise WorkerLost("the process that is to see images has not said how it is isolated", where="trainer")

@@ -19,7 +19,7 @@ from site_agent.assembly import config_hash_of
 from site_agent.checks.context import CHECKS, SiteCheckContext
 from site_agent.config import SiteConfig
 from site_agent.log_events import STATED
-from site_agent.privacy import LEDGER_HINT, planned_cost
+from site_agent.privacy import LEDGER_HINT, kept_figures, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 from site_agent.trainer.isolation import HINT
 
@@ -74,7 +74,8 @@ def model(context: SiteCheckContext) -> Iterator[Line]:
 @CHECKS.add
 def privacy(context: SiteCheckContext) -> Iterator[Line]:
     """What the run will cost, and whether that is within what this hospital and the manifest allow."""
-    cost = planned_cost(context.config, context.manifest)
+    with kept_figures(context.config):
+        cost = planned_cost(context.config, context.manifest)
     if cost is None:
         yield ok("this federation trains without differential privacy")
         return
@@ -248,6 +249,9 @@ def configuration(context: SiteCheckContext) -> Iterator[Line]:
     yield ok(f"{context.config.path} is valid")
 
 
+BY_TRAINER: Final = ("isolation", "data", "images", "code", "trial")
+
+
 def look(config_path: Path, *, skip: Collection[str] = (), progress: bool = False) -> Iterator[Line]:
     """Every check, whatever the others say.
 
@@ -255,4 +259,6 @@ def look(config_path: Path, *, skip: Collection[str] = (), progress: bool = Fals
     """
     context = SiteCheckContext(config=SiteConfig.read(config_path), progress=progress)
     with closing(context):
+        if not set(BY_TRAINER) <= set(skip):
+            context.begin()
         yield from run(CHECKS, context, skip=skip)

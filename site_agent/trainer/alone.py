@@ -15,7 +15,8 @@ from npr.methods.local import Local
 from npr.methods.site import Site
 from npr.metrics import Scores
 from npr.model import normalisation
-from npr.wire_layout import Recipe, build_initial, spec_of
+from npr.recipe import Recipe
+from npr.wire_layout import build_initial, spec_of
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
 

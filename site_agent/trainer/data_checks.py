@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from npr.data.catalogue import assemble
 from npr.data.dataset import FederatedDataset, Samples, SiteData
 from npr.data.sources import Look, Survey, inspect_images, survey
 from npr.data.store import Fault, FaultKind
+from npr.recipe import Recipe, check_code, recipe_of
 from security.crypto import encoding
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
@@ -27,9 +28,6 @@ from site_agent.config import SiteConfig
 from site_agent.trainer.channel import MAX_REMARK, Channel, FoundLine, LookAt, LookDone, LookSetup, TrainerStop
 from site_agent.trainer.data import image_size_of, ours, side_rule
 from site_agent.trainer.shared_memory import shared_document
-
-if TYPE_CHECKING:
-    from npr.wire_layout import Recipe
 
 
 @dataclass(eq=False, kw_only=True)
@@ -46,8 +44,6 @@ class DataCheckContext:
 
     @shared("the settings are not those of the manifest")
     def recipe(self) -> Recipe:
-        from site_agent.trainer.training import recipe_of  # imports torch
-
         return recipe_of(self.manifest)
 
     @shared("the data set cannot be listed")
@@ -201,8 +197,6 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
 
 @DATA_CHECKS.add
 def code(context: DataCheckContext) -> Iterator[Line]:
-    from npr.wire_layout import check_code  # imports torch
-
     yield tried("the learning code is the manifest's", lambda: check_code(context.manifest.model.code_digest))
     yield tried("the settings are the manifest's", lambda: context.recipe)
 

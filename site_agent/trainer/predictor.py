@@ -29,14 +29,15 @@ from npr.methods.regulariser import Regulariser
 from npr.metrics import LEAST_IMAGES, Scores, helpful_temperature
 from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
-from npr.wire_layout import Recipe, build_initial, spec_of
+from npr.recipe import Recipe, recipe_of
+from npr.wire_layout import build_initial, spec_of
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.secagg.effects import Vector
 from site_agent.config import SiteConfig
 from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.personal_state import PersonalState, SiteRecord
-from site_agent.trainer.training import Trainer, recipe_of
+from site_agent.trainer.training import Trainer
 
 Which = Literal["best", "newest"]
 

@@ -30,18 +30,10 @@ from npr.methods.site import Site
 from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix
 from npr.model import SplitModel, normalisation
 from npr.params import ParameterManifest
+from npr.recipe import check_code, recipe_of
 from npr.seeds import secret_seed
 from npr.training import LocalReport
-from npr.wire_layout import (
-    Recipe,
-    WireModel,
-    build_initial,
-    check_code,
-    check_config_hash,
-    ever_shared,
-    groups_to_load,
-    spec_of,
-)
+from npr.wire_layout import WireModel, build_initial, ever_shared, groups_to_load, spec_of
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
 from security.secagg.effects import Vector
@@ -57,13 +49,6 @@ from site_agent.trainer.workers import Crew
 _BODY: Final = frozenset({"extractor", "norm", "statistics", "constant"})
 
 LocalRound = Callable[[Method, Site, int], LocalReport]
-
-
-def recipe_of(manifest: Manifest) -> Recipe:
-    """The signed settings, if their hash is one that the consortium lists."""
-    recipe = Recipe.of(manifest.training.method, manifest.training.settings)
-    check_config_hash(recipe, manifest.training.config_hashes)
-    return recipe
 
 
 class Trainer:

@@ -24,8 +24,9 @@ from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.model import normalisation
+from npr.recipe import Recipe
 from npr.training import LocalReport
-from npr.wire_layout import Recipe, build_initial, spec_of
+from npr.wire_layout import build_initial, spec_of
 from security.dp.ledger import Ledger, Terms
 from security.dp.ledger_store import MemoryStore
 from security.secagg.layout import Layout

@@ -34,8 +34,9 @@ from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.model import normalisation
+from npr.recipe import Recipe, check_code, code_digest
 from npr.training import LocalReport
-from npr.wire_layout import Recipe, check_code, code_digest, spec_of
+from npr.wire_layout import spec_of
 from security.identity.manifest import Manifest
 from site_agent.config import DataTable, SiteConfig
 from site_agent.trainer.data import open_data

@@ -22,7 +22,7 @@ from npr.lab.on_ray import run_on_node, run_ray
 from npr.lab.plan import LabPlan
 from npr.lab.request import make_plan, preset
 from npr.lab.store import ResultStore
-from npr.wire_layout import code_digest
+from npr.recipe import code_digest
 
 pytest.importorskip("ray", reason="the package ray is not installed (extra [ray])")
 pytestmark = [

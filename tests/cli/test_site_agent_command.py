@@ -8,7 +8,7 @@ import re
 import shutil
 import stat
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from lazaret.terminal import run_command
 from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe, export
+from npr.recipe import Recipe
+from npr.wire_layout import export
 from security.clock import SystemClock
 from security.consortium.authority import Authority
 from security.identity.enrolment import EnrolmentRequest
@@ -264,6 +265,17 @@ def test_a_damaged_count_of_rounds(graz: Path, tmp_path: Path, content: str) -> 
     (config.parent / "state").mkdir(exist_ok=True)
     (config.parent / "state" / "rounds").write_text(content)
     complains(run("--config", config), 2, "rounds", "damaged")
+    assert not processes_of(config), "a trainer outlives a start that failed"
+
+
+def processes_of(config: Path) -> list[int]:
+    """The processes that were started with a configuration."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if str(config).encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
 
 
 @pytest.mark.parametrize("name", ["tls.pem", "root.pem"])

@@ -24,7 +24,8 @@ from PIL import Image
 from lazaret.errors import DataError
 from npr.config import TrainConfig
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe, export
+from npr.recipe import Recipe
+from npr.wire_layout import export
 from security.clock import SystemClock
 from security.identity.enrolment import Identity
 from site_agent.cli import cli

@@ -96,8 +96,8 @@ def _check_log(world: PrivateWorld, site: str) -> None:
     assert statement["best_rdp"] == pytest.approx(rdp_epsilon(history, 1e-5)[0], abs=1e-3)
     cost = planned_cost(world.config(site), world.manifest)
     assert cost is not None and (cost.rounds, cost.fits) == (0, True)
-    assert statement["pld"] == pytest.approx(cost.spent_pld, abs=1e-3)
-    assert 0 < cost.spent_pld < cost.booked == cost.epsilon < 20
+    assert statement["pld"] == pytest.approx(cost.epsilon_pld, abs=1e-3)
+    assert 0 < cost.epsilon_pld < cost.booked == cost.epsilon < 20
 
 
 def said(world: PrivateWorld, site: str) -> str:

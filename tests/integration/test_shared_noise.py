@@ -24,7 +24,8 @@ from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES
 from npr.dp import shared as shared_steps
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe, export
+from npr.recipe import Recipe
+from npr.wire_layout import export
 from security.audit.agreement import _rules_of
 from security.audit.cli import main as privacy_audit
 from security.audit.conformance import mechanism_trains, noise_is_agreed

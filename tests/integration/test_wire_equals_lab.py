@@ -13,9 +13,10 @@ from npr.data.sources import open_dataset
 from npr.federation import Federation
 from npr.lab.export import model as model_command
 from npr.lab.secure import SecureAggregator
+from npr.recipe import recipe_of
 from npr.seeds import secret_seed
 from npr.wire_layout import WireModel, spec_of
-from scripts.local_federation.processes import Party
+from scripts.local_federation.processes import Party, stop_all
 from scripts.local_federation.setup import Grounds, command
 from scripts.local_federation.sums import Published, manifest_at, read_published
 from security.identity.keystore import load_secret
@@ -23,7 +24,6 @@ from security.identity.membership import movement_rule
 from security.secagg.fixed_point import step_size
 from security.secagg.layout import Layout
 from security.secagg.state import canonical, state_hash
-from site_agent.trainer.training import recipe_of
 
 ROUNDS = 5
 SIZE = 32
@@ -96,7 +96,7 @@ def over_the_wire(grounds: Grounds) -> list[Published]:
     try:
         coordinator.wait_for(f"the sum of round {ROUNDS} is checked", seconds=240)
     finally:
-        codes = [party.stop() for party in (*sites, coordinator)]
+        codes = stop_all(sites, coordinator)
     assert codes == [0] * len(codes)
     return read_published(grounds.coordinator)
 

@@ -14,7 +14,7 @@ import numpy as np
 from coordinator.status import overview
 from lazaret.errors import ConfigError
 from scripts.local_federation.known_updates import number_plan, words_of, write_numbers
-from scripts.local_federation.processes import Party, wait_until
+from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
 from security.identity.initial_model import pinned_model
@@ -69,8 +69,7 @@ class NumberFederation:
             party.start()
 
     def stop(self) -> None:
-        for party in self.parties:
-            party.stop()
+        stop_all(self.sites.values(), self.coordinator)
 
     @contextmanager
     def running(self) -> Iterator[None]:

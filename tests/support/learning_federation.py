@@ -12,7 +12,7 @@ from coordinator.status import overview
 from lazaret.errors import ConfigError
 from npr.data.generated import ISIC_CLASSES
 from npr.lab.export import model as model_command
-from scripts.local_federation.processes import Party, wait_until
+from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import Grounds, command
 
 SIZE = 32
@@ -69,7 +69,7 @@ class LearningFederation:
             party.start()
 
     def stop(self) -> list[int | None]:
-        return [party.stop() for party in self.parties]
+        return stop_all(self.sites.values(), self.coordinator)
 
     def outcomes(self) -> list[str | None]:
         with suppress(ConfigError):

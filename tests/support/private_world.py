@@ -9,7 +9,8 @@ from typing import Any
 from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES, ISIC_SITES
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe, export
+from npr.recipe import Recipe
+from npr.wire_layout import export
 from security.dp.ledger import LedgerState
 from security.dp.planner import PrivateSettings
 from security.identity.enrolment import Identity

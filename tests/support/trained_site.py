@@ -11,7 +11,8 @@ import pytest
 from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES
 from npr.model import ModelSpec
-from npr.wire_layout import Recipe, export
+from npr.recipe import Recipe
+from npr.wire_layout import export
 from security.clock import SystemClock
 from site_agent.assembly import assemble
 from site_agent.config import SiteConfig

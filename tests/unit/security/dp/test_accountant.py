@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 
 import dp_accounting
@@ -11,6 +12,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 
 from security.dp.accountant import (
     ORDERS,
+    Figures,
     MechanismEvent,
     conversion,
     counts_event,
@@ -19,6 +21,7 @@ from security.dp.accountant import (
     pld_epsilon,
     prototypes_event,
     rate_at_least,
+    rdp_curve,
     rdp_epsilon,
     spent,
 )
@@ -121,3 +124,21 @@ def test_the_conversion_is_the_librarys() -> None:
     assert best == order
     assert 0.3 + conversion(order, DELTA) == pytest.approx(epsilon)
     assert order in ORDERS
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 7.0, 60.0, 1e4, 1e7])
+@pytest.mark.parametrize("delta", [1e-3, 1e-5, 1e-9])
+def test_the_best_order_is_the_librarys(sigma: float, delta: float) -> None:
+    events = [sgd(2700, 3360, 2), sgd(64, 1, sigma)] if sigma < 1e4 else [sgd(64, 1, sigma)]
+    expected = rdp.compute_epsilon(list(ORDERS), list(rdp_curve(events)), delta)
+    assert rdp_epsilon(events, delta) == pytest.approx(expected, rel=1e-12)
+
+
+def test_figures_are_taken_from_an_earlier_process_and_not_from_another_version() -> None:
+    first, second, third = Figures(), Figures(), Figures()
+    asked = ("rdp", 1.5, 7, (2.0, 3.0))
+    assert first.of(asked, lambda: (0.25, 0.5)) == (0.25, 0.5)
+    kept = json.loads(json.dumps(first.to_json()))
+    assert second.recall(kept) == 1 == second.count
+    assert second.of(asked, lambda: (9.0, 9.0)) == (0.25, 0.5)
+    assert third.recall(kept | {"accountant": "dp-accounting 0"}) == 0 == third.count

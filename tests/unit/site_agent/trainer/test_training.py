@@ -19,19 +19,9 @@ from npr.federation import Federation
 from npr.lab.secure import SecureAggregator
 from npr.methods import registry
 from npr.model import ModelSpec
+from npr.recipe import Recipe, check_code, check_config_hash, recipe_of
 from npr.seeds import secret_seed
-from npr.wire_layout import (
-    Recipe,
-    WireModel,
-    build_initial,
-    check_code,
-    check_config_hash,
-    ever_shared,
-    export,
-    groups_to_load,
-    personal_tensors,
-    spec_of,
-)
+from npr.wire_layout import WireModel, build_initial, ever_shared, export, groups_to_load, personal_tensors, spec_of
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.secagg.effects import Vector
@@ -41,7 +31,7 @@ from site_agent.contribution import LocalResult, encode
 from site_agent.trainer.data import fingerprint, open_data
 from site_agent.trainer.file_access import made
 from site_agent.trainer.personal_state import PersonalState
-from site_agent.trainer.training import Trainer, recipe_of
+from site_agent.trainer.training import Trainer
 from tests.support.consortium_world import World
 
 ROUNDS = 3

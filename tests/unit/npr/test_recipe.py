@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import LocalProtocolError
-from npr import wire_layout
+from npr import recipe
 
-NPR = Path(wire_layout.__file__).parent
+NPR = Path(recipe.__file__).parent
 # What a training step imports and yet does not decide its numbers: reading data, judging, comparing, running.
 NOT_COVERED = {
     "_torchvision.py",
@@ -36,15 +36,15 @@ NOT_COVERED = {
 
 
 def test_every_name_stands_for_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    wire_layout.code_digest()
-    monkeypatch.setattr(wire_layout, "_CODE", (*wire_layout._CODE, "dp/gone.py"))
+    recipe.code_digest()
+    monkeypatch.setattr(recipe, "_CODE", (*recipe._CODE, "dp/gone.py"))
     with pytest.raises(LocalProtocolError, match=r"dp/gone\.py"):
-        wire_layout.code_digest()
+        recipe.code_digest()
 
 
 def test_a_file_is_covered_or_listed_as_not() -> None:
     """A file that is new or renamed has to be decided on."""
-    covered = {path for pattern in wire_layout._CODE for path in NPR.glob(pattern)}
+    covered = {path for pattern in recipe._CODE for path in NPR.glob(pattern)}
     rest = {path.relative_to(NPR).as_posix() for path in NPR.rglob("*.py") if path not in covered and not _door(path)}
     assert {name for name in rest if not name.startswith("lab/")} == NOT_COVERED
 
@@ -59,7 +59,7 @@ def test_a_changed_byte_changes_the_digest(tmp_path: Path, monkeypatch: pytest.M
         target = copy / path.relative_to(NPR)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(path.read_bytes())
-    monkeypatch.setattr(wire_layout, "__file__", str(copy / "wire_layout.py"))
-    before = wire_layout.code_digest()
+    monkeypatch.setattr(recipe, "__file__", str(copy / "recipe.py"))
+    before = recipe.code_digest()
     (copy / "dp" / "releases.py").write_bytes((copy / "dp" / "releases.py").read_bytes() + b"#")
-    assert wire_layout.code_digest() != before
+    assert recipe.code_digest() != before
