@@ -21,6 +21,7 @@ from npr.data.generated import ISIC_CLASSES
 from npr.model import ModelSpec
 from npr.recipe import Recipe
 from npr.wire_layout import export
+from scripts.local_federation.known_updates import make_number_learner
 from security.clock import SystemClock
 from security.consortium.authority import Authority
 from security.identity.enrolment import EnrolmentRequest
@@ -153,7 +154,7 @@ def test_permit_is_for_a_site_that_waits_and_is_logged(graz: Path, tmp_path: Pat
     complains(run("permit", "--reason", "x", "--config", config), 2, "does not wait for its operator")
     state = bytes.fromhex(json.loads(ok("status", "--config", config, "--json"))["model"])
     read = SiteConfig.read(config)
-    agent = assemble(read, clock=SystemClock(), rng=SystemRandomness(), make_learner=lambda *_: (None, None))  # type: ignore[arg-type, return-value]
+    agent = assemble(read, clock=SystemClock(), rng=SystemRandomness(), make_learner=make_number_learner)
     agent.log.close()
     agent.wal.close()
     wal = WriteAheadLog(config.parent / "state" / "wal")
