@@ -288,7 +288,7 @@ def covered(parts: Parts, plan: Parts) -> bool:
     return True
 
 
-class Figures:
+class AccountedFigures:
     """What was computed of public settings: divergences of one step, and epsilons by PLD. The same on every machine.
 
     A command that only shows figures takes those of an earlier one (`recall`), because dp-accounting takes seconds to
@@ -322,7 +322,7 @@ class Figures:
         return len(figures)
 
 
-FIGURES: Final = Figures()
+FIGURES: Final = AccountedFigures()
 
 
 def _tuples(value: Any) -> Any:

@@ -12,7 +12,7 @@ from opacus.accountants import PRVAccountant, RDPAccountant
 
 from security.dp.accountant import (
     ORDERS,
-    Figures,
+    AccountedFigures,
     MechanismEvent,
     conversion,
     counts_event,
@@ -135,7 +135,7 @@ def test_the_best_order_is_the_librarys(sigma: float, delta: float) -> None:
 
 
 def test_figures_are_taken_from_an_earlier_process_and_not_from_another_version() -> None:
-    first, second, third = Figures(), Figures(), Figures()
+    first, second, third = AccountedFigures(), AccountedFigures(), AccountedFigures()
     asked = ("rdp", 1.5, 7, (2.0, 3.0))
     assert first.of(asked, lambda: (0.25, 0.5)) == (0.25, 0.5)
     kept = json.loads(json.dumps(first.to_json()))
