@@ -13,6 +13,7 @@ import struct
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -97,16 +98,45 @@ class _Depthwise(torch.autograd.Function):
 
 def kernel_gradient(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
     """(C, 1, h, w): offset (i, j) of the kernel meets pixel (s y + i - p, s x + j - p) for every output (y, x)."""
+    found = kernel_gradients(images, gradient, shape, stride, padding, together=True)
+    return found[0].permute(2, 0, 1).unsqueeze(1)
+
+
+_IN_CACHE = 1 << 18
+"""Products that are summed before they leave the processor's cache."""
+
+
+def kernel_gradients(
+    images: Tensor,
+    gradient: Tensor,
+    shape: torch.Size,
+    stride: Pair,
+    padding: Pair,
+    *,
+    dilation: Pair = (1, 1),
+    together: bool = False,
+) -> Tensor:
+    """(N, h, w, C): the same for each record, or with `together` (1, h, w, C) for their sum.
+
+    :param padding: above and on the left; beyond the other two edges there are zeros as well.
+    """
     channels, _, height, width = shape
     pixels, outputs = images.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)
-    result = images.new_zeros(height, width, channels)
-    rows = [_reach(i, images.shape[2], gradient.shape[2], stride[0], padding[0]) for i in range(height)]
-    columns = [_reach(j, images.shape[3], gradient.shape[3], stride[1], padding[1]) for j in range(width)]
-    for i, (seen_rows, out_rows) in enumerate(rows):
-        for j, (seen_columns, out_columns) in enumerate(columns):
-            met = pixels[:, seen_rows, seen_columns] * outputs[:, out_rows, out_columns]
-            result[i, j] = met.sum((0, 1, 2))
-    return result.permute(2, 0, 1).unsqueeze(1)
+    result = images.new_zeros(1 if together else len(images), height, width, channels)
+    rows = [_reach(i * dilation[0], images.shape[2], gradient.shape[2], stride[0], padding[0]) for i in range(height)]
+    columns = [_reach(j * dilation[1], images.shape[3], gradient.shape[3], stride[1], padding[1]) for j in range(width)]
+    records = max(1, _IN_CACHE // max(1, gradient[0].numel())) if len(gradient) else 1
+    offsets = list(product(enumerate(rows), enumerate(columns)))
+    for start in range(0, len(images), records):
+        some = slice(start, start + records)
+        for (i, (seen_rows, out_rows)), (j, (seen_columns, out_columns)) in offsets:
+            if seen_rows.stop and seen_columns.stop:
+                met = pixels[some, seen_rows, seen_columns] * outputs[some, out_rows, out_columns]
+                if together:
+                    result[0, i, j] += met.sum((0, 1, 2))
+                else:
+                    torch.sum(met, (1, 2), out=result[some, i, j])
+    return result
 
 
 def _reach(offset: int, size: int, outputs: int, stride: int, padding: int) -> tuple[slice, slice]:

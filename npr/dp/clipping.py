@@ -28,6 +28,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from lazaret.errors import LocalProtocolError
+from npr.model import kernel_gradients
 
 # Norms of one layer. For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns
 # the squared norm of every record's gradient, and what is needed to form the weighted sum of the gradients afterwards.
@@ -53,9 +54,9 @@ class Share:
         """Sum of the records' gradients times their weights. Records outside `kept` are taken out by index: a NaN
         times zero would still be a NaN."""
         if kept is None:
-            return self.combine(weights, *self.pieces).view(self.parameter.shape)
+            return self.combine(weights, *self.pieces).reshape(self.parameter.shape)
         pieces = (piece[kept] for piece in self.pieces)
-        return self.combine(weights[kept], *pieces).view(self.parameter.shape)
+        return self.combine(weights[kept], *pieces).reshape(self.parameter.shape)
 
 
 def shares_of(layer: nn.Module, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
@@ -135,12 +136,12 @@ def _conv(layer: nn.Conv2d, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> 
     shares = _bias(layer, wanted, lambda: b.sum((2, 3)))
     if layer.weight not in wanted:
         return shares
+    if layer.groups == layer.in_channels == layer.out_channels:
+        return [_depthwise(layer, a, b), *shares]
     a = _padded(a, _padding(layer, a))
     if layer.groups == 1 and layer.kernel_size == (1, 1):
         a = a[:, :, :: layer.stride[0], :: layer.stride[1]]
         return [_matrix(layer.weight, _positions(a), _positions(b)), *shares]
-    if layer.groups == layer.in_channels == layer.out_channels:
-        return [_share(layer.weight, _depthwise(layer, a, b)), *shares]
     unfolded = functional.unfold(a, layer.kernel_size, dilation=layer.dilation, stride=layer.stride)
     if layer.groups == 1:
         return [_matrix(layer.weight, unfolded.transpose(1, 2), _positions(b)), *shares]
@@ -180,20 +181,17 @@ def _padding(layer: nn.Conv2d, a: Tensor) -> tuple[int, int, int, int]:
     return wide, wide, high, high
 
 
-def _depthwise(layer: nn.Conv2d, a: Tensor, b: Tensor) -> Tensor:
-    """Correlation of each channel's input with its output gradient, for all records and channels in one grouped
-    convolution in which `b` plays the kernel; stride and dilation change places."""
-    records, channels = b.shape[:2]
-    full = functional.conv2d(
-        a.reshape(1, records * channels, a.shape[2], a.shape[3]),
-        b.reshape(records * channels, 1, b.shape[2], b.shape[3]),
-        stride=layer.dilation,
-        dilation=layer.stride,
-        groups=records * channels,
-    )
-    # With a stride the last input rows may have met no kernel tap; they give surplus outputs.
-    kernel_h, kernel_w = layer.kernel_size
-    return full[0, :, :kernel_h, :kernel_w].reshape(records, channels, kernel_h, kernel_w)
+def _depthwise(layer: nn.Conv2d, a: Tensor, b: Tensor) -> Share:
+    """Each channel's input times its output gradient, summed for every offset of the kernel."""
+    left, _, top, _ = _padding(layer, a)
+    stride, dilation = (layer.stride[0], layer.stride[1]), (layer.dilation[0], layer.dilation[1])
+    kernels = kernel_gradients(a, b, layer.weight.shape, stride, (top, left), dilation=dilation)
+    rows = kernels.flatten(1)
+
+    def combine(weights: Tensor, rows: Tensor) -> Tensor:
+        return (weights @ rows).view(kernels.shape[1:]).permute(2, 0, 1)
+
+    return Share(layer.weight, _squares(rows), (rows,), combine)
 
 
 def _normalised(layer: nn.GroupNorm | nn.LayerNorm, xhat: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
