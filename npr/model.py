@@ -198,7 +198,7 @@ def _read(content: bytes) -> list[tuple[str, Tensor]]:
     return [(name, stored[name]) for name in names.values()]
 
 
-Trainable = Literal["all", "last_blocks", "head"]
+Trainable = Literal["all", "last_blocks", "adapters", "head"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,12 +316,80 @@ def build_model(spec: ModelSpec) -> SplitModel:
         from npr.dp.model_rules import without_batch_norm
 
         without_batch_norm(model, pretrained=spec.norm == "frozen")
+    if spec.trainable == "adapters":
+        add_adapters(model, spec)
     freeze(model, spec.trainable)
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
 
 
+class Adapted(nn.Module):
+    """A block of the public network and, added to what it gives, a small bottleneck that learns.
+
+    From the block's channels to `WIDTH` numbers at each position, and back. The second map starts at zero, so that the
+    first model is the public network itself.
+
+    :param channels: the dimension that holds them: 1 after convolutions, -1 in transformers.
+    """
+
+    WIDTH = 8
+
+    def __init__(self, block: nn.Module, width: int, channels: int) -> None:
+        super().__init__()
+        self.block, self.channels = block, channels
+        self.down, self.up = nn.Linear(width, self.WIDTH), nn.Linear(self.WIDTH, width)
+        nn.init.zeros_(self.up.weight), nn.init.zeros_(self.up.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        found = cast(Tensor, self.block(images))
+        learned: Tensor = self.up(functional.gelu(self.down(found.movedim(self.channels, -1))))
+        return found + learned.movedim(-1, self.channels)
+
+
+_NO_ADAPTERS = "use trainable = last_blocks or head"
+
+
+def add_adapters(model: SplitModel, spec: ModelSpec) -> None:
+    """Bottlenecks after the later half of the extractor's blocks, in place; the same at every site."""
+    rows = [child for child in model.extractor.children() if isinstance(child, nn.Sequential)]
+    blocks = [(row, name) for row in rows for name, _ in row.named_children()]
+    chosen = blocks[-max(1, len(blocks) // 2) :]
+    given = _outputs(model, [row.get_submodule(name) for row, name in chosen], spec)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive(spec.seed, "adapters"))
+        for row, name in chosen:
+            block = row.get_submodule(name)
+            output = given.get(block)
+            if output is None or output.dim() < 3:
+                raise ConfigError(f"{spec.architecture} has no place for adapters at {name}", hint=_NO_ADAPTERS)
+            convolves = any(isinstance(part, nn.Conv2d) for part in block.modules())
+            channels = 1 if output.dim() == 4 and convolves else -1
+            setattr(row, name, Adapted(block, output.shape[channels], channels))
+    if not chosen:
+        raise ConfigError(f"{spec.architecture} has no blocks for adapters", hint=_NO_ADAPTERS)
+
+
+def _outputs(model: SplitModel, blocks: list[nn.Module], spec: ModelSpec) -> dict[nn.Module, Tensor]:
+    """What each of the blocks gives for an empty image."""
+    found: dict[nn.Module, Tensor] = {}
+
+    def keep(block: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(output, Tensor):
+            found[block] = output
+
+    handles = [block.register_forward_hook(keep) for block in blocks]
+    mode = model.training
+    try:
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, spec.in_channels, spec.image_size, spec.image_size))
+    finally:
+        model.train(mode)
+        for handle in handles:
+            handle.remove()
+    return found
+
+
 def freeze(model: SplitModel, trainable: Trainable) -> None:
-    """Leave only the head, or the head and the last quarter of the extractor's blocks, to be trained."""
+    """Leave only the head to be trained, or with it the adapters, or the last quarter of the extractor's blocks."""
     if trainable == "all":
         return
     blocks: list[nn.Module] = []
@@ -329,6 +397,9 @@ def freeze(model: SplitModel, trainable: Trainable) -> None:
         blocks += list(child.children()) if isinstance(child, nn.Sequential) else [child]
     blocks = [block for block in blocks if any(True for _ in block.parameters())]
     kept = blocks[-max(1, len(blocks) // 4) :] if trainable == "last_blocks" else []
+    if trainable == "adapters":
+        adapted = [part for part in model.extractor.modules() if isinstance(part, Adapted)]
+        kept = [part for adapter in adapted for part in (adapter.down, adapter.up)]
     learning = {id(parameter) for block in kept for parameter in block.parameters()}
     frozen = [(name, p) for name, p in model.extractor.named_parameters() if id(p) not in learning]
     for _, parameter in frozen:

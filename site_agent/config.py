@@ -115,6 +115,7 @@ class PrivacyTable(ConfigTable):
     ledger: str = "ledger"
     anchor: str = "ledger-anchor"
     cap: Real | None = None
+    cap_alone: Real | None = None
     noise: Real | None = None
     metrics_noise: Real | None = None
     micro_batch: Positive = 64

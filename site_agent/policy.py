@@ -49,6 +49,7 @@ class SitePolicy(BaseModel):
     hours: Annotated[str, AfterValidator(_check_hours)] | None = None
     require_privacy: bool = False
     most_epsilon: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
+    most_epsilon_alone: Annotated[float, Field(gt=0)] | Annotated[int, Field(gt=0)] | None = None
     most_delta: Annotated[float, Field(gt=0, lt=1)] | None = None
     require_covered_audit: bool = False
     required_classes: tuple[str, ...] = ()
@@ -81,6 +82,16 @@ class SitePolicy(BaseModel):
             asked = float(manifest.privacy.epsilon)
             if asked > self.most_epsilon:
                 raise _refused("most_epsilon", f"the manifest's epsilon of {asked} is above {self.most_epsilon}")
+        if self.most_epsilon_alone is not None and manifest.privacy is not None:
+            # Imported here: it loads numpy (see above).
+            from site_agent.privacy import run_alone
+
+            alone = run_alone(manifest)
+            if not alone <= self.most_epsilon_alone:
+                raise _refused(
+                    "most_epsilon_alone",
+                    f"if all other sites collude, this run costs {alone:.2f}, above {self.most_epsilon_alone}",
+                )
 
     def check_private(self) -> None:
         """Rules that read the data are not possible under differential privacy: a refusal reveals something of them."""

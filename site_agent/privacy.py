@@ -18,7 +18,7 @@ from lazaret.errors import BudgetExhausted, ConfigError, LedgerError, ToolkitErr
 from npr.data.sides import KEY_BYTES, key_digest
 from security.clock import Clock
 from security.dp.accountant import FIGURES, MechanismEvent, added, merged, pld_epsilon, rdp_epsilon
-from security.dp.filter import RunTerms, shares_noise
+from security.dp.filter import BudgetFilter, RunTerms, shares_noise
 from security.dp.ledger import Ledger, LedgerState, Terms, Unit
 from security.dp.ledger_store import FileStore
 from security.dp.planner import (
@@ -175,30 +175,37 @@ def check_terms(plan: PrivatePlan, terms: Terms) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a further reservation has to stay under: this run by the manifest, all runs by the hospital."""
+    """What a further reservation has to stay under: this run by the manifest, all runs by the hospital.
+
+    :param alone: the hospital's limit of the second figure, of all runs if all other sites collude; None without one.
+    """
 
     run: RunTerms
     cap: float
+    alone: BudgetFilter | None = None
 
     @classmethod
     def of(cls, config: SiteConfig, plan: PrivatePlan, state: LedgerState) -> Limits:
         """A run that has begun keeps the terms with which it began."""
         terms = state.terms
         cap = terms.cap if config.privacy.cap is None else min(terms.cap, float(config.privacy.cap))
-        return cls(run=(state.run_terms(plan.run) or plan.run_terms(terms.delta)), cap=cap)
+        most = config.privacy.cap_alone
+        # Without a plan: PLD has no proof for discrete noise, so that Renyi divergence decides.
+        alone = None if most is None else BudgetFilter(order=terms.order, delta=terms.delta, cap=float(most))
+        return cls(run=(state.run_terms(plan.run) or plan.run_terms(terms.delta)), cap=cap, alone=alone)
 
     def admit(self, state: LedgerState, events: tuple[MechanismEvent, ...]) -> None:
         """:raises BudgetExhausted: with both numbers, before anything is booked."""
-        for rule, cap, already, whose in (
-            (
-                self.run.filter(state.terms.delta),
-                self.run.epsilon,
-                state.of_run(self.run.run),
-                "of this run, by the manifest",
-            ),
-            (state.terms.filter(), self.cap, state.total, "of all runs on these patients, by this hospital"),
-        ):
-            after = rule.epsilon(added(already, events))
+        of_run, total = state.of_run(self.run.run), state.total
+        limits = [
+            (self.run.filter(state.terms.delta), self.run.epsilon, of_run, events, "of this run, by the manifest"),
+            (state.terms.filter(), self.cap, total, events, "of all runs on these patients, by this hospital"),
+        ]
+        if self.alone is not None:
+            whose = "of all runs on these patients if all other sites collude, by this hospital (cap_alone)"
+            limits.append((self.alone, self.alone.cap, merged(alone(state.history)), alone(events), whose))
+        for rule, cap, already, asked, whose in limits:
+            after = rule.epsilon(added(already, asked))
             if not after <= cap:
                 raise BudgetExhausted(
                     f"the privacy budget {whose}, is spent: epsilon {rule.epsilon(already):.3f} of {cap:g}, and "
@@ -269,15 +276,31 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
         epsilon_pld=pld_epsilon((*state.history, *ahead), terms.delta),
         alone=alone_epsilon((*state.history, *ahead), terms.delta),
         cap=min(limits.cap, limits.run.epsilon),
-        proposed_sigma=None if wanted is None else _proposal(plan, state, wanted, limits.cap),
+        proposed_sigma=None if wanted is None else _proposal(plan, state, wanted, limits),
         has_ledger=found is not None,
         validation=validation_line(plan.schedule),
     )
 
 
+def alone(events: Sequence[MechanismEvent]) -> list[MechanismEvent]:
+    """The same events if all other sites collude; those with all their noise from this site stay as they are."""
+    return [event.alone for event in events]
+
+
 def alone_epsilon(history: Sequence[MechanismEvent], delta: float) -> float | None:
     """What the same bookings cost if all other sites collude; None if no noise is shared."""
-    return rdp_epsilon([event.alone for event in history], delta)[0] if shares_noise(history) else None
+    return rdp_epsilon(alone(history), delta)[0] if shares_noise(history) else None
+
+
+def run_alone(manifest: Manifest) -> float:
+    """What the whole run costs at the manifest's least noise if all other sites collude; zero without privacy.
+
+    Where sites share no noise, that is simply what the run costs.
+    """
+    if manifest.privacy is None:
+        return 0.0
+    schedule = private_schedule(manifest, multiplier=real(manifest.privacy.noise_floor))
+    return 0.0 if schedule is None else rdp_epsilon(alone(schedule.events()), real(manifest.privacy.delta))[0]
 
 
 def validation_line(schedule: Schedule) -> str:
@@ -297,17 +320,22 @@ def _affordable(plan: PrivatePlan, limits: Limits, state: LedgerState, first: in
     return max(0, plan.schedule.rounds - first + 1)
 
 
-def _proposal(plan: PrivatePlan, state: LedgerState, epsilon: float, cap: float) -> float | None:
+def _proposal(plan: PrivatePlan, state: LedgerState, epsilon: float, limits: Limits) -> float | None:
     """For the whole run from its first round, on top of what the ledger holds of other runs."""
-    delta = state.terms.delta
+    delta, cap = state.terms.delta, limits.cap
     others = [event for booking in state.bookings if booking.run != plan.run for event in booking.events]
     try:
-        if not others:
-            return propose_multiplier(plan.schedule, epsilon=min(epsilon, cap), delta=delta)
-        alone = propose_multiplier(plan.schedule, epsilon=epsilon, delta=delta)
-        rule = state.terms.filter()
-        beside = least_multiplier(plan.schedule, lambda events: rule.epsilon(merged((*others, *events))) <= cap)
-        return max(alone, beside)
+        wanted = propose_multiplier(plan.schedule, epsilon=epsilon if others else min(epsilon, cap), delta=delta)
+        if others:
+            rule = state.terms.filter()
+            beside = least_multiplier(plan.schedule, lambda events: rule.epsilon(merged((*others, *events))) <= cap)
+            wanted = max(wanted, beside)
+        if (second := limits.alone) is not None:
+            enough = least_multiplier(
+                plan.schedule, lambda events: second.epsilon(merged(alone((*others, *events)))) <= second.cap
+            )
+            wanted = max(wanted, enough)
+        return wanted
     except ConfigError:
         return None
 
@@ -356,6 +384,7 @@ def _read_budget(config: SiteConfig, manifest: Manifest) -> dict[str, Any] | Non
         "unit": state.terms.unit.value,
         "delta": state.terms.delta,
         "cap": limits.cap,
+        "cap_alone": None if limits.alone is None else limits.alone.cap,
         "epsilon": state.epsilon,
         "rdp": rdp_epsilon(state.history, state.terms.delta)[0],
         "alone": alone_epsilon(state.history, state.terms.delta),
@@ -378,6 +407,8 @@ def status_line(budget: Mapping[str, Any]) -> str:
     if budget["alone"] is not None:
         figures = both_figures(budget["epsilon"], budget["alone"], budget["honest"])
         spent_so_far += f"; noise is shared: {figures}"
+    if budget["cap_alone"] is not None:
+        spent_so_far += f"; this hospital's limit alone is {budget['cap_alone']:g}"
     if budget["stopped"]:
         return f"{spent_so_far}; this site no longer contributes: {budget['stopped']}"
     left, fits = budget["rounds_left"], budget["rounds_affordable"]

@@ -12,23 +12,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
+from lazaret.errors import DataError
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset
-from npr.dp.clipping import split_like
 from npr.dp.private_site import PrivateTraining
-from npr.dp.shared import ring_sum
 from npr.federation import Federation, RoundReport
 from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
-from npr.params import Aggregator, Contribution
-from npr.training import LocalReport, make_optimizer, set_rate
+from npr.params import Aggregator, Contribution, ParameterManifest
+from npr.training import LocalReport
+from npr.wire_layout import Recipe, WireModel, all_shares
 from security.dp.accountant import Spent, rdp_epsilon
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
-from security.dp.planner import Noise, Schedule, SharedNoise, Trains, propose_multiplier, terms_for
+from security.dp.planner import (
+    Noise,
+    PrivateSettings,
+    Schedule,
+    SharedNoise,
+    Trains,
+    propose_multiplier,
+    terms_for,
+)
+from security.identity.initial_model import blocks_of
+from security.secagg.context import SumVerdict
+from security.secagg.fixed_point import place
+from security.secagg.layout import Clips, Layout
+from security.secagg.state import canonical, next_state
 from security.secagg.thresholds import LEAST_SURVIVORS, default_colluders, least_honest
 
 _KEPT = "dp/"
@@ -51,11 +65,20 @@ class PrivateSchedule:
     colluders: int | None = None
     least_survivors: int = LEAST_SURVIVORS
 
-    def shared_by(self, sites: int, dimensions: int) -> PrivateSchedule:
-        """The same plan with noise that so many sites share, as little of it as keeps epsilon inside the sum."""
+    def shared_by(self, layout: Layout, config: TrainConfig) -> PrivateSchedule:
+        """The same plan with noise that the sites share, as little of it as keeps epsilon inside the sum.
+
+        :raises ConfigError: for what a manifest with shared noise may not have either, such as momentum.
+        """
+        sites = layout.roster_size
         colluders = default_colluders(sites) if self.colluders is None else self.colluders
         honest = least_honest(roster=sites, c=colluders, m=self.least_survivors)
-        shared = SharedNoise(sites=sites, honest=honest, dimensions=dimensions)
+        settings = PrivateSettings(
+            steps=1, rate=1.0, prototypes_sigma=None, trainable=self.trainable, views=self.views, noise="shared"
+        )
+        told = Recipe(config=config, seed=0, image_size=1).settings()
+        clip = self.schedule.clip
+        shared = settings.shared_noise(layout, clip=clip, settings=told, weights="samples", honest=honest)
         schedule = replace(self.schedule, shared=shared)
         multiplier = propose_multiplier(schedule, epsilon=self.cap, delta=self.delta)
         return replace(self, schedule=replace(schedule, multiplier=multiplier))
@@ -87,17 +110,32 @@ class PrivateFederation(Federation):
             projection=plan.projection,
         )
         super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator)
+        self._layout: Layout | None = None
         if plan.noise == "shared":
-            trained = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-            plan = plan.shared_by(len(self.sites), trained)
+            self._layout = self._ring(plan.schedule.rounds)
+            plan = plan.shared_by(self._layout, config)
         self._plan = plan
         self._stores = {site.name: MemoryStore() for site in self.sites}
         self._ledgers = {
             site.name: Ledger.create(self._stores[site.name], self._terms(site), version="lab") for site in self.sites
         }
         self._trainings = {site.name: self._training(site) for site in self.sites}
-        # One optimiser of the consortium: what it reads is the published sum, so its momentum costs nothing.
-        self._optimizer: torch.optim.Optimizer | None = None
+
+    def _ring(self, rounds: int) -> Layout:
+        """As `consortium publish` derives it from one step a round, in a ring of 32 bits."""
+        tensors = self.model.state_dict()
+        entries = ParameterManifest.of(self.model, all_shares(self.method, rounds)).entries
+        largest = max(len(site.train) for site in self.sites)
+        return Layout.of(
+            blocks_of(
+                {entry.name: tensors[entry.name].detach().numpy() for entry in entries},
+                Clips(learning_rate=self.config.learning_rate, steps=1),
+                "initial model",
+            ),
+            roster_size=len(self.sites),
+            weight_cap=1 << largest.bit_length(),
+            ring_bits=32,
+        )
 
     def spent(self) -> Mapping[str, Spent]:
         """Both epsilons of every site. Report the list or the largest, never a mean."""
@@ -133,34 +171,30 @@ class PrivateFederation(Federation):
         return {name: rdp_epsilon(history, self._plan.delta)[0] for name, history in events.items()}
 
     def run_round(self) -> RoundReport:
-        shared = self._plan.schedule.shared
-        return super().run_round() if shared is None else self._shared_round(shared)
+        return super().run_round() if self._layout is None else self._shared_round(self._layout)
 
-    def _shared_round(self, shared: SharedNoise) -> RoundReport:
-        """One step on the exact sum of whole numbers: model - rate * clip / units * sum / patients."""
+    def _shared_round(self, layout: Layout) -> RoundReport:
+        """One step on the exact sum of whole numbers, by the code that sites and coordinator have on the wire."""
         number, started = self.round + 1, time.perf_counter()
-        uploads = []
+        wire = WireModel(layout, self.model)
+        total = np.zeros(layout.words, dtype=layout.dtype)
         for site in self.sites:
             self._download(site.model)
-            uploads.append(self._trainings[site.name].shared_round(number))
+            training = self._trainings[site.name]
+            # Against the gradient. Additions wrap at the ring's end, as they do under masks.
+            units = wire.units(site.model, -training.shared_round(number))
+            total += place(layout, units, weight=training.weight).words
             self._keep(site)
-        total = ring_sum(uploads, shared.bits)
-        patients = sum(training.weight for training in self._trainings.values())
-        self._step(torch.from_numpy(total * (self._plan.schedule.clip / shared.units / patients)), number)
+        outcome = next_state(layout, canonical(wire.state(self.model)), total, survivors=len(self.sites))
+        if outcome.verdict is not SumVerdict.GOOD:
+            raise DataError(f"the round's sum is void: {outcome.reason}", hint="lower the learning rate")
+        wire.load(self.model, outcome.state, all_shares(self.method, number))
         self.round = number
         seconds = (time.perf_counter() - started) / len(self.sites)
         report = LocalReport(steps=1, samples=0, loss_sum=0.0, hits=0, seconds=seconds, seconds_waiting=0.0)
         reports = {site.name: report for site in self.sites}
-        return RoundReport(round=number, sites=reports, vector_size=shared.dimensions, weight=patients)
-
-    def _step(self, gradient: torch.Tensor, number: int) -> None:
-        named = [(name, p) for name, p in self.model.named_parameters() if p.requires_grad]
-        if self._optimizer is None:
-            self._optimizer = make_optimizer(self.config, named)
-        set_rate(self._optimizer, self.config.rate(number))
-        for (_, parameter), part in zip(named, split_like(gradient, [p for _, p in named]), strict=True):
-            parameter.grad = part.to(parameter.dtype).clone()
-        self._optimizer.step()
+        weight = sum(training.weight for training in self._trainings.values())
+        return RoundReport(round=number, sites=reports, vector_size=layout.state_words, weight=weight)
 
     def _keep(self, site: Site) -> None:
         site.kept |= {_KEPT + name: tensor for name, tensor in self._trainings[site.name].rounds.memory().items()}

@@ -8,7 +8,7 @@ survivor, and at least `honest` of these noises are unknown to whoever reads it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -74,12 +74,3 @@ def noised(total: Units, noise: SharedNoise, *, sigma: int, reservation: Reserva
     """Saturated, then with this site's part of the noise. Saturation comes first, so that no noise is cut away."""
     bound = noise.saturation(sigma)
     return np.clip(total, -bound, bound) + discrete_gaussian(reservation.noise, sigma, total.size)
-
-
-def ring_sum(uploads: Sequence[Units], bits: int) -> Units:
-    """The sum of the survivors in the ring, read as signed numbers: exact while it is within range."""
-    modulus = 1 << bits
-    total = np.zeros_like(uploads[0])
-    for upload in uploads:
-        total = (total + upload) % modulus
-    return np.where(total >= modulus // 2, total - modulus, total)

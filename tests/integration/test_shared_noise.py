@@ -19,7 +19,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from lazaret.errors import ConfigError, ManifestRejected, ToolkitError
+from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation, ToolkitError
 from npr.config import TrainConfig
 from npr.data.generated import ISIC_CLASSES
 from npr.dp import shared as shared_steps
@@ -34,6 +34,7 @@ from security.dp.planner import PrivateSettings, SharedNoise
 from security.identity import rules
 from security.identity.manifest import Manifest
 from security.secagg import messages
+from site_agent.policy import SitePolicy
 from site_agent.privacy import PrivatePlan, budget_status, status_line
 from tests.support.private_world import HOSPITALS, PrivateWorld
 from tests.support.site_world import SLOT_SECONDS
@@ -236,6 +237,15 @@ def agreed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, dict[str
     plan = PrivatePlan.of(world.config(GRAZ), world.manifest)
     assert plan is not None
     return world.manifest, plan.schedule.round_events(2)[0].to_json()
+
+
+def test_a_hospital_may_refuse_a_run_for_its_figure_alone(agreed: tuple[Manifest, dict[str, Any]]) -> None:
+    manifest, booked = agreed
+    noise = float(booked["sigma"]) / float(booked["sensitivity"])
+    alone = _epsilon([5.0] + [noise] * ROUNDS, 1e-5)
+    SitePolicy(most_epsilon=20, most_epsilon_alone=1.01 * alone).check_federation(manifest)
+    with pytest.raises(PolicyViolation, match="if all other sites collude"):
+        SitePolicy(most_epsilon=20, most_epsilon_alone=0.99 * alone).check_federation(manifest)
 
 
 def _epsilon(multipliers: list[float], delta: float) -> float:

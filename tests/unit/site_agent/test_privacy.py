@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from lazaret.errors import BudgetExhausted, ConfigError, LedgerError
-from security.dp.ledger import Ledger, LedgerState
+from security.dp.accountant import RATE_ONE, merged
+from security.dp.ledger import Ledger, LedgerState, Unit
 from security.dp.noise import NoiseSource
+from security.dp.planner import PrivateSettings, Schedule, SharedNoise
 from security.identity.manifest import Privacy
 from site_agent import privacy
 from site_agent.config import CoordinatorTable, DataTable, PrivacyTable, SiteConfig, SiteTable
@@ -137,3 +139,69 @@ def test_status_tells_what_is_left_and_what_is_wrong(tmp_path: Path) -> None:
     told.ledger_anchor.unlink()
     broken = privacy.budget_status(told, manifest)  # type: ignore[arg-type]
     assert broken is not None and "missing" in privacy.status_line(broken)
+
+
+# Two figures, two limits: `cap` is judged inside the sum, `cap_alone` as if all other sites colluded.
+
+
+def sharing(rounds: int = 12) -> PrivatePlan:
+    noise = SharedNoise(sites=6, honest=4, dimensions=100)
+    schedule = Schedule(
+        rounds=rounds, steps=1, rate=RATE_ONE, multiplier=4.0, clip=1.0, prototypes_sigma=None, shared=noise
+    )
+    return PrivatePlan(
+        run="lesions/run-1", settings=PrivateSettings(), schedule=schedule, epsilon=50.0, delta=1e-5, unit=Unit.PATIENT
+    )
+
+
+def rounds_until_stopped(told: SiteConfig, plan: PrivatePlan) -> tuple[int, LedgerState, str]:
+    """Book as an agent does, until a limit stops it."""
+    with ledger_files(told) as files:
+        ledger = Ledger.create(files, plan.terms(told), version="v")
+        limits = Limits.of(told, plan, ledger.state)
+        for number in range(1, plan.schedule.rounds + 1):
+            events = plan.schedule.round_events(number)
+            try:
+                limits.admit(ledger.state, events)
+            except BudgetExhausted as error:
+                return number - 1, ledger.state, error.message
+            ledger.commit(ledger.reserve(run=plan.run, round_number=number, events=events, noise=NoiseSource()))
+        return plan.schedule.rounds, ledger.state, ""
+
+
+def test_each_of_the_two_figures_has_its_own_limit(tmp_path: Path) -> None:
+    plan = sharing()
+    free, state, _ = rounds_until_stopped(config(tmp_path / "free", cap=50), plan)
+    assert free == plan.schedule.rounds, "without cap_alone the figure alone is reported, and limits nothing"
+    whole = privacy.alone_epsilon(state.history, 1e-5)
+    assert whole is not None and whole > 1.5 * state.epsilon
+
+    done, state, why = rounds_until_stopped(config(tmp_path / "alone", cap=50, cap_alone=0.6 * whole), plan)
+    assert 0 < done < free and "cap_alone" in why
+    within = privacy.alone_epsilon(state.history, 1e-5)
+    assert within is not None and within <= 0.6 * whole
+
+    done, state, why = rounds_until_stopped(config(tmp_path / "inside", cap=state.epsilon, cap_alone=1000), plan)
+    assert done < free and "cap_alone" not in why
+
+
+def test_a_round_without_shared_noise_counts_the_same_in_both_figures(tmp_path: Path) -> None:
+    told = config(tmp_path, cap=8, cap_alone=8)
+    state = begun(told, Signed(), rounds=2)
+    limits = Limits.of(told, plan_of(told, Signed()), state)
+    assert limits.alone is not None
+    assert limits.alone.epsilon(merged(privacy.alone(state.history))) >= state.epsilon
+    assert privacy.alone(state.history) == list(state.history)
+
+
+def test_proposed_noise_keeps_both_limits(tmp_path: Path) -> None:
+    plan, told = sharing(), config(tmp_path, cap=50)
+    state = LedgerState(terms=plan.terms(told), version="planned")
+    free = privacy._proposal(plan, state, 20.0, Limits.of(told, plan, state))
+    told = config(tmp_path, cap=50, cap_alone=20)
+    limits = Limits.of(told, plan, state)
+    bound = privacy._proposal(plan, state, 20.0, limits)
+    assert free is not None and bound is not None and limits.alone is not None and bound > 1.5 * free
+    for noise, fits in ((bound, True), (bound - 0.01, False)):
+        events = replace(plan.schedule, multiplier=noise).events()
+        assert (limits.alone.epsilon(merged(privacy.alone(events))) <= 20) is fits

@@ -12,9 +12,15 @@ import torch
 
 from lazaret.errors import BudgetExhausted, ConfigError
 from npr.dp.federation import PrivateFederation, PrivateSchedule
+from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation
+from npr.wire_layout import WireModel
+from protos.loopback import LoopbackFederation
 from security.dp.accountant import RATE_ONE, rate_at_least
-from security.dp.planner import Schedule
+from security.dp.planner import Schedule, Trains
+from security.secagg.context import SumVerdict
+from security.secagg.fixed_point import place
+from security.secagg.state import canonical
 
 SCHEDULE = Schedule(
     rounds=2, steps=2, rate=rate_at_least(0.5), multiplier=1.0, clip=1.0, prototypes_sigma=8.0, prototypes_every=1
@@ -89,10 +95,13 @@ def test_a_private_head_on_a_public_network_sends_the_head_alone(private: Callab
     assert np.isfinite(federation.evaluate("global")[0].scores).all()
 
 
-def test_the_last_blocks_learn_and_the_first_stay_public(private: Callable[..., PrivateFederation]) -> None:
+@pytest.mark.parametrize("trainable", ["last_blocks", "adapters"])
+def test_a_part_of_the_network_learns_and_the_rest_stays_public(
+    private: Callable[..., PrivateFederation], trainable: Trains
+) -> None:
     schedule = replace(SCHEDULE, prototypes_sigma=None)
     federation = private(
-        PrivateSchedule.for_epsilon(8.0, delta=1e-5, schedule=schedule, trainable="last_blocks"), method="fedavg"
+        PrivateSchedule.for_epsilon(8.0, delta=1e-5, schedule=schedule, trainable=trainable), method="fedavg"
     )
     start = {name: tensor.clone() for name, tensor in federation.model.state_dict().items()}
     federation.run_round()
@@ -101,12 +110,15 @@ def test_the_last_blocks_learn_and_the_first_stay_public(private: Callable[..., 
     assert any(name.startswith("extractor.") for name in moved) and federation.model.constants
 
 
+PLAIN = {"method": "fedavg", "momentum": 0.0, "weight_decay": 0.0, "milestones": (), "learning_rate": 0.5}
+
+
 def test_shared_noise_is_booked_inside_the_sum_and_alone(private: Callable[..., PrivateFederation]) -> None:
     schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
     plan = PrivateSchedule(
         schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, views=2, noise="shared"
     )
-    federation = private(plan, method="fedavg")
+    federation = private(plan, **PLAIN)
     assert federation.shared is not None and federation.shared.honest == 2, "three sites, one of them may collude"
     start = federation.model.head.weight.detach().clone()
     federation.run_round()
@@ -116,3 +128,45 @@ def test_shared_noise_is_booked_inside_the_sum_and_alone(private: Callable[..., 
     federation.run_round()
     with pytest.raises(BudgetExhausted):
         federation.run_round()
+
+
+def test_a_step_with_shared_noise_is_that_of_the_wire_to_the_last_bit(
+    private: Callable[..., PrivateFederation], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
+    plan = PrivateSchedule(schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, noise="shared")
+    federation = private(plan, **PLAIN)
+    layout = federation._layout
+    assert layout is not None
+    sent: list[np.ndarray] = []
+    compute = PrivateTraining.shared_round
+
+    def overheard(self: PrivateTraining, number: int) -> np.ndarray:
+        sent.append(compute(self, number))
+        return sent[-1]
+
+    monkeypatch.setattr(PrivateTraining, "shared_round", overheard)
+    wire = WireModel(layout, federation.model)
+    names = [site.name for site in federation.sites]
+    protocol = LoopbackFederation(layout, names, canonical(wire.state(federation.model)), dp_active=True)
+    for _ in range(2):
+        sent.clear()
+        federation.run_round()
+        weights = [federation._trainings[name].weight for name in names]
+        words = {
+            name: place(layout, wire.units(federation.model, -units), weight=weight).words
+            for name, units, weight in zip(names, sent, weights, strict=True)
+        }
+        outcome = protocol.run_round(words)
+        assert outcome.state is not None and outcome.verdict is SumVerdict.GOOD
+        assert np.array_equal(outcome.state, wire.state(federation.model)), "the very bits, after masks and shares"
+
+
+@pytest.mark.parametrize("changed", [{"momentum": 0.9}, {"optimizer": "adam"}, {"weight_decay": 0.01}])
+def test_what_a_manifest_with_shared_noise_may_not_have_the_lab_refuses_too(
+    private: Callable[..., PrivateFederation], changed: dict[str, object]
+) -> None:
+    schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
+    plan = PrivateSchedule(schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, noise="shared")
+    with pytest.raises(ConfigError, match="one plain step"):
+        private(plan, **PLAIN | changed)
