@@ -282,9 +282,9 @@ def planned_cost(config: SiteConfig, manifest: Manifest, *, epsilon: float | Non
     )
 
 
-def alone(events: Sequence[MechanismEvent]) -> list[MechanismEvent]:
+def alone(events: Sequence[MechanismEvent]) -> tuple[MechanismEvent, ...]:
     """The same events if all other sites collude; those with all their noise from this site stay as they are."""
-    return [event.alone for event in events]
+    return tuple(event.alone for event in events)
 
 
 def alone_epsilon(history: Sequence[MechanismEvent], delta: float) -> float | None:

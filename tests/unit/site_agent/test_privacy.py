@@ -191,7 +191,7 @@ def test_a_round_without_shared_noise_counts_the_same_in_both_figures(tmp_path: 
     limits = Limits.of(told, plan_of(told, Signed()), state)
     assert limits.alone is not None
     assert limits.alone.epsilon(merged(privacy.alone(state.history))) >= state.epsilon
-    assert privacy.alone(state.history) == list(state.history)
+    assert privacy.alone(state.history) == state.history
 
 
 def test_proposed_noise_keeps_both_limits(tmp_path: Path) -> None:
