@@ -407,7 +407,7 @@ def status_line(budget: Mapping[str, Any]) -> str:
     if budget["alone"] is not None:
         figures = both_figures(budget["epsilon"], budget["alone"], budget["honest"])
         spent_so_far += f"; noise is shared: {figures}"
-    if budget["cap_alone"] is not None:
+    if budget.get("cap_alone") is not None:
         spent_so_far += f"; this hospital's limit alone is {budget['cap_alone']:g}"
     if budget["stopped"]:
         return f"{spent_so_far}; this site no longer contributes: {budget['stopped']}"

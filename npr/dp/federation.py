@@ -23,8 +23,9 @@ from npr.federation import Federation, RoundReport
 from npr.methods.site import Site
 from npr.model import ModelSpec, normalisation
 from npr.params import Aggregator, Contribution, ParameterManifest
+from npr.recipe import Recipe
 from npr.training import LocalReport
-from npr.wire_layout import Recipe, WireModel, all_shares
+from npr.wire_layout import WireModel, all_shares
 from security.dp.accountant import Spent, rdp_epsilon
 from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
