@@ -24,8 +24,8 @@ from coordinator.status import RunPresence
 from lazaret import malloc
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
+from lazaret.kernel_bytes import meter
 from lazaret.stopping import stop_on_signals
-from lazaret.tcp_info import Meter
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
 from security.crypto.ring import FRAME_BYTES
@@ -63,7 +63,7 @@ class Service:
         self.identity = identity
         self._seat = seat
         self.port = 0
-        self.traffic = KernelByteLog(shell.books.log, Meter())
+        self.traffic = KernelByteLog(shell.books.log, meter())
         self.stopped = asyncio.Event()
         self.watch: Watch = lambda: None
         self._at_once = False

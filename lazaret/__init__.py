@@ -16,6 +16,6 @@ Imported by: coordinator, lazaret.web, npr, protos, security, site_agent.
     malloc     settings of the C library's memory
     stopping   how a process ends on a signal
     software   digests of the running code and its dependencies, for the privacy log
-    tcp_info   what the kernel has sent and received for this process
+    kernel_bytes  what the kernel has sent and received for this process, and for its network namespace
     web        the read-only pages: server, access, paths
 """

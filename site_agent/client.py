@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lazaret.tcp_info import Meter, tcp_flows
+from lazaret.kernel_bytes import Meter, meter, tcp_flows
 from protos import tls  # before grpc: it switches TLS 1.2 off
 from site_agent.config import CoordinatorTable
 
@@ -35,18 +35,19 @@ from security.log.events import AgentStop
 from security.log.writer import AuditLog
 from site_agent.effects import Effects
 from site_agent.run import Agent, Finish, Job, Left
+from site_agent.trainer.ranks import RankPlace
 
-# The kernel's byte count: which connections of this process it covers.
+# The kernel's byte count: what it covers.
 
 HTTP_PORT: Final = 80  # of a proxy that is given without one
 
 
 def meter_for(table: CoordinatorTable) -> Meter:
-    """Counts what leaves this process, and what goes to the coordinator wherever that is. Processes that train together
-    have their own connections, which this one has not.
+    """Counts what leaves this process, what goes to the coordinator wherever that is, and all that leaves the network
+    namespace if it is this service's own. Where several machines train together, their traffic would hide everything.
     """
     dialled = urlsplit(table.proxy or f"//{table.address}")
-    return Meter(partial(tcp_flows, {dialled.port or HTTP_PORT}))
+    return meter(partial(tcp_flows, {dialled.port or HTTP_PORT}), alone=RankPlace.read() is None)
 
 
 log = logging.getLogger("site-agent")

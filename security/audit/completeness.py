@@ -1,14 +1,16 @@
 """Is every step of a round in the log? Steps are gathered while the entries pass, and compared at the end.
 
-A site's round: data opened, model received, training, invitation, upload, agreement, shares opened, result checked. A
-step may be absent where something in the log explains it: the site declined, the attempt failed and another followed,
-the connection or the agent broke, the log ends. `StepMissing` is for steps that cannot be absent: nobody uploads what
-was not trained, or opens shares of a set that was not agreed.
+A site's round: data opened, model received, training, invitation, upload, agreement, receipt, shares opened, result
+checked. A step may be absent where something in the log explains it: the site declined, the attempt failed and another
+followed, the connection or the agent broke, the log ends. `StepMissing` is for steps that cannot be absent: nobody
+uploads what was not trained, or opens shares of a set that was not agreed.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final
 
 from security.audit.agreement import AgreedRules
@@ -18,7 +20,23 @@ from security.log.roster import SITE
 
 RoundKey = tuple[str | None, int | None]
 VECTORS: Final = frozenset({"UploadFrame", "UploadHeader"})
+RECEIPTED: Final = frozenset({'"UploadFrame"', '"Unmask"'})  # steps whose receipts are steps, as entries have them
 SENT: Final = {"UploadFrame": "upload", "Unmask": "shares sent", "Ack": "check"}
+
+
+@lru_cache(maxsize=4)
+def round_key(run: str, number: str) -> RoundKey:
+    """Of the newest rounds, from an entry's fields as they stand there."""
+    return json.loads(run), json.loads(number)
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """A message for which the coordinator owes a receipt, on which connection, and whether it came."""
+
+    seq: int
+    connection: int
+    receipted: bool = False
 
 
 @dataclass(slots=True)
@@ -30,6 +48,7 @@ class _Round:
     opened: dict[str, int] = field(default_factory=dict)  # contexts whose shares were opened, and the entry
     shares: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was opened first in each context
     sums: list[int] = field(default_factory=list)
+    awaited: dict[str, _Awaited] = field(default_factory=dict)  # the newest upload and the shares sent
     rules: AgreedRules | None = None  # those in force at the upload
 
 
@@ -44,16 +63,18 @@ class RoundBook:
         self._explained: list[str] = []
         self._published: dict[str | None, int] = {}
         self._paid: set[RoundKey] = set()
+        self._connection = 0
+        self._owed: dict[str, _Awaited] = {}  # by the message's id, as the entry has it
 
     def _of(self, record: Record) -> _Round:
         return self._rounds.setdefault(record.key, _Round())
 
-    def sent(self, run: str | None, number: int | None, message: str, seq: int, rules: AgreedRules | None) -> None:
+    def sent(self, key: RoundKey, message: str, seq: int, rules: AgreedRules | None) -> None:
         """A site sent a message for the first time in a round."""
         step = SENT.get(message)
         if step is None:
             return
-        found = self._rounds.setdefault((run, number), _Round()) if number is not None else self._newest_opened()
+        found = self._rounds.setdefault(key, _Round()) if key[1] is not None else self._newest_opened()
         found.steps.setdefault(step, seq)
         if step == "upload":
             found.rules = rules
@@ -61,6 +82,21 @@ class RoundBook:
     def _newest_opened(self) -> _Round:
         """An acknowledgement names a result, not a round; no site enters the next aggregation before it."""
         return next((found for found in reversed(self._rounds.values()) if found.opened), _Round())
+
+    def reconnected(self) -> None:
+        """A new connection, or a new start: receipts for what was sent before come with nothing."""
+        self._connection += 1
+        self._owed.clear()
+
+    def await_receipt(self, key: RoundKey, message: str, msg_id: str, seq: int) -> None:
+        """A vector or shares left."""
+        found = self._rounds.get(key) or self._rounds.setdefault(key, _Round())
+        found.awaited[SENT[message]] = self._owed[msg_id] = _Awaited(seq, self._connection)
+
+    def receipt(self, msg_id: str) -> None:
+        """The coordinator has a message."""
+        if msg_id in self._owed:
+            self._owed.pop(msg_id).receipted = True
 
     def take(self, record: Record, rules: AgreedRules | None) -> None:
         """Any other entry."""
@@ -131,10 +167,25 @@ class RoundBook:
             if found.rules is not None and found.rules.privacy is not None and key not in self._paid:
                 self._findings.add("PrivacyMissing", f"{where}: a vector left without dp.committed", upload)
         self._judge_opening(where, found)
+        self._judge_receipt(where, found)
         if "invitation" in found.steps and not found.opened:
             self._findings.add("RoundUnfinished", where, found.steps["invitation"])
         if found.opened and "check" not in found.steps:
             self._findings.add("ResultUnchecked", where, found.steps["shares opened"])
+
+    def _judge_receipt(self, where: str, found: _Round) -> None:
+        """Receipts come in the order in which messages came. If the coordinator confirms shares of a sum with this site in
+        it, it has the vector too, and the receipt for that cannot be absent unless the connection broke between.
+        """
+        upload, shares = found.awaited.get("upload"), found.awaited.get("shares sent")
+        own = self._findings.log.partition(".")[0]
+        if upload is None or upload.receipted or not any(own in body["self_mask"] for body in found.shares.values()):
+            return
+        if shares is not None and shares.receipted and shares.connection == upload.connection:
+            detail = f"{where}: shares have a receipt, and the vector before them has none"
+            self._findings.add("StepMissing", detail, upload.seq)
+        else:
+            self._findings.add("ReceiptMissing", f"{where}: the vector", upload.seq)
 
     def _judge_opening(self, where: str, found: _Round) -> None:
         for context, seq in found.opened.items():

@@ -107,7 +107,7 @@ def _uniformity(result: Crossed) -> tuple[str, Piece]:
 
 def _network_counters(result: Crossed) -> tuple[str, Piece]:
     sites = [log.ledger for log in result.logs if log.role == SITE and log.ledger.count]
-    counted, logged = sum(ledger.counted for ledger in sites), sum(ledger.covered for ledger in sites)
+    counted, logged = sum(ledger.counted for ledger in sites), sum(ledger.covered.total() for ledger in sites)
     total = sum(ledger.total for ledger in sites)
     if not counted:
         return OPEN, "no readings"

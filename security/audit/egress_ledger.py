@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from typing import Final
 
+from lazaret.kernel_bytes import NAMESPACE, PROCESS
 from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 
@@ -29,6 +30,11 @@ FEW_ATTEMPTS: Final = 8
 ATTEMPT_SECONDS: Final = 15
 # What a connection carries between the meter's last look and its sudden end is not counted.
 UNSEEN_PER_CONNECTION: Final = 256 * 1024
+# In a network namespace of its own, beside its connections: names are resolved, neighbours found (ARP, NDP, and the
+# first packets of IPv6), and the last packets of a connection follow the last look at it.
+BESIDE_AT_START: Final = 2048
+BESIDE_PER_CONNECTION: Final = 1024
+BESIDE_PER_SECOND: Final = 4
 
 
 class EgressLedger:
@@ -40,7 +46,7 @@ class EgressLedger:
         self.bytes: Counter[str] = Counter()
         self.counted = 0
         self.readings = 0
-        self.covered = 0
+        self.covered: Counter[str] = Counter()  # bytes that left with a reading after them, by what it covers
         self.bounded = True  # not so at a coordinator: it logs what arrives, and anybody may knock at its port
         self._waiting: dict[str, int] = {}  # messages of this connection without a receipt
         self.started(0)
@@ -48,14 +54,21 @@ class EgressLedger:
     def started(self, mono: int) -> None:
         """The agent has started: the kernel counts from zero, and what was under way before is nobody's business."""
         self._since = mono
-        self._out = self._in = self._opened = self._connections = 0
+        self._out = self._in = self._opened = self._connections = self._beside = self._lost = 0
         self._logged = self._sent = self._acknowledged = self._read = 0
+        self._coverage = ""
         self._waiting.clear()
 
     def reconnected(self) -> None:
         """A new connection; nothing of the one before will be acknowledged any more."""
         self._connections += 1
+        self._lost += self._unsettled
         self._waiting.clear()
+
+    @property
+    def _unsettled(self) -> int:
+        """What a connection that broke may have carried after the last look at it: it is logged, without a receipt."""
+        return min(sum(self._waiting.values()), UNSEEN_PER_CONNECTION)
 
     def add(self, data_class: str, size: int, msg_id: str) -> None:
         """One message."""
@@ -65,23 +78,28 @@ class EgressLedger:
         self._sent += 1
         self._waiting[msg_id] = size
 
-    def receipt(self, match: re.Match[str], seq: int) -> None:
-        """The coordinator has a message."""
+    def receipt(self, match: re.Match[str], seq: int) -> str:
+        """The coordinator has a message; returns its id."""
         size = self._waiting.pop(match["body_msg_id"], None)
         if size is None:
             self.findings.add("ReceiptInvalid", f"entry {seq}: for a message that did not leave just before", seq)
         else:
             self._acknowledged += size
+        return match["body_msg_id"]
 
     def counter(self, match: re.Match[str], seq: int) -> None:
         """Compare the totals since the start at one reading of the network's counter."""
         out, into, opened, mono = match.group("body_bytes_out", "body_bytes_in", "body_connections", "mono_ms")
+        coverage, beside = match.group("body_coverage", "body_beside_out")
         self.counted += int(out)
         self.readings += 1
-        self.covered, self._read = self.covered + self._logged - self._read, self._logged
+        self._cover(PROCESS if beside == "null" else coverage[1:-1], seq)
         self._out, self._in, self._opened = self._out + int(out), self._in + int(into), self._opened + int(opened)
         least = self._acknowledged - self._connections * UNSEEN_PER_CONNECTION
         most = self._logged + self._overhead(int(mono) - self._since)
+        if beside != "null":
+            self._beside += int(beside)
+            self._check_beside(int(mono) - self._since, seq)
         if self.bounded and not least <= self._out <= most:
             self.findings.add(
                 "UnloggedTraffic",
@@ -90,11 +108,44 @@ class EgressLedger:
                 seq,
             )
 
+    def _cover(self, coverage: str, seq: int) -> None:
+        self.covered[coverage] += self._logged - self._read
+        self._read = self._logged
+        # What is counted follows from where the agent runs, which does not change while it runs.
+        if self._coverage not in ("", coverage):
+            self.findings.add("CounterCoverage", f"entry {seq} covers the {coverage}, others the {self._coverage}", seq)
+        self._coverage = coverage
+
+    def _check_beside(self, mono: int, seq: int) -> None:
+        """What left the network namespace, and is in no connection of the process."""
+        room = BESIDE_AT_START + BESIDE_PER_CONNECTION * self._attempts(mono) + BESIDE_PER_SECOND * mono / 1000
+        room += self._lost + self._unsettled
+        if self.bounded and self._beside > room:
+            self.findings.add(
+                "UnloggedTraffic",
+                f"at entry {seq} {self._beside} bytes had left the network namespace beside the agent's connections; "
+                f"names, neighbours and ends of connections explain at most {int(room)}",
+                seq,
+            )
+
+    def _attempts(self, mono: int) -> float:
+        # A connection begins with a logged Open, or it failed before that; attempts are at least so far apart.
+        return self._connections + FEW_ATTEMPTS + mono / 1000 / ATTEMPT_SECONDS
+
     def _overhead(self, mono: int) -> int:
         shares = FRAMING_OUT * self._logged + FRAMING_IN * self._in
-        # A connection begins with a logged Open, or it failed before that; attempts are at least so far apart.
-        opened = min(self._opened, self._connections + FEW_ATTEMPTS + mono / 1000 / ATTEMPT_SECONDS)
+        opened = min(self._opened, self._attempts(mono))
         return int(shares + PER_MESSAGE * self._sent + PER_CONNECTION * opened + PER_SECOND * mono / 1000)
+
+    @property
+    def coverage(self) -> str:
+        """The widest that a reading of this log has."""
+        return NAMESPACE if NAMESPACE in self.covered else PROCESS
+
+    @property
+    def share(self) -> float:
+        """Of the bytes that left, the share with a reading of that coverage after them."""
+        return self.covered[self.coverage] / self.total if self.total else 1.0
 
     @property
     def total(self) -> int:

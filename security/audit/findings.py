@@ -189,7 +189,7 @@ CODES: Final[dict[str, Code]] = {
         "a vector had another length than the manifest's layout gives", "ask for the manifest then"
     ),
     "ReceiptInvalid": _fail("a receipt fits neither what was sent nor what was logged as arrived", _BOTH),
-    "NoNetworkCounter": _note(
+    "NoNetworkCounter": _unjudged(
         "nothing but the log itself counts what left", "ask why the agent could not read the kernel's counters"
     ),
     "UnloggedTraffic": _breach("the network counted other bytes than the log explains", "ask for the counters' source"),
@@ -199,7 +199,12 @@ CODES: Final[dict[str, Code]] = {
         "ask the operator for the firewall's count, by address",
     ),
     "CounterCoverage": _unjudged(
-        "too little of what left was counted by the kernel", "ask why readings are missing, and for a firewall's count"
+        "too little of what left was counted by the kernel, or too little by its widest count",
+        "ask why readings are missing, and for a firewall's count",
+    ),
+    "ProcessCount": _note(
+        "the kernel's count covers one process: what another process sends, or UDP, is not in it",
+        "ask for a network namespace of the agent's own, or for a firewall's count",
     ),
     # Rules of the manifest in force
     "RulesUnknown": _unjudged("the rules in force are not known, so none was checked", "ask the consortium for them"),
@@ -231,6 +236,10 @@ CODES: Final[dict[str, Code]] = {
     "RunEpsilonExceeded": _breach("a run spent more epsilon than the manifest permits", _LEDGER),
     "StepMissing": _breach("a step of a round is not in the log, and nothing explains its absence", _SITE_COPY),
     "RoundUnfinished": _note("rounds that began here and did not end in a sum with this site", "compare all logs"),
+    "ReceiptMissing": _note(
+        "vectors in a sum for which this site has no receipt: the connection or the agent stopped before it came",
+        "compare with the coordinator's log",
+    ),
     "ResultUnchecked": _note("results that this site took over and did not check itself", "compare all logs"),
     # Between logs
     "EgressUnacknowledged": _fail("a message left a site and never reached the coordinator's log", _BOTH),

@@ -2,9 +2,13 @@
 
 The party need not stop: this follows its folder and only reads. Syslog has no acknowledgements. So entries are sent in
 batches, each on a connection of its own, and a batch counts as taken when the collector has answered the orderly end
-of the TLS stream (`close_notify`): it has then read everything before. Only then the position is written. A forwarder
-that is killed between the two sends that batch again, so nothing is lost and at most one batch is repeated; origin and
-number are in every message, so that a collector, or `compare`, can tell a repetition from another entry.
+of the TLS stream (`close_notify`): it has then read everything before.
+
+No protocol delivers exactly once to a receiver that keeps no list: a forwarder that is killed after a batch was taken,
+and before it could note that, cannot know. So the position is written twice: which batch begins, before its first byte;
+and that it was taken. What is sent again after a batch that began and was not noted has the mark `again`. Nothing is
+lost, no entry without the mark is sent twice, and origin and number are in every message: a collector that keeps
+these two unique has each entry exactly once.
 """
 
 from __future__ import annotations
@@ -40,16 +44,24 @@ MOST_BYTES: Final = 1 << 20
 SECONDS: Final = 30.0
 ATTEMPTS: Final = 3
 POSITION_BYTES: Final = 4096
+AGAIN: Final = ' again="1"'
 
-_collected = re.compile(rf'\[{STRUCTURED} origin="([^"]+)" seq="([0-9]{{1,15}})" leaf="([0-9a-f]{{64}})"\] (.*)')
+_collected = re.compile(
+    rf'\[{STRUCTURED} origin="([^"]+)" seq="([0-9]{{1,15}})" leaf="([0-9a-f]{{64}})"( again="1")?\] (.*)'
+)
 
 
-def message(line: bytes, entry: dict[str, Any]) -> bytes:
-    """One entry as a syslog message: its line unchanged after the header, so that anybody can hash it again."""
+def message(line: bytes, entry: dict[str, Any], *, again: bool = False) -> bytes:
+    """One entry as a syslog message: its line unchanged after the header, so that anybody can hash it again.
+
+    :param again: the collector may have it already.
+    """
     when = datetime.fromtimestamp(entry["ts"] / 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
     severity = WARNING if entry["type"] in ALARMING else INFORMATIONAL
     host = entry["origin"].removesuffix("/audit")
-    data = f'[{STRUCTURED} origin="{entry["origin"]}" seq="{entry["seq"]}" leaf="{leaf_hash(line).hex()}"]'
+    data = (
+        f'[{STRUCTURED} origin="{entry["origin"]}" seq="{entry["seq"]}" leaf="{leaf_hash(line).hex()}"{AGAIN * again}]'
+    )
     return f"<{8 * FACILITY + severity}>1 {when}Z {host} lazaret - {entry['type']} {data} ".encode() + line
 
 
@@ -63,14 +75,19 @@ def frame(text: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a log was sent: so many entries, and the leaf of the last one, so that another log is noticed."""
+    """How far a log was sent: so many entries, and the leaf of the last one, so that another log is noticed.
+
+    :ivar begun: the end of a batch that has begun; `size` if there is none.
+    """
 
     origin: str
     size: int
     leaf: str
+    begun: int
 
     def encode(self) -> bytes:
-        return encoding.dumps({"leaf": self.leaf, "origin": self.origin, "size": self.size}) + b"\n"
+        values = {"begun": self.begun, "leaf": self.leaf, "origin": self.origin, "size": self.size}
+        return encoding.dumps(values) + b"\n"
 
     @classmethod
     def read(cls, path: Path) -> Position | None:
@@ -80,7 +97,8 @@ class Position:
         """
         try:
             value = encoding.loads(read_capped(path, POSITION_BYTES).removesuffix(b"\n"))
-            return cls(origin=str(value["origin"]), size=int(value["size"]), leaf=str(value["leaf"]))
+            size, begun = int(value["size"]), int(value["begun"])
+            return cls(origin=str(value["origin"]), size=size, leaf=str(value["leaf"]), begun=begun)
         except FileNotFoundError:
             return None
         except (CodecError, KeyError, TypeError, ValueError) as error:
@@ -185,7 +203,7 @@ class Forwarder:
         self._lines = self._follower.new_lines()
         self._position = Position.read(state)
         self._waiting: list[tuple[int, bytes]] = []
-        self._checked = self._position is None
+        self._checked = self.size == 0
 
     @property
     def size(self) -> int:
@@ -204,7 +222,7 @@ class Forwarder:
         batch, size = [], 0
         for at, line in self._waiting[:MOST_ENTRIES]:
             entry = _entry(line, f"{self._log} entry {at}")
-            batch.append((entry, line, frame(message(line, entry))))
+            batch.append((entry, line, frame(message(line, entry, again=at < self._begun))))
             size += len(batch[-1][2])
             if size > MOST_BYTES:
                 break
@@ -213,11 +231,22 @@ class Forwarder:
         last, line, _ = batch[-1]
         if self._position is not None and last["origin"] != self._position.origin:
             raise ConfigError(f"the position is of {self._position.origin}", where=str(self._state))
+        upto, leaf = last["seq"] + 1, self._position.leaf if self._position else ""
+        begun = max(self._begun, upto)
+        self._note(Position(origin=last["origin"], size=self.size, leaf=leaf, begun=begun))
         self._deliver(b"".join(framed for _, _, framed in batch))
-        self._position = Position(origin=last["origin"], size=last["seq"] + 1, leaf=leaf_hash(line).hex())
-        files.write_atomically(self._state, self._position.encode(), mode=0o600)
+        self._note(Position(origin=last["origin"], size=upto, leaf=leaf_hash(line).hex(), begun=begun))
         del self._waiting[: len(batch)]
         return len(batch)
+
+    @property
+    def _begun(self) -> int:
+        """Entries before this one may have been sent before."""
+        return self._position.begun if self._position else 0
+
+    def _note(self, position: Position) -> None:
+        files.write_atomically(self._state, position.encode(), mode=0o600)
+        self._position = position
 
     def _read(self) -> None:
         """Enough for a batch, and no more: a log that is sent for the first time may have a million entries."""
@@ -281,6 +310,7 @@ def compare(log: Path, collected: Path, findings: Findings, sent: int = 0) -> di
     leaves = [leaf_hash(line).hex() for _, line in LogReader(log).lines()]
     origin = findings.log
     seen: dict[int, int] = {}
+    unmarked: dict[int, int] = {}  # without the mark that the collector may have it already
     with collected.open("rb") as file:
         for number, raw in enumerate(file, 1):
             match = _collected.search(raw.decode(errors="replace").rstrip("\n"))
@@ -288,7 +318,8 @@ def compare(log: Path, collected: Path, findings: Findings, sent: int = 0) -> di
                 continue
             seq, leaf = int(match[2]), match[3]
             seen[seq] = seen.get(seq, 0) + 1
-            hashed = leaf_hash(match[4].encode()).hex()
+            unmarked[seq] = unmarked.get(seq, 0) + (match[4] is None)
+            hashed = leaf_hash(match[5].encode()).hex()
             if seq >= len(leaves) or not leaf == hashed == leaves[seq]:
                 findings.add("CollectorMismatch", f"line {number}: entry {seq} is not the one in the log", seq)
     upto = max(min(max(seen, default=-1) + 1, len(leaves)), sent)
@@ -296,4 +327,6 @@ def compare(log: Path, collected: Path, findings: Findings, sent: int = 0) -> di
     for seq in missing:
         findings.add("CollectorMismatch", f"entry {seq} is missing, and it was taken or later ones are there", seq)
     repeated = sum(count - 1 for count in seen.values())
-    return {"entries": len(seen), "repeated": repeated, "missing": len(missing), "log": len(leaves)}
+    twice = sum(max(0, count - 1) for count in unmarked.values())
+    counts = {"entries": len(seen), "repeated": repeated, "repeated_unmarked": twice}
+    return {**counts, "missing": len(missing), "log": len(leaves)}

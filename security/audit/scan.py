@@ -16,7 +16,7 @@ from typing import Final
 
 from security.audit.agreement import Agreement, Agreements
 from security.audit.checkpoints import TreeCheck, VerifiedCheckpoint
-from security.audit.completeness import RoundBook
+from security.audit.completeness import RECEIPTED, RoundBook, round_key
 from security.audit.conformance import RULES, breaches
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Findings
@@ -94,7 +94,7 @@ class Scan:
             "log.genesis": self._genesis,
             "manifest.adopted": self._adopted,
             "agent.start": self._start,
-            "agent.stop": self._stop_said,
+            "agent.stop": lambda *_: setattr(self, "running", False),
             "config.changed": self._config_changed,
             "policy.changed": self._policy_changed,
             "clock.adjusted": self._adjusted,
@@ -109,7 +109,7 @@ class Scan:
             "key.rotated": self._rotated,
             "log.recovered": self._recovered,
             "net.counter": self.ledger.counter,
-            "receipt": self.ledger.receipt,
+            "receipt": self._receipt,
             "segment.sealed": self._sealed,
         }
 
@@ -256,6 +256,7 @@ class Scan:
             self.findings.add("UncleanStop", f"a boot ends at entry {seq - 1} without agent.stop", seq - 1)
             self.running = False
         self.ledger.started(mono)
+        self.rounds.reconnected()
         self._boots.add(boot)
         self._boot, self._sealed_mono = boot, mono
 
@@ -286,9 +287,6 @@ class Scan:
         if self._config not in ("", match["body_config"]):
             self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
         self._config = match["body_config"]
-
-    def _stop_said(self, _match: Match, _seq: int) -> None:
-        self.running = False
 
     def _isolated(self, match: Match, seq: int) -> None:
         """What the site asks of itself, and what the manifest in force asks of it."""
@@ -347,6 +345,9 @@ class Scan:
     def _recovered(self, match: Match, seq: int) -> None:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
 
+    def _receipt(self, match: Match, seq: int) -> None:
+        self.rounds.receipt(self.ledger.receipt(match, seq))
+
     def _egress(self, match: Match, seq: int) -> None:
         run, number, destination = match.group("run", "round", "body_destination")
         msg_id, message, data_class, size, expected, masked, evenness, head, shape = match.group(
@@ -375,6 +376,9 @@ class Scan:
             self.findings.add("UnmaskedVector", detail, seq)
         if message == RECONNECT:
             self.ledger.reconnected()
+            self.rounds.reconnected()
+        elif message in RECEIPTED:
+            self.rounds.await_receipt(round_key(run, number), message[1:-1], msg_id, seq)
         self.ledger.add(data_class[1:-1], int(size), msg_id)
         if destination not in self._destinations and self._destinations:
             self.findings.add("DestinationUnknown", f"entry {seq} went to {destination[1:17]}", seq)
@@ -392,7 +396,7 @@ class Scan:
             self.findings.add("CertificateInvalid", detail, seq)
         agreement = self._in_force[-1] if self._in_force else None
         rules = agreement.rules if agreement else None
-        self.rounds.sent(json.loads(run), json.loads(number), message, seq, rules)
+        self.rounds.sent(round_key(run, number), message, seq, rules)
 
     def _ingress(self, match: Match, seq: int) -> None:
         sender = match["body_sender"][1:-1]

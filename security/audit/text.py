@@ -126,9 +126,10 @@ def log_lines(log: Verified, findings: Iterable[Finding], statement: EpsilonStat
             "0 surplus bytes, all types permitted, all vectors masked"
         )
     if log.ledger.readings and log.ledger.bounded and clean(found, frozenset({"UnloggedTraffic"})):
-        unread = log.ledger.total - log.ledger.covered
+        unread = log.ledger.total - log.ledger.covered.total()
         rest = f"; {quantity(unread)} have no reading (a kill, or a copy in between)" if unread else ""
-        yield f"ok    the kernel counted {quantity(log.ledger.counted)} out, within the stated overhead{rest}"
+        of = f"of the {log.ledger.coverage}"
+        yield f"ok    the kernel counted {quantity(log.ledger.counted)} out {of}, within the stated overhead{rest}"
     if log.size and clean(found, RULES):
         versions = ", ".join(str(one.version) for one in log.agreements.versions)
         yield f"ok    every entry keeps the rules of the manifest in force (versions {versions})"

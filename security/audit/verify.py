@@ -16,6 +16,7 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from lazaret.errors import AuditLogError, CodecError, ToolkitError, VerificationFailed
+from lazaret.kernel_bytes import PROCESS
 from security.audit.agreement import AgreedRules, Agreements, Keys
 from security.audit.checkpoints import Checkpoints, check_epochs, read_checkpoints, witnessed
 from security.audit.egress_ledger import EgressLedger
@@ -253,9 +254,14 @@ def _check_manifest(folder: LogFolder, scan: Scan, findings: Findings) -> None:
 def _check_counted(genesis: Mapping[str, Any] | None, scan: Scan, findings: Findings) -> None:
     if genesis is not None and genesis["body"]["role"] == SITE and scan.ledger.count and not scan.ledger.readings:
         findings.add("NoNetworkCounter", f"{scan.ledger.count} messages left, and the log has no net.counter")
-    elif scan.ledger.bounded and scan.ledger.total and scan.ledger.covered < LEAST_COUNTED * scan.ledger.total:
-        share = 100 * scan.ledger.covered / scan.ledger.total
-        findings.add("CounterCoverage", f"readings cover {share:.0f} % of {scan.ledger.total} bytes that left")
+        return
+    if not scan.ledger.bounded or not scan.ledger.readings:
+        return
+    if scan.ledger.share < LEAST_COUNTED:
+        what = f"readings of the {scan.ledger.coverage} cover {100 * scan.ledger.share:.0f} %"
+        findings.add("CounterCoverage", f"{what} of {scan.ledger.total} bytes that left")
+    elif scan.ledger.coverage == PROCESS:
+        findings.add("ProcessCount", "only TCP connections of the agent's own process are counted")
 
 
 def _check_chain_length(chain: EpochChain | None, scan: Scan, findings: Findings) -> None:

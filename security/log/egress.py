@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.errors import PolicyViolation
-from lazaret.tcp_info import SOURCE, Meter
+from lazaret.kernel_bytes import SOURCES, Meter
 from security.log.events import Egress, EgressBlocked, NetCounter
 from security.log.schema import decimal
 from security.log.writer import AuditLog
@@ -228,7 +228,9 @@ class KernelByteLog:
         reading = self._meter.take()
         self._log.append(
             NetCounter(
-                source=SOURCE,
+                source=SOURCES[self._meter.coverage],
+                coverage=self._meter.coverage,
+                beside_out=reading.beside,
                 connections=reading.opened,
                 bytes_out=reading.flow.out,
                 bytes_in=reading.flow.into,

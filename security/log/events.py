@@ -381,9 +381,15 @@ class Heartbeat(Event):
 
 @event_type("net.counter")
 class NetCounter(Event):
-    """Bytes that the kernel counted since the last such entry or start, and the connections opened in that time."""
+    """Bytes that the kernel counted since the last such entry or start, and the connections opened in that time.
+
+    `bytes_out` and `bytes_in` are payload of the process's TCP connections; `beside_out` is what else left its network
+    namespace, packet headers included, if that is its own and therefore covered.
+    """
 
     source: Text
+    coverage: Annotated[str, choice("process", "network namespace")]
+    beside_out: MaybeCount
     connections: Count
     bytes_out: Count
     bytes_in: Count

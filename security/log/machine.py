@@ -123,7 +123,6 @@ class LogEntry:
 
     seq: int
     line: bytes
-    leaf: bytes
 
 
 NO_SCOPE: Final = Scope()
@@ -138,7 +137,9 @@ class LogMachine:
         self.origin = origin
         self.state = State.NEW
         self.failure: str | None = None  # why it failed, the first time
-        self.tree = Tree()
+        self.size = 0  # how many entries there are
+        self._tree = Tree()
+        self._unhashed: list[bytes] = []  # lines that are not in the tree yet
         self.epoch = 0
         self.last: Moment | None = None
         self.epoch_running_ms = 0
@@ -183,8 +184,9 @@ class LogMachine:
             self.settings[name] = body[told]
 
     def _emit(self, entries: list[LogEntry], event: Event, now: Moment, scope: Scope) -> None:
-        seq = self.tree.size
+        seq = self.size
         if seq and seq % SEGMENT == 0 and event.type != SegmentSealed.type:
+            self._hash()
             sealed = SegmentSealed(segment=seq // SEGMENT - 1, sha256=self._segment.hexdigest())
             self._emit(entries, sealed, now, NO_SCOPE)
             seq += 1
@@ -198,25 +200,38 @@ class LogMachine:
         ).encode()
         if len(line) > MAX_LINE:
             raise LocalProtocolError(f"an entry of {len(line)} bytes is longer than {MAX_LINE}", where=event.type)
-        entries.append(LogEntry(seq=seq, line=line, leaf=self._take(line, now)))
+        self._take(line, now)
+        entries.append(LogEntry(seq=seq, line=line))
 
-    def _take(self, line: bytes, now: Moment) -> bytes:
+    def _take(self, line: bytes, now: Moment) -> None:
         if self.last is not None and now.boot == self.last.boot:
             self.epoch_running_ms += now.mono_ms - self.last.mono_ms
-        if self.tree.size % SEGMENT == 0 and self.tree.size:
-            self._segment = sha256()
-        self._segment.update(line + b"\n")
-        leaf = leaf_hash(line)
-        self.tree.append(leaf)
+        self._unhashed.append(line)
+        self.size += 1
         self.last = now
-        return leaf
+
+    def _hash(self) -> None:
+        """A message waits for its entry, and not for hashes: they are made together when the tree is asked for."""
+        for at, line in enumerate(self._unhashed, self._tree.size):
+            if at and at % SEGMENT == 0:
+                self._segment = sha256()
+            self._segment.update(line + b"\n")
+        self._tree.extend(map(leaf_hash, self._unhashed))
+        self._unhashed.clear()
+
+    @property
+    def tree(self) -> Tree:
+        """The tree over all entries."""
+        if self._unhashed:
+            self._hash()
+        return self._tree
 
     def _enter_epoch(self, epoch: int) -> None:
         self.epoch, self.epoch_running_ms = epoch, 0
 
     def heartbeat(self, now: Moment) -> tuple[LogEntry, ...]:
         """Say that the log is alive, where nothing else was said."""
-        return self.append(Heartbeat(size=self.tree.size), now)
+        return self.append(Heartbeat(size=self.size), now)
 
     def heartbeat_due(self, now: Moment) -> bool:
         """Whether nothing was logged for as long as a reader may expect silence."""
@@ -226,7 +241,7 @@ class LogMachine:
     def checkpoint(self, *signers: NoteSigner) -> Note:
         """The signed checkpoint over everything so far."""
         self._step(LogStep.CHECKPOINT)
-        text = Checkpoint(origin=self.origin, size=self.tree.size, root=self.tree.root()).text
+        text = Checkpoint(origin=self.origin, size=self.size, root=self.tree.root()).text
         return Note(text=text, signatures=tuple(signer.sign(text) for signer in signers))
 
     def fail(self, reason: str) -> AuditLogError:

@@ -42,7 +42,7 @@ def recover(writer: DurableFolder, party: Party) -> Recovered:
     signed = checkpoint_of(newest) if newest is not None else None
     machine = LogMachine(party.origin)
     torn = _replay(writer, machine, signed.size if signed else 0)
-    if signed is not None and (machine.tree.size < signed.size or machine.tree.root(signed.size) != signed.root):
+    if signed is not None and (machine.size < signed.size or machine.tree.root(signed.size) != signed.root):
         raise AuditLogError(
             f"the entries do not lead to the signed head of size {signed.size}",
             where=party.origin,
@@ -71,14 +71,14 @@ def _replay(writer: DurableFolder, machine: LogMachine, signed_size: int) -> byt
             whole = _replay_block(block, machine, writer)
             if whole is None:
                 continue
-            if machine.tree.size < signed_size or number != len(files) - 1:
+            if machine.size < signed_size or number != len(files) - 1:
                 raise AuditLogError(
-                    f"entry {machine.tree.size} is damaged although it was signed",
+                    f"entry {machine.size} is damaged although it was signed",
                     where=str(path),
                     hint="this is no torn write; keep the folder as it is and run `privacy-audit verify` on a copy",
                 )
-            return _set_aside(writer, number, whole, machine.tree.size)
-        if number != len(files) - 1 and machine.tree.size != (number + 1) * SEGMENT:
+            return _set_aside(writer, number, whole, machine.size)
+        if number != len(files) - 1 and machine.size != (number + 1) * SEGMENT:
             raise AuditLogError("a segment is not full although another follows", where=str(path))
     return b""
 
@@ -113,16 +113,16 @@ def _is_next(line: bytes, machine: LogMachine) -> bool:
     except CodecError:
         return False
     return bool(
-        entry["seq"] == machine.tree.size and entry["origin"] == machine.origin and entry["epoch"] == machine.epoch
+        entry["seq"] == machine.size and entry["origin"] == machine.origin and entry["epoch"] == machine.epoch
     )
 
 
 def _settle_leaves(writer: DurableFolder, machine: LogMachine) -> None:
     """leaves.bin is derived and not synced, so it may lag behind or be torn after a crash: rebuild it if it differs."""
-    ours = [machine.tree.leaf(index) for index in range(machine.tree.size)]
+    ours = [machine.tree.leaf(index) for index in range(machine.size)]
     try:
         if read_leaves(writer.leaves) == ours:
             return
     except (FileNotFoundError, CodecError):
         pass
-    writer.write_leaves(ours)
+    writer.write_leaves(ours, anew=True)

@@ -142,7 +142,6 @@ class DurableFolder(LogFolder):
         super().__init__(path)
         self.disk = disk
         self._segment: tuple[int, int] | None = None  # number, file descriptor
-        self._unwritten_leaves: list[bytes] = []
         path.mkdir(parents=True, exist_ok=True)
         self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
@@ -187,8 +186,6 @@ class DurableFolder(LogFolder):
             descriptor = self._open_segment(number)
             self.disk.write(descriptor, b"".join([entry.line + b"\n" for entry in here]))
             self.disk.sync(descriptor)
-        for entry in entries:
-            self._unwritten_leaves.append(entry.leaf)
 
     def _open_segment(self, number: int) -> int:
         if self._segment is not None and self._segment[0] == number:
@@ -209,11 +206,10 @@ class DurableFolder(LogFolder):
         finally:
             os.close(descriptor)
 
-    def write_leaves(self, all_leaves: Sequence[bytes] | None = None) -> None:
-        """Bring leaves.bin up to date, without a sync: it is derived. With an argument, write it anew."""
-        pending, self._unwritten_leaves = self._unwritten_leaves, []
-        with naming(self.leaves), open(self.leaves, "ab" if all_leaves is None else "wb") as file:
-            file.write(b"".join(pending if all_leaves is None else all_leaves))
+    def write_leaves(self, leaves: Sequence[bytes], *, anew: bool = False) -> None:
+        """Add to leaves.bin, or write it anew; without a sync: it is derived."""
+        with naming(self.leaves), open(self.leaves, "wb" if anew else "ab") as file:
+            file.write(b"".join(leaves))
 
     def erase_annexes(self, first: int, last: int) -> None:
         """Delete the annexes of a range of entries, as far as there are any."""

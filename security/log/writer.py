@@ -95,6 +95,7 @@ class AuditLog:
         self._clock = clock
         self._rng = rng
         self._newest = newest
+        self._leaves = machine.size  # how many are in leaves.bin
         self._sealed_ms = clock.mono_ms()
         self.witnessed = 0  # size of the newest checkpoint that got a quorum since this start
         self._boot = rng.bytes(16).hex()
@@ -214,7 +215,7 @@ class AuditLog:
     @property
     def size(self) -> int:
         """How many entries there are."""
-        return self._machine.tree.size
+        return self._machine.size
 
     @property
     def epoch(self) -> int:
@@ -268,7 +269,8 @@ class AuditLog:
     def _publish_checkpoint(self, *signers: NoteSigner) -> Note:
         note = self._machine.checkpoint(*signers)
         self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
-        self._writer.write_leaves()
+        self._writer.write_leaves([self._machine.tree.leaf(seq) for seq in range(self._leaves, self.size)])
+        self._leaves = self.size
         self._newest, self._sealed_ms = note, self._clock.mono_ms()
         return note
 

@@ -271,7 +271,12 @@ class Federation:
         for member in cohort:
             member.log.append(
                 ev.NetCounter(
-                    source="namespace eth0", connections=1, bytes_out=int(member.sent * 1.002) + 700, bytes_in=90_000
+                    source="namespace eth0",
+                    coverage="network namespace",
+                    beside_out=0,
+                    connections=1,
+                    bytes_out=int(member.sent * 1.002) + 700,
+                    bytes_in=90_000,
                 ),
                 run=self.run,
                 round=number,

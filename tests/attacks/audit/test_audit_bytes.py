@@ -96,12 +96,17 @@ def test_more_frames_than_the_upload_has_are_found(tmp_path: Path) -> None:
     assert weighty(_crossed(_with_partial(tmp_path, None, STRAY)).findings) == {"IngressUnexplained"}
 
 
+def _kernel(came: int) -> ev.NetCounter:
+    figures = {"connections": 3, "bytes_out": 1, "bytes_in": came}
+    return ev.NetCounter(source="kernel", coverage="process", beside_out=None, **figures)
+
+
 def test_coordinator_that_names_bytes_its_kernel_did_not_see(tmp_path: Path) -> None:
     federation = Federation.make(tmp_path, dp_sites=())
     federation.play(1)
     never = ev.Ingress(msg_id="77" * 16, sender="graz", message="Pong", bytes=90_000_000, sha256="0" * 64)
     federation.hub.log.append(never)
-    federation.hub.log.append(ev.NetCounter(source="kernel", connections=3, bytes_out=1, bytes_in=20_000))
+    federation.hub.log.append(_kernel(20_000))
     federation.exchange()
     codes = weighty(_crossed(federation).findings)
     assert codes == {"UnloggedTraffic", "IngressUnexplained"}
@@ -112,7 +117,7 @@ def test_bytes_that_only_the_coordinators_kernel_saw(tmp_path: Path, monkeypatch
     federation = Federation.make(tmp_path, dp_sites=())
     federation.play(1)
     came = sum(record.body["bytes"] for record in LogReader(federation.hub.folder).records("ingress"))
-    federation.hub.log.append(ev.NetCounter(source="kernel", connections=3, bytes_out=1, bytes_in=came + 3_000_000))
+    federation.hub.log.append(_kernel(came + 3_000_000))
     federation.exchange()
     assert weighty(_crossed(federation).findings) == {"IngressSurplus"}
     monkeypatch.setattr(egress_ledger, "PROBES_PER_SECOND", 1_000_000)
@@ -123,7 +128,7 @@ def test_a_coordinator_that_was_killed_is_not_accused(tmp_path: Path) -> None:
     """What its kernel had counted since the last reading is gone; the entries after that are compared with nothing."""
     federation = Federation.make(tmp_path, dp_sites=())
     federation.play(1)
-    federation.hub.log.append(ev.NetCounter(source="kernel", connections=3, bytes_out=1, bytes_in=90_000_000))
+    federation.hub.log.append(_kernel(90_000_000))
     late = ev.Ingress(msg_id="77" * 16, sender="graz", message="Pong", bytes=90_000_000, sha256="0" * 64)
     federation.hub.log.append(late)
     federation.exchange()
@@ -140,7 +145,14 @@ def _smuggle(connections: int) -> Findings:
     entry = {
         "actor": "agent",
         "annex_commit": None,
-        "body": {"bytes_in": 0, "bytes_out": 3_000_000, "connections": connections, "source": "kernel"},
+        "body": {
+            "beside_out": None,
+            "bytes_in": 0,
+            "bytes_out": 3_000_000,
+            "connections": connections,
+            "coverage": "process",
+            "source": "kernel",
+        },
         "boot": "0" * 32,
         "epoch": 0,
         "mono_ms": 60_000,

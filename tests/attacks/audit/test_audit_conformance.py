@@ -227,6 +227,14 @@ def _without_types(*types: str) -> Callable[[list[Entry]], list[Entry]]:
     return lambda entries: [entry for entry in entries if entry["type"] not in types]
 
 
+def _without_receipts(*messages: str) -> Callable[[list[Entry]], list[Entry]]:
+    def change(entries: list[Entry]) -> list[Entry]:
+        ids = {entry["body"]["msg_id"] for entry in entries if entry["body"].get("message") in messages}
+        return [entry for entry in entries if entry["type"] != "receipt" or entry["body"]["msg_id"] not in ids]
+
+    return change
+
+
 def _second_sum(entries: list[Entry]) -> list[Entry]:
     last = max(n for n, entry in enumerate(entries) if entry["type"] == "aggregate.published")
     return [*entries[: last + 1], entries[last], *entries[last + 1 :]]
@@ -266,6 +274,7 @@ WHOLE: dict[str, tuple[str, Callable[[list[Entry]], list[Entry]], str]] = {
     "no invitation": ("graz", _without_types("round.invited"), "StepMissing"),
     "no data opened": ("graz", _without_types("data.opened"), "StepMissing"),
     "no agreement": ("graz", _without_types("secagg.survivors"), "StepMissing"),
+    "no receipt": ("graz", _without_receipts("UploadFrame"), "StepMissing"),
     "shares not logged": ("graz", _without_types("secagg.unmasked"), "StepMissing"),
     "two sums of a round": ("hub", _second_sum, "SecondSum"),
     "more sums than rounds": ("hub", _six_sums, "RoundsExceeded"),
@@ -299,6 +308,13 @@ def test_breach_over_several_entries_is_found(name: str, private: Federation, tm
     assert expected in codes and codes - {expected} <= company
     with without(expected):
         assert weighty(_verified(path, private).findings) <= company, "twin"
+
+
+def test_receipts_that_the_connection_never_brought_are_noted(private: Federation, tmp_path: Path) -> None:
+    """Neither vector nor shares have one: the agent stopped before they came."""
+    path = _rewritten(private, tmp_path, "graz", _without_receipts("UploadFrame", "Unmask"))
+    found = _verified(path, private).findings
+    assert "StepMissing" not in weighty(found) and "ReceiptMissing" in {finding.code for finding in found}
 
 
 def test_explained_block_is_no_breach(private: Federation, tmp_path: Path) -> None:

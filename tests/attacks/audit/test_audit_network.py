@@ -3,83 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lazaret import tcp_info
-from lazaret.tcp_info import Flow, Flows, Meter, tcp_flows
+from lazaret import kernel_bytes
+from lazaret.kernel_bytes import Flow, Flows, Meter, tcp_flows
 from security.audit.agreement import keys_for
-from security.audit.egress_ledger import UNSEEN_PER_CONNECTION
+from security.audit.egress_ledger import UNSEEN_PER_CONNECTION, EgressLedger
 from security.audit.verify import verify
 from security.clock import SystemClock
 from security.log import events as ev
-from security.log.egress import KernelByteLog, due_bytes, permitted, recorded_shape
+from security.log.egress import KernelByteLog
 from security.rng import SystemRandomness
-from security.secagg.registry import Shape
 from site_agent.assembly import assemble
 from site_agent.client import meter_for, serve
 from site_agent.config import SiteConfig
 from site_agent.run import Agent
 from tests.integration.test_federation_tls import federation as tls_federation
 from tests.integration.test_site_client import Coordinator, greet, table
+from tests.support import own_namespace
 from tests.support.audit_attacks import Lonely, without
+from tests.support.audit_messages import PROTOTYPES, VECTOR, Site
 from tests.support.consortium_world import World
 from tests.support.site_world import Counting, write_config
 from tests.support.stand_in import standing_in
-
-PROTOTYPES = 8 * 1280 * 4  # eight classes' prototypes of a small network, as floats
-VECTOR = 16_000_000
-
-
-class Site:
-    """Writes what an agent writes about a message, and what a kernel would count for it."""
-
-    def __init__(self, lonely: Lonely) -> None:
-        self.log, self.clock = lonely.log, lonely.clock
-        self.sent = self.number = 0
-
-    def send(self, message: str, *, receipt: bool = True, frames: int = 1) -> None:
-        self.number += 1
-        shape = Shape(
-            federation="lesions", site="graz", cohort=("graz", "linz", "vienna"), vector_bytes=VECTOR, frames=frames
-        )
-        due = due_bytes(message, shape.origin, recorded_shape(shape))
-        assert due is not None
-        vector, msg_id = message == "UploadFrame", f"{self.number:032x}"
-        event = ev.Egress(
-            msg_id=msg_id,
-            message=message,
-            data_class=permitted()[message],
-            bytes=due,
-            sha256="ab" * 32,
-            expected_bytes=due,
-            shape=recorded_shape(shape),
-            masked=vector,
-            modulus_bits=32 if vector else None,
-            uniformity="0.5" if vector else None,
-            destination="cd" * 32,
-            head=1,
-        )
-        self.log.append(event, run="r", round=1)
-        self.sent += due
-        if receipt:
-            self.log.append(ev.ReceiptReceived(msg_id=msg_id, head_size=1, head_root="ef" * 32, ingress=1, proof=None))
-
-    def round(self) -> None:
-        for message in ("Open", "Ready", "Advert", "Shares", "UploadHeader"):
-            self.send(message)
-        self.send("UploadFrame", frames=-(-VECTOR // (256 * 1024)))
-        for message in ("Agree", "Unmask"):
-            self.send(message)
-        self.clock.advance(60_000)
-
-    def read(self, *, smuggled: int = 0, lost: int = 0, opened: int = 1) -> None:
-        """The figures of gRPC over TLS, as measured."""
-        out = int(self.sent * 1.0022) + 60 * self.number + 2700 + smuggled - lost
-        self.log.append(ev.NetCounter(source="kernel", connections=opened, bytes_out=max(0, out), bytes_in=VECTOR))
-        self.log.checkpoint()
 
 
 @pytest.fixture
@@ -143,10 +97,10 @@ def test_unsent_and_unseen_bytes_are_no_finding(lonely: Lonely, site: Site) -> N
     assert lonely.codes() == set()
 
 
-def test_messages_without_any_reading_are_noted(lonely: Lonely, site: Site) -> None:
+def test_messages_without_any_reading_cannot_be_decided(lonely: Lonely, site: Site) -> None:
     site.round()
     lonely.log.checkpoint()
-    assert "NoNetworkCounter" in {finding.code for finding in verify(lonely.folder, lonely.keys).findings}
+    assert lonely.codes() == {"NoNetworkCounter"}
 
 
 # The meter, and real connections.
@@ -208,7 +162,7 @@ def test_what_stays_on_the_machine_does_not_count_unless_it_goes_to_the_coordina
     ],
 )
 def test_which_connections_stay(here: str, there: str, stays: bool) -> None:
-    assert tcp_info._stays((here, 1), (there, 2)) is stays
+    assert kernel_bytes._stays((here, 1), (there, 2)) is stays
 
 
 def test_what_leaves_this_process_is_counted() -> None:
@@ -229,6 +183,83 @@ def test_quiet_line_waits_for_the_next_reading(lonely: Lonely) -> None:
         sizes.append(lonely.log.size - before)
     ledger.close()
     assert [*sizes, lonely.log.size - before] == [0, 0, 1, 1, 2]
+
+
+# A network namespace of the service's own: what a child sends, and what is not TCP.
+
+
+def _in_own_namespace(folder: Path, attack: str, coverage: str) -> dict[str, Any]:
+    here = Path(__file__).parents[3]
+    script = [sys.executable, "-m", own_namespace.__name__, str(folder), attack, coverage]
+    done = subprocess.run([*own_namespace.START, *script], cwd=here, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize("attack", own_namespace.ATTACKS)
+def test_what_a_child_sends_is_in_the_count_of_the_namespace(tmp_path: Path, attack: str) -> None:
+    found = _in_own_namespace(tmp_path / "own", attack, "own")
+    assert found["coverage"] == ["network namespace"] and found["sent"] == found["logged"] > 10_000_000
+    assert found["codes"] == ([] if attack == "nothing" else ["UnloggedTraffic"]), found
+
+
+def test_what_a_child_sends_is_not_in_the_count_of_the_process(tmp_path: Path) -> None:
+    """The twin: only the process is counted, and the same datagrams go unseen; the log says what it covers."""
+    found = _in_own_namespace(tmp_path / "process", "datagrams of a child", "process")
+    assert found["coverage"] == ["process"] and found["codes"] == []
+
+
+def test_the_machine_itself_is_no_namespace_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert kernel_bytes.is_own_namespace() is False
+    monkeypatch.setattr(kernel_bytes, "_FIRST_ONLY", Path("/proc/sys/net/core/absent"))
+    assert kernel_bytes.is_own_namespace() is True
+    monkeypatch.setattr(os, "getppid", lambda: 4711)  # somebody tries it in a container, from a shell
+    assert kernel_bytes.is_own_namespace() is False
+
+
+def test_bytes_beside_the_connections_are_found(lonely: Lonely, site: Site) -> None:
+    site.round()
+    site.read(beside=2000)
+    assert lonely.codes() == set()
+    site.read(lost=site.sent, beside=PROTOTYPES)
+    assert lonely.codes() == {"UnloggedTraffic"}
+
+
+def test_a_count_of_the_process_alone_is_noted(lonely: Lonely, site: Site) -> None:
+    site.round()
+    site.read()
+    assert "ProcessCount" in {finding.code for finding in verify(lonely.folder, lonely.keys).findings}
+
+
+def test_a_count_that_becomes_narrower_cannot_be_decided(
+    lonely: Lonely, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the namespace is counted; then, for what was to be hidden, only the process."""
+    site.round()
+    site.read(beside=0)
+    site.round()
+    site.read(lost=site.sent // 2)
+    assert lonely.codes() == {"CounterCoverage"}
+    monkeypatch.setattr(
+        EgressLedger, "_cover", lambda ledger, coverage, _seq: ledger.covered.update({coverage: 1 << 40})
+    )
+    assert lonely.codes() == set(), "twin"
+
+
+def test_most_of_what_left_must_be_in_the_widest_count(lonely: Lonely, site: Site) -> None:
+    site.send("Open")
+    site.read(beside=0)
+    site.log.append(ev.AgentStop(reason="end"))
+    lonely.log.close()
+    again = Site(lonely)
+    again.log = lonely.reopen()
+    again.number = 100
+    again.round()
+    again.number -= 100
+    again.read()
+    assert lonely.codes() == {"CounterCoverage"}
 
 
 # A real agent, and something in its process that talks to a stranger.
@@ -264,7 +295,7 @@ async def _talk(world: World, agent: Agent, smuggled: int) -> None:
     away = stranger.sockets[0].getsockname()[1]
     stop: list[asyncio.Event] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tcp_info, "_stays", lambda here, there: there[1] != away)
+        patch.setattr(kernel_bytes, "_stays", lambda here, there: there[1] != away)
         running = asyncio.create_task(serve(agent, table(port), until=stop.append))
         await asyncio.wait_for(coordinator.done.wait(), 30)
         if smuggled:

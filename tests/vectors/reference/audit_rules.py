@@ -138,14 +138,27 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
     sets: dict[Round, dict[str, int]] = {}
     shares: dict[tuple[Round, str], Any] = {}
     sums: dict[Round, int] = {}
+    sent: dict[tuple[Round, str], tuple[int, int]] = {}  # the newest upload and Unmask: on which stream, and the entry
+    owed: dict[str, int] = {}
+    receipted: set[int] = set()
+    boot, stream, own = "", 0, entries[0]["origin"].partition(".")[0]
     opened = {entry["run"] for entry in entries if entry["type"] == "data.opened"}
     words = [entry["body"]["command"] for entry in entries if entry["type"] == "operator.action"]
     for entry, agreed in zip(entries, in_force, strict=True):
         kind, body, key = entry["type"], entry["body"], (entry["run"], entry["round"])
         seen, where = steps.setdefault(key, set()), f"entry {entry['seq']}"
         seen.add(kind)
+        if entry["boot"] != boot:
+            boot, stream, owed = entry["boot"], stream + 1, {}
+        if kind == "receipt" and body["msg_id"] in owed:
+            receipted.add(owed[body["msg_id"]])
         if kind == "egress":
             seen.add(body["message"])
+            if body["message"] == "Open":
+                stream, owed = stream + 1, {}
+            elif body["message"] in ("UploadFrame", "Unmask"):
+                sent[key, body["message"]] = (stream, entry["seq"])
+                owed[body["msg_id"]] = entry["seq"]
             if body["message"] == "UploadFrame" and agreed and agreed.value["privacy"]:
                 seen.add("private")
         elif kind == "secagg.survivors":
@@ -172,5 +185,10 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
         paid = "private" not in seen or "dp.committed" in seen
         if "UploadFrame" in seen and not (complete and paid):
             yield f"round {number}: a vector left without its steps"
+        upload, unmask = sent.get(((run, number), "UploadFrame")), sent.get(((run, number), "Unmask"))
+        summed = any(round_ == (run, number) and own in body["self_mask"] for (round_, _), body in shares.items())
+        one_stream = summed and upload and unmask and upload[0] == unmask[0]
+        if one_stream and unmask[1] in receipted and upload[1] not in receipted:
+            yield f"round {number}: a vector without a receipt"
         if "Unmask" in seen and "secagg.unmasked" not in seen:
             yield f"round {number}: shares left and were not logged"

@@ -67,6 +67,9 @@ class Boot:
     messages: int = 0
     acknowledged: int = 0
     read: int = 0
+    beside: int = 0
+    lost: int = 0
+    coverage: str = ""
     waiting: dict[str, int] = field(default_factory=dict)
 
 
@@ -415,7 +418,9 @@ class Verifier:
     # 10. What left
 
     def _bytes(self) -> None:
-        boot, name, total, covered, readings = Boot(0), "", 0, 0, 0
+        boot, name, total, readings = Boot(0), "", 0, 0
+        covered = {"process": 0, "network namespace": 0}
+        widest = "process"
         for entry, agreed in zip(self.entries, self.in_force, strict=True):
             kind, body = entry["type"], entry["body"]
             if entry["boot"] != name:
@@ -424,6 +429,7 @@ class Verifier:
                 self._message(entry, agreed)
                 if body["message"] == "Open":
                     boot.connections += 1
+                    boot.lost += min(sum(boot.waiting.values()), 262_144)
                     boot.waiting.clear()
                 boot.logged, boot.messages, total = (
                     boot.logged + body["bytes"],
@@ -435,19 +441,29 @@ class Verifier:
                 self._note(body["msg_id"] in boot.waiting, f"receipt of entry {entry['seq']}")
                 boot.acknowledged += boot.waiting.pop(body["msg_id"], 0)
             elif kind == "net.counter":
-                readings, covered, boot.read = readings + 1, covered + boot.logged - boot.read, boot.logged
+                readings += 1
+                reach = "process" if body["beside_out"] is None else body["coverage"]
+                covered[reach] += boot.logged - boot.read
+                widest = max(widest, reach, key=["process", "network namespace"].index)
+                if self.role == "site" and boot.coverage not in ("", reach):
+                    self.open.append("the count changed its coverage")
+                boot.coverage = reach
+                boot.read, boot.beside = boot.logged, boot.beside + (body["beside_out"] or 0)
                 boot.out, boot.into = boot.out + body["bytes_out"], boot.into + body["bytes_in"]
                 boot.opened += body["connections"]
                 if self.role == "site":
                     self._counted(boot, (entry["mono_ms"] - boot.began) / 1000, entry["seq"])
-        if self.role == "site" and readings and covered < 0.5 * total:
+        if self.role == "site" and total and covered[widest] < 0.5 * total:
             self.open.append("too few readings")
 
     def _counted(self, boot: Boot, seconds: float, seq: int) -> None:
-        connections = min(boot.opened, boot.connections + 8 + seconds / 15)
+        attempts = boot.connections + 8 + seconds / 15
+        connections = min(boot.opened, attempts)
         most = boot.logged * 1.003 + boot.into * 0.0003 + 100 * boot.messages + 4096 * connections + 4 * seconds
         least = boot.acknowledged - boot.connections * 262_144
         self._note(least <= boot.out <= most, f"the kernel counted other bytes at entry {seq}")
+        room = 2048 + 1024 * attempts + 4 * seconds + boot.lost + min(sum(boot.waiting.values()), 262_144)
+        self._note(boot.beside <= room, f"bytes left beside the connections at entry {seq}")
 
     def _message(self, entry: Entry, agreed: Agreed | None) -> None:
         body, seq = entry["body"], entry["seq"]

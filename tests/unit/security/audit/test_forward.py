@@ -18,7 +18,7 @@ from tests.support.audit_attacks import Lonely, Tampering
 # RFC 5424, section 6, for the parts that this program writes.
 SYSLOG = re.compile(
     rb"<([0-9]{1,3})>1 [0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9:]{8}\.[0-9]{3}Z [!-~]{1,255} [!-~]{1,48} - [!-~]{1,32} "
-    rb'\[lazaret@32473 origin="[^"\\\]]+" seq="[0-9]+" leaf="[0-9a-f]{64}"\] (\{.*\})'
+    rb'\[lazaret@32473 origin="[^"\\\]]+" seq="[0-9]+" leaf="[0-9a-f]{64}"(?: again="1")?\] (\{.*\})'
 )
 
 
@@ -27,7 +27,9 @@ class Taken:
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
+        self.marked: list[int] = []
         self.refuses = False
+        self.dies = False
 
     def __call__(self, data: bytes) -> None:
         if self.refuses:
@@ -40,6 +42,10 @@ class Taken:
             entry = json.loads(match[2])
             assert f'leaf="{leaf_hash(match[2]).hex()}"'.encode() in text, "the line travels byte for byte"
             self.numbers.append(entry["seq"])
+            if b' again="1"] ' in text:
+                self.marked.append(entry["seq"])
+        if self.dies:
+            raise KeyboardInterrupt  # it has everything, and nobody notes that
 
 
 def _grow(lonely: Lonely, count: int) -> None:
@@ -57,6 +63,33 @@ def test_blocked_messages_are_warnings(tmp_path: Path) -> None:
     lonely.log.append(ev.EgressBlocked(rule="x", message="Ready", bytes=1, sha256=None))
     line = Tampering(lonely.folder).lines[-1]
     assert message(line, json.loads(line)).startswith(b"<108>1 ")
+
+
+def test_what_may_be_a_repetition_is_marked_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lonely, taken, state = Lonely(tmp_path / "log"), Taken(), tmp_path / "position"
+    size = lonely.log.size
+    for batch in range(4):
+        _grow(lonely, 5)
+        sending = Forwarder(lonely.folder, state, taken)
+        taken.dies = batch % 2 == 0
+        if taken.dies:
+            with pytest.raises(KeyboardInterrupt):
+                sending.step()
+        while not taken.dies and sending.step():
+            pass
+    doubtful = [*range(size + 5), *range(size + 10, size + 15)]
+    assert taken.marked == doubtful, "what was under way when it was killed, and no more"
+    unmarked = list(taken.numbers)
+    for seq in taken.marked:
+        unmarked.remove(seq)
+    assert sorted(unmarked) == list(range(lonely.log.size)), "each entry once, without the mark"
+    monkeypatch.setattr(forward, "AGAIN", "")
+    _grow(lonely, 1)
+    taken.dies = True
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            Forwarder(lonely.folder, state, taken).step()
+    assert taken.marked == doubtful, "twin: nothing tells the repetition from the first"
 
 
 def test_each_entry_once_in_order_and_only_what_was_taken(tmp_path: Path) -> None:

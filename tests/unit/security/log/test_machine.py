@@ -72,10 +72,10 @@ def test_transitions_are_those_of_the_table(state: State, step: LogStep) -> None
         STEPS[step](machine)
         assert machine.state is TRANSITIONS[state, step]
     else:
-        size = machine.tree.size
+        size = machine.size
         with pytest.raises(LocalProtocolError):
             STEPS[step](machine)
-        assert machine.tree.size == size
+        assert machine.size == size
 
 
 def test_sequence_time_and_scope() -> None:
@@ -104,7 +104,7 @@ def test_bad_scope_is_refused_and_leaves_nothing() -> None:
     machine = _machine(State.OPEN)
     with pytest.raises(LocalProtocolError):
         machine.append(ev.Heartbeat(size=1), _at(1), Scope(run="not a token"))
-    assert machine.tree.size == 1
+    assert machine.size == 1
 
 
 def test_epochs_count_one_by_one() -> None:
