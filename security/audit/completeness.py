@@ -174,14 +174,15 @@ class RoundBook:
             self._findings.add("ResultUnchecked", where, found.steps["shares opened"])
 
     def _judge_receipt(self, where: str, found: _Round) -> None:
-        """Receipts come in the order in which messages came. If the coordinator confirms shares of a sum with this site in
-        it, it has the vector too, and the receipt for that cannot be absent unless the connection broke between.
+        """Receipts come in the order in which messages came. A coordinator that confirms shares of a sum with this site
+        has its vector too, and the receipt for that cannot be absent unless the connection broke between the two.
         """
         upload, shares = found.awaited.get("upload"), found.awaited.get("shares sent")
         own = self._findings.log.partition(".")[0]
         if upload is None or upload.receipted or not any(own in body["self_mask"] for body in found.shares.values()):
             return
-        if shares is not None and shares.receipted and shares.connection == upload.connection:
+        later = shares is not None and shares.connection == upload.connection and shares.seq > upload.seq
+        if later and shares is not None and shares.receipted:
             detail = f"{where}: shares have a receipt, and the vector before them has none"
             self._findings.add("StepMissing", detail, upload.seq)
         else:

@@ -134,9 +134,10 @@ class TlsCollector:
         self._host, self._port, self._name, self._context, self._lenient = host, port, name, context, lenient
         self._unanswered = 0
 
-    def deliver(self, data: bytes) -> None:
+    def deliver(self, data: bytes, begin: Callable[[], None]) -> None:
         """Send, end the stream, and wait until the collector has read its end.
 
+        :param begin: called before the first byte.
         :raises CannotDecide: if that is not certain; the caller sends the same again later.
         :raises ConfigError: if it never answers, so that the same would be sent again and again.
         """
@@ -146,6 +147,7 @@ class TlsCollector:
                 socket.create_connection((self._host, self._port), SECONDS) as plain,
                 self._context.wrap_socket(plain, server_hostname=self._name) as stream,
             ):
+                begin()
                 stream.sendall(data)
                 self._end(stream, where)
         except OSError as error:
@@ -191,10 +193,11 @@ def tls_context(ca: Path, certificate: Path | None, key: Path | None) -> ssl.SSL
 class Forwarder:
     """Sends what a log has beyond a position, batch by batch.
 
-    :param deliver: takes frames, and returns when the collector has them.
+    :param deliver: takes frames, calls its second argument before it sends the first byte, and returns when the
+        collector has them all.
     """
 
-    def __init__(self, log: Path, state: Path, deliver: Callable[[bytes], None]) -> None:
+    def __init__(self, log: Path, state: Path, deliver: Callable[[bytes, Callable[[], None]], None]) -> None:
         refuse_hostile(log)
         self._log = log
         self._state = state
@@ -233,8 +236,8 @@ class Forwarder:
             raise ConfigError(f"the position is of {self._position.origin}", where=str(self._state))
         upto, leaf = last["seq"] + 1, self._position.leaf if self._position else ""
         begun = max(self._begun, upto)
-        self._note(Position(origin=last["origin"], size=self.size, leaf=leaf, begun=begun))
-        self._deliver(b"".join(framed for _, _, framed in batch))
+        begins = Position(origin=last["origin"], size=self.size, leaf=leaf, begun=begun)
+        self._deliver(b"".join(framed for _, _, framed in batch), lambda: self._note(begins))
         self._note(Position(origin=last["origin"], size=upto, leaf=leaf_hash(line).hex(), begun=begun))
         del self._waiting[: len(batch)]
         return len(batch)

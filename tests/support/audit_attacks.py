@@ -27,7 +27,7 @@ from security.rng import CountedRandomness
 from tests.support.audit_parties import NOW, Member, QuickDisk, new_member
 
 # What a log without a manifest, without whole rounds and without an orderly end says of itself.
-FRAGMENT = frozenset({"RulesUnknown", "StepMissing", "NoStop"})
+FRAGMENT = frozenset({"RulesUnknown", "StepMissing", "NoStop", "NoNetworkCounter"})
 
 
 def weighty(findings: Iterable[Finding]) -> set[str]:

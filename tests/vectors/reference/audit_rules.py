@@ -187,7 +187,7 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
             yield f"round {number}: a vector left without its steps"
         upload, unmask = sent.get(((run, number), "UploadFrame")), sent.get(((run, number), "Unmask"))
         summed = any(round_ == (run, number) and own in body["self_mask"] for (round_, _), body in shares.items())
-        one_stream = summed and upload and unmask and upload[0] == unmask[0]
+        one_stream = summed and upload and unmask and upload[0] == unmask[0] and upload[1] < unmask[1]
         if one_stream and unmask[1] in receipted and upload[1] not in receipted:
             yield f"round {number}: a vector without a receipt"
         if "Unmask" in seen and "secagg.unmasked" not in seen:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,10 @@ class Taken:
         self.refuses = False
         self.dies = False
 
-    def __call__(self, data: bytes) -> None:
+    def __call__(self, data: bytes, begin: Callable[[], None]) -> None:
         if self.refuses:
             raise CannotDecide("no")
+        begin()
         while data:
             length, _, data = data.partition(b" ")
             text, data = data[: int(length)], data[int(length) :]
