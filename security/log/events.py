@@ -381,11 +381,7 @@ class Heartbeat(Event):
 
 @event_type("net.counter")
 class NetCounter(Event):
-    """Bytes that the kernel counted since the last such entry or start, and the connections opened in that time.
-
-    `bytes_out` and `bytes_in` are payload of the process's TCP connections; `beside_out` is what else left its network
-    namespace, packet headers included, if that is its own and therefore covered.
-    """
+    """What the kernel counted since the last one: payload over TCP, and what else left a network namespace of ours."""
 
     source: Text
     coverage: Annotated[str, choice("process", "network namespace")]
