@@ -139,7 +139,7 @@ def _read(info: bytes, headers: int) -> Flow:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkBytes:
     """What the interfaces of a network namespace have sent, with headers.
 
     :ivar packets: those of TCP at most: all, but as many as UDP and ICMP have sent.
@@ -148,8 +148,8 @@ class Link:
     out: int
     packets: int
 
-    def __sub__(self, other: Link) -> Link:
-        return Link(self.out - other.out, self.packets - other.packets)
+    def __sub__(self, other: LinkBytes) -> LinkBytes:
+        return LinkBytes(self.out - other.out, self.packets - other.packets)
 
 
 def is_own_namespace() -> bool:
@@ -161,7 +161,7 @@ def is_own_namespace() -> bool:
     return 1 in (os.getpid(), os.getppid()) and _EVERYWHERE.exists() and not _FIRST_ONLY.exists()
 
 
-def namespace_link() -> Link | None:
+def namespace_link() -> LinkBytes | None:
     """What all interfaces but the loopback have sent; None if that is not known."""
     try:
         lines = _INTERFACES.read_text().splitlines()[2:]
@@ -170,7 +170,7 @@ def namespace_link() -> Link | None:
         return None
     columns = {name.strip(): numbers.split() for name, _, numbers in (line.partition(":") for line in lines)}
     sent = [(int(numbers[8]), int(numbers[9])) for name, numbers in columns.items() if name != _LOOPBACK]
-    return Link(sum(out for out, _ in sent), sum(packets for _, packets in sent) - datagrams)
+    return LinkBytes(sum(out for out, _ in sent), sum(packets for _, packets in sent) - datagrams)
 
 
 def _datagrams() -> int:
@@ -209,7 +209,7 @@ class Meter:
     """
 
     def __init__(
-        self, flows: Callable[[], Flows | None] = tcp_flows, link: Callable[[], Link | None] | None = None
+        self, flows: Callable[[], Flows | None] = tcp_flows, link: Callable[[], LinkBytes | None] | None = None
     ) -> None:
         self._flows = flows
         self._open: dict[int, Flow] = {}
@@ -237,7 +237,7 @@ class Meter:
         if link is not None and self._began is not None:
             self._compare(link - self._began)
 
-    def _compare(self, link: Link) -> None:
+    def _compare(self, link: LinkBytes) -> None:
         # A large packet may pass an interface whole, with one header for many segments.
         own = self._total
         headers = own.headers * max(0, min(own.segments, link.packets)) // max(1, own.segments)
