@@ -9,6 +9,7 @@ uploads what was not trained, or opens shares of a set that was not agreed.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
@@ -149,7 +150,8 @@ class RoundBook:
     def close(self, role: str) -> None:
         """Compare, now that everything was seen."""
         for seq, rule in self._blocked.items():
-            if not any(f"entry {seq}" in words for words in self._explained):
+            # A whole number: what explains entry 12 does not explain entry 1.
+            if not any(re.search(rf"\bentry {seq}\b", words) for words in self._explained):
                 self._findings.add("VectorBlocked", f"entry {seq}: {rule[:120]}", seq)
         if role == SITE:
             for key, found in self._rounds.items():

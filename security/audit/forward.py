@@ -29,6 +29,7 @@ from lazaret import files
 from lazaret.errors import AuditLogError, CannotDecide, CodecError, ConfigError, RollbackDetected
 from security.audit.findings import Findings
 from security.audit.safe_files import read_capped, refuse_hostile
+from security.audit.text import LAST_SECOND
 from security.crypto import encoding
 from security.crypto.merkle import leaf_hash
 from security.log.reader import LogFollower, LogReader
@@ -56,13 +57,16 @@ def message(line: bytes, entry: dict[str, Any], *, again: bool = False) -> bytes
 
     :param again: the collector may have it already.
     """
-    when = datetime.fromtimestamp(entry["ts"] / 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3]
+    # RFC 5424, section 6.2.3: "-" where there is no time. An entry may state one that no calendar has.
+    when = "-"
+    if entry["ts"] < 1000 * LAST_SECOND:
+        when = datetime.fromtimestamp(entry["ts"] / 1000, tz=UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
     severity = WARNING if entry["type"] in ALARMING else INFORMATIONAL
     host = entry["origin"].removesuffix("/audit")
     data = (
         f'[{STRUCTURED} origin="{entry["origin"]}" seq="{entry["seq"]}" leaf="{leaf_hash(line).hex()}"{AGAIN * again}]'
     )
-    return f"<{8 * FACILITY + severity}>1 {when}Z {host} lazaret - {entry['type']} {data} ".encode() + line
+    return f"<{8 * FACILITY + severity}>1 {when} {host} lazaret - {entry['type']} {data} ".encode() + line
 
 
 def frame(text: bytes) -> bytes:

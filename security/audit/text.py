@@ -42,6 +42,8 @@ AGREEMENT: Final = frozenset({"ModelInconsistency", "SplitCohort", "MaskExposure
 RULES: Final = frozenset(name for name, code in CODES.items() if code.concern is Concern.RULES)
 RECORD: Final = frozenset(CODES) - EGRESS - PRIVACY - MATCHING - AGREEMENT - RULES | {"Fork"}
 
+LAST_SECOND: Final = 253_402_300_800  # 10000-01-01
+
 VERDICTS: Final = {0: "clean", 1: "findings", 3: "cannot decide"}
 ANSWERS: Final = {0: "yes", 1: "no", 3: "cannot decide"}
 MARKS: Final = {Severity.FAIL: "FAIL", Severity.UNDECIDED: "????", Severity.NOTE: "note"}
@@ -53,7 +55,9 @@ def plain(text: str) -> str:
 
 
 def when(seconds: float) -> str:
-    """A time in UTC, to the minute."""
+    """A time in UTC, to the minute. What a log says may be beyond any calendar."""
+    if not 0 <= seconds < LAST_SECOND:
+        return "after the year 9999"
     return datetime.fromtimestamp(seconds, tz=UTC).strftime("%Y-%m-%d %H:%MZ")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -303,6 +304,15 @@ _WHOLE: Final = frozenset({"steps", "prototypes_every", "dimensions", "views"})
 _MAYBE_ZERO: Final = frozenset({"projection"})
 
 
+def _number(settings: Mapping[str, Any], name: str, default: float | None = None) -> float:
+    """A setting of a manifest, where decimals are text."""
+    with suppress(TypeError, ValueError):
+        found = float(settings.get(name, default))
+        if math.isfinite(found):
+            return found
+    raise ConfigError(f"{name} is not a number", where="manifest [training.settings]")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrivateSettings:
     """What all sites do in the same way in a private round.
@@ -397,7 +407,7 @@ class PrivateSettings:
         plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "head_decay": 0.0, "milestones": ""}
         for name, wanted in plain.items():
             given = settings.get(name, wanted)
-            if (float(given) if isinstance(wanted, float) else given) != wanted:
+            if (_number(settings, name, wanted) if isinstance(wanted, float) else given) != wanted:
                 raise ConfigError(
                     f"{name} = {given!r}, but with shared noise a round is one plain step",
                     where=f"{PREFIX}noise",
@@ -409,7 +419,7 @@ class PrivateSettings:
                 where="[training] weights",
                 hint='weights = "samples"',
             )
-        return SharedNoise.of(layout, clip=clip, learning_rate=float(settings["learning_rate"]), honest=honest)
+        return SharedNoise.of(layout, clip=clip, learning_rate=_number(settings, "learning_rate"), honest=honest)
 
     def to_settings(self) -> dict[str, int | float | str]:
         """For a plan's [training.settings]; what is None is left out."""

@@ -169,10 +169,15 @@ class LogMachine:
             raise LocalProtocolError(f"epoch {event.epoch} does not follow {self.epoch}", where=self.origin)
         self._step(_STEP_OF.get(event.type, LogStep.APPEND))
         entries: list[LogEntry] = []
-        if self.last is not None and now.wall_ms < self.last.wall_ms:
-            offset = now.wall_ms - self.last.wall_ms
-            self._emit(entries, ClockAdjusted(offset_ms=offset, source="seen by the log"), now, NO_SCOPE)
-        self._emit(entries, event, now, scope)
+        try:
+            if self.last is not None and now.wall_ms < self.last.wall_ms:
+                offset = now.wall_ms - self.last.wall_ms
+                self._emit(entries, ClockAdjusted(offset_ms=offset, source="seen by the log"), now, NO_SCOPE)
+            self._emit(entries, event, now, scope)
+        except LocalProtocolError as error:
+            if entries:  # the tree has entries that nobody gets to write: the log on disk would have a gap
+                raise self.fail(f"an entry was refused after others: {error.message}") from error
+            raise
         if isinstance(event, KeyRotated):
             self._enter_epoch(event.epoch)
         if event.type in _SETTINGS:

@@ -73,6 +73,12 @@ def _integer(value: Any) -> int:
     return value
 
 
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise CodecError("the name of a log is text")
+    return value
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldCheckpoint:
     """The newest checkpoint seen of one log, with our cosignature on it and the keys it was checked with."""
@@ -163,7 +169,7 @@ class Fork:
         value = encoding.loads(data.removesuffix(b"\n"))
         try:
             return cls(
-                origin=value["origin"],
+                origin=_text(value["origin"]),
                 held=Note.parse(value["held"].encode()),
                 shown=Note.parse(value["shown"].encode()),
                 endorsements=tuple(Note.parse(note.encode()) for note in value["endorsements"]),

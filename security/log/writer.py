@@ -34,7 +34,7 @@ from security.log.events import (
 )
 from security.log.keys import EPOCH_MS, Endorsement, EpochChain, EpochKeys, endorse
 from security.log.machine import HEARTBEAT_MS, SKEW_MS, LogEntry, LogMachine, Moment, Scope, State
-from security.log.note import Note, NoteSigner, Signature, VerifierKey, checkpoint_of
+from security.log.note import MAX_SIGNATURES, Note, NoteSigner, Signature, VerifierKey, checkpoint_of
 from security.log.recovery import recover
 from security.log.roster import Party, Roster
 from security.log.schema import Event
@@ -335,6 +335,8 @@ class AuditLog:
             timestamp = key.verify(note.text, cosignature.value)
             self._check_time_of(key.name, timestamp or 0)
             others = tuple(line for line in note.signatures if (line.name, line.key_id) != (key.name, key.id))
+            if len(others) == MAX_SIGNATURES:
+                return  # a note has room for no more; a quorum is far fewer
             merged = Note(text=note.text, signatures=(*others, cosignature))
             self._writer.disk.publish(self._writer.checkpoint_path(size), merged.encode())
             self._keep_if_quorum(merged, size, keys.values())

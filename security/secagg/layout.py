@@ -66,6 +66,8 @@ class Block:
         numbers = (*self.shape, *self.units, self.clip_exponent, self.movement_exponent, self.maximum)
         if any(type(number) is not int for number in numbers):
             raise _bad(self.name, "shapes, exponents and maxima are whole numbers")
+        if type(self.nonnegative) is not bool:
+            raise _bad(self.name, "nonnegative is true or false")
         if self.kind not in get_args(Kind):
             raise _bad(self.name, f"unknown kind {self.kind!r}")
         if not self.name or any(extent < 1 for extent in self.shape) or not 1 <= self.size <= MAX_BLOCK_WORDS:
@@ -116,7 +118,9 @@ class Block:
         return values
 
     @classmethod
-    def from_dict(cls, written: Mapping[str, Any]) -> Block:
+    def from_dict(cls, written: object) -> Block:
+        if not isinstance(written, dict) or not isinstance(written.get("name"), str):
+            raise _bad("blocks", "a block is described under a name")
         try:
             values = dict(written)
             values["shape"] = tuple(values["shape"])
@@ -124,8 +128,8 @@ class Block:
                 values["units"] = tuple(np.frombuffer(bytes.fromhex(values["units"]), dtype=np.int8).tolist())
             block = cls(**values)
         except (KeyError, TypeError, ValueError) as error:
-            raise _bad(str(written.get("name", "?")), "not a block description") from error
-        if block.to_dict() != dict(written):
+            raise _bad(written["name"], "not a block description") from error
+        if block.to_dict() != written:
             raise _bad(block.name, "fields that this kind of block does not have")
         return block
 
@@ -342,6 +346,8 @@ class Layout:
         numbers = [written.get(name) for name in ("ring_bits", "roster_size", "weight_cap")]
         if set(written) != expected or any(type(number) is not int for number in numbers):
             raise _bad("layout", f"must have exactly the keys {', '.join(sorted(expected))}, with whole numbers")
+        if not isinstance(written["blocks"], list):
+            raise _bad("blocks", "must be a list")
         ring_bits, roster_size, weight_cap = cast("list[int]", numbers)
         blocks = tuple(Block.from_dict(block) for block in written["blocks"])
         return cls(blocks=blocks, ring_bits=ring_bits, roster_size=roster_size, weight_cap=weight_cap)

@@ -254,14 +254,14 @@ def _six_sums(entries: list[Entry]) -> list[Entry]:
     return out
 
 
-def _blocked(explained: bool) -> Callable[[list[Entry]], list[Entry]]:
+def _blocked(explained: str | None) -> Callable[[list[Entry]], list[Entry]]:
     def change(entries: list[Entry]) -> list[Entry]:
         base = {**entries[-1], "run": None, "round": None}
         body = {"bytes": 9, "message": "UploadFrame", "rule": "vector does not look masked", "sha256": None}
         seq = len(entries) - 1
         extra = [{**base, "type": "egress.blocked", "body": body}]
-        if explained:
-            words = {"command": f"entry {seq}: a test of the filter", "role": "operator"}
+        if explained is not None:
+            words = {"command": explained.format(seq), "role": "operator"}
             extra.append({**base, "type": "operator.action", "body": words})
         return [*entries[:-1], *extra, entries[-1]]
 
@@ -278,7 +278,8 @@ WHOLE: dict[str, tuple[str, Callable[[list[Entry]], list[Entry]], str]] = {
     "shares not logged": ("graz", _without_types("secagg.unmasked"), "StepMissing"),
     "two sums of a round": ("hub", _second_sum, "SecondSum"),
     "more sums than rounds": ("hub", _six_sums, "RoundsExceeded"),
-    "a blocked vector": ("graz", _blocked(explained=False), "VectorBlocked"),
+    "a blocked vector": ("graz", _blocked(None), "VectorBlocked"),
+    "another entry explained": ("graz", _blocked("entry {}0: a test of the filter"), "VectorBlocked"),
     "no stop": ("graz", _without_types("agent.stop"), "NoStop"),
 }
 
@@ -318,7 +319,7 @@ def test_receipts_that_the_connection_never_brought_are_noted(private: Federatio
 
 
 def test_explained_block_is_no_breach(private: Federation, tmp_path: Path) -> None:
-    path = _rewritten(private, tmp_path, "graz", _blocked(explained=True))
+    path = _rewritten(private, tmp_path, "graz", _blocked("entry {}: a test of the filter"))
     assert "VectorBlocked" not in weighty(_verified(path, private).findings)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import rfc8785
 from click.testing import CliRunner, Result
 
 from security.audit import safe_files
@@ -17,10 +19,12 @@ from security.audit.compare import cross, held_checkpoints
 from security.audit.safe_files import read_capped
 from security.audit.verify import verify
 from security.clock import ManualClock
+from security.log.events import AgentStop
 from security.log.note import Checkpoint, Note, NoteSigner, checkpoint_of
+from security.log.schema import MAX_COUNT
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
-from tests.support.audit_attacks import copied, weighty
+from tests.support.audit_attacks import Lonely, copied, weighty
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import NOW
 
@@ -107,6 +111,17 @@ def test_every_command_looks_first(command: str, federation: Federation, tmp_pat
     assert CliRunner().invoke(main, words).exit_code in (1, 3)
 
 
+@pytest.mark.parametrize("command", ["verify", "heads", "report", "egress"])
+def test_times_that_no_calendar_has_stop_no_command(command: str, tmp_path: Path) -> None:
+    lonely = Lonely(tmp_path)
+    lonely.clock.wall = MAX_COUNT - 1000
+    lonely.log.append(AgentStop(reason="end"))
+    lonely.log.close()
+    words = [command, str(lonely.folder), *(["-o", str(tmp_path / "r.html")] if command == "report" else [])]
+    done = CliRunner().invoke(main, words)
+    assert isinstance(done.exception, SystemExit | None), done.exception
+
+
 @pytest.mark.parametrize("kind", ["empty", "no segments", "no witness folder"])
 def test_missing_parts_cannot_be_decided(kind: str, federation: Federation, tmp_path: Path) -> None:
     path = tmp_path / "graz"
@@ -145,6 +160,8 @@ def test_forged_evidence_of_a_fork_frames_nobody(federation: Federation, tmp_pat
     fork = _forged_fork(federation, federation.members["linz"].party.origin)
     (path / "evidence" / "fork-aaaa.json").write_bytes(fork.encode())
     (path / "evidence" / "fork-bbbb.json").write_bytes(b"{}\n")
+    nameless = json.loads(fork.encode()) | {"origin": []}
+    (path / "evidence" / "fork-cccc.json").write_bytes(rfc8785.dumps(nameless) + b"\n")
     found = verify(path, keys_for(path, federation.root_key))
     assert weighty(found.findings) == set()
     assert "EvidenceInvalid" in {finding.code for finding in found.findings}

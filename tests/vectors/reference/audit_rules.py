@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from fractions import Fraction
 from hashlib import sha256
@@ -178,7 +179,7 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
                 if count > agreed.value["training"]["rounds"]:
                     yield f"{where}: too many sums"
         blocked = kind == "egress.blocked" and body["message"] in ("UploadFrame", "UploadHeader")
-        if blocked and not any(where in text for text in words):
+        if blocked and not any(re.search(rf"\b{where}\b", text) for text in words):
             yield f"{where}: a vector was blocked, and nobody explains it"
     for (run, number), seen in steps.items() if role == "site" else ():
         complete = {"model.received", "train.done", "round.invited"} <= seen and run in opened

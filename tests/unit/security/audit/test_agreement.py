@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from lazaret.errors import ToolkitError
 from security.audit.agreement import agreement_of
-from tests.support.consortium_world import PRIVACY, SHARED_NOISE, World
+from security.identity.manifest import Manifest
+from tests.support.consortium_world import PLAN, PRIVACY, SHARED_NOISE, World
+
+WRONG: tuple[Any, ...] = (None, 0, True, 10**15, "", "nan", "0.5", [], {})
 
 
 def test_shared_noise_is_read_at_the_noise_that_the_manifest_asks_for(tmp_path: Path) -> None:
@@ -15,3 +24,31 @@ def test_shared_noise_is_read_at_the_noise_that_the_manifest_asks_for(tmp_path: 
     rules = agreement_of(world.publish(), "00").rules
     assert rules is not None and rules.privacy is not None and rules.privacy.noise_floor == 0.8
     assert rules.privacy.shared is not None and rules.privacy.shared.honest == 2 and rules.privacy.steps == 1
+
+
+def _places(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [place for key, child in inner for place in ((*at, key), *_places(child, (*at, key)))]
+
+
+@pytest.mark.parametrize("plan", [PLAN + PRIVACY, SHARED_NOISE + PRIVACY], ids=["site noise", "shared noise"])
+def test_whatever_a_manifest_says_the_answer_is_an_error_of_ours(tmp_path: Path, plan: str) -> None:
+    """It is read before its signature is checked: in a log folder by an auditor, over the wire by a site."""
+    world = World.make(tmp_path)
+    world.write_plan(plan)
+    world.publish()
+    told = json.loads(world.published())["manifest"]
+    for place in _places(told):
+        if place[0] == "roster" and place[1:2] != (0,):
+            continue  # members are all alike
+        for wrong in (*WRONG, ...):
+            changed = json.loads(json.dumps(told))
+            holder = changed
+            for step in place[:-1]:
+                holder = holder[step]
+            if wrong is ...:
+                del holder[place[-1]]
+            else:
+                holder[place[-1]] = wrong
+            with suppress(ToolkitError):
+                agreement_of(Manifest.from_dict(changed), "00")

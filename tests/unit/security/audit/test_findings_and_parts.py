@@ -21,7 +21,7 @@ from lazaret.errors import (
 from security.audit.charts import Dot, Drawing, Label
 from security.audit.findings import CODES, Finding, Findings, exit_code
 from security.audit.report import Span, digest, environment
-from security.audit.text import plain, quantity
+from security.audit.text import plain, quantity, when
 from security.log import events as ev
 from security.log.note import KeyType, Note, NoteSigner, Signature, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Party, Roster
@@ -233,6 +233,7 @@ def test_words_for_people() -> None:
         "1000.0 TB",
     ]
     assert plain("a\x1b[31m\u202eb") == "a?[31m?b"
+    assert when(253_402_300_799) == "9999-12-31 23:59Z" and when(2**63 - 1) == "after the year 9999"
 
 
 def test_folder_names_cannot_climb(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from security.audit import forward
 from security.audit.forward import Forwarder, Position, frame, message
 from security.crypto.merkle import leaf_hash
 from security.log import events as ev
+from security.log.schema import MAX_COUNT
 from tests.support.audit_attacks import Lonely, Tampering
 
 # RFC 5424, section 6, for the parts that this program writes.
@@ -92,6 +93,14 @@ def test_what_may_be_a_repetition_is_marked_and_nothing_else(tmp_path: Path, mon
         with pytest.raises(KeyboardInterrupt):
             Forwarder(lonely.folder, state, taken).step()
     assert taken.marked == doubtful, "twin: nothing tells the repetition from the first"
+
+
+def test_a_time_that_no_calendar_has_is_none(tmp_path: Path) -> None:
+    lonely = Lonely(tmp_path)
+    lonely.clock.wall = MAX_COUNT - 1000
+    lonely.log.append(ev.Heartbeat(size=1))
+    line = Tampering(lonely.folder).lines[-1]
+    assert message(line, json.loads(line)).startswith(b"<110>1 - ")
 
 
 def test_each_entry_once_in_order_and_only_what_was_taken(tmp_path: Path) -> None:

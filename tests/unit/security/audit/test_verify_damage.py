@@ -13,7 +13,7 @@ from lazaret.errors import AuditLogError, CodecError, ConfigError, LocalProtocol
 from security.audit.agreement import Keys
 from security.audit.compare import cross
 from security.audit.proof import Proof, prove
-from security.audit.verify import verify
+from security.audit.verify import erased_annexes, verify
 from security.crypto import merkle
 from security.log import events as ev
 from security.log.keys import EpochKeys
@@ -301,3 +301,9 @@ def test_copy_without_keys_is_readable(tmp_path: Path, lonely: Lonely) -> None:
     lonely.log.close()
     path = copied(lonely.folder, tmp_path / "copy")
     assert weighty(verify(path, lonely.keys).findings) == set()
+
+
+def test_erased_annexes_are_found_however_many_there_are() -> None:
+    assert erased_annexes([9, 1, 5, 7, 3], [range(4, 6), range(2), range(5, 8), range(9, 9)]) == {1, 5, 7}
+    many = range(0, 400_000, 2)
+    assert erased_annexes(many, (range(seq, seq + 1) for seq in reversed(many))) == set(many)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from lazaret.errors import CodecError, LocalProtocolError, VerificationFailed
+from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, VerificationFailed
 from security.audit.verify import verify
 from security.log import events as ev
 from security.log import machine as module
@@ -90,6 +90,19 @@ def test_clock_that_goes_back_gets_an_entry() -> None:
     entries = machine.append(ev.Heartbeat(size=1), _at(-500, mono=3))
     assert [json.loads(entry.line)["type"] for entry in entries] == ["clock.adjusted", "heartbeat"]
     assert json.loads(entries[0].line)["body"]["offset_ms"] == -500
+
+
+def test_an_entry_that_is_refused_after_another_was_made_closes_the_log() -> None:
+    """The tree holds an entry that nobody writes: what follows would have a number too high."""
+    names = tuple(f"{number:0>100}" for number in range(1000))
+    long = ev.SecaggUnmasked(context="ab" * 32, attempt=0, self_mask=names, mask_key=())
+    machine = _machine(State.OPEN)
+    with pytest.raises(LocalProtocolError, match="longer than"):
+        machine.append(long, _at(1))
+    machine.append(ev.Heartbeat(size=1), _at(2))
+    with pytest.raises(AuditLogError, match="longer than"):
+        machine.append(long, _at(-500, mono=3))
+    assert machine.state is State.FAILED
 
 
 def test_monotonic_clock_may_not_go_back() -> None:
