@@ -32,7 +32,7 @@ from security.crypto.ring import FRAME_BYTES
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
-from security.identity.rules import check_tls_peer
+from security.identity.peers import check_tls_peer
 from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
 from security.rng import SystemRandomness

@@ -92,12 +92,18 @@ class _Hooks:
 
     def _work(self) -> None:
         while True:
-            data = json.dumps(self._waiting.get(), ensure_ascii=False).encode() + b"\n"
+            message = self._waiting.get()
             for hook in self._hooks:
                 try:
-                    subprocess.run(hook, input=data, timeout=HOOK_SECONDS, check=True, capture_output=True)
+                    _call(hook, message)
                 except (OSError, subprocess.SubprocessError) as error:
                     self._log.warning("the alert hook %s failed: %s", hook[0], error)
+
+
+def _call(hook: tuple[str, ...], message: Message) -> None:
+    """Start a hook with one message, and wait for it."""
+    data = json.dumps(message, ensure_ascii=False).encode() + b"\n"
+    subprocess.run(hook, input=data, timeout=HOOK_SECONDS, check=True, capture_output=True)
 
 
 class _Alerting(BaseModel):
@@ -116,11 +122,11 @@ def tell_once(config: Path, name: str, text: str) -> None:
     hooks = read_settings(_Alerting, config, written_by="init").alerts.hooks()
     if not hooks:
         raise ConfigError("there is neither a command nor a webhook", where=f"{config} [alerts]")
-    message = {"party": "privacy-audit", "alert": name, "state": "began", "text": text}
-    data = json.dumps(message | {"at_ms": time.time_ns() // 1_000_000}, ensure_ascii=False).encode() + b"\n"
+    now_ms = time.time_ns() // 1_000_000
+    message = {"party": "privacy-audit", "alert": name, "state": "began", "text": text, "at_ms": now_ms}
     for hook in hooks:
         try:
-            subprocess.run(hook, input=data, timeout=HOOK_SECONDS, check=True, capture_output=True)
+            _call(hook, message)
         except (OSError, subprocess.SubprocessError) as error:
             raise ToolkitError(f"the alert hook failed: {error}", where=f"{config} [alerts]") from error
 

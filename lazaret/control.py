@@ -107,10 +107,9 @@ def pause_commands(
 # runs, so it is not among them.
 
 
-def finished_runs(folder: Path) -> dict[str, int]:
-    """Names and sizes in bytes, of what a state folder has put aside."""
-    found = sorted(path for path in (folder / "runs").glob("*") if path.is_dir())
-    return {path.name: sum(file.stat().st_size for file in path.rglob("*") if file.is_file()) for path in found}
+def finished_runs(folder: Path) -> dict[str, Path]:
+    """The folders of what a state folder has put aside, by name."""
+    return {path.name: path for path in sorted((folder / "runs").glob("*")) if path.is_dir()}
 
 
 def archive_run(folder: Path, name: str, target: Path) -> None:
@@ -145,10 +144,11 @@ def remove_run(folder: Path, name: str) -> None:
 
 
 def _finished(folder: Path, name: str) -> Path:
-    if name not in finished_runs(folder):
-        known = ", ".join(finished_runs(folder)) or "none"
+    found = finished_runs(folder)
+    if name not in found:
+        known = ", ".join(found) or "none"
         raise ConfigError(f"there is no finished run {name!r}", where=str(folder / "runs"), hint=f"there is: {known}")
-    return folder / "runs" / name
+    return found[name]
 
 
 def runs_command(folder_of: Callable[[Path], Path], with_config: Callable[[Any], Any]) -> click.Command:
@@ -165,7 +165,8 @@ def runs_command(folder_of: Callable[[Path], Path], with_config: Callable[[Any],
         if (archive is None and not remove) or name is None:
             if archive is not None or remove:
                 raise click.UsageError("name the run; without a name they are listed")
-            for run, size in finished_runs(folder).items():
+            for run, path in finished_runs(folder).items():
+                size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
                 click.echo(f"{run:<32} {size / 1e6:8.1f} MB")
             return
         if archive is not None:

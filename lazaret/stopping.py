@@ -63,13 +63,13 @@ def stop_on_signals(stop: Callable[[], None]) -> None:
     """From now on a signal only calls this, in the loop that runs here."""
     loop = asyncio.get_running_loop()
 
-    def told(number: int, frame: object) -> None:
+    def handle(number: int, frame: object) -> None:
         del number, frame
         with suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(stop)
 
     for number in _taken():
-        signal.signal(number, told)
+        signal.signal(number, handle)
     if _came.is_set():
         loop.call_soon(stop)
 

@@ -82,7 +82,7 @@ def channel_credentials(identity: Identity, only: x509.Certificate | None = None
 
 
 def peer_certificate(context: Any) -> x509.Certificate:
-    """The client certificate of a call, from a server's context (grpc or grpc.aio); give it to `rules.check_tls_peer`.
+    """The client certificate of a call, from a server's context (grpc or grpc.aio); give it to `peers.check_tls_peer`.
 
     :raises CertificateError: if the call has none, which the handshake should have prevented.
     """

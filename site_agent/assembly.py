@@ -17,8 +17,8 @@ from security.identity.enrolment import Identity, installed_manifest
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
+from security.identity.peers import check_tls_peer
 from security.identity.pki import Role, Subject
-from security.identity.rules import check_tls_peer
 from security.log.events import Egress
 from security.log.note import checkpoint_of
 from security.log.reader import LogReader

@@ -52,7 +52,7 @@ class Budget:
     def __init__(self, plan: PrivatePlan, limits: Limits, ledger: Ledger, store: FileStore, log: AuditLog, key: bytes):
         self.plan = plan
         self._limits, self._ledger, self._store, self._log, self._key = limits, ledger, store, log, key
-        self._untold: list[Booking] = []  # committed, and not in the log yet
+        self._unlogged: list[Booking] = []  # committed, and not in the log yet
 
     @property
     def shares_noise(self) -> bool:
@@ -92,18 +92,18 @@ class Budget:
         The log is told by `log_commits`, at a public time: when training ended tells how many images there are.
         """
         self._ledger.commit(reservation)
-        self._untold.append(next(booking for booking in self.state.bookings if booking.seq == reservation.seq))
+        self._unlogged.append(next(booking for booking in self.state.bookings if booking.seq == reservation.seq))
 
     def log_commits(self) -> None:
         """To be called before `train.done` is logged, and so before READY."""
-        while self._untold:
-            self.note_committed(self._untold.pop(0))
+        while self._unlogged:
+            self.note_committed(self._unlogged.pop(0))
 
     def note_committed(self, booking: Booking) -> None:
-        self._log.append(DpCommitted(**self._told(booking)), run=self._run(booking), round=booking.round)
+        self._log.append(DpCommitted(**self._fields(booking)), run=self._run(booking), round=booking.round)
 
     def note_reserved(self, booking: Booking) -> None:
-        self._log.append(DpReserved(**self._told(booking)), run=self._run(booking), round=booking.round)
+        self._log.append(DpReserved(**self._fields(booking)), run=self._run(booking), round=booking.round)
 
     def take_version(self, version: str) -> None:
         """The data as they are now. What was spent on earlier patients stays spent, so that the ledger continues."""
@@ -125,7 +125,8 @@ class Budget:
         """The log's name of a run; of other federations' runs, the ledger's."""
         return booking.run.rpartition("/")[2] if booking.run == self.plan.run else booking.run
 
-    def _told(self, booking: Booking) -> dict[str, Any]:
+    def _fields(self, booking: Booking) -> dict[str, Any]:
+        """What an entry about a booking says."""
         state = self.state
         terms, rule = state.terms, state.terms.filter()
         before = merged(event for other in state.bookings if other.seq < booking.seq for event in other.events)
@@ -186,19 +187,23 @@ def open_budget(
 
 def _log_ended_rounds(budget: Budget, manifest: Manifest, log: AuditLog, folder: Path) -> None:
     """Rounds that were trained by an agent which ended before their public time came."""
-    committed = logged_reservations(folder, DpCommitted.type)
-    logged = {record.key for record in LogReader(folder).checked(TrainDone.type)}
+    committed, trained = set[str](), set[tuple[str | None, int | None]]()
+    for record in LogReader(folder).checked(DpCommitted.type, TrainDone.type):
+        if record.type == DpCommitted.type:
+            committed.add(record.body["reservation"])
+        else:
+            trained.add(record.key)
     for booking in budget.state.bookings:
         if booking.committed and booking.run == budget.plan.run and ident(budget.state, booking) not in committed:
             budget.note_committed(booking)
-            if (manifest.run, booking.round) not in logged:
+            if (manifest.run, booking.round) not in trained:
                 done = log_events.trained_before(manifest, booking.round, steps=budget.plan.schedule.steps)
                 log.append(done.event, run=manifest.run, round=booking.round)
 
 
-def logged_reservations(folder: Path, kind: str = DpReserved.type) -> frozenset[str]:
-    """What the privacy log says was reserved, or committed."""
-    return frozenset(record.body["reservation"] for record in LogReader(folder).checked(kind))
+def logged_reservations(folder: Path) -> frozenset[str]:
+    """What the privacy log says was reserved."""
+    return frozenset(record.body["reservation"] for record in LogReader(folder).checked(DpReserved.type))
 
 
 def check_logged(state: LedgerState, logged: Collection[str], where: str) -> None:

@@ -28,7 +28,7 @@ from cryptography import x509
 
 from lazaret.errors import CertificateError, CertificateUntrusted, ToolkitError, coarse
 from security.identity import pki
-from security.identity.rules import check_coordinator_certificate
+from security.identity.peers import check_coordinator_certificate
 from security.identity.tls_probe import Destination, NoTls, ask
 from security.log.egress import KernelByteLog
 from security.log.events import AgentStop

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from lazaret.errors import ConfigError
+from lazaret.stopping import ENDING
 from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
@@ -38,7 +39,6 @@ from site_agent.trainer.personal_state import LoggedRun, SiteRecord
 
 # What every log of an agent that is running shows: the card is about the entries up to the newest checkpoint.
 _RUNNING: Final = frozenset({"NoStop", "UnsealedTail"})
-_FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class Folders:
 def _in_child(config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None) -> Workplace:
     read, write, deny = _readable(config, source), _writable(config), [config.identity]
     folders = Folders.make(target)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*_FORWARDED, signal.SIGCHLD})
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
     parent, child = os.getpid(), os.fork()
     if child:
         _wait(child, folders, before)
@@ -237,7 +237,7 @@ def _wait(child: int, folders: Folders, before: Iterable[signal.Signals | int]) 
 
 def _status_of(child: int) -> int:
     while True:
-        received = signal.sigwaitinfo({*_FORWARDED, signal.SIGCHLD})
+        received = signal.sigwaitinfo({*ENDING, signal.SIGCHLD})
         if received.si_signo == signal.SIGCHLD:
             ended, status = os.waitpid(child, os.WNOHANG)
             if ended:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from lazaret.errors import RemoteProtocolError
+from lazaret.terminal import as_range
 from security.identity.manifest import Manifest
 from security.log import events as ev
 from security.secagg import relay
@@ -99,12 +100,3 @@ def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     sentence = f"a new version: {as_range(held)} training images, {as_range(was)} before"
     more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
     return sentence + (f"; no image any more of {', '.join(gone[:_NAMED])}{more}" if gone else "")
-
-
-def as_range(count: int) -> str:
-    """1 to 9, 10 to 19, 20 to 49, 50 to 99, 100 to 199 ...: a size, and not a number to compare from day to day."""
-    if count < 10:
-        return "no" if count == 0 else "1 to 9"
-    power = 10 ** (len(str(count)) - 1)
-    low, high = next((low, high) for low, high in ((1, 2), (2, 5), (5, 10)) if count < high * power)
-    return f"{low * power} to {high * power - 1}"

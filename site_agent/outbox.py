@@ -13,7 +13,7 @@ from dataclasses import replace
 from lazaret.errors import CertificateError, LocalProtocolError, PolicyViolation
 from protos.parse import FROM_SITE, Parcel
 from security.identity.membership import Seat
-from security.identity.rules import check_coordinator_pin
+from security.identity.peers import check_coordinator_pin
 from security.log.egress import Outgoing, OutgoingVector, blocked, check_outgoing, check_outgoing_vector
 from security.log.writer import AuditLog
 from security.secagg import messages, relay

@@ -437,14 +437,7 @@ class Session:
 
     def _before_slot(self, plan: messages.Plan) -> Effects:
         """Until READY is due, a plan is answered as if training had not ended: else its answer would tell the time."""
-        aggregation, update = self.machine.aggregation, self.machine.aggregation.update
-        if self._answer is None:
-            return self.machine.receive(plan)
-        aggregation.update = None
-        try:
-            return self.machine.receive(plan)
-        finally:
-            aggregation.update = update
+        return self.machine.receive(plan) if self._answer is None else self.machine.receive_untrained(plan)
 
     def _halted(self) -> Effects:
         if self.machine.state is not SiteState.HALTED:

@@ -22,9 +22,7 @@ from security.identity.kit import compared_root, kit_in
 from security.identity.pki import Role, Subject, subject_of
 from site_agent.config import CHECK_NAMES, LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
-from site_agent.privacy import (
-    status_line,
-)
+from site_agent.privacy import status_line
 
 # `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.
 

@@ -24,8 +24,7 @@ from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 from security.secagg.handover import Handover
 from security.secagg.records import ResultAccepted, ResultCertified, UpdatesPermitted
-from security.secagg.site.checks import MAX_UPDATES_ON_ONE_STATE, updates_left
-from security.secagg.site.journal import Journal
+from security.secagg.site.journal import MAX_UPDATES_ON_ONE_STATE, Journal
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
@@ -138,6 +137,8 @@ def open_for_people(config_path: Path) -> AuditLog:
 
 
 log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
+
+
 def _state(path: Path) -> Path:
     return SiteConfig.read(path).state
 
@@ -259,7 +260,7 @@ def permit(config_path: Path, reason: str) -> None:
     try:
         journal = Journal.replay(wal.records)
         state = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms())).state_hash
-        if journal.uploaded_on != state or updates_left(journal):
+        if journal.uploaded_on != state or journal.updates_left:
             raise ConfigError(
                 "this site does not wait for its operator",
                 where=str(state_dir.wal),

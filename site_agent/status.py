@@ -22,7 +22,6 @@ from security.log.events import TrainerIsolated
 from security.log.reader import LogReader
 from security.log.store import LogFolder
 from security.rng import SystemRandomness
-from security.secagg.site.checks import updates_left
 from security.secagg.site.journal import Journal, NewestResult
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
@@ -75,7 +74,7 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
 
 def _waits_for_operator(journal: Journal, head: NewestResult, *, private: bool) -> bool:
     """Whether this site sends nothing more on its model before `site-agent permit`."""
-    return not private and journal.uploaded_on == head.state_hash and updates_left(journal) == 0
+    return not private and journal.uploaded_on == head.state_hash and journal.updates_left == 0
 
 
 def _isolation(log: Path) -> dict[str, Any] | None:
@@ -217,12 +216,13 @@ class AgentPresence:
             self._away_ms = mono
         if agent.expected != self._contact[0]:
             self._contact = (agent.expected, now // CONTACT_MS * CONTACT_MS)
-        self._file.beat(self.told(), now_ms=now, mono_ms=mono)
+        self._file.beat(self.state(), now_ms=now, mono_ms=mono)
         if mono >= self._alert_ms:
             self._alert_ms = mono + ALERT_MS
             self._alerts.look(self.conditions(), now_ms=now)
 
-    def told(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
+        """What `status` and the page show of a running agent."""
         session = self._agent.session
         declined = session.declined and dict(zip(("round", "reason", "until_ms"), session.declined, strict=True))
         return {

@@ -195,8 +195,8 @@ def start_trainer(
         change = note_data(state_dir, ready, private=private)
         if budget is not None:
             budget.take_version(ready.version)
-        told = log_events.data_opened(config.data, ready.version, change, private=private)
-        privacy_log.append(told, run=manifest.run, annex=log_events.data_annex(ready))
+        event = log_events.data_opened(config.data, ready.version, change, private=private)
+        privacy_log.append(event, run=manifest.run, annex=log_events.data_annex(ready))
 
     waiting = None if config.trainer_socket is None else TrainerSocket(config.trainer_socket)
     supervisor = Supervisor(

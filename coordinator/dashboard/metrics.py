@@ -98,7 +98,7 @@ class RunCollector(Collector):
 
 
 def _of_sites(live: Live, board: Board) -> Iterator[Metric]:
-    sessions = board.told().sessions
+    sessions = board.page_history().sessions
     counted = {
         "listed": len(live.sites),
         "connected": sum(site.connected for site in live.sites),

@@ -73,16 +73,16 @@ def pages(board: Board, phases: PhaseClock, guard: Guard) -> Pages:
 
 
 def admission(
-    told: Dashboard, base: Path, address: Address, identity: Identity
+    settings: Dashboard, base: Path, address: Address, identity: Identity
 ) -> tuple[Guard, ssl.SSLContext | None]:
     """On this machine's own address whoever is on it may look; anywhere else only who proves to be expected, over TLS.
 
     :raises ConfigError: if neither a token nor an authority is named where one is needed.
     """
-    token = read_token(base / told.token) if told.token is not None else None
+    token = read_token(base / settings.token) if settings.token is not None else None
     if address.is_loopback:
         return Guard(token=token), None
-    if token is None and told.client_ca is None:
+    if token is None and settings.client_ca is None:
         raise ConfigError(
             "on this address the page needs a token or client certificates",
             where="coordinator.toml: dashboard.listen",
@@ -91,8 +91,8 @@ def admission(
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.load_cert_chain(identity.tls_path, identity.tls_key_path())
-    if told.client_ca is not None:
-        _require_certificates(context, base / told.client_ca)
+    if settings.client_ca is not None:
+        _require_certificates(context, base / settings.client_ca)
     return Guard(token=token, names=(address.url_host, *_names(identity))), context
 
 

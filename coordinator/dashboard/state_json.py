@@ -299,7 +299,7 @@ class Board:
             raise LocalProtocolError("the run has not begun", where="dashboard")
         return self._live
 
-    def told(self) -> PageHistory:
+    def page_history(self) -> PageHistory:
         """What the database says; read again only when somebody has written to it."""
         return self._newest()[1]
 
@@ -311,10 +311,10 @@ class Board:
 
     def state(self) -> Response:
         """The whole page's content."""
-        live, (version, told), stamp = self.live, self._newest(), self._heads.stamp()
+        live, (version, history), stamp = self.live, self._newest(), self._heads.stamp()
         key = (live, version, stamp)
         if self._shown is None or self._shown[0] != key:
-            self._shown = (key, Response.of(self._content(live, told), "application/json"))
+            self._shown = (key, Response.of(self._content(live, history), "application/json"))
         return self._shown[1]
 
     def _content(self, live: Live, history: PageHistory) -> bytes:

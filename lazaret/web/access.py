@@ -95,7 +95,7 @@ class Guard:
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
         if name not in (*_LOOPBACK_NAMES, *self.names):
             return Response.refusal(HTTPStatus.MISDIRECTED_REQUEST)
-        if self.token is not None and not _same(_told(request), self.token):
+        if self.token is not None and not _same(_presented_token(request), self.token):
             challenge = 'Basic realm="Lazaret", charset="UTF-8"'
             return Response.refusal(HTTPStatus.UNAUTHORIZED, WWW_Authenticate=challenge)
         first, slash, _ = request.path[1:].partition("/")
@@ -113,7 +113,7 @@ def _same(presented: str, wanted: str) -> bool:
     return hmac.compare_digest(presented.encode("utf-8", errors="replace"), wanted.encode())
 
 
-def _told(request: Request) -> str:
+def _presented_token(request: Request) -> str:
     scheme, _, value = request.fields.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()

@@ -180,7 +180,7 @@ def agreement_of(manifest: Manifest, digest: str) -> Agreement:
 
 
 def _rules_of(manifest: Manifest) -> AgreedRules:
-    from security.identity.membership import certificate_window, groups_of
+    from security.identity.membership import groups_of
 
     numbers, training = manifest.aggregation, manifest.training
     return AgreedRules(
@@ -197,7 +197,7 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         destinations=frozenset(manifest.coordinator.tls_keys),
         groups=groups_of(numbers),
         undrawn=numbers.groups is not None and not numbers.groups.secrets,
-        certificates={member.id: certificate_window(member) for member in manifest.members},
+        certificates={member.id: member.valid_ms for member in manifest.members},
         privacy=_privacy_of(manifest),
         purposes=frozenset(manifest.processing.purposes),
         legal_bases=frozenset(manifest.processing.legal_bases),

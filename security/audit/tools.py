@@ -103,11 +103,11 @@ def forward(
     collector = forwarding.TlsCollector(host.strip("[]"), int(port), name or host.strip("[]"), context, lenient=lenient)
     with forwarding.only_one(position):
         forwarder = forwarding.Forwarder(log, position, collector.deliver)
-        forwarding.follow(forwarder, _until_told(), lambda text: click.echo(text, err=True), once=once)
+        forwarding.follow(forwarder, _until_stopped(), lambda text: click.echo(text, err=True), once=once)
     click.echo(f"{forwarder.size} entries of {log} are at {to}")
 
 
-def _until_told() -> Callable[[float], bool]:
+def _until_stopped() -> Callable[[float], bool]:
     """Waits so many seconds; true when the process was asked to end. A batch under way is finished first."""
     import signal
     import threading

@@ -18,9 +18,8 @@ from pydantic import Field
 from lazaret.errors import ConfigError, PolicyViolation
 from lazaret.settings import read_settings
 from security.crypto.ring import DEFAULT_BITS
-from security.dp.accountant import rdp_epsilon
 from security.dp.filter import check_delta
-from security.dp.planner import PrivateSettings, Schedule, begun_epsilon, both_figures, propose_multiplier
+from security.dp.planner import PrivateSettings
 from security.identity.initial_model import InitialModel, blocks_of, initial_state_hash
 from security.identity.manifest import (
     MAX_WINDOW,
@@ -48,9 +47,8 @@ from security.identity.manifest import (
     decimal_text,
 )
 from security.identity.membership import COVERED_ROSTER, DAY_MS
-from security.identity.rules import TWO_SITES_HINT, least_noise
+from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
-from security.secagg.groups import least_sites
 from security.secagg.layout import Block, Clips, Layout
 
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Annotated[int, Field(gt=0)]
@@ -377,78 +375,3 @@ def _privacy(plan: FederationPlan) -> Privacy | None:
     texts = {name: decimal_text(getattr(asked, name)) for name in ("epsilon", "delta", "clip", "noise_floor")}
     check_delta(float(asked.delta), least_patients=asked.least_patients, where="federation.toml [privacy] delta")
     return Privacy(**texts, unit=asked.unit, least_patients=asked.least_patients)
-
-
-def warnings(manifest: Manifest) -> list[str]:
-    """What the consortium should know before it sends out the manifest."""
-    notes = []
-    if manifest.audit.mode == "sampled":
-        chunks = manifest.audit.chunks_per_site
-        notes.append(
-            f"audit = sampled: each site checks {chunks} chunk(s) of a sum. A sum that is wrong everywhere is always "
-            "found, one changed chunk often is not, and a dishonest coordinator that one site has found can continue "
-            "with the other sites. Only audit = covered stops a dishonest coordinator"
-        )
-    if len(manifest.roster) == 2:
-        notes.append("two sites: each site learns the other's noisy update; only differential privacy protects it")
-    if manifest.privacy is None:
-        notes.append(
-            "no differential privacy: the sum itself is not protected, and whoever sees it may infer from it whether a "
-            "patient took part"
-        )
-    else:
-        notes += _private_notes(manifest, manifest.privacy)
-    notes += _group_notes(manifest) + _colluder_notes(manifest)
-    if not manifest.aggregation.single_history:
-        notes.append("single_history = false: a coordinator may run two disjoint groups of sites with two histories")
-    return notes
-
-
-def _group_notes(manifest: Manifest) -> list[str]:
-    table, sites = manifest.aggregation.groups, len(manifest.roster)
-    if table is None:
-        return []
-    c, least = manifest.aggregation.colluders, sites // table.count
-    cost = (
-        f"groups = {table.count}: every group's sum is published. A site hides among the {least} sites of its group, "
-        f"of which {c} may collude, instead of among {sites}; and a round needs all groups, each with at least "
-        f"{least_sites(c=c, m=manifest.aggregation.least_survivors)} sites"
-    )
-    if table.secrets:
-        return [cost]
-    return [cost, "groups are not drawn yet: no site trains until [aggregation.secrets] has the secret of every site"]
-
-
-def _colluder_notes(manifest: Manifest) -> list[str]:
-    sites, c = len(manifest.roster), manifest.aggregation.colluders
-    free = thresholds.free_colluders(sites)
-    if c >= free:
-        return []
-    return [
-        f"colluders = {c}: {sites} sites have the same quorum with colluders = {free}. The promise would be stronger; "
-        f"but then {free} silent sites stop every attempt, and each chunk of a sum is checked by {free + 1} sites"
-    ]
-
-
-def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
-    floor, epsilon, delta = float(privacy.noise_floor), float(privacy.epsilon), float(privacy.delta)
-    schedule = least_noise(manifest)
-    if schedule is None:
-        return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
-    cost = begun_epsilon(schedule.events(), epsilon=epsilon, delta=delta)
-    if cost <= epsilon:
-        return _shared_notes(schedule, cost, delta)
-    try:
-        proposed = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
-        wanted = f"with noise_floor = {proposed:g} all rounds fit"
-    except ConfigError as error:
-        wanted = str(error.hint)
-    costs = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
-    return [f"{costs}; {wanted}"]
-
-
-def _shared_notes(schedule: Schedule, cost: float, delta: float) -> list[str]:
-    if schedule.shared is None:
-        return []
-    alone = rdp_epsilon([event.alone for event in schedule.events()], delta)[0]
-    return [f"noise is shared: {both_figures(cost, alone, schedule.shared.honest)}"]

@@ -8,13 +8,17 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
+from lazaret.errors import ConfigError
 from security.consortium.authority import Authority, Enrolled
-from security.consortium.plan import warnings
+from security.dp.accountant import rdp_epsilon
+from security.dp.planner import Schedule, begun_epsilon, both_figures, propose_multiplier
 from security.identity import pki
 from security.identity.fingerprints import grouped, phrase
-from security.identity.manifest import Manifest
+from security.identity.manifest import Manifest, Privacy
 from security.identity.pki import Purpose
+from security.identity.rules import least_noise
 from security.secagg import thresholds
+from security.secagg.groups import least_sites
 
 EXPIRY_WARNING_DAYS: Final = 30
 
@@ -197,3 +201,81 @@ def print_authority(console: Console, summary: dict[str, Any]) -> None:
         console.print("no manifest published yet", highlight=False)
     else:
         print_manifest(console, summary["manifest"])
+
+
+# What the consortium should know before it sends out a manifest.
+
+
+def warnings(manifest: Manifest) -> list[str]:
+    """What the consortium should know before it sends out the manifest."""
+    notes = []
+    if manifest.audit.mode == "sampled":
+        chunks = manifest.audit.chunks_per_site
+        notes.append(
+            f"audit = sampled: each site checks {chunks} chunk(s) of a sum. A sum that is wrong everywhere is always "
+            "found, one changed chunk often is not, and a dishonest coordinator that one site has found can continue "
+            "with the other sites. Only audit = covered stops a dishonest coordinator"
+        )
+    if len(manifest.roster) == 2:
+        notes.append("two sites: each site learns the other's noisy update; only differential privacy protects it")
+    if manifest.privacy is None:
+        notes.append(
+            "no differential privacy: the sum itself is not protected, and whoever sees it may infer from it whether a "
+            "patient took part"
+        )
+    else:
+        notes += _private_notes(manifest, manifest.privacy)
+    notes += _group_notes(manifest) + _colluder_notes(manifest)
+    if not manifest.aggregation.single_history:
+        notes.append("single_history = false: a coordinator may run two disjoint groups of sites with two histories")
+    return notes
+
+
+def _group_notes(manifest: Manifest) -> list[str]:
+    table, sites = manifest.aggregation.groups, len(manifest.roster)
+    if table is None:
+        return []
+    c, least = manifest.aggregation.colluders, sites // table.count
+    cost = (
+        f"groups = {table.count}: every group's sum is published. A site hides among the {least} sites of its group, "
+        f"of which {c} may collude, instead of among {sites}; and a round needs all groups, each with at least "
+        f"{least_sites(c=c, m=manifest.aggregation.least_survivors)} sites"
+    )
+    if table.secrets:
+        return [cost]
+    return [cost, "groups are not drawn yet: no site trains until [aggregation.secrets] has the secret of every site"]
+
+
+def _colluder_notes(manifest: Manifest) -> list[str]:
+    sites, c = len(manifest.roster), manifest.aggregation.colluders
+    free = thresholds.free_colluders(sites)
+    if c >= free:
+        return []
+    return [
+        f"colluders = {c}: {sites} sites have the same quorum with colluders = {free}. The promise would be stronger; "
+        f"but then {free} silent sites stop every attempt, and each chunk of a sum is checked by {free + 1} sites"
+    ]
+
+
+def _private_notes(manifest: Manifest, privacy: Privacy) -> list[str]:
+    floor, epsilon, delta = float(privacy.noise_floor), float(privacy.epsilon), float(privacy.delta)
+    schedule = least_noise(manifest)
+    if schedule is None:
+        return ["[privacy] without dp. settings: agents refuse to train; export the model with `npr-lab model --dp`"]
+    cost = begun_epsilon(schedule.events(), epsilon=epsilon, delta=delta)
+    if cost <= epsilon:
+        return _shared_notes(schedule, cost, delta)
+    try:
+        proposed = propose_multiplier(schedule, epsilon=epsilon, delta=delta)
+        wanted = f"with noise_floor = {proposed:g} all rounds fit"
+    except ConfigError as error:
+        wanted = str(error.hint)
+    costs = f"at noise_floor {floor:g} the run costs epsilon {cost:.2f}, above {epsilon:g}: sites will stop early"
+    return [f"{costs}; {wanted}"]
+
+
+def _shared_notes(schedule: Schedule, cost: float, delta: float) -> list[str]:
+    if schedule.shared is None:
+        return []
+    alone = rdp_epsilon([event.alone for event in schedule.events()], delta)[0]
+    return [f"noise is shared: {both_figures(cost, alone, schedule.shared.honest)}"]

@@ -20,8 +20,9 @@ from security.clock import Clock
 from security.identity import keystore, pki
 from security.identity.enrolment import Identity, read_file
 from security.identity.manifest import Manifest, Member, unseal
+from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
-from security.identity.rules import CLOCK_SKEW_MS, check_pinned, check_signature
+from security.identity.rules import CLOCK_SKEW_MS, check_signature
 
 EXPIRY_WARNING_DAYS: Final = 30
 

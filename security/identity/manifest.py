@@ -108,6 +108,12 @@ class Member(Document):
         return pki.read_certificate(self.signing_certificate, f"signing certificate of {self.id}")
 
     @property
+    def valid_ms(self) -> tuple[int, int]:
+        """The first and the last millisecond at which its signing certificate is valid."""
+        first, last = self.certificate.not_valid_before_utc, self.certificate.not_valid_after_utc
+        return int(first.timestamp() * 1000), int(last.timestamp() * 1000)
+
+    @property
     def signing_sha256(self) -> str:
         return pki.fingerprint(self.certificate)
 

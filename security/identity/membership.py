@@ -37,8 +37,6 @@ from security.secagg.state import CEILINGS_ALONE, MovementRule
 from security.secagg.thresholds import Thresholds
 
 if TYPE_CHECKING:
-    import datetime as dt
-
     from security.secagg.statements import Signer  # which itself verifies against entries of the roster
 
 
@@ -298,11 +296,8 @@ def movement_rule(numbers: Aggregation) -> MovementRule:
 
 def _certificate_dates(manifest: Manifest) -> list[int]:
     """The instants at which somebody's standing changes: a certificate begins, or has ended."""
-    certificates = [member.certificate for member in manifest.members]
-    return sorted(
-        {_ms(found.not_valid_before_utc) for found in certificates}
-        | {_ms(found.not_valid_after_utc) + 1 for found in certificates}
-    )
+    windows = [member.valid_ms for member in manifest.members]
+    return sorted({first for first, _ in windows} | {last + 1 for _, last in windows})
 
 
 def _entry(member: Member) -> RosterEntry:
@@ -311,18 +306,8 @@ def _entry(member: Member) -> RosterEntry:
 
 
 def _valid_at(member: Member, now_ms: int) -> bool:
-    first, last = certificate_window(member)
+    first, last = member.valid_ms
     return first <= now_ms <= last
-
-
-def certificate_window(member: Member) -> tuple[int, int]:
-    """The first and the last millisecond at which a member's signing certificate is valid."""
-    certificate = member.certificate
-    return _ms(certificate.not_valid_before_utc), _ms(certificate.not_valid_after_utc)
-
-
-def _ms(instant: dt.datetime) -> int:
-    return int(instant.timestamp() * 1000)
 
 
 def audit_roster(manifest: Manifest) -> Roster:

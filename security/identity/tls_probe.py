@@ -25,8 +25,8 @@ from lazaret.checks import Line, found, ok, problem, warning
 from lazaret.errors import CertificateNameMismatch, CertificateUntrusted, ToolkitError
 from security.identity import pki
 from security.identity.manifest import Manifest
+from security.identity.peers import check_tls_peer
 from security.identity.pki import Role
-from security.identity.rules import check_tls_peer
 from security.rng import SystemRandomness
 
 SECONDS: Final = 10.0

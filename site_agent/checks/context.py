@@ -158,16 +158,16 @@ class SiteCheckContext:
     def looking(self) -> Looking:
         """One trainer's process for all checks that need one. It sees the images, and has neither network nor keys."""
         if self._started is None:
-            self._started = Looking(self.config, self._told)
+            self._started = Looking(self.config, self._setup)
         self._started.isolation  # noqa: B018  # its error is the finding
         return self._started
 
     def begin(self) -> None:
         """Start that process early: it loads what it needs while the other checks are made."""
         with suppress(ToolkitError, OSError):  # whoever needs it tries again, and reports
-            self._started = Looking(self.config, self._told)
+            self._started = Looking(self.config, self._setup)
 
-    def _told(self) -> tuple[LookSetup, bytes]:
+    def _setup(self) -> tuple[LookSetup, bytes]:
         private = self.manifest.privacy is not None
         setup = LookSetup(
             site=self.credentials.subject.member,
@@ -188,7 +188,7 @@ class Looking:
     than a line for people."""
 
     def __init__(self, config: SiteConfig, setup: Callable[[], tuple[LookSetup, bytes]]) -> None:
-        self._told: Callable[[], tuple[LookSetup, bytes]] | None = setup
+        self._setup: Callable[[], tuple[LookSetup, bytes]] | None = setup
         self._folder = TemporaryDirectory(prefix="lazaret-")
         self._process = ChildTrainer(config, scratch=Path(self._folder.name), options=("--look",))
         self._process.connection.settimeout(SILENCE_SECONDS)
@@ -210,9 +210,9 @@ class Looking:
         """
         if self._gone:
             raise Unchecked("the process that looks at images is gone")
-        if self._told is not None:
-            self._channel.send(*self._told())
-            self._told = None
+        if self._setup is not None:
+            self._channel.send(*self._setup())
+            self._setup = None
         self._channel.send(LookAt(name=name))
         for _ in range(MOST_LINES):
             match self._next():

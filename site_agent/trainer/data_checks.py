@@ -36,7 +36,7 @@ class DataCheckContext:
 
     config: SiteConfig
     manifest: Manifest
-    told: LookSetup
+    setup: LookSetup
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:
@@ -62,14 +62,14 @@ class DataCheckContext:
     def dataset(self) -> FederatedDataset:
         """The fold in force, without pixels."""
         table = self.config.data
-        if self.manifest.privacy is not None and not self.told.ledger:
+        if self.manifest.privacy is not None and not self.setup.ledger:
             raise Unchecked("patients get their sides by a key that is made with the ledger")
-        rule = side_rule(self.config, self.manifest, bytes.fromhex(self.told.data_key), keep=False)
+        rule = side_rule(self.config, self.manifest, bytes.fromhex(self.setup.data_key), keep=False)
         return assemble(self.survey.catalogue, fold=table.fold, rule=rule)
 
     @shared("this site's part of the data set is not known")
     def data(self) -> SiteData:
-        return ours(self.dataset, self.config.data, self.told.site)
+        return ours(self.dataset, self.config.data, self.setup.site)
 
 
 DATA_CHECKS: Final = CheckList[DataCheckContext](("data", "images", "code", "trial"))
@@ -87,7 +87,7 @@ def answer_checks(config: SiteConfig, channel: Channel) -> None:
     if setup.progress:
         show_progress()
     manifest = Manifest.from_dict(encoding.loads(shared_document(document)), "manifest")
-    context = DataCheckContext(config=config, manifest=manifest, told=setup)
+    context = DataCheckContext(config=config, manifest=manifest, setup=setup)
     while (received := channel.receive()) is not None:
         order = received[0]
         if not isinstance(order, LookAt) or order.name not in DATA_CHECKS:

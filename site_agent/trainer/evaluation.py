@@ -60,9 +60,9 @@ def alone_of(predictor: Predictor) -> dict[str, Any] | None:
     place, path = predictor.place, predictor.place.personal.alone
     if not path.exists():
         return None
-    told: dict[str, Any] = json.loads(files.read_private(path))
+    figures: dict[str, Any] = json.loads(files.read_private(path))
     wanted = (place.manifest.run, predictor.trained.round, place.fingerprint)
-    return told if (told["run"], told["rounds"], told["data"]) == wanted else None
+    return figures if (figures["run"], figures["rounds"], figures["data"]) == wanted else None
 
 
 def figures_of(predictor: Predictor) -> dict[str, Any]:
@@ -146,22 +146,24 @@ def alone_line(figures: Mapping[str, Any]) -> str:
     if alone is None:
         how = "`site-agent evaluate --alone` trains as many rounds without the federation"
         return f"not compared with training alone: {how}"
-    told = "  ".join(f"{name} {_shown(alone['test'], name)}" for name in ("bacc", "bauc"))
-    return f"trained alone, {alone['rounds']} rounds on the same images: {told} on the test images"
+    scores = "  ".join(f"{name} {figure_text(alone['test'], name)}" for name in ("bacc", "bauc"))
+    return f"trained alone, {alone['rounds']} rounds on the same images: {scores} on the test images"
 
 
-def _shown(figures: Mapping[str, Any], name: str) -> str:
-    value, bounds = figures[name], figures.get(f"{name}_interval")
-    between = f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else ""
-    return "none" if value is None else f"{value:.3f}{between}"
+def figure_text(figures: Mapping[str, Any] | None, name: str) -> str:
+    """A figure and its interval, if it has one, for people."""
+    if figures is None or figures[name] is None:
+        return "none"
+    bounds = figures.get(f"{name}_interval")
+    return f"{figures[name]:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
 
 
 def _lines(side: str, figures: dict[str, Any]) -> list[str]:
     after = figures["ece_calibrated"]
     counted = f"{figures['images']} images of {figures['units']} {_plural(figures['unit_kind'])}"
     return [
-        f"{side:<10} bacc {_shown(figures, 'bacc')}  bauc {_shown(figures, 'bauc')}  {counted}",
-        f"{'':<10} ece {_shown(figures, 'ece')}" + (f", {after:.3f} calibrated" if after is not None else ""),
+        f"{side:<10} bacc {figure_text(figures, 'bacc')}  bauc {figure_text(figures, 'bauc')}  {counted}",
+        f"{'':<10} ece {figure_text(figures, 'ece')}" + (f", {after:.3f} calibrated" if after is not None else ""),
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from lazaret.terminal import as_range
 from security.clock import SystemClock
 from security.secagg import thresholds
-from site_agent.trainer.evaluation import alone_line
+from site_agent.trainer.evaluation import alone_line, figure_text
 from site_agent.trainer.personal_state import LoggedRun
 from site_agent.trainer.predictor import Predictor
 
@@ -223,9 +223,10 @@ def _shared(spent: Mapping[str, Any]) -> str:
 def _figures(figures: Mapping[str, Any]) -> str:
     rows = ["| | validation | test |", "|---|---|---|"]
     sides = [figures.get(side) for side in ("validation", "test")]
-    for name, key in (("balanced accuracy", "bacc"), ("balanced AUC", "bauc"), ("calibration error", "ece")):
-        rows.append(f"| {name} | {' | '.join(_shown(side, key) for side in sides)} |")
-    rows.append(f"| calibration error, calibrated | {' | '.join(_shown(side, 'ece_calibrated') for side in sides)} |")
+    named = {"bacc": "balanced accuracy", "bauc": "balanced AUC", "ece": "calibration error"}
+    named["ece_calibrated"] = "calibration error, calibrated"
+    for key, name in named.items():
+        rows.append(f"| {name} | {' | '.join(figure_text(side, key) for side in sides)} |")
     for number, name in enumerate(figures["class_names"]):
         rows.append(f"| recall of {name} | {' | '.join(_recall(side, number) for side in sides)} |")
     rows.append(f"| images | {' | '.join(as_range(side['images'] if side else 0) for side in sides)} |")
@@ -239,13 +240,6 @@ def _figures(figures: Mapping[str, Any]) -> str:
     compared = alone_line(figures)
     compared = f"{compared[0].upper()}{compared[1:]}."
     return "\n".join(rows) + f"\n\n95 % intervals over {kind}s drawn again. {fitted}\n\n{compared}"
-
-
-def _shown(side: Mapping[str, Any] | None, key: str) -> str:
-    if side is None or side[key] is None:
-        return "none"
-    bounds = side.get(f"{key}_interval")
-    return f"{side[key]:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
 
 
 def _recall(side: Mapping[str, Any] | None, number: int) -> str:

@@ -94,7 +94,7 @@ def _resolution(layout: Layout, samples: int) -> Line:
 
 def _memory(context: DataCheckContext, measured: int) -> Line:
     """What this process has taken at most, and what a real round holds beside it."""
-    available = context.told.available
+    available = context.setup.available
     if available is None:
         raise Unchecked("this system does not report how much memory there is")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

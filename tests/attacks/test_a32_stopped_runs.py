@@ -17,7 +17,7 @@ from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.rounds import BlameBook, RoundLost
 from security.secagg.records import UpdatesPermitted
-from security.secagg.site import checks
+from security.secagg.site.journal import Journal
 from security.secrets import Secret
 from tests.support import cheats
 from tests.support.evil import EvilCoordinator, assert_refused, evil
@@ -144,7 +144,7 @@ def test_the_operators_release_is_for_three_more_and_survives_a_restart() -> Non
         for ignored in (bytes(32), state):
             run._do_site(name, (run.machine(name).core.record(UpdatesPermitted(state_hash=ignored)),))
         run.restart_site(name)
-        assert checks.updates_left(run.machine(name).core.journal) == 3
+        assert run.machine(name).core.journal.updates_left == 3
     run.machine("site-03").core.journal.permitted = 1  # its own operator releases it too
     for number in (4, 5, 6):
         assert voided(run, number).verdict is SumVerdict.VOID
@@ -153,7 +153,7 @@ def test_the_operators_release_is_for_three_more_and_survives_a_restart() -> Non
 
 def test_after_three_void_sums_each_operator_decides_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the operator's word not counted, no command could bring the run back."""
-    monkeypatch.setattr(checks, "updates_left", lambda journal: max(0, 3 - len(journal.uploaded)))
+    monkeypatch.setattr(Journal, "updates_left", property(lambda self: max(0, 3 - len(self.uploaded))))
     run = stopped(4)
     for name in run.honest:
         permit(run, name)

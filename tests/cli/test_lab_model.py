@@ -12,7 +12,8 @@ from click.testing import CliRunner
 
 from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cli import cli
-from security.consortium.plan import FederationPlan, _check_private, warnings
+from security.consortium.plan import FederationPlan, _check_private
+from security.consortium.show import warnings
 from security.dp.filter import planned_epsilon
 from security.dp.planner import PrivateSettings
 from security.identity.initial_model import InitialModel

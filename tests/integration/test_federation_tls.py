@@ -17,7 +17,7 @@ from lazaret import files
 from protos.parse import FROM_COORDINATOR, FROM_SITE, Parcel
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.identity import pki, rules
+from security.identity import peers, pki
 from security.identity.pki import Role
 from security.secagg import relay
 from tests.support.consortium_world import PLAN, World, write_initial_model
@@ -68,7 +68,7 @@ class Echo(grpc.GenericRpcHandler):
         pem = context.auth_context()["x509_pem_cert"][0]
         certificate = pki.read_certificate(pem)
         assert self.manifest is not None
-        who = rules.check_tls_peer(self.manifest, self.world.authority.root, certificate, now_ms=self.world.now)
+        who = peers.check_tls_peer(self.manifest, self.world.authority.root, certificate, now_ms=self.world.now)
         self.seen.append(who.member)
         for data in incoming:
             parcel = FROM_SITE.decode(data)

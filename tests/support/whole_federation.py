@@ -21,8 +21,8 @@ from lazaret.errors import ToolkitError
 from protos.parse import FROM_SITE
 from security.clock import Clock, ManualClock
 from security.identity.manifest import Manifest
+from security.identity.peers import check_tls_peer
 from security.identity.pki import key_fingerprint
-from security.identity.rules import check_tls_peer
 from security.log.events import AgentStop
 from security.rng import CountedRandomness
 from security.secagg.context import PROTOCOL_VERSION

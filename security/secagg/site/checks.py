@@ -220,7 +220,6 @@ def check_adverts_context(adverts: Adverts, ctx: bytes) -> None:
 # C0: the update and the Plan, before this site makes a key (sections 2, 8 and 9).
 
 ROUND_WINDOW = 1000  # rounds that a Plan may be ahead of those seen (section 9)
-MAX_UPDATES_ON_ONE_STATE = 3  # different vectors on one model without differential privacy (section 8)
 
 
 def check_manifest_version(policy: AggregationPolicy, seen: ManifestSeen | None) -> None:
@@ -375,16 +374,11 @@ def check_plan_certificate(policy: AggregationPolicy, head: NewestResult, plan: 
     )
 
 
-def updates_left(journal: Journal) -> int:
-    """How many different updates on the newest model the operator of this site still permits, without DP."""
-    return max(0, MAX_UPDATES_ON_ONE_STATE * (1 + journal.permitted) - len(journal.uploaded))
-
-
 def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, update: UpdateBound) -> None:
     """Many sums of new updates on one unchanged model would average out the randomness of training (section 8)."""
     if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
         return
-    if updates_left(journal) == 0:
+    if journal.updates_left == 0:
         raise PolicyViolation(
             f"{len(journal.uploaded)} different updates were already sent on this model, which did not change",
             where="plan",

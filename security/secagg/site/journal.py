@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from lazaret.errors import LocalProtocolError
 from security.identity.membership import AggregationPolicy
@@ -15,6 +16,8 @@ from security.secagg.certificates import Advert
 from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
 from security.secagg.records import AttemptOutcome
+
+MAX_UPDATES_ON_ONE_STATE: Final = 3  # different vectors on one model without differential privacy (section 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +81,11 @@ class Journal:
     acked_round: int = 0
     acked: bytes = b""
     stopped: str | None = None
+
+    @property
+    def updates_left(self) -> int:
+        """How many different updates on the newest model the operator of this site still permits, without DP."""
+        return max(0, MAX_UPDATES_ON_ONE_STATE * (1 + self.permitted) - len(self.uploaded))
 
     @classmethod
     def replay(cls, found: Iterable[Wire]) -> Journal:

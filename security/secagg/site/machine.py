@@ -149,6 +149,14 @@ class SiteMachine:
             self._answers[asked] = tuple(e for e in effects if isinstance(e, Log | Send | SendUpload))
         return effects
 
+    def receive_untrained(self, plan: messages.Plan) -> Effects:
+        """Take a plan as a site that has not trained yet; its update stays for another plan."""
+        update, self.aggregation.update = self.aggregation.update, None
+        try:
+            return self.receive(plan)
+        finally:
+            self.aggregation.update = update
+
     def _after_boxes(self, event: SiteEvent, target: SiteState) -> SiteState:
         """Whether the upload could follow depends on what the boxes hold, or on the answers of their dealers."""
         if event is SiteEvent.DELIVER and self.aggregation.disputing:

@@ -62,8 +62,10 @@ class TestFinishedRuns:
         return CliRunner().invoke(command, list(words))
 
     def test_they_are_listed_with_their_sizes(self, state: Path) -> None:
-        assert finished_runs(state) == {"run-1": 5000, "run-2": 5000}
-        assert [line.split()[0] for line in self.run(state).output.splitlines()] == ["run-1", "run-2"]
+        assert set(finished_runs(state)) == {"run-1", "run-2"}
+        (state / "runs" / "run-2" / "models" / "large.bin").write_bytes(bytes(1_200_000))
+        lines = [line.split() for line in self.run(state).output.splitlines()]
+        assert lines == [["run-1", "0.0", "MB"], ["run-2", "1.2", "MB"]]
 
     def test_an_archive_holds_everything_before_the_folder_goes(self, state: Path, tmp_path: Path) -> None:
         target = tmp_path / "run-1.tar.gz"

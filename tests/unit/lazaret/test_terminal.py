@@ -156,3 +156,11 @@ def test_nobody_is_asked_without_a_terminal() -> None:
     assert ask(None, "--name", "Name", default="usual") == "usual"
     with pytest.raises(ConfigError, match="--name is missing"):
         ask(None, "--name", "Name")
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(0, "no"), (1, "1 to 9"), (10, "10 to 19"), (20, "20 to 49"), (99, "50 to 99"), (1234, "1000 to 1999")],
+)
+def test_a_count_is_a_range(count: int, words: str) -> None:
+    assert terminal.as_range(count) == words

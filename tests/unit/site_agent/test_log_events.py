@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from site_agent.config import DataTable
-from site_agent.log_events import as_range, data_change, data_opened
+from site_agent.log_events import data_change, data_opened
 
 FIRST = {"names": ["nevus", "melanoma"], "train": [140, 3], "test": [30, 1], "fingerprint": "aa"}
-
-
-@pytest.mark.parametrize(
-    ("count", "told"),
-    [(0, "no"), (1, "1 to 9"), (10, "10 to 19"), (20, "20 to 49"), (99, "50 to 99"), (1234, "1000 to 1999")],
-)
-def test_counts_are_told_as_ranges(count: int, told: str) -> None:
-    assert as_range(count) == told
 
 
 def test_a_new_version_is_told_with_what_vanished() -> None:

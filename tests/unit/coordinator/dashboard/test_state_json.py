@@ -121,7 +121,7 @@ def test_an_attempt_that_failed_says_why_and_who_was_missing(hub: Hub, sample: S
 
 
 def test_sentences_for_every_phase(hub: Hub) -> None:
-    live, told = hub.board.live, hub.board.told()
+    live, told = hub.board.live, hub.board.page_history()
     there = tuple(replace(site, state="ready", heard=1) for site in live.sites)
     waits = replace(live, sites=there, hindrance="round 1 waits: declined: graz")
     assert state_json.judge(waits, told).sentence == "Round 1: waiting for enough sites"

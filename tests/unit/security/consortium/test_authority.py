@@ -10,7 +10,7 @@ import pytest
 from lazaret import errors
 from lazaret.errors import ConfigError, PolicyViolation
 from security.consortium.authority import SPREAD_DAYS, SPREAD_STEP, Authority
-from security.identity import membership, pki, rules
+from security.identity import membership, peers, pki
 from security.identity.enrolment import EnrolmentRequest, Identity, renew
 from security.identity.membership import AuditMode
 from security.identity.pki import Purpose, Role
@@ -87,7 +87,7 @@ def test_a_revoked_site_is_out_of_the_next_manifest(world: World) -> None:
     assert {entry.member for entry in after.revocations} == {"graz"} and len(after.revocations) == 2
     assert pki.fingerprint(lost) in after.revoked
     with pytest.raises(errors.CertificateRevoked):
-        rules.check_tls_peer(after, world.authority.root, lost, now_ms=NOW)
+        peers.check_tls_peer(after, world.authority.root, lost, now_ms=NOW)
     with pytest.raises(ConfigError, match="no valid certificate"):
         world.authority.revoke("graz", "again", now_ms=NOW)
     with pytest.raises(PolicyViolation, match="revoked"):

@@ -10,7 +10,8 @@ from safetensors.numpy import load_file, save_file
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
 from security.consortium.commands import PLAN as TEMPLATE
-from security.consortium.plan import FederationPlan, refuse_two_sites, warnings
+from security.consortium.plan import FederationPlan, refuse_two_sites
+from security.consortium.show import warnings
 from security.identity.initial_model import InitialModel
 from security.secagg.layout import Clips
 from security.secagg.state import canonical, flatten, state_hash

@@ -12,7 +12,7 @@ from lazaret import errors
 from lazaret.errors import ConfigError, ManifestRejected, VerificationFailed
 from security import labels
 from security.consortium import authority as authorities
-from security.identity import enrolment, pki, rules
+from security.identity import enrolment, peers, pki, rules
 from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
 from security.identity.pki import Purpose, Role
 from security.log.note import KeyType, NoteSigner
@@ -294,12 +294,12 @@ def test_renewal_with_new_keys_overlaps(world: World) -> None:
     after = world.publish()
     root = world.authority.root
     # The site has not installed anything yet: it still connects with the old key and finishes the old round.
-    assert rules.check_tls_peer(after, root, old_tls, now_ms=world.now) == subject("graz")
+    assert peers.check_tls_peer(after, root, old_tls, now_ms=world.now) == subject("graz")
     assert graz.signing_key(before.site("graz").certificate).verify_key.raw == before.site("graz").signing_key
     world.install("graz")
     new_tls = graz.tls_certificate()
     assert pki.fingerprint(new_tls) != pki.fingerprint(old_tls)
-    assert rules.check_tls_peer(after, root, new_tls, now_ms=world.now) == subject("graz")
+    assert peers.check_tls_peer(after, root, new_tls, now_ms=world.now) == subject("graz")
     assert graz.signing_key(after.site("graz").certificate).verify_key.raw == after.site("graz").signing_key
     assert len(after.site("graz").tls_keys) == 2
     # Once the old certificate has run out, the next manifest no longer lists its key.
@@ -309,7 +309,7 @@ def test_renewal_with_new_keys_overlaps(world: World) -> None:
     last = world.publish()
     assert len(last.site("graz").tls_keys) == 1
     with pytest.raises(errors.CertificateExpired):
-        rules.check_tls_peer(last, root, old_tls, now_ms=world.now)
+        peers.check_tls_peer(last, root, old_tls, now_ms=world.now)
 
 
 def thief(world: World, tmp_path: Path) -> EnrolmentRequest:

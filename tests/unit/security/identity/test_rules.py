@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -383,65 +382,3 @@ def test_history_goes_forward(manifest: Manifest) -> None:
     assert rules.accept_newer(second, after_a_gap) is after_a_gap
     new_run = next_version(manifest, run="run-2", model=with_(manifest.model, initial_state="11" * 32))
     assert rules.accept_newer(manifest, new_run) is new_run
-
-
-# Who is on the line.
-
-
-def tls_certificate(world: World, member: str) -> Any:
-    return world.identity(member).tls_certificate()
-
-
-def test_a_tls_peer_is_known_by_its_certificate(world: World, manifest: Manifest) -> None:
-    root = world.authority.root
-    assert rules.check_tls_peer(manifest, root, tls_certificate(world, "graz"), now_ms=NOW) == subject("graz")
-    hub = rules.check_tls_peer(manifest, root, tls_certificate(world, "hub"), now_ms=NOW)
-    assert hub == subject("hub", Role.COORDINATOR)
-
-
-def unlisted(world: World) -> Any:
-    return pki.read_certificate(issued(world, "salzburg", Purpose.TLS))
-
-
-def unpublished_key(world: World) -> Any:
-    return pki.read_certificate(issued(world, "graz", Purpose.TLS))
-
-
-@pytest.mark.parametrize("peer", [unlisted, unpublished_key])
-def test_a_tls_peer_outside_the_roster_is_refused(world: World, manifest: Manifest, peer: Any) -> None:
-    with pytest.raises(errors.CertificateNameMismatch, match="not in the roster"):
-        rules.check_tls_peer(manifest, world.authority.root, peer(world), now_ms=NOW)
-
-
-@pytest.mark.parametrize("peer", [unlisted, unpublished_key])
-def test_a_tls_peer_outside_the_roster_is_refused_twin(
-    world: World, manifest: Manifest, peer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "check_pinned", lambda *args: None)
-    rules.check_tls_peer(manifest, world.authority.root, peer(world), now_ms=NOW)
-
-
-def test_other_wrong_peers_get_their_own_error(world: World, foreign: World, manifest: Manifest) -> None:
-    root = world.authority.root
-    with pytest.raises(errors.CertificateUntrusted):
-        rules.check_tls_peer(manifest, root, tls_certificate(foreign, "graz"), now_ms=NOW)
-    with pytest.raises(errors.CertificateExpired):
-        rules.check_tls_peer(manifest, root, tls_certificate(world, "graz"), now_ms=NOW + 400 * DAY)
-    signing = manifest.site("graz").certificate
-    with pytest.raises(errors.CertificatePurposeMismatch):
-        rules.check_tls_peer(manifest, root, signing, now_ms=NOW)
-    certificate = tls_certificate(world, "graz")
-    entry = Revocation(certificate=pki.fingerprint(certificate), member="graz", reason="lost laptop", at_ms=NOW)
-    with pytest.raises(errors.CertificateRevoked):
-        rules.check_tls_peer(with_(manifest, revocations=(entry,)), root, certificate, now_ms=NOW)
-
-
-def test_one_lapsed_certificate_does_not_stop_the_others(tmp_path: Path) -> None:
-    world = World.make(tmp_path, sites=("graz", "linz"))
-    world.enroll("vienna", days=10)
-    manifest = world.publish()
-    later = NOW + 20 * DAY
-    opened = rules.open_manifest(world.published(), world.authority.root, now_ms=later)
-    rules.check_signing_dates(opened.site("graz"), now_ms=later)
-    with pytest.raises(errors.CertificateExpired, match="vienna"):
-        rules.check_signing_dates(manifest.site("vienna"), now_ms=later)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
-from security.consortium.plan import warnings
+from security.consortium.show import warnings
 from security.identity import rules
 from security.identity.manifest import Manifest
 from security.identity.membership import aggregation_policy
