@@ -1,4 +1,4 @@
-"""Whether movement caps shorten honest steps: `python -m benchmarks.movement --data ham10000`.
+"""Whether movement caps shorten honest steps: `python -m benchmarks.movement --data ham10000 --json`.
 
 Sites train on real or generated images without caps, and every sum goes through the protocol. For each round: how many
 tensors made a step longer than a factor times the median of their newest five, which is what a cap would have cut, and
@@ -8,6 +8,7 @@ the largest such ratio.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -82,8 +83,17 @@ def report(layout: Layout, rounds: Sequence[Sequence[int]]) -> dict[str, Any]:
 @click.option("--method", default="fednpr-per", show_default=True)
 @click.option("--rounds", default=9, show_default=True)
 @click.option("--every", default=1, show_default=True, help="Take every so many-th training image only.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object at the end, instead of a line for each round.")
 def main(
-    data: str, fold: str, image_size: int, architecture: str, weights: str, method: str, rounds: int, every: int
+    data: str,
+    fold: str,
+    image_size: int,
+    architecture: str,
+    weights: str,
+    method: str,
+    rounds: int,
+    every: int,
+    as_json: bool,
 ) -> None:
     side = int(fold) if fold.isdigit() else fold
     dataset = open_dataset(data, fold=side, image_size=image_size, validation=0.2)
@@ -94,9 +104,14 @@ def main(
     )
     federation = Federation(dataset=dataset, spec=spec, config=TrainConfig(method=method))
     federation.aggregator = kept = Lengths(federation, rounds=rounds)
+    found = []
     for _ in range(rounds):
         federation.run_round()
-        click.echo(json.dumps(report(kept.layout, kept.rounds)))
+        found.append(report(kept.layout, kept.rounds))
+        click.echo(json.dumps(found[-1]), err=as_json)
+    if as_json:
+        words = " ".join(word for word in sys.argv[1:] if word != "--json")
+        click.echo(json.dumps({"command": f"python -m benchmarks.movement {words}".strip(), "rounds": found}, indent=1))
 
 
 if __name__ == "__main__":

@@ -136,12 +136,14 @@ def measure() -> dict[str, Any]:
         "groups_with_median": (CAPS, 0, GROUPED, "median"),
         "groups_with_trimmed_mean": (CAPS, 0, GROUPED, "trimmed-mean"),
     }
-    report: dict[str, Any] = {"sites": SITES, "rounds": ROUNDS, "attackers_weight": f"1 of {SAMPLES * (SITES - 1) + 1}"}
+    report: dict[str, Any] = {"rounds": ROUNDS}
     for name, way in ways.items():
-        honest = Steering(*way).run(attacked=False)
+        steering = Steering(*way)
+        weight = f"1 of {SAMPLES * (steering.sites - 1) + 1}"
+        honest = steering.run(attacked=False)
         tried = {part: Steering(*way, strength=part).run(attacked=True) for part in STRENGTHS}
         attacked = tried[STRENGTHS[0]]
-        report[name] = attacked | {
+        report[name] = {"sites": steering.sites, "attackers_weight": weight} | attacked | {
             "times_the_honest_length": round(attacked["length"] / honest["length"], 2),
             "honest_rounds_with_a_sum": honest["rounds_with_a_sum"],
             "correlation_by_strength": {str(part): round(found["correlation"], 3) for part, found in tried.items()},

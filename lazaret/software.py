@@ -61,9 +61,13 @@ def dependencies_digest() -> str:
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
 
 
+SBOM: Final = "sbom.cdx.json"
+SBOM_FOLDER: Final = "share/lazaret"
+
+
 def sbom_path() -> Path:
     """Where the `install` of a release leaves the bill of materials that it installed from (docs/releases.md)."""
-    return Path(sys.prefix) / "share" / "lazaret" / "sbom.cdx.json"
+    return Path(sys.prefix) / SBOM_FOLDER / SBOM
 
 
 def sbom_digest() -> str | None:

@@ -37,12 +37,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.files import write_atomically
+from lazaret.software import SBOM, SBOM_FOLDER
 from lazaret.terminal import say
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 ROLES: Final = ("audit", "consortium", "coordinator", "site", "lab")
 SUMS, SIGNATURE, PUBLIC_KEY = "SHA256SUMS", "SHA256SUMS.sig", "release-key.pem"
-SBOM: Final = "sbom.cdx.json"
 _GPL: Final = re.compile(r"\bA?GPL|(?<!Lesser )(?<!Library )General Public", re.IGNORECASE)
 
 _INSTALL: Final = """\
@@ -53,8 +53,8 @@ set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 "${{PYTHON:-python3}}" -m venv "$1"
 "$1/bin/python" -m pip install --quiet --no-index --find-links "$here/wheels" 'lazaret[{role}]=={version}'
-mkdir -p "$1/share/lazaret"
-cp "$here/sbom.cdx.json" "$1/share/lazaret/sbom.cdx.json"
+mkdir -p "$1/{folder}"
+cp "$here/{sbom}" "$1/{folder}/{sbom}"
 """
 
 
@@ -140,7 +140,8 @@ def gather(wheel: Path, role: str, folder: Path, version: str) -> list[Distribut
     found = sorted((Distribution.read(path) for path in wheels.glob("*.whl")), key=lambda one: one.name)
     refuse_gpl(found)
     write_atomically(folder / SBOM, bill_of_materials(found, role, version), mode=0o644)
-    write_atomically(folder / "install", _INSTALL.format(role=role, version=version).encode(), mode=0o755)
+    install = _INSTALL.format(role=role, version=version, folder=SBOM_FOLDER, sbom=SBOM)
+    write_atomically(folder / "install", install.encode(), mode=0o755)
     return found
 
 

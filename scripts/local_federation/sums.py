@@ -33,7 +33,7 @@ Words = np.ndarray[Any, Any]
 
 
 def kept_folder(state: Path, round_number: int) -> Path:
-    """Where the demo's sites put the sealed update of a round aside: a state_dir that holds nothing else."""
+    """Where the demo's sites put the sealed update of a round aside: a state folder that holds nothing else."""
     return state / "kept-for-the-demo" / str(round_number)
 
 

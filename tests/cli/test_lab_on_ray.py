@@ -23,6 +23,7 @@ from npr.lab.plan import LabPlan
 from npr.lab.request import make_plan, preset
 from npr.lab.store import ResultStore
 from npr.recipe import code_digest
+from tests.support.processes import running
 
 pytest.importorskip("ray", reason="the package ray is not installed (extra [ray])")
 pytestmark = [
@@ -84,13 +85,6 @@ def other_processes(driver: int, than: list[int], seconds: float = 120.0) -> lis
             return found
         time.sleep(0.05)
     raise AssertionError("nobody took the cell over")
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def all_end(pids: list[int], seconds: float = 60.0) -> bool:

@@ -16,6 +16,7 @@ from PIL import Image
 from npr.data import manifest as manifest_source
 from npr.data import store
 from npr.lab.cli import main
+from tests.support.processes import running
 
 COMMAND = [sys.executable, "-m", "npr.lab.cli"]
 TINY = [
@@ -119,13 +120,6 @@ def children(pid):
     """Workers are started by threads, so the lists of all threads count."""
     lists = Path(f"/proc/{pid}/task").glob("*/children")
     return [int(child) for listed in lists for child in listed.read_text().split()]
-
-
-def running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="looks at /proc")

@@ -6,12 +6,13 @@ import hashlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from scripts.local_federation.setup import free_port
 
 PAGE = Path(__file__).parents[2] / "docs" / "quickstart.md"
 PORT = "7443"
@@ -27,20 +28,14 @@ def commands() -> list[str]:
     return [line.removeprefix("$ ") for block in blocks for line in block.splitlines() if line.startswith("$ ")]
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
-def script(port: str) -> str:
+def script(port: int) -> str:
     """Stops at the first command that fails, and tells on stderr at which second each begins.
 
     Only the port differs from the page: 7443 may be taken.
     """
     tracing = ["PS4='+ ${SECONDS} s: '", "set -x"]
     lines = ["set -euo pipefail", "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT", *tracing, *commands()]
-    return "\n".join(lines).replace(PORT, port)
+    return "\n".join(lines).replace(PORT, str(port))
 
 
 @pytest.mark.timeout(900)

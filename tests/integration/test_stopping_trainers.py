@@ -18,7 +18,8 @@ from scripts.local_federation.processes import wait_until
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from security.audit.findings import Severity
-from tests.support.learning_federation import LearningFederation, end, runs
+from tests.support.learning_federation import LearningFederation, end
+from tests.support.processes import running
 
 LONG = os.environ.get("LAZARET_LONG") == "1"
 # How many of each, where somebody wants fewer or more: LAZARET_TERMS, LAZARET_KILLS.
@@ -65,7 +66,7 @@ def kill_an_agent(federation: LearningFederation) -> None:
     trainer = federation.trainer_of(site)
     os.kill(trainer, signal.SIGSTOP)
     site.kill()
-    wait_until(lambda: not runs(trainer), "the end of a trainer without agent", seconds=60)
+    wait_until(lambda: not running(trainer), "the end of a trainer without agent", seconds=60)
     site.start()
 
 

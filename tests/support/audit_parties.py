@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from lazaret import software
 from security.dp.accountant import ACCOUNTANT, Parts, dp_sgd_event, rate_at_least
 from security.dp.filter import BudgetFilter
 from security.identity.pki import Role
@@ -123,7 +124,7 @@ def payment(
 def agent_start(name: str) -> ev.AgentStart:
     """The software that everybody runs."""
     return ev.AgentStart(
-        version="0.1.0",
+        version=software.version(),
         package=digest("package"),
         dependencies=digest("constraints"),
         proto=digest("proto"),

@@ -14,6 +14,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from scripts.local_federation.setup import free_port
+
 DRIVERS = ("ossl", "gtls")
 
 
@@ -21,7 +23,7 @@ def driver() -> str:
     """The TLS driver of the rsyslog that is installed; skips the test where there is none."""
     if shutil.which("rsyslogd", path="/usr/sbin:/usr/bin:/sbin:/bin") is None:
         pytest.skip("rsyslogd is not installed (Debian: rsyslog)")
-    found = [name for name in DRIVERS for folder in Path("/usr/lib").glob(f"**/rsyslog/lmnsd_{name}.so") if folder]
+    found = [name for name in DRIVERS if any(Path("/usr/lib").glob(f"**/rsyslog/lmnsd_{name}.so"))]
     if not found:
         pytest.skip("rsyslog has no TLS driver (Debian: rsyslog-gnutls or rsyslog-openssl)")
     return found[0]
@@ -66,9 +68,7 @@ class Collector:
         key = serialization.load_pem_private_key((folder / "root.key").read_bytes(), None)
         assert isinstance(key, ec.EllipticCurvePrivateKey)
         _certificate(folder, "localhost", (root.subject, key))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port: int = probe.getsockname()[1]
+        self.port = free_port()
         (folder / "rsyslog.conf").write_text(self._configuration())
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -96,13 +96,6 @@ class LearningFederation:
         return found[0]
 
 
-def runs(process: int) -> bool:
-    """It is there, and has not ended and waits to be asked for."""
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
 def children_of(parent: int) -> list[int]:
     """Running children; not those that have ended and wait to be asked for."""
     found = []

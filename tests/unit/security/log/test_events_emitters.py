@@ -98,7 +98,7 @@ def test_specification_names_the_same_logs() -> None:
 def _start(lonely: Lonely, config: str) -> None:
     lonely.log.append(
         ev.AgentStart(
-            version="0.1.0",
+            version="0.2.0",
             package="1" * 64,
             dependencies="2" * 64,
             proto="3" * 64,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from npr.methods.base import Method
 from npr.methods.site import Site
 from npr.training import LocalReport
 from npr.wire_layout import export
+from scripts.local_federation.setup import free_port
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
 from site_agent.config import SiteConfig
@@ -72,13 +72,6 @@ def published(tmp_path_factory: pytest.TempPathFactory) -> tuple[Manifest, Path]
         "[aggregation]\nweight_cap = 256\n"
     )
     return world.publish(), path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def worker(place: RankPlace, folder: Path) -> subprocess.Popen[str]:
