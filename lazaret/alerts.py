@@ -16,7 +16,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -161,6 +160,8 @@ def disk_alert(folder: Path, least: int = LEAST_FREE) -> dict[str, str]:
 
 def post(url: str, data: bytes) -> None:
     """What a webhook does."""
+    import urllib.request  # of the process that posts, and of no other
+
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=HOOK_SECONDS / 2):
         pass

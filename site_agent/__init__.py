@@ -24,7 +24,8 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
     log_events       what a site writes into its privacy log
     witness          a site as a witness of other logs
     supervisor       the trainer's process: watched, started again, checked in all it says
-    trainer_start    how a trainer comes to an agent: a child, or a service of its own
+    trainer_process  a trainer as a process: a child, or a service of its own
+    trainer_start    how a trainer begins to work for an agent
     contribution     from a local round to the vector that is masked
     ready_slots      the public times at which READY may be sent
     privacy          what a private federation costs this site

@@ -23,9 +23,9 @@ Group = late_group(
             "join": "Install the consortium's answer and its manifest.",
             "renew": "Make new keys and a request for the consortium.",
             "draw": "Print this site's secret for the draw of groups.",
-            "check": "Check everything that a start needs, and say what to do.",
             "status": "Show whether the agent runs, and what this site has done.",
         },
+        "site_agent.checks.command": {"check": "Check everything that a start needs, and say what to do."},
         "site_agent.state_commands": {
             "pause": "Decline training until `resume`.",
             "resume": "End the pause.",

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Final
 
 import click
 from pydantic import ValidationError
 
-from lazaret.checks import report, skip_option
 from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
 from lazaret.terminal import ask, emit, say
@@ -20,7 +18,7 @@ from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.pki import Role, Subject, subject_of
-from site_agent.config import CHECK_NAMES, LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
+from site_agent.config import LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
 
@@ -234,20 +232,6 @@ def _checked_source(source: str) -> str:
 
     SourceName.parse(source)
     return placed(source, Path.cwd())
-
-
-@click.command()
-@skip_option(CHECK_NAMES)
-@with_config
-@json_option
-def check(config_path: Path, skipped: tuple[str, ...], as_json: bool) -> None:
-    """Check everything that a start needs, and say what to do.
-
-    Opens and closes one TLS connection to the coordinator; sends no message.
-    """
-    from site_agent.checks.run import look
-
-    sys.exit(report(look(config_path, skip=skipped, progress=not as_json), as_json=as_json))
 
 
 # `join` and `status`.

@@ -51,10 +51,9 @@ from site_agent.trainer.channel import (
     refused,
 )
 from site_agent.trainer.shared_memory import shared_vector
+from site_agent.trainer_process import SILENCE_SECONDS, STOP_SECONDS
 
 log = logging.getLogger("site-agent")
-SILENCE_SECONDS: Final = 120.0
-STOP_SECONDS: Final = 5.0
 LEAST_PAUSE: Final = 0.5
 MOST_PAUSE: Final = 60.0
 # A trainer that lived this long was well: the next pause is short again.

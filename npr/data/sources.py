@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from lazaret.errors import ConfigError, DataError
 from lazaret.terminal import progress
 from npr.data.catalogue import Catalogue, PartitionSpec, assemble, partition
 from npr.data.dataset import FederatedDataset
-from npr.data.dicom import load_dicom
-from npr.data.dicom_pixels import Window
 from npr.data.fed_isic import load_fed_isic
 from npr.data.generated import GeneratedSpec, generate
 from npr.data.manifest import load_csv, load_folders
@@ -30,7 +28,18 @@ from npr.data.npz import load_npz
 from npr.data.sides import SideRule
 from npr.data.store import Decode, Fault, FaultKind, ImageStorage
 
+if TYPE_CHECKING:
+    from npr.data.dicom_pixels import Window
+
 DATA_VARIABLE = "LAZARET_DATA"
+
+
+def load_dicom(*arguments: Any, **options: Any) -> Catalogue:
+    """Its decoders take half a second to load, so that only who has such images loads them."""
+    from npr.data import dicom
+
+    return dicom.load_dicom(*arguments, **options)
+
 
 _BY_PATH: dict[str, Callable[..., Catalogue]] = {
     "csv": load_csv,
@@ -50,6 +59,8 @@ def _switch(value: str) -> bool:
 
 
 def _window(value: str) -> Window:
+    from npr.data.dicom_pixels import Window
+
     level, _, width = value.partition("/")
     try:
         return Window(level=float(level), width=float(width))

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import field
 from functools import cached_property
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from lazaret import checks
 from lazaret.checks import CheckList, CheckVerdict, Line, Unchecked, shared
@@ -31,7 +30,6 @@ from security.identity.pki import Role
 from security.identity.tls_probe import Destination, ask, ask_group, judge
 from site_agent.config import CHECK_NAMES, CoordinatorTable, SiteConfig
 from site_agent.privacy import ledger_files
-from site_agent.supervisor import SILENCE_SECONDS
 from site_agent.trainer.channel import (
     RECEIVED_BY_AGENT,
     Channel,
@@ -47,7 +45,7 @@ from site_agent.trainer.channel import (
     error_of,
     printable,
 )
-from site_agent.trainer_start import ChildTrainer
+from site_agent.trainer_process import SILENCE_SECONDS, LookingTrainer
 
 MOST_LINES: Final = 1000
 
@@ -102,6 +100,7 @@ class SiteCheckContext:
     :param free: bytes that can still be written to a folder.
     :param available: bytes of memory that can still be taken; None if the system does not report it.
     :param progress: whether somebody watches.
+    :param process: the one that looks at images, if it was started before; closed with this.
     """
 
     config: SiteConfig
@@ -109,6 +108,7 @@ class SiteCheckContext:
     free: Callable[[Path], int] = checks.free_bytes
     available: Callable[[], int | None] = checks.available_memory
     progress: bool = False
+    process: LookingTrainer | None = None
     _started: Looking | None = field(default=None, init=False)
 
     @cached_property
@@ -157,15 +157,9 @@ class SiteCheckContext:
     @shared("the process that looks at images cannot be started")
     def looking(self) -> Looking:
         """One trainer's process for all checks that need one. It sees the images, and has neither network nor keys."""
-        if self._started is None:
-            self._started = Looking(self.config, self._setup)
-        self._started.isolation  # noqa: B018  # its error is the finding
+        self.process = self.process or LookingTrainer(self.config)
+        self._started = Looking(self.process, self._setup)
         return self._started
-
-    def begin(self) -> None:
-        """Start that process early: it loads what it needs while the other checks are made."""
-        with suppress(ToolkitError, OSError):  # whoever needs it tries again, and reports
-            self._started = Looking(self.config, self._setup)
 
     def _setup(self) -> tuple[LookSetup, bytes]:
         private = self.manifest.privacy is not None
@@ -181,22 +175,28 @@ class SiteCheckContext:
     def close(self) -> None:
         if self._started is not None:
             self._started.close()
+        elif self.process is not None:
+            self.process.connection.close()
+            self.process.end()
 
 
 class Looking:
     """A trainer's process that makes checks, and the conversation with it. Nothing that it says is believed to be more
     than a line for people."""
 
-    def __init__(self, config: SiteConfig, setup: Callable[[], tuple[LookSetup, bytes]]) -> None:
+    def __init__(self, process: LookingTrainer, setup: Callable[[], tuple[LookSetup, bytes]]) -> None:
         self._setup: Callable[[], tuple[LookSetup, bytes]] | None = setup
-        self._folder = TemporaryDirectory(prefix="lazaret-")
-        self._process = ChildTrainer(config, scratch=Path(self._folder.name), options=("--look",))
+        self._process = process
         self._process.connection.settimeout(SILENCE_SECONDS)
         self._channel = Channel(self._process.connection, RECEIVED_BY_AGENT)
         self._gone = False
+        try:
+            self.isolation: Final = self._report()
+        except BaseException:
+            self.close()
+            raise
 
-    @cached_property
-    def isolation(self) -> IsolationReport:
+    def _report(self) -> IsolationReport:
         report = self._next()
         if not isinstance(report, IsolationReport):
             raise WorkerLost("the process that is to see images has not said how it is isolated", where="trainer")
@@ -243,7 +243,6 @@ class Looking:
     def close(self) -> None:
         self._channel.close()
         self._process.end()
-        self._folder.cleanup()
 
 
 CHECKS: Final = CheckList[SiteCheckContext](CHECK_NAMES)

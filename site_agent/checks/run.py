@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from pathlib import Path
 from typing import Final
 
 from lazaret import checks
@@ -22,6 +21,7 @@ from site_agent.log_events import STATED
 from site_agent.privacy import LEDGER_HINT, kept_figures, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
 from site_agent.trainer.isolation import HINT
+from site_agent.trainer_process import LookingTrainer
 
 # Checks of what was agreed, of the coordinator, and of this machine.
 #
@@ -249,16 +249,12 @@ def configuration(context: SiteCheckContext) -> Iterator[Line]:
     yield ok(f"{context.config.path} is valid")
 
 
-BY_TRAINER: Final = ("isolation", "data", "images", "code", "trial")
-
-
-def look(config_path: Path, *, skip: Collection[str] = (), progress: bool = False) -> Iterator[Line]:
+def look(
+    config: SiteConfig, *, skip: Collection[str] = (), progress: bool = False, process: LookingTrainer | None = None
+) -> Iterator[Line]:
     """Every check, whatever the others say.
 
-    :raises ConfigError: if the configuration itself cannot be read.
+    :param process: the one that looks at images, if it was started before.
     """
-    context = SiteCheckContext(config=SiteConfig.read(config_path), progress=progress)
-    with closing(context):
-        if not set(BY_TRAINER) <= set(skip):
-            context.begin()
+    with closing(SiteCheckContext(config=config, progress=progress, process=process)) as context:
         yield from run(CHECKS, context, skip=skip)

@@ -26,9 +26,9 @@ from scripts.local_federation.setup import command, free_port
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
 from security.identity import pki
+from site_agent.checks.command import check as site_check
 from site_agent.checks.run import CHECKS
 from site_agent.cli import cli as site_command
-from site_agent.setup_commands import check as site_check
 from tests.support.check_world import LEARNING, PLAN, SITE, CheckWorld, Hospital, Shifted, problems, write_table
 from tests.support.consortium_world import World
 from tests.support.proxies import GATEWAY, Proxy, gateway_context, listening

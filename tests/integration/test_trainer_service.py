@@ -14,7 +14,8 @@ import pytest
 
 from lazaret.errors import ConfigError
 from site_agent.supervisor import Supervisor
-from site_agent.trainer_start import TrainerSocket, start_trainer
+from site_agent.trainer_process import TrainerSocket
+from site_agent.trainer_start import start_trainer
 from tests.integration.test_nothing_personal_is_said import LearningWorld
 
 ROOT = Path(__file__).parents[2]
