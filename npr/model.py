@@ -102,7 +102,7 @@ def kernel_gradient(images: Tensor, gradient: Tensor, shape: torch.Size, stride:
     return found[0].permute(2, 0, 1).unsqueeze(1)
 
 
-_IN_CACHE = 1 << 18
+_IN_CACHE = 1 << 19
 """Products that are summed before they leave the processor's cache."""
 
 

@@ -25,7 +25,7 @@ from timm.layers import Conv2dSame, Linear as TimmLinear  # isort: skip
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from lazaret.errors import LocalProtocolError
 from npr.model import kernel_gradients
@@ -312,6 +312,24 @@ def split_like(vector: Tensor, parameters: list[nn.Parameter]) -> list[Tensor]:
     return [part.view(parameter.shape) for part, parameter in zip(torch.split(vector, sizes), parameters, strict=True)]
 
 
+class _Start(torch.autograd.Function):
+    """The same tensor, not a copy, as the beginning of a graph. An activation may work on it in place, which a leaf
+    does not allow."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, _beginning: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(_ctx: Any, _gradient: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def _started(output: Tensor) -> Tensor:
+    return cast(Tensor, _Start.apply(output.detach(), torch.zeros((), requires_grad=True)))  # type: ignore[no-untyped-call]
+
+
 @contextmanager
 def _recording(layers: list[nn.Module], shares: list[Share]) -> Iterator[None]:
     """Hooks on and parameters without gradients; both are restored afterwards, also after an error."""
@@ -323,9 +341,8 @@ def _recording(layers: list[nn.Module], shares: list[Share]) -> Iterator[None]:
             raise LocalProtocolError("the loss is computed without gradients")
         a = inputs[0].detach()
         version = a._version
-        # The first layer sees raw images, so nothing before it needs a gradient: the graph starts at its output. The
-        # copy is there because an activation may work in place, which a leaf does not allow.
-        started = None if output.requires_grad else output.detach().requires_grad_().clone()
+        # The first layer sees raw images, so nothing before it needs a gradient: the graph starts at its output.
+        started = None if output.requires_grad else _started(output)
         tapped = output if started is None else started
 
         def on_gradient(b: Tensor) -> None:

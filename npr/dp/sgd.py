@@ -8,10 +8,12 @@ because it derives rate and divisor from the exact number of records, which is n
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import numpy as np
 import torch
@@ -27,6 +29,7 @@ from security.dp.planner import Engine
 from security.dp.sampling import PoissonSampler, Units
 
 Indices = NDArray[np.int64]
+MOST_NOISE_THREADS: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +75,16 @@ class DpSgd:
         self._micro_batch = micro_batch
         self._views = views
         self.steps_left = event.steps
-        self._noise = reservation.noise.fork()
+        free = len(os.sched_getaffinity(0)) - torch.get_num_threads()
+        self._beside = free > 0
+        threads = min(free if self._beside else torch.get_num_threads(), MOST_NOISE_THREADS)
+        # Each thread has its own source and its own part of the vector.
         self._drawn = np.empty(self._clipped.sum.numel(), dtype=np.float64)
+        self._parts = [(reservation.noise.fork(), part) for part in np.array_split(self._drawn, threads)]
         # Laid out in memory like the parameters: torch's fused optimizers walk both with one index and would silently
         # move the wrong weights of a channels-last model if the layouts differed.
         self._gradients = [torch.empty_like(parameter, requires_grad=False) for parameter in self._clipped.parameters]
-        self._second_thread = ThreadPoolExecutor(1, thread_name_prefix="dp-noise")
+        self._noise_threads = ThreadPoolExecutor(threads, thread_name_prefix="dp-noise")
 
     def run(self, per_record_loss: Callable[[Indices], Tensor]) -> list[StepReport]:
         """All steps that are left."""
@@ -88,8 +95,9 @@ class DpSgd:
         if self.steps_left <= 0:
             raise BudgetExhausted("all booked steps are used", hint="a further step needs its own reservation")
         self.steps_left -= 1
-        # The noise needs no data, so a second thread makes it while the network computes.
-        noise = self._second_thread.submit(self._noise.gaussian, self._drawn)
+        # The noise needs no data, so it is made while the network computes if a processor is free. If none is, threads
+        # that wait for each other at every layer would lose more time than the noise takes.
+        noise = self._draw_noise() if self._beside else None
         drawn = self._sampler.draw() if self._views == 1 else self._sampler.draw_views(self._views)
         self._clipped.zero()
         dropped = 0
@@ -97,25 +105,31 @@ class DpSgd:
             part = drawn[start : start + self._micro_batch]
             norms = self._clipped.add(partial(per_record_loss, part))
             dropped += int((~norms.isfinite()).sum())
-        self._release(noise)
+        self._release(noise or self._draw_noise())
         self._optimizer.step()
         return StepReport(drawn=len(drawn), dropped=dropped)
 
+    def _draw_noise(self) -> list[Future[NDArray[np.float64]]]:
+        return [self._noise_threads.submit(source.gaussian, part) for source, part in self._parts]
+
     @torch.no_grad()
-    def _release(self, noise: Future[NDArray[np.float64]]) -> None:
+    def _release(self, noise: list[Future[NDArray[np.float64]]]) -> None:
         """round((sum + noise) / grid) * grid / divisor, in double precision up to the rounding.
 
         The noisy sum is rounded, not the sum: the possible outputs are then the same for every data set (section 4).
         """
         grid = grid_step(self._sigma)
-        noisy = torch.from_numpy(noise.result()).to(self._clipped.sum.device)
+        for drawn in noise:
+            drawn.result()
+        noisy = torch.from_numpy(self._drawn).to(self._clipped.sum.device)
         noisy.mul_(self._sigma / grid).add_(self._clipped.sum, alpha=1.0 / grid).round_()
         # A sum is finite only if all its terms are, and it is cheaper to test.
         if not bool(noisy.sum().isfinite()):
             raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its cost stays booked")
-        parts = self._clipped.split(noisy.mul_(grid / self._divisor))
+        parts = self._clipped.split(noisy)
         for parameter, gradient, part in zip(self._clipped.parameters, self._gradients, parts, strict=True):
             parameter.grad = gradient.copy_(part)
+        torch._foreach_mul_(self._gradients, grid / self._divisor)
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, clipped: list[nn.Parameter]) -> None:

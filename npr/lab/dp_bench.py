@@ -102,6 +102,7 @@ class _Setup:
     def dp(self, steps: int) -> Step:
         """The production step, sampler and secure noise included; every record is drawn, so the batch is the same."""
         model, images = self._copies(True)
+        rows = images.permute(0, 2, 3, 1)  # as they lie in memory, so that a batch is one copy
         event = dp_sgd_event(multiplier=1.0, clip=1.0, rate=RATE_ONE, steps=steps)
         trainer = DpSgd(
             model,
@@ -114,7 +115,7 @@ class _Setup:
 
         def losses(indices: Indices) -> Tensor:
             chosen = torch.from_numpy(indices)
-            drawn = images[chosen].contiguous(memory_format=torch.channels_last)
+            drawn = rows[chosen].permute(0, 3, 1, 2)
             return functional.cross_entropy(model(drawn), self._labels[chosen], reduction="none")
 
         def step() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -71,6 +71,10 @@ def model(as_json: bool, out: Path, **given: Any) -> None:
     click.echo(f"sha256       {written.sha256}\nconfig hash  {written.config_hash}")
 
 
+PRETRAINED: Final = {"trainable": "head", "projection": 128, "rate": "1", "steps": 1, "views": 4, "counts_sigma": "10"}
+"""Defaults for pretrained weights and a method without NPR: what won in benchmarks/results/dp."""
+
+
 def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
     """What stands for BatchNorm follows from the weights, and whether prototypes are released from the method."""
     from npr.methods import registry
@@ -78,10 +82,13 @@ def _privacy(texts: tuple[str, ...], method: str, weights: str) -> Any:
 
     if not texts:
         return None
+    given, npr = parse_assignments(texts, where="--dp"), registry.get(method).npr
     settings: dict[str, Any] = {"norm": "group" if weights == "none" else "frozen"}
-    if registry.get(method).npr:
+    if npr:
         settings["prototypes_sigma"] = str(PrivateSettings().prototypes_sigma)
-    settings |= parse_assignments(texts, where="--dp")
+    elif weights != "none" and given.get("trainable", "head") == "head":
+        settings |= PRETRAINED
+    settings |= given
     return PrivateSettings.of({PREFIX + name: value for name, value in settings.items()}, where="--dp")
 
 

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from lazaret.errors import ConfigError, PolicyViolation
 from npr.lab.cli import cli
+from npr.lab.export import _privacy
 from security.consortium.plan import FederationPlan, _check_private
 from security.consortium.show import warnings
 from security.dp.filter import planned_epsilon
@@ -99,6 +100,15 @@ def test_a_private_model_has_no_batch_norm_and_brings_its_schedule(tmp_path: Pat
     assert wanted is not None
     schedule = settings.schedule(rounds=4, multiplier=float(wanted[1]), clip=1.0)
     assert planned_epsilon(schedule.events(), 1e-5) <= 8
+
+
+def test_pretrained_weights_have_the_private_settings_that_won() -> None:
+    won = _privacy(("counts_sigma=5",), "fedavg", "package")
+    assert (won.trainable, won.projection, won.rate, won.steps, won.views) == ("head", 128, 1.0, 1, 4)
+    assert won.counts_sigma == 5, "what is given counts"
+    assert _privacy(("trainable=all",), "fedavg", "package").rate == PrivateSettings().rate
+    for method, weights in (("fednpr-per", "package"), ("fedavg", "none")):
+        assert _privacy(("steps=3",), method, weights).trainable == "all"
 
 
 def test_a_model_that_cannot_be_clipped_exactly_is_not_exported_and_not_published(tmp_path: Path) -> None:
