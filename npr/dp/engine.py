@@ -190,6 +190,11 @@ def largest_error(model: nn.Module, engine: Engine, *, channels: int, image_size
         return functional.cross_entropy(model(images[of]), labels[of], reduction="none")
 
     _without_dropout(model)
+    with torch.no_grad():
+        # A map that starts at zero, such as an adapter's, would hide wrong gradients of what comes before it.
+        for parameter in model.parameters():
+            if parameter.requires_grad and parameter.dim() > 1 and not bool(parameter.any()):
+                parameter.normal_(std=0.1, generator=generator)
     clipped = clipped_sum(model, clip=1e30, engine=engine)
     norms = clipped.add(lambda: losses(slice(0, 2)))
     rows = [_autograd(losses(slice(n, n + 1)).sum(), clipped.parameters) for n in range(2)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from lazaret.errors import ConfigError
-from npr.dp.engine import TOLERANCE, largest_error, resolved
+from npr.dp import engine as engines
+from npr.dp.engine import TOLERANCE, OpacusGradient, largest_error, resolved
 from npr.model import Adapted, ModelSpec, build_model
 from npr.params import ParameterManifest
 
@@ -32,13 +34,30 @@ def test_adapters_learn_with_exact_norms_and_only_they_are_sent(architecture: st
     assert {entry.name for entry in sent} == trained
     assert len(trained) == 4 * len(adapters) + 2, "two maps with their shifts for each, and the head"
     assert sum(entry.size for entry in sent) < 0.05 * sum(p.numel() for p in model.parameters())
-    # At its start an adapter gives zero, which would hide a wrong norm.
-    torch.manual_seed(0)
-    for adapter in adapters:
-        torch.nn.init.normal_(adapter.up.weight, std=0.1)
     assert resolved(model, "auto") == "fast"
     for engine in ("fast", "opacus"):
         assert largest_error(model, engine, channels=3, image_size=size) <= TOLERANCE
+
+
+class Wrong(OpacusGradient):
+    """Norms that are right as long as an adapter gives nothing."""
+
+    def add(self, per_record_loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        norms = super().add(per_record_loss)
+        down = self._model.get_submodule("extractor.blocks.6.down")
+        start = sum(p.numel() for p in self.parameters[: [id(p) for p in self.parameters].index(id(down.weight))])
+        self.sum[start : start + down.weight.numel()] *= 2
+        return norms
+
+
+def test_an_error_behind_a_map_that_starts_at_zero_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_model(spec("tf_efficientnet_lite0", 48))
+    monkeypatch.setattr(engines, "clipped_sum", lambda model, *, clip, engine: Wrong(model, clip=clip))
+    assert largest_error(model, "opacus", channels=3, image_size=48) > TOLERANCE
+    assert not any(part.up.weight.any() for part in model.modules() if isinstance(part, Adapted)), "on a copy only"
+    # The twin: maps that stay at zero hide it.
+    monkeypatch.setattr(torch.Tensor, "normal_", lambda self, *given, **more: self)
+    assert largest_error(model, "opacus", channels=3, image_size=48) <= TOLERANCE
 
 
 def test_the_first_model_is_the_public_network_and_the_same_for_everybody() -> None:
