@@ -169,6 +169,7 @@ class Client:
         """The end of the log, witnessed as far as anybody is there for it; not for long."""
         if self._call is None:
             return
+        self.agent.witnessing.expect_last()
         self._events.put_nowait(self.agent.last_head)
         patience = self._loop.time() + WITNESS_SECONDS
         await asyncio.sleep(LINGER_SECONDS)  # others may stop too: they need our signatures as we need theirs

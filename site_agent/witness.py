@@ -77,6 +77,10 @@ class Witnessing:
         own = tuple(line for line in head.signatures if line.name == self._log.origin)
         return relay.Head.of(witness, self._log.submission(held_size, Note(text=head.text, signatures=own)))
 
+    def expect_last(self) -> None:
+        """Nothing is settled until `last_head` was sent, which may have to wait for an upload before it."""
+        self._last = MAX_COUNT
+
     def last_head(self) -> Iterator[relay.Head]:
         """Everything so far, offered to those who have witnessed this log before: the agent is about to stop."""
         head = self._log.checkpoint()

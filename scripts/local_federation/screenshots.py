@@ -124,8 +124,9 @@ def play(grounds: Grounds, album: Album, tell: Told) -> None:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--states", is_flag=True, help="Only the pages in the states that an operator meets.")
+@click.option("--reports", is_flag=True, help="Only the auditor's report: clean, tampered with, rules not kept.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), default=ROOT / "docs" / "images")
-def main(out: Path, states: bool) -> None:
+def main(out: Path, states: bool, reports: bool) -> None:
     """Take all pictures again."""
     path, tell = chromium(), Told()
     if path is None:
@@ -136,6 +137,11 @@ def main(out: Path, states: bool) -> None:
             from scripts.local_federation.state_pictures import take_states
 
             take_states(browser, out, Path(folder), tell)
+            return
+        if reports:
+            from scripts.local_federation.report_pictures import take_reports
+
+            take_reports(browser, out / "report", Path(folder), tell)
             return
         wishes = Wishes(
             out=Path(folder), model="test_efficientnet", rounds=ROUNDS, sites=5, data="generated:scale=0.05"

@@ -302,14 +302,17 @@ def _check_coverage(checkpoints: Checkpoints, scan: Scan, findings: Findings) ->
 def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
     """An entry is no later than the time at which witnesses saw a checkpoint that covers it.
 
-    The time in the middle counts, so that one witness with a false clock cannot make an honest log look backdated.
+    The time in the middle counts, so that one witness with a false clock cannot make an honest log look backdated. Only
+    members count: an observer may sign weeks later, and several of them would move the middle, or frame a party.
     """
     for one in checkpoints.signed:
         if not one.cosigners or one.checkpoint.size not in scan.tree.latest_at:
             continue
         latest, size = scan.tree.latest_at[one.checkpoint.size], one.checkpoint.size
-        middle = median_low(one.cosigners.values()) * 1000
-        if len(one.cosigners) > 1 and latest > middle + SKEW_MS:
+        roster = _roster_at(scan, max(size - 1, 0))
+        members = {key: time for key, time in one.cosigners.items() if roster is None or key not in roster.observers}
+        middle = median_low(members.values()) * 1000 if members else latest
+        if len(members) > 1 and latest > middle + SKEW_MS:
             late = (latest - middle) // 1000
             findings.add("Backdated", f"an entry under head {size} is {late} s later than witnesses saw it", size - 1)
             continue
@@ -317,7 +320,7 @@ def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> No
             if latest > time * 1000 + SKEW_MS:
                 late = (latest - time * 1000) // 1000
                 detail = f"{key.name} says that it saw head {size} {late} s before its last entry"
-                findings.add("WitnessClock" if len(one.cosigners) > 1 else "Backdated", detail, size - 1)
+                findings.add("Backdated" if members.keys() == {key} else "WitnessClock", detail, size - 1)
 
 
 def _check_witnesses(folder: LogFolder, agreements: Agreements, scan: Scan, findings: Findings) -> None:

@@ -8,13 +8,18 @@ from typing import Any
 
 import pytest
 
+from security.audit.agreement import keys_for
 from security.audit.compare import Crossed, cross
+from security.audit.verify import verify
 from security.log import events as ev
+from security.log.note import KeyType, Note, NoteSigner
 from security.log.schema import Event
+from security.log.store import LogFolder
 from security.log.writer import AuditLog
-from tests.support.audit_attacks import Lonely, Tampering, weighty, without
+from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import digest
+from tests.support.consortium_world import PLAN, World
 
 Change = Callable[[Event], Event | None]
 
@@ -204,6 +209,43 @@ def test_witness_times_bound_entries(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert weighty(_cross(federation).findings) == {"Backdated"}
     with without(*expected):
         assert weighty(_cross(federation).findings) == set(), "twin"
+
+
+def _observed(federation: Federation, folder: Path, keys: list[NoteSigner], seconds: int) -> Path:
+    """A copy of a site's log in which observers have put their signatures on every checkpoint, at their own time."""
+    path = copied(federation.members["graz"].folder, folder)
+    heads = LogFolder(path)
+    for size in heads.checkpoint_sizes():
+        note = heads.checkpoint_note(size)
+        signed = tuple(key.cosign(note.text, seconds) for key in keys)
+        heads.checkpoint_path(size).write_bytes(Note(text=note.text, signatures=(*note.signatures, *signed)).encode())
+    return path
+
+
+@pytest.mark.parametrize("backdated", [True, False])
+def test_times_of_observers_decide_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backdated: bool) -> None:
+    """Late ones do not excuse a log that is ahead of its witnesses, and early ones do not frame an honest one."""
+    monkeypatch.setattr("security.log.writer.SKEW_MS", 1 << 50)
+    names = [f"observer-{number}.lesions/witness" for number in range(7)]
+    keys = [NoteSigner.from_seed(name, bytes([60 + at]) * 32, KeyType.COSIGNER) for at, name in enumerate(names)]
+    world = World.make(tmp_path / "world")
+    listed = ", ".join(f'"{key.key}"' for key in keys)
+    world.write_plan(PLAN + f"[audit]\nwitnesses = [{listed}]\n")
+    federation = Federation.from_world(world, tmp_path / "logs")
+    if backdated:
+        _backdate(federation, 3_600_000)
+    else:
+        federation.play(1)
+        federation.stop()
+    days = 86_400 * (30 if backdated else -30)
+    path = _observed(federation, tmp_path / "graz", keys, federation.clock.now_ms() // 1000 + days)
+
+    def codes() -> set[str]:
+        return {finding.code for finding in verify(path, keys_for(path, federation.root_key)).findings}
+
+    assert ("Backdated" in codes()) is backdated
+    monkeypatch.setattr("security.audit.verify._roster_at", lambda *_: None)
+    assert ("Backdated" in codes()) is not backdated, "twin: as if they were members"
 
 
 def test_small_skew_is_tolerated(tmp_path: Path) -> None:

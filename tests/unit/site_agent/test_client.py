@@ -34,6 +34,33 @@ def table(port: int) -> CoordinatorTable:
     return CoordinatorTable(address=f"127.0.0.1:{port}", least_wait=0.1, most_wait=0.1)
 
 
+# The end of the log is offered to witnesses, also if an upload is before it in the queue.
+
+
+@pytest.mark.parametrize("expected", [True, False], ids=["", "twin"])
+def test_the_last_checkpoint_waits_for_an_upload_before_it(
+    world: SiteWorld, monkeypatch: pytest.MonkeyPatch, expected: bool
+) -> None:
+    """While the queue stands still nothing is settled, and the agent has the patience that it has for witnesses."""
+    monkeypatch.setattr(clients, "WITNESS_SECONDS", 1.0)
+    monkeypatch.setattr(clients, "LINGER_SECONDS", 0.01)
+    agent = world.start(SITE)
+    if not expected:
+        monkeypatch.setattr(agent.witnessing, "expect_last", lambda: None)
+
+    async def stop() -> float:
+        client = Client(agent, table(1))
+        client._call = object()
+        began = asyncio.get_running_loop().time()
+        await client._last_head()
+        assert client._events.qsize() == 1, "nobody has taken it out of the queue"
+        return asyncio.get_running_loop().time() - began
+
+    assert (asyncio.run(stop()) >= 1.0) is expected
+    list(agent.last_head())
+    assert agent.witnessing._last == agent.log.size, "offered: what was expected is known"
+
+
 # Why an agent has ended.
 
 

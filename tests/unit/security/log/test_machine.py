@@ -182,6 +182,18 @@ def test_a_log_that_is_never_silent_twin(lonely: Lonely, monkeypatch: pytest.Mon
     assert "HeartbeatGap" in busy_hours(lonely)
 
 
+def test_a_busy_log_changes_its_key_and_is_signed_all_the_same(lonely: Lonely) -> None:
+    """Two days without silence: the next key comes when a checkpoint is due, and neither takes the other's place."""
+    for minute in range(2 * 24 * 60 + 30):
+        lonely.clock.advance(60_000)
+        if minute % 10 == 9:
+            lonely.log.append(ev.OperatorAction(command="dials", role="operator"))
+        lonely.log.tick()
+    assert lonely.log.epoch == 2
+    lonely.log.close()
+    assert lonely.codes() == set()
+
+
 def test_head_is_given_again_where_nothing_is_new(lonely: Lonely) -> None:
     assert lonely.log.checkpoint() is lonely.log.checkpoint()
 
