@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import rfc8785
 
 from lazaret.errors import (
     CertificateExpired,
     CertificateNotYetValid,
     CertificateRevoked,
     DataError,
+    ManifestRejected,
     PolicyViolation,
     RollbackDetected,
 )
@@ -117,6 +120,19 @@ def test_another_federations_manifest_stops_the_site(world: SiteWorld, tmp_path:
     forged = other.base.signed(other.manifest.model_copy(update={"version": 2}))
     world.hub.send(VICTIM, relay.ManifestFrame(version=2, length=len(forged), index=0, data=forged))
     assert not world.left[VICTIM].retry
+    assert world.agents[VICTIM].manifest.version == 1
+
+
+@pytest.mark.parametrize("blocks", [None, [None], [{"name": 1}], {"w": 1}])
+def test_a_manifest_that_nobody_signed_is_refused_whatever_its_layout_says(world: SiteWorld, blocks: object) -> None:
+    """It is read before its signature is checked."""
+    world.start_all()
+    forged = json.loads(world.base.published())
+    forged["manifest"]["version"] = 2
+    forged["manifest"]["aggregation"]["layout"]["blocks"] = blocks
+    data = rfc8785.dumps(forged) + b"\n"
+    world.hub.send(VICTIM, relay.ManifestFrame(version=2, length=len(data), index=0, data=data))
+    assert isinstance(world.left[VICTIM].error, ManifestRejected)
     assert world.agents[VICTIM].manifest.version == 1
 
 
