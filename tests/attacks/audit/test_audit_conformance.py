@@ -15,8 +15,10 @@ import pytest
 
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
+from security.audit.completeness import RoundBook
 from security.audit.conformance import RULES, breaches
 from security.audit.findings import CODES, Concern
+from security.audit.scan import Scan
 from security.audit.verify import Verified, verify
 from security.log.keys import EpochKeys
 from security.log.reader import LogReader
@@ -150,17 +152,30 @@ def test_kept_rules_are_clean(private: Federation) -> None:
         assert weighty(found.findings) == set() and found.verdict(Concern.RULES) == 0, folder.name
 
 
+def _rules_off(patch: pytest.MonkeyPatch, kind: str) -> None:
+    """No rule looks at entries of this type; for messages, nothing is known of destinations and certificates."""
+    if kind in RULES:
+        patch.setitem(RULES, kind, [])
+        return
+    take = Scan._take_force
+
+    def ignorant(scan: Scan, digest: str, seq: int) -> None:
+        take(scan, digest, seq)
+        scan._destinations, scan._windows, scan._own_window = frozenset(), {}, (0, 1 << 62)
+
+    patch.setattr(Scan, "_take_force", ignorant)
+
+
 @pytest.mark.parametrize("name", CASES)
-def test_breach_is_found(name: str, private: Federation, tmp_path: Path) -> None:
+def test_breach_is_found(name: str, private: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     who, kind, change, expected = CASES[name]
     path = _told(private, tmp_path, who, kind, change)
     found = _verified(path, private)
     codes = weighty(found.findings)
     assert expected in codes and codes - {expected} <= COMPANY
     assert found.verdict(Concern.RULES) == 1 and CODES[expected].concern is Concern.RULES
-    with without(expected):
-        assert expected not in weighty(_verified(path, private).findings), "twin"
-        assert weighty(_verified(path, private).findings) <= COMPANY - {expected}
+    _rules_off(monkeypatch, kind)
+    assert weighty(_verified(path, private).findings) <= COMPANY - {expected}, "twin"
 
 
 def _one_fewer(entry: Entry) -> None:
@@ -299,7 +314,9 @@ def _rewritten(federation: Federation, folder: Path, who: str, change: Callable[
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_breach_over_several_entries_is_found(name: str, private: Federation, tmp_path: Path) -> None:
+def test_breach_over_several_entries_is_found(
+    name: str, private: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     who, change, expected = WHOLE[name]
     path = _rewritten(private, tmp_path, who, change)
     company = {"NotWitnessed", "CosignatureMissing", "HeadMissing", "SurplusBytes", "SumMismatch"} | (
@@ -307,8 +324,12 @@ def test_breach_over_several_entries_is_found(name: str, private: Federation, tm
     )
     codes = weighty(_verified(path, private).findings)
     assert expected in codes and codes - {expected} <= company
-    with without(expected):
-        assert weighty(_verified(path, private).findings) <= company, "twin"
+    if expected == "NoStop":
+        monkeypatch.setattr(Scan, "running", property(lambda _: False, lambda *_: None), raising=False)
+    else:
+        for step in ("_judge", "_open", "_sum", "close"):  # nobody compares the steps of a round
+            monkeypatch.setattr(RoundBook, step, lambda *_: None)
+    assert weighty(_verified(path, private).findings) <= company, "twin"
 
 
 def test_receipts_that_the_connection_never_brought_are_noted(private: Federation, tmp_path: Path) -> None:
