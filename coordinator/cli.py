@@ -63,9 +63,12 @@ def _serve(config_path: Path, log_format: str | None) -> None:
     config, base = CoordinatorConfig.read(config_path)
     log_to_stderr("coordinator", log_format, json_lines=config.logging.json_lines)
     logging.getLogger("coordinator").info("version %s starts with %s", software.version(), config_path)
-    from coordinator.service import run_until_stopped  # behind the first line: it takes a while
+    # Behind the first line: it takes a while.
+    from coordinator.service import run_until_stopped
+    from lazaret.control import last_words
 
-    run_until_stopped(config, base)
+    with last_words(base / config.state):
+        run_until_stopped(config, base)
 
 
 def main() -> Any:

@@ -91,7 +91,7 @@ class RoundEngine:
         self.deadline = 0
         self._stopping = False
         self._renew = renew
-        self._policy_at = policy_at or (lambda _: core.policy)
+        self.policy_at = policy_at or (lambda _: core.policy)
         self._lost = lost
         self._stored_blame = StoreBlame.of(book, core.policy)
 
@@ -169,10 +169,14 @@ class RoundEngine:
     # Who can take part.
 
     def able_until(self, later_ms: int = 0) -> set[str]:
-        """Sites that may be in a cohort: listed, not excluded, with a certificate that is valid now and then."""
-        then = self._policy_at(self.core.clock.now_ms() + later_ms) if later_ms else self.core.policy
-        listed = (entry.site for entry in self.core.policy.roster)
-        return {site for site in listed if self.core.policy.lists(site) and then.lists(site)} - set(self.book.excluded)
+        """Sites that may be in a cohort: listed, not excluded, with a certificate that is valid now and then.
+        Nobody, if the manifest or the coordinator's own certificate ends before: no site would follow its plan."""
+        today, now = self.core.policy, self.core.clock.now_ms()
+        then = self.policy_at(now + later_ms) if later_ms else today
+        if today.ended(now) or then.ended(now + later_ms):
+            return set()
+        listed = (entry.site for entry in today.roster)
+        return {site for site in listed if today.lists(site) and then.lists(site)} - set(self.book.excluded)
 
     def _possible(self, later_ms: int = 0) -> bool:
         """Whether a cohort can come of those who are there."""
@@ -295,8 +299,7 @@ class RoundEngine:
 
     def _fetch(self, site: str) -> Effects:
         """Bring a site that declined for want of the model to its end, and ask it again."""
-        brought = self.standings.fetch(site)
-        if brought is None:
+        if (brought := self.standings.fetch(site)) is None:
             return ()
         self.sites.declined.pop(site, None)
         return *brought, *(self._orders([site]) if self._ordering else ())
@@ -399,11 +402,8 @@ class RoundEngine:
         return tuple(done)
 
     def _changed_blame(self) -> Effects:
-        blame = StoreBlame.of(self.book, self.core.policy)
-        if blame == self._stored_blame:
-            return ()
-        self._stored_blame = blame
-        return (blame,)
+        stored, self._stored_blame = self._stored_blame, StoreBlame.of(self.book, self.core.policy)
+        return () if stored == self._stored_blame else (self._stored_blame,)
 
     def _link(self) -> Effects:
         """The chain has a new result, which is in the record: storage needs no second one."""

@@ -260,6 +260,9 @@ def hindrance(engine: RoundEngine) -> str | None:
         return f"paused: {engine.paused}"
     number, sites = engine.round.start.round, engine.sites
     able = engine.able_until(engine.plan.train_ms)
+    then = engine.core.clock.now_ms() + engine.plan.train_ms
+    if engine.phase is RunPhase.WAITING and (ends := engine.policy_at(then).ended(then)) is not None:
+        return f"round {number} waits: {ends} is not valid until the deadline; the consortium renews it, and publishes"
     if engine.phase is RunPhase.WAITING:
         there = len(able & sites.willing)
         split = engine.core.policy.groups

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator.config import CoordinatorConfig
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory, UncheckedSum
-from lazaret.alerts import Alerts, certificate_alerts, disk_alert
+from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
 from lazaret.control import NowFile, PauseFile
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity, installed_manifest
@@ -76,6 +76,8 @@ def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
             for site in manifest.sites
         ],
         "certificate_ends_ms": ends[manifest.coordinator.id],
+        "manifest_version": manifest.version,
+        "manifest_ends_ms": manifest.expires_at_ms,
     }
 
 
@@ -83,6 +85,12 @@ def certificate_ends(manifest: Manifest) -> dict[str, int]:
     """The last instant of every member's signing certificate."""
     members = (*manifest.roster, manifest.coordinator)
     return {member.id: int(1000 * member.certificate.not_valid_after_utc.timestamp()) for member in members}
+
+
+def endings(manifest: Manifest, now_ms: int) -> dict[str, str]:
+    """What ends soon: certificates, and the manifest."""
+    certificates = certificate_alerts(certificate_ends(manifest), now_ms)
+    return certificates | manifest_alerts(manifest.version, manifest.expires_at_ms, now_ms)
 
 
 def lines(status: dict[str, Any], now_ms: int) -> list[str]:
@@ -96,6 +104,7 @@ def lines(status: dict[str, Any], now_ms: int) -> list[str]:
     found += [line for line in (waits or paused, standstill(status, now_ms)) if line]
     ends = {site["site"]: site["certificate_ends_ms"] for site in status["sites"]}
     found += certificate_alerts(ends | {"the coordinator": status["certificate_ends_ms"]}, now_ms).values()
+    found += manifest_alerts(status["manifest_version"], status["manifest_ends_ms"], now_ms).values()
     states = status["service"].get("sites", {}) if status["service"]["running"] else {}
     width = max(len(site) for site in ends)
     for site in status["sites"]:
@@ -154,7 +163,7 @@ class RunPresence:
     def conditions(self, status: dict[str, Any]) -> dict[str, str]:
         """What the operator's alerts are told of, by name."""
         found = disk_alert(self._shell.storage.folder)
-        found |= certificate_alerts(certificate_ends(self._manifest), self._shell.clock.now_ms())
+        found |= endings(self._manifest, self._shell.clock.now_ms())
         blamed = self._shell.engine.book.excluded
         found |= {f"excluded:{site}": f"{site} is excluded: {reason}" for site, reason in blamed.items()}
         lasting = {} if status["hindrance"] is None else {"stalled": status["hindrance"]}

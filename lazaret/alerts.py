@@ -137,17 +137,27 @@ def certificate_alerts(ends: Mapping[str, int], now_ms: int) -> dict[str, str]:
     """
     found = {}
     for member, until in ends.items():
-        limit = next((days for days in CERTIFICATE_DAYS if until - now_ms <= days * DAY_MS), None)
-        if limit is not None:
-            found[f"certificate-{limit}:{member}"] = certificate_line(member, until, now_ms)
+        if (days := _soon(until, now_ms)) is not None:
+            text = f"the certificate of {member} {_ends(until, now_ms)}: renew it (docs/consortium.md, Renew)"
+            found[f"certificate-{days}:{member}"] = text
     return found
 
 
-def certificate_line(member: str, until_ms: int, now_ms: int) -> str:
-    """When a certificate ends, and what to do."""
+def manifest_alerts(version: int, until_ms: int, now_ms: int) -> dict[str, str]:
+    """A manifest that ends soon, in the same steps: no round begins that would outlast it."""
+    if (days := _soon(until_ms, now_ms)) is None:
+        return {}
+    text = f"manifest version {version} {_ends(until_ms, now_ms)}: the consortium publishes a newer one"
+    return {f"manifest-{days}:{version}": f"{text} (docs/consortium.md, Publish)"}
+
+
+def _soon(until_ms: int, now_ms: int) -> int | None:
+    return next((days for days in CERTIFICATE_DAYS if until_ms - now_ms <= days * DAY_MS), None)
+
+
+def _ends(until_ms: int, now_ms: int) -> str:
     left = round((until_ms - now_ms) / DAY_MS)
-    when = "has ended" if until_ms < now_ms else "ends today" if left == 0 else f"ends in {left} days"
-    return f"the certificate of {member} {when}: renew it (docs/consortium.md, Renew)"
+    return "has ended" if until_ms < now_ms else "ends today" if left == 0 else f"ends in {left} days"
 
 
 def disk_alert(folder: Path, least: int = LEAST_FREE) -> dict[str, str]:

@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from lazaret.terminal import say
 BEAT_MS: Final = 5_000
 STALE_MS: Final = 4 * BEAT_MS
 MOST_REASON: Final = 200
+MOST_WORDS: Final = 400
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,3 +218,17 @@ class NowFile:
         except (OSError, ValueError, KeyError, TypeError):
             return {"running": False}
         return dict(kept) | {"running": kept.get("stopped") is None and age < STALE_MS}
+
+
+@contextlib.contextmanager
+def last_words(folder: Path) -> Iterator[None]:
+    """What ends a process, also one that has hardly begun, is what `status` says afterwards: what is wrong, what to do.
+
+    :param folder: the state folder. One that is not there yet says nothing.
+    """
+    try:
+        yield
+    except ToolkitError as error:
+        said = f"{error} ({error.hint})" if error.hint else str(error)
+        NowFile(folder).stop(said[:MOST_WORDS], now_ms=time.time_ns() // 1_000_000)
+        raise

@@ -86,6 +86,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
         )
     logging.getLogger("site-agent").info("version %s starts with %s", software.version(), config_path)
     # Behind the first line: these take seconds.
+    from lazaret.control import last_words
     from security.clock import SystemClock
     from security.rng import SystemRandomness
     from site_agent.assembly import assemble
@@ -101,24 +102,25 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
     if place is not None and place.rank > 0:
         help_agent(config, place)
         return
-    agent = assemble(
-        config,
-        clock=SystemClock(),
-        rng=SystemRandomness(),
-        make_learner=partial(start_trainer, log_format=log_format),
-        agent_type=agent_type or Agent,
-    )
-    seen = AgentPresence(config, agent)
-    with open_metrics(config, agent):
-        asyncio.run(
-            serve(
-                agent,
-                config.coordinator,
-                until=lambda stopped: stop_on_signals(stopped.set),
-                watch=seen.look,
-                ended=seen.stop,
-            )
+    with last_words(config.state):
+        agent = assemble(
+            config,
+            clock=SystemClock(),
+            rng=SystemRandomness(),
+            make_learner=partial(start_trainer, log_format=log_format),
+            agent_type=agent_type or Agent,
         )
+        seen = AgentPresence(config, agent)
+        with open_metrics(config, agent):
+            asyncio.run(
+                serve(
+                    agent,
+                    config.coordinator,
+                    until=lambda stopped: stop_on_signals(stopped.set),
+                    watch=seen.look,
+                    ended=seen.stop,
+                )
+            )
 
 
 def main() -> None:

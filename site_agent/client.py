@@ -81,6 +81,7 @@ class Client:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._call: Any = None
         self._compared: Any = None  # the stream whose clock was looked at
+        self._boot = 0  # this machine's time when its monotonic clock was 0, as it was then
         self._connected = math.inf  # since when, on the loop's clock
         self._jobs: SimpleQueue[Job] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
@@ -283,11 +284,17 @@ class Client:
     async def _clocks_apart(self, call: Any) -> str | None:
         """Why nothing of this stream is used: this machine's time and the coordinator's differ by too much. Its entries
         and cosignatures would have times that other logs contradict, and every auditor would find that."""
+        clock = self.agent.clock
+        boot = clock.now_ms() - clock.mono_ms()
+        if self._compared is call:
+            # A clock that was set in the meantime is compared with the coordinator's again, on a new stream.
+            moved = boot - self._boot
+            return f"this machine's clock was moved by {moved // 1000} s" if abs(moved) > MOST_APART_MS else None
+        self._compared, self._boot = call, boot
         their_time = next((value for key, value in await call.initial_metadata() or () if key == tls.TIME_KEY), None)
-        if self._compared is call or their_time is None or not str(their_time).isdigit():
+        if their_time is None or not str(their_time).isdigit():
             return None
-        self._compared = call
-        apart = self.agent.clock.now_ms() - int(their_time)
+        apart = clock.now_ms() - int(their_time)
         if abs(apart) <= MOST_APART_MS:
             return None
         way = "ahead of" if apart > 0 else "behind"

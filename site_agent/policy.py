@@ -190,8 +190,15 @@ def check_standing(membership: Membership, *, now_ms: int) -> None:
     :raises PolicyViolation: if the manifest has expired.
     """
     membership.policy.check_fresh(now_ms)
-    then = membership.at(now_ms + 1000 * membership.manifest.timing.train).policy
-    today, site = membership.policy, membership.signer.site
+    until = now_ms + 1000 * membership.manifest.timing.train
+    then, today, site = membership.at(until).policy, membership.at(now_ms).policy, membership.signer.site
+    if (ends := today.ended(now_ms) or then.ended(until)) is not None:
+        raise NotNow(
+            f"{ends} must be valid until the end of the round",
+            seconds=ASK_AGAIN_SECONDS,
+            where="manifest",
+            hint="the consortium renews it, and publishes a new manifest",
+        )
     able = [entry.site for entry in today.roster if today.lists(entry.site) and then.lists(entry.site)]
     least = 2 if today.allow_two_site and len(today.roster) == 2 else today.least_cohort
     if site in able and len(able) >= least:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from lazaret.alerts import Alerts, certificate_alerts, disk_alert
+from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
 from lazaret.control import NowFile, PauseFile
 from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
@@ -52,6 +52,7 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
         "site": site,
         "federation": manifest.federation,
         "manifest_version": manifest.version,
+        "manifest_ends_ms": manifest.expires_at_ms,
         "run": manifest.run,
         "rounds_planned": manifest.training.rounds,
         "round": head.round,
@@ -156,6 +157,7 @@ def remarks(status: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
     if not agent["running"]:
         found.append(("bad", _running(agent)))
     ending = certificate_alerts({"this site": status["certificate_ends_ms"]}, now_ms)
+    ending |= manifest_alerts(status["manifest_version"], status["manifest_ends_ms"], now_ms)
     found += [("bad" if "-1:" in name else "look", text) for name, text in ending.items()]
     if status["paused"]:
         found.append(("look", f"paused: {status['paused']}; `site-agent resume` goes on"))
@@ -240,6 +242,7 @@ class AgentPresence:
         found = disk_alert(self._config.state)
         certificate = agent.manifest.site(agent.session.site).certificate
         found |= certificate_alerts({agent.session.site: certificate_end(agent.identity, certificate)}, clock.now_ms())
+        found |= manifest_alerts(agent.manifest.version, agent.manifest.expires_at_ms, clock.now_ms())
         away = (clock.mono_ms() - self._away_ms) // 60_000
         if self._since is None and away >= self._config.alerts.after:
             found["disconnected"] = "the agent has had no connection to the coordinator for a long time"

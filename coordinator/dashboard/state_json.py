@@ -16,9 +16,8 @@ from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
 from coordinator.effects import PUBLISHED
 from coordinator.phases import RunPhase
 from coordinator.round_history import Cohort, LastAttempt, ReadOnlyHistory
-from coordinator.status import certificate_ends
+from coordinator.status import certificate_ends, endings
 from lazaret import software
-from lazaret.alerts import certificate_alerts
 from lazaret.errors import CodecError, LocalProtocolError
 from lazaret.web.http import Response
 from security.identity.manifest import Manifest
@@ -130,16 +129,13 @@ class Health:
         return {"level": self.level, "sentence": self.sentence, "remarks": remarks}
 
 
-def judge(
-    live: Live, history: PageHistory, ends: Mapping[str, int] = MappingProxyType({}), *, now_ms: int = 0
-) -> Health:
+def judge(live: Live, history: PageHistory, ending: Mapping[str, str] = MappingProxyType({})) -> Health:
     """Pure: the same picture gives the same words.
 
-    :param ends: when the certificates of members end.
+    :param ending: certificates, and a manifest, that end soon, by the name of their alert.
     """
-    ending = certificate_alerts(ends, now_ms)
-    certificates = [(BAD if "-1:" in name else LOOK, text) for name, text in ending.items()]
-    remarks = [*_of_sites(live, history), *_of_rounds(live, history), *certificates]
+    soon = [(BAD if "-1:" in name else LOOK, text) for name, text in ending.items()]
+    remarks = [*_of_sites(live, history), *_of_rounds(live, history), *soon]
     level = max((level for level, _ in remarks), key=_ORDER.index, default=GOOD)
     return Health(level=level, sentence=_sentence(live), remarks=tuple(remarks))
 
@@ -276,6 +272,7 @@ class Board:
         self._live: Live | None = None
         self._history: tuple[int, PageHistory] | None = None
         self._shown: tuple[object, Response] | None = None
+        self._manifest = manifest
         self.certificates = certificate_ends(manifest)
         self._about = {
             "federation": manifest.federation,
@@ -321,7 +318,7 @@ class Board:
         """One JSON object. Its rounds, nearly all of it in a long run, come written already."""
         rest = {
             "about": self._about,
-            "health": judge(live, history, self.certificates, now_ms=live.now_ms).to_json(),
+            "health": judge(live, history, endings(self._manifest, live.now_ms)).to_json(),
             "now": _now(live),
             "sites": [_site(site, history) for site in live.sites],
             "columns": COLUMNS,

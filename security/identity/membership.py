@@ -158,6 +158,12 @@ class AggregationPolicy:
                 "way: get it from the consortium directly and install it with `site-agent join --manifest FILE`",
             )
 
+    def ended(self, at_ms: int) -> str | None:
+        """What does not hold for anybody at an instant, so that no cohort can be; None if all does."""
+        if at_ms >= self.expires_ms:
+            return f"manifest version {self.manifest_version}"
+        return "the coordinator's certificate" if self.coordinator.cert in self.revoked else None
+
     def lists(self, site: str) -> bool:
         """Whether a site is on the roster and not revoked."""
         found = self._by_site.get(site)
@@ -248,8 +254,7 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
 
     Members whose signing certificate is not valid today count as revoked, until a renewal is published.
     """
-    everyone = manifest.members
-    lapsed = {member.signing_sha256 for member in everyone if not _valid_at(member, now_ms)}
+    lapsed = {one.signing_sha256 for one in manifest.members if not one.valid_ms[0] <= now_ms <= one.valid_ms[1]}
     numbers, audit = manifest.aggregation, manifest.audit
     return AggregationPolicy(
         federation=manifest.federation,
@@ -303,11 +308,6 @@ def _certificate_dates(manifest: Manifest) -> list[int]:
 def _entry(member: Member) -> RosterEntry:
     cert = bytes.fromhex(member.signing_sha256)
     return RosterEntry(site=member.id, cert=cert, key=VerifyKey(member.signing_key))
-
-
-def _valid_at(member: Member, now_ms: int) -> bool:
-    first, last = member.valid_ms
-    return first <= now_ms <= last
 
 
 def audit_roster(manifest: Manifest) -> Roster:

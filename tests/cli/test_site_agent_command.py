@@ -318,6 +318,8 @@ def test_another_initial_model(graz: Path, tmp_path: Path) -> None:
     done = run("--config", config)
     complains(done, 2, "other.safetensors", "not a safetensors file")
     assert "hint: is it complete?" in done.stderr
+    ended = json.loads(ok("status", "--config", config, "--json"))["agent"]["stopped"]
+    assert "not a safetensors file" in ended and "is it complete?" in ended, "status says why it does not run"
 
 
 def test_no_manifest_yet(graz: Path, tmp_path: Path) -> None:

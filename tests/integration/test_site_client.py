@@ -128,6 +128,53 @@ def test_an_agent_whose_clock_is_wrong_does_not_take_part(
     assert "this machine's clock is 7200 s ahead of the coordinator's" in caplog.text
 
 
+class SetClock(SystemClock):
+    """A clock that somebody sets while the agent runs."""
+
+    ahead_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms
+
+
+def test_a_clock_that_is_set_while_a_stream_stands_is_noticed_with_the_next_message(
+    world: World, agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = agent.clock = SetClock()
+
+    async def ping_twice(coordinator: Coordinator, requests: AsyncIterator[bytes], context: Any) -> None:
+        await context.send_initial_metadata(((tls.TIME_KEY, str(SystemClock().now_ms())),))
+        if coordinator.streams > 2:
+            coordinator.done.set()
+        manifest = coordinator.manifest
+        async for data in requests:
+            coordinator.heard.append(FROM_SITE.decode(data).message)
+            match coordinator.heard[-1]:
+                case relay.Open():
+                    welcome = relay.Welcome(
+                        protocol=1, manifest_version=manifest.version, manifest_hash=manifest.digest
+                    )
+                    await coordinator.say(context, welcome, 1)
+                    await coordinator.say(context, relay.Ping(number=5), 2)
+                case relay.Pong(number=5):
+                    clock.ahead_ms = 7_200_000
+                    await coordinator.say(context, relay.Ping(number=6), 3)
+                case relay.Pong():
+                    coordinator.done.set()
+
+    async def scenario() -> Coordinator:
+        coordinator = Coordinator(world, ping_twice)
+        port = await coordinator.start()
+        await until(Client(agent, table(port)), coordinator.done)
+        await coordinator.server.stop(0)
+        return coordinator
+
+    coordinator = asyncio.run(scenario())
+    assert [message.number for message in coordinator.heard if isinstance(message, relay.Pong)] == [5]
+    assert "this machine's clock was moved by 7200 s" in caplog.text
+    assert "this machine's clock is 7200 s ahead of the coordinator's" in caplog.text
+
+
 def test_open_welcome_hello_ping(world: World, agent: Agent) -> None:
     async def scenario() -> Coordinator:
         coordinator = Coordinator(world, greet)

@@ -114,6 +114,72 @@ def test_a_site_does_not_train_for_a_coordinator_that_orders_rounds_which_cannot
     assert trained(federation) - before <= len(SITES)
 
 
+def end_for_everybody(federation: WholeFederation, what: str) -> None:
+    """20 s before the manifest or the coordinator's certificate ends, with 100 s for training."""
+    world, days = federation.world, 10
+    world.authority.renew(world.key, "hub", None, now_ms=world.now, days=days if what == "hub" else 365)
+    world.install("hub")
+    federation.manifest = world.publish()
+    for member in ("hub", *SITES):
+        federation.give_manifest(member)
+    federation.start_all()
+    federation.run_rounds(1)
+    steps(federation, 3)
+    manifest = federation.manifest
+    ends = manifest.expires_at_ms if what == "manifest" else manifest.coordinator.valid_ms[1]
+    federation.clock.advance(ends - 20_000 - federation.clock.now_ms())
+
+
+NAMED = {"manifest": "manifest version 2 is not valid", "hub": "the coordinator's certificate is not valid"}
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_no_round_is_ordered_that_would_outlast_the_manifest_or_the_coordinators_certificate(
+    federation: WholeFederation, what: str
+) -> None:
+    end_for_everybody(federation, what)
+    before = trained(federation)
+    steps(federation, 30)
+    assert trained(federation) - before <= len(SITES), "at most the round that was open"
+    assert federation.engine.phase is RunPhase.WAITING and NAMED[what] in (hindrance(federation.engine) or "")
+    assert {row.outcome for row in federation.rounds} == {"published", None}, "no round was lost, nobody was blamed"
+    world = federation.world
+    world.authority.renew(world.key, "hub", None, now_ms=world.now, days=365)
+    world.install("hub")
+    federation.manifest = world.publish()
+    federation.adopt_at_hub()
+    federation.run_rounds(1)
+    assert federation.survivors()[-1] == set(SITES)
+
+
+def test_no_round_is_ordered_that_would_outlast_the_coordinators_certificate_twin(
+    federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As it was: sites train round after round for plans that they refuse, and are blamed for it."""
+    monkeypatch.setattr("security.identity.membership.AggregationPolicy.ended", lambda *_: None)
+    end_for_everybody(federation, "hub")
+    federation.clock.advance(30_000)
+    before = trained(federation)
+    steps(federation, 30)
+    assert trained(federation) - before >= 2 * len(SITES) and federation.engine.paused is not None
+
+
+@pytest.mark.parametrize("what", NAMED)
+def test_a_site_does_not_train_for_a_round_that_would_outlast_the_manifest_or_the_coordinators_certificate(
+    federation: WholeFederation, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    end_for_everybody(federation, what)
+    monkeypatch.setattr(RoundEngine, "_possible", lambda *_: True)
+    monkeypatch.setattr(
+        RoundEngine, "able_until", lambda self, later_ms=0: {entry.site for entry in self.core.policy.roster}
+    )
+    before = trained(federation)
+    steps(federation, 15)
+    assert trained(federation) - before <= len(SITES)
+    declined = federation.agents["graz"].session.declined
+    assert declined is not None and "must be valid until the end of the round" in declined[1]
+
+
 def test_after_a_few_lost_rounds_the_run_pauses_and_names_the_cause(
     federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

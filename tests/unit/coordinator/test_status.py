@@ -68,10 +68,14 @@ def test_a_run_from_its_first_wait_to_its_end(federation: WholeFederation) -> No
     assert "stopped by a signal" in told(federation)
 
 
-def test_certificates_that_end_are_told_by_name(federation: WholeFederation) -> None:
+def test_certificates_and_a_manifest_that_end_are_told_by_name(federation: WholeFederation) -> None:
     heard: list[dict[str, object]] = []
     seen = present(federation, heard)
-    federation.clock.advance(340 * DAY)
+    federation.clock.advance(65 * DAY)
+    seen.look()
+    assert {one["alert"] for one in heard} == {"manifest-30:1"}
+    assert "manifest version 1 ends in 25 days: the consortium publishes a newer one" in told(federation)
+    federation.clock.advance(275 * DAY)
     seen.look()
     assert "the certificate of graz ends in 25 days" in told(federation)
     assert "certificate-30:graz" in {one["alert"] for one in heard}

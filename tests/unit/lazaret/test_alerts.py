@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from pydantic import ValidationError
 
-from lazaret.alerts import DAY_MS, Alerts, AlertsTable, certificate_alerts, disk_alert, tell_once
+from lazaret.alerts import DAY_MS, Alerts, AlertsTable, certificate_alerts, disk_alert, manifest_alerts, tell_once
 from lazaret.errors import ConfigError
 from security.audit.cli import main as privacy_audit
 
@@ -86,6 +86,8 @@ def test_a_certificate_is_told_at_30_7_and_1_days() -> None:
     began = [str(one["alert"]) for one in told if one["state"] == "began"]
     assert began == ["certificate-30:graz", "certificate-7:graz", "certificate-1:graz"]
     assert "has ended" in certificate_alerts({"graz": NOW - 1}, NOW)["certificate-1:graz"]
+    assert [*manifest_alerts(2, NOW + 7 * DAY_MS, NOW)] == ["manifest-7:2"]
+    assert manifest_alerts(2, NOW + 31 * DAY_MS, NOW) == {}
 
 
 def test_a_disk_that_is_nearly_full(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lazaret.control import BEAT_MS, STALE_MS, NowFile, Pause, PauseFile, finished_runs, runs_command
+from lazaret.control import BEAT_MS, STALE_MS, NowFile, Pause, PauseFile, finished_runs, last_words, runs_command
 from lazaret.errors import ConfigError
 
 
@@ -44,6 +44,14 @@ def test_a_process_that_says_nothing_any_more_does_not_run(tmp_path: Path) -> No
 
 def test_a_disk_that_refuses_the_file_stops_nobody(tmp_path: Path) -> None:
     NowFile(tmp_path / "no" / "such" / "folder").beat({}, now_ms=0, mono_ms=0)
+
+
+def test_an_error_that_ends_a_process_is_its_last_word(tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "no" / "such" / "folder"):
+        with pytest.raises(ConfigError), last_words(folder):
+            raise ConfigError("the disk is full", where="state", hint="make room")
+    told = NowFile(tmp_path).read(now_ms=0)
+    assert not told["running"] and told["stopped"] == "state: the disk is full (make room)"
 
 
 class TestFinishedRuns:

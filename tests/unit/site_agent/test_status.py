@@ -104,8 +104,15 @@ def test_the_last_warning_and_a_decline_are_told(world: SiteWorld) -> None:
     seen.stop("stopped by a signal")
 
 
-def test_status_needs_no_valid_certificate_and_says_when_it_ends(world: SiteWorld) -> None:
-    world.clock.advance(340 * DAY)
+def test_status_needs_no_valid_certificate_and_says_when_it_and_the_manifest_end(world: SiteWorld) -> None:
+    heard: list[dict[str, object]] = []
+    seen = present(world, heard)
+    world.clock.advance(85 * DAY)
+    seen.look()
+    assert "manifest version 1 ends in 5 days" in told(world)
+    assert {one["alert"] for one in heard} == {"manifest-7:1"}
+    seen.stop("stopped by a signal")
+    world.clock.advance(255 * DAY)
     assert "the certificate of this site ends in 25 days" in told(world)
     world.clock.advance(100 * DAY)
     assert "the certificate of this site has ended" in told(world)
