@@ -134,7 +134,7 @@ class Shell:
             self._hindered = None
         elif reason != known or now >= again:
             minutes = (now - since) // 60_000
-            log.warning("%s%s", reason, f" (for {minutes} min)" if minutes else "")
+            log.warning("%s%s", reason, f" (the run has waited for {minutes} min)" if minutes else "")
             self._hindered = (reason, since, now + min(max(SAY_AGAIN_MS, now - since), 24 * SAY_AGAIN_MS))
 
     def settle_receipts(self) -> None:

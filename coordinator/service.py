@@ -22,6 +22,7 @@ from coordinator.run import Shell
 from coordinator.send_queue import Stream, Turns
 from coordinator.status import RunPresence
 from lazaret import malloc
+from lazaret.control import BY_SIGNAL
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.kernel_bytes import meter
@@ -413,8 +414,8 @@ def run_until_stopped(
             seen.stop(coarse(error))
             _close(ready.shell, coarse(error))
         raise
-    seen.stop("stopped by a signal")
-    _close(ready.shell, "stopped by a signal")
+    seen.stop(BY_SIGNAL)
+    _close(ready.shell, BY_SIGNAL)
 
 
 def _close(shell: Shell, reason: str) -> None:

@@ -14,7 +14,7 @@ from coordinator.config import CoordinatorConfig
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory, UncheckedSum
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
-from lazaret.control import NowFile, PauseFile
+from lazaret.control import BY_SIGNAL, NowFile, PauseFile
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity, installed_manifest
 from security.identity.manifest import Manifest
@@ -176,4 +176,7 @@ class RunPresence:
         return found | {name: text for name, text in lasting.items() if now - self._since[name] >= self._after_ms}
 
     def stop(self, reason: str) -> None:
-        self._file.stop(reason, now_ms=self._shell.clock.now_ms())
+        now = self._shell.clock.now_ms()
+        self._file.stop(reason, now_ms=now)
+        if reason != BY_SIGNAL:
+            self._alerts.end(f"the coordinator has stopped: {reason}", now_ms=now)

@@ -28,6 +28,7 @@ from lazaret.settings import read_settings
 DAY_MS: Final = 86_400_000
 CERTIFICATE_DAYS: Final = (1, 7, 30)
 HOOK_SECONDS: Final = 60
+END_SECONDS: Final = 10  # that a process which ends waits for its hooks
 LEAST_FREE: Final = 512 * 1024 * 1024
 Message = dict[str, Any]
 
@@ -59,7 +60,9 @@ class Alerts:
     def __init__(self, party: str, table: AlertsTable, tell: Callable[[Message], None] | None = None) -> None:
         self._party = party
         self._standing: dict[str, str] = {}
-        self._tell = tell or _Hooks(table.hooks(), party)
+        hooks = _Hooks(table.hooks(), party)
+        self._tell = tell or hooks
+        self._settle = hooks.settle
 
     def look(self, found: Mapping[str, str], *, now_ms: int) -> None:
         """:param found: the conditions that hold, by name, in words."""
@@ -71,6 +74,11 @@ class Alerts:
                 self._send("ended", name, text, now_ms)
         self._standing = dict(found)
 
+    def end(self, reason: str, *, now_ms: int) -> None:
+        """The last word of a process that an error has ended: it waits until the hooks have it, though not for long."""
+        self.look(self._standing | {"stopped": reason}, now_ms=now_ms)
+        self._settle()
+
     def _send(self, state: str, name: str, text: str, now_ms: int) -> None:
         self._tell({"party": self._party, "alert": name, "state": state, "text": text, "at_ms": now_ms})
 
@@ -80,7 +88,7 @@ class _Hooks:
 
     def __init__(self, hooks: list[tuple[str, ...]], party: str) -> None:
         self._hooks = hooks
-        self._waiting: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._waiting: queue.SimpleQueue[Message | threading.Event] = queue.SimpleQueue()
         self._log = logging.getLogger(party)
         if hooks:
             threading.Thread(target=self._work, name="alerts", daemon=True).start()
@@ -89,9 +97,19 @@ class _Hooks:
         if self._hooks:
             self._waiting.put(message)
 
+    def settle(self) -> None:
+        """Wait for what was told so far."""
+        if self._hooks:
+            told = threading.Event()
+            self._waiting.put(told)
+            told.wait(END_SECONDS)
+
     def _work(self) -> None:
         while True:
             message = self._waiting.get()
+            if isinstance(message, threading.Event):
+                message.set()
+                continue
             for hook in self._hooks:
                 try:
                     _call(hook, message)

@@ -26,6 +26,7 @@ from lazaret.terminal import say
 
 BEAT_MS: Final = 5_000
 STALE_MS: Final = 4 * BEAT_MS
+BY_SIGNAL: Final = "stopped by a signal"
 MOST_REASON: Final = 200
 MOST_WORDS: Final = 400
 
@@ -217,7 +218,7 @@ class NowFile:
             age = now_ms - int(kept["at_ms"])
         except (OSError, ValueError, KeyError, TypeError):
             return {"running": False}
-        return dict(kept) | {"running": kept.get("stopped") is None and age < STALE_MS}
+        return dict(kept) | {"running": kept.get("stopped") is None and abs(age) < STALE_MS}
 
 
 @contextlib.contextmanager

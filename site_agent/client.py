@@ -19,6 +19,7 @@ from threading import Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from lazaret.control import BY_SIGNAL
 from lazaret.kernel_bytes import Meter, meter, tcp_flows
 from protos import tls  # before grpc: it switches TLS 1.2 off
 from site_agent.config import CoordinatorTable
@@ -370,7 +371,7 @@ async def serve(
     client.watch = watch
     until(client.stopped)
     gc.freeze()  # what exists now stays; garbage collection during an aggregation need not visit it
-    reason = "stopped by a signal"
+    reason = BY_SIGNAL
     try:
         await client.run()
     except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Final
@@ -115,7 +116,7 @@ class SitePolicy(BaseModel):
             begin = _next_start(self.hours, now)
             raise NotNow(
                 f"{now:%H:%M} is outside of {self.hours}, next at {begin:%Y-%m-%d %H:%M}",
-                seconds=max(1, round(begin.timestamp() - now.timestamp())),
+                seconds=max(1, math.ceil(begin.timestamp() - now.timestamp())),
                 where="[policy] hours",
                 hint=_OWN_RULE,
             )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
-from lazaret.control import NowFile, PauseFile
+from lazaret.control import BY_SIGNAL, NowFile, PauseFile
 from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity
@@ -112,7 +112,7 @@ def clock_text(ms: int) -> str:
 def lines(status: dict[str, Any], now_ms: int) -> list[str]:
     """`status` as text: first whether it runs, last the figures of the rounds."""
     found = [_running(status["agent"]), _standing(status)]
-    found += [text for _, text in remarks(status, now_ms)]
+    found += [text for _, text in remarks(status, now_ms) if text != found[0]]
     found += [f"evidence against the coordinator, for the consortium: {path}" for path in status["evidence"]]
     found += [isolation_line(status["isolation"])] if status["isolation"] else []
     ends = status["certificate_ends_ms"]
@@ -247,7 +247,7 @@ class AgentPresence:
         if self._since is None and away >= self._config.alerts.after:
             found["disconnected"] = "the agent has had no connection to the coordinator for a long time"
         if (reason := agent.session.machine.core.journal.stopped) is not None:
-            found["stopped"] = f"the agent has stopped and waits for a person: {reason}"
+            found["stopped"] = f"the agent has stopped and needs a person: {reason}"
         if agent.outbox.blocked:
             found["egress-blocked"] = "the egress filter has blocked a message; `privacy-audit egress` has more"
         return found | self._budget()
@@ -262,7 +262,10 @@ class AgentPresence:
         return {"budget": f"more than {BUDGET_SHARE:.0%} of the privacy budget is spent"}
 
     def stop(self, reason: str) -> None:
-        """The agent ends. What ends it by an error is an alert that stays."""
+        """The agent ends. An error that ends it, such as a wrong sum, is an alert that stays."""
         now = self._agent.clock.now_ms()
         self._file.stop(reason, now_ms=now)
+        if reason != BY_SIGNAL:
+            stopped = self._agent.session.machine.core.journal.stopped
+            self._alerts.end(f"the agent has stopped and needs a person: {stopped or reason}", now_ms=now)
         logging.getLogger("site-agent").removeHandler(self._warning)

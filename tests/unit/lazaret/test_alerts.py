@@ -50,6 +50,18 @@ def test_a_command_gets_one_object_and_a_broken_one_stops_nothing(tmp_path: Path
     }  # fmt: skip
 
 
+def test_the_last_word_of_a_process_is_told_before_it_ends(tmp_path: Path) -> None:
+    target = tmp_path / "told"
+    script = f"import sys; open({str(target)!r}, 'a').write(sys.stdin.read())"
+    alerts = Alerts("site-agent", AlertsTable(command=(sys.executable, "-c", script)))
+    alerts.look({"disk": "full"}, now_ms=NOW)
+    alerts.end("the sum is wrong", now_ms=NOW)
+    told = [json.loads(line) for line in target.read_text().splitlines()]
+    assert [(one["alert"], one["state"], one["text"]) for one in told] == [
+        ("disk", "began", "full"), ("stopped", "began", "the sum is wrong"),
+    ]  # fmt: skip
+
+
 def test_a_webhook_gets_the_same_object() -> None:
     heard: list[bytes] = []
 

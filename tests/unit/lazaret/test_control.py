@@ -33,6 +33,7 @@ def test_a_process_that_says_nothing_any_more_does_not_run(tmp_path: Path) -> No
     file.beat({"phase": "live"}, now_ms=1000, mono_ms=0)
     assert file.read(now_ms=1000)["running"] and file.read(now_ms=1000)["phase"] == "live"
     assert not file.read(now_ms=1000 + STALE_MS)["running"]
+    assert not file.read(now_ms=1000 - STALE_MS)["running"], "written by a clock that was ahead"
     file.beat({"phase": "live"}, now_ms=2000, mono_ms=BEAT_MS - 1)
     assert file.read(now_ms=2000)["at_ms"] == 1000, "nothing new, and too soon"
     file.beat({"phase": "closed"}, now_ms=2000, mono_ms=BEAT_MS - 1)

@@ -118,6 +118,14 @@ def test_status_needs_no_valid_certificate_and_says_when_it_and_the_manifest_end
     assert "the certificate of this site has ended" in told(world)
 
 
+def test_the_hospital_is_told_that_an_error_has_ended_the_agent(world: SiteWorld) -> None:
+    for reason, alerts in (("stopped by a signal", []), ("OSError: no space left on device", ["stopped"])):
+        heard: list[dict[str, object]] = []
+        present(world, heard).stop(reason)
+        assert [one["alert"] for one in heard] == alerts
+        assert not alerts or reason in str(heard[0]["text"])
+
+
 def test_the_hospital_is_told_of_a_lost_connection_once(world: SiteWorld) -> None:
     heard: list[dict[str, object]] = []
     seen = present(world, heard)
