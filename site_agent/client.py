@@ -290,7 +290,7 @@ class Client:
         if self._compared is call:
             # A clock that was set in the meantime is compared with the coordinator's again, on a new stream.
             moved = boot - self._boot
-            return f"this machine's clock was moved by {moved // 1000} s" if abs(moved) > MOST_APART_MS else None
+            return f"this machine's clock was moved by {round(moved / 1000)} s" if abs(moved) > MOST_APART_MS else None
         self._compared, self._boot = call, boot
         their_time = next((value for key, value in await call.initial_metadata() or () if key == tls.TIME_KEY), None)
         if their_time is None or not str(their_time).isdigit():

@@ -279,3 +279,37 @@ def test_the_deadline_counts_from_the_moment_enough_sites_are_there(federation: 
     assert left > 90_000
     federation.run_rounds(1)
     assert federation.survivors() == [set(SITES[:3])]
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What the operator's log says of waits."""
+    told = [record.getMessage() for record in caplog.records if record.name == "coordinator"]
+    return [line for line in told if line.startswith("round ") and (" waits" in line or " deadline" in line)]
+
+
+def test_a_wait_is_said_again_while_it_lasts(federation: WholeFederation, caplog: pytest.LogCaptureFixture) -> None:
+    federation.start_hub()
+    for site in SITES[:2]:
+        federation.start(site)
+        federation.connect(site)
+    steps(federation, 2)
+    before = len(said(caplog))
+    for _ in range(3):
+        federation.clock.advance(HOUR)
+        steps(federation, 2)
+    lines = said(caplog)[before:]
+    assert len(lines) == 2, "each time after as long as it has lasted"
+    assert "not connected: vienna, wels (the run has waited for 120 min)" in lines[-1]
+
+
+def test_sites_that_stand_still_are_named_while_the_others_wait(
+    federation: WholeFederation, caplog: pytest.LogCaptureFixture
+) -> None:
+    federation.start_all()
+    federation.run_rounds(1)
+    for site in SITES[2:]:
+        federation.agents[site].submit = lambda _: None  # training never ends
+    for _ in range(4):
+        federation.clock.advance(120_000)  # training may take 100 s
+        steps(federation, 2)
+    assert "past its deadline with 2 sites ready; still training: vienna, wels" in said(caplog)[-1]
