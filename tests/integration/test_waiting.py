@@ -313,3 +313,20 @@ def test_sites_that_stand_still_are_named_while_the_others_wait(
         federation.clock.advance(120_000)  # training may take 100 s
         steps(federation, 2)
     assert "past its deadline with 2 sites ready; still training: vienna, wels" in said(caplog)[-1]
+
+
+def test_a_run_that_waits_for_paused_sites_goes_on_when_they_are_resumed(federation: WholeFederation) -> None:
+    """No round ends meanwhile, after which they would be asked anyway: the sites ask themselves."""
+    federation.start_all()
+    federation.run_rounds(1)
+    pauses = [PauseFile(federation.agents[site].state_dir.folder) for site in SITES[:2]]
+    for pause in pauses:
+        pause.set("new disk", now_ms=federation.clock.now_ms())
+    federation.run(lambda: federation.engine.phase is RunPhase.WAITING)
+    published = federation.published
+    steps(federation, 10)
+    assert federation.published == published and federation.engine.phase is RunPhase.WAITING
+    for pause in pauses:
+        pause.clear()
+    federation.run(lambda: federation.published > published, seconds=30)
+    assert federation.survivors()[-1] == set(SITES)
