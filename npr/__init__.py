@@ -8,6 +8,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     config         how a site trains: one frozen object with a digest
     recipe         a manifest's settings, their hash, and the digest of the learning code; without torch
     model          a timm classifier, split into feature extractor and head
+    depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back
     losses         losses on features and logits

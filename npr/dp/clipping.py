@@ -28,7 +28,7 @@ from contextlib import contextmanager
 from typing import Any, cast
 
 from lazaret.errors import LocalProtocolError
-from npr.model import kernel_gradients
+from npr.depthwise import kernel_gradients
 
 # Norms of one layer. For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns
 # the squared norm of every record's gradient, and what is needed to form the weighted sum of the gradients afterwards.

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from npr import _torchvision  # noqa: F401  (must run before timm is imported)
+from npr.depthwise import speed_up_depthwise
 from npr.dp.clipping import ClippedGradient
 from npr.dp.model_rules import without_batch_norm
 from npr.dp.sgd import DpSgd, Indices
-from npr.model import speed_up_depthwise
 from security.dp.accountant import RATE_ONE, dp_sgd_event
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource

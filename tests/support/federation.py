@@ -36,6 +36,7 @@ class NumberFederation:
         words: int = WORDS,
         ready_slot: float = 0.1,
         audit: str = "auto",
+        unwitnessed: int = 3,
         grace: float = 1.0,
         aggregation: str = "",
     ) -> None:
@@ -44,7 +45,7 @@ class NumberFederation:
         self.grounds = Grounds(
             folder=folder,
             plan=number_plan(rounds, train=30, message=3, upload=4, aggregation=aggregation)
-            + f'[audit]\nmode = "{audit}"\n',
+            + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n',
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
             coordinator_settings={"grace": grace, "ping": 2.0, "audit": 1.0},

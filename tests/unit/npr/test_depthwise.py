@@ -9,8 +9,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from npr import model as depthwise
-from npr.model import ModelSpec, build_model, depthwise_conv2d, speed_up_depthwise
+from npr import depthwise
+from npr.depthwise import depthwise_conv2d, speed_up_depthwise
+from npr.model import ModelSpec, build_model
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (4, 4), (3, 2), (2, 9)])
