@@ -18,7 +18,9 @@ from site_agent.contribution import LocalResult
 from site_agent.trainer.channel import DataReady, IsolationReport
 from site_agent.trainer.isolation import IsolationMode
 
-_NAMED: Final = 4  # classes; an entry has no more than 500 letters
+# How many classes are named, and how much of each name: an entry has no more than 500 letters.
+_NAMED: Final = 4
+_LETTERS: Final = 80
 # What a site states about its processing, written to the log when data are opened (GDPR Art. 30).
 STATED: Final = ("controller", "purpose", "legal_basis", "subjects", "categories", "retention")
 NOT_STATED: Final = "not stated"
@@ -98,5 +100,6 @@ def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     earlier = zip(before.get("names", ()), before.get("train", ()), strict=False)
     gone = [name for name, count in earlier if count and not counts.get(name)]
     sentence = f"a new version: {as_range(held)} training images, {as_range(was)} before"
+    named = ", ".join(name[:_LETTERS] for name in gone[:_NAMED])
     more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
-    return sentence + (f"; no image any more of {', '.join(gone[:_NAMED])}{more}" if gone else "")
+    return sentence + (f"; no image any more of {named}{more}" if gone else "")

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -63,6 +64,8 @@ TRIES: Final = 3
 SLACK_SECONDS: Final = 120.0
 # A trainer that floods the channel is at fault; an honest one says that it is alive every five seconds.
 MOST_MESSAGES: Final = 100
+# Each may hold a descriptor open here. An order has one answer at a time.
+MOST_WAITING: Final = 4
 Answer = TypeVar("Answer")
 
 
@@ -93,6 +96,19 @@ class Life:
     asked: bool = False
     since: float = field(default_factory=time.monotonic)
     answers: SimpleQueue[Received | WorkerLost] = field(default_factory=SimpleQueue)
+
+    def __del__(self) -> None:
+        """An answer may be taken after the end of its trainer; what nobody can take any more is closed."""
+        while not self.answers.empty():
+            left = self.answers.get()
+            if not isinstance(left, WorkerLost):
+                release(left[1])
+
+
+def release(descriptor: int | None) -> None:
+    """Memory that came with a message which is not taken."""
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 class TrainerGone(Exception):
@@ -241,6 +257,7 @@ class Supervisor:
             if received is None:
                 raise WorkerLost(f"the trainer is gone: {life.launched.end()}", where="trainer")
             message: Message = received[0]
+            release(received[1])  # no message that begins a life brings memory
             if isinstance(message, OrderFailed):
                 raise error_of(message)
             if not isinstance(message, TrainerAlive | OutwardAttempt):
@@ -260,6 +277,9 @@ class Supervisor:
                     continue
                 case OutwardAttempt(what=what):
                     log.error("the trainer tried to reach a network (%s): do not trust the code it runs", what)
+                case _ if life.answers.qsize() >= MOST_WAITING:
+                    release(received[1])
+                    raise CodecError("the trainer sends answers that nobody has asked for", where="trainer")
                 case _:
                     life.answers.put(received)
 
@@ -352,7 +372,10 @@ class Order:
         if not self.life.answers.empty():
             # Either its end, or something that nobody has asked for.
             left = self.life.answers.get()
-            raise TrainerGone(left) if isinstance(left, WorkerLost) else self._fault("an answer without an order")
+            if isinstance(left, WorkerLost):
+                raise TrainerGone(left)
+            release(left[1])
+            raise self._fault("an answer without an order")
         self._send(order, state)
         while True:
             try:
@@ -370,6 +393,7 @@ class Order:
                 case _ if isinstance(message, answer) and message.round == self._round:
                     return received
                 case _:
+                    release(received[1])
                     raise self._fault(f"{type(message).__name__} to {type(order).__name__}")
 
     def _reserve(self, asked: ReserveRound) -> Message:

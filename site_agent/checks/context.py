@@ -43,7 +43,6 @@ from site_agent.trainer.channel import (
     OutwardAttempt,
     TrainerAlive,
     error_of,
-    printable,
 )
 from site_agent.trainer_process import SILENCE_SECONDS, LookingTrainer
 
@@ -217,7 +216,7 @@ class Looking:
         for _ in range(MOST_LINES):
             match self._next():
                 case FoundLine(verdict=verdict, what=what, hint=hint):
-                    yield Line(verdict=CheckVerdict(verdict), what=printable(what), hint=printable(hint))
+                    yield Line(verdict=CheckVerdict(verdict), what=what, hint=hint)
                 case LookDone():
                     return
                 case other:

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field
 from threading import Lock
 from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.accountant import MechanismEvent
 from security.dp.ledger import Terms
+from security.log.schema import MAX_COUNT
 from security.secagg.effects import Vector
 from site_agent.trainer.shared_memory import share
 
@@ -32,13 +33,19 @@ MAX_CLASSES: Final = 10_000
 # Beyond this, one side's confusion matrix could be larger than a message.
 SHOWN_CLASSES: Final = 256
 
+
+def printable(text: str) -> str:
+    """No control characters: a terminal would obey them, and a line of a log would become two."""
+    return "".join(letter if letter.isprintable() else " " for letter in text)
+
+
 Hex32 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Round = Annotated[int, Field(ge=1, lt=2**53)]
-Natural = Annotated[int, Field(ge=0, lt=2**53)]
+Natural = Annotated[int, Field(ge=0, le=MAX_COUNT)]  # what an entry of the privacy log can hold
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+Name = Annotated[str, Field(min_length=1, max_length=200), AfterValidator(printable)]
 MAX_REMARK: Final = 2000
-Remark = Annotated[str, Field(max_length=MAX_REMARK)]
+Remark = Annotated[str, Field(max_length=MAX_REMARK), AfterValidator(printable)]
 Counts = Annotated[tuple[Natural, ...], Field(max_length=MAX_CLASSES)]
 
 
@@ -209,7 +216,7 @@ class ReserveRound(Message):
 class Artefact:
     """Something that was made and stays: its kind and size, and its digest under the data key."""
 
-    kind: Name
+    kind: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}$")]  # as the privacy log takes it
     elements: Natural
     hmac: Hex32
 
@@ -281,14 +288,7 @@ class OrderFailed(Message):
 
 
 FromAgent = (
-    TrainerSetup
-    | TrainRound
-    | EvaluateRound
-    | RoundReserved
-    | ReserveRefused
-    | LookSetup
-    | LookAt
-    | TrainerStop
+    TrainerSetup | TrainRound | EvaluateRound | RoundReserved | ReserveRefused | LookSetup | LookAt | TrainerStop
 )
 FromTrainer = (
     IsolationReport
@@ -331,17 +331,12 @@ def error_of(message: OrderFailed | ReserveRefused) -> ToolkitError:
     """As the class that has this code. What the other side invents becomes a `WorkerLost`, so that no word of its
     choice reaches the privacy log as a code."""
     kinds = {kind.code: kind for kind in _subclasses(ToolkitError) if kind.__init__ is ToolkitError.__init__}
-    texts = [None if text is None else printable(text) for text in (message.message, message.where, message.hint)]
-    return kinds.get(message.code, WorkerLost)(texts[0] or "no reason was given", where=texts[1], hint=texts[2])
+    kind = kinds.get(message.code, WorkerLost)
+    return kind(message.message or "no reason was given", where=message.where, hint=message.hint)
 
 
 def _subclasses(kind: type[ToolkitError]) -> list[type[ToolkitError]]:
     return [kind, *(deeper for below in kind.__subclasses__() for deeper in _subclasses(below))]
-
-
-def printable(text: str) -> str:
-    """No control characters: a terminal would obey them."""
-    return "".join(letter if letter.isprintable() else " " for letter in text)
 
 
 # The channel itself.

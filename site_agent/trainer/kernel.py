@@ -30,11 +30,15 @@ class SystemCalls:
     """Numbers that differ between processors.
 
     :ivar audit: AUDIT_ARCH_*, by which a filter knows whose numbers it sees.
+    :ivar keys: add_key, request_key, keyctl.
     """
 
     audit: int
     capset: int
     clone: int
+    connect: int
+    ioctl: int
+    keys: tuple[int, int, int]
     process_vm_readv: int
     process_vm_writev: int
     ptrace: int
@@ -55,6 +59,9 @@ _BY_MACHINE: Final = {
         audit=0xC000003E,
         capset=126,
         clone=56,
+        connect=42,
+        ioctl=16,
+        keys=(248, 249, 250),
         process_vm_readv=310,
         process_vm_writev=311,
         ptrace=101,
@@ -68,6 +75,9 @@ _BY_MACHINE: Final = {
         audit=0xC00000B7,
         capset=91,
         clone=220,
+        connect=203,
+        ioctl=29,
+        keys=(217, 218, 219),
         process_vm_readv=270,
         process_vm_writev=271,
         ptrace=117,
@@ -195,6 +205,9 @@ _X32: Final = 0x40000000
 # All of CLONE_NEW* that clone(2) takes.
 _NEW_NAMESPACES: Final = 0x7E020000
 _KIND_OF_SOCKET: Final = 0xF
+# Requests to a terminal: put a letter into its input; paste into that of a console.
+_TIOCSTI: Final = 0x5412
+_TIOCLINUX: Final = 0x541C
 
 Instruction = tuple[int, int, int, int]
 
@@ -225,6 +238,8 @@ def socket_filter(numbers: SystemCalls) -> list[Instruction]:
     ]
     refused = (
         numbers.socket,
+        numbers.connect,  # points a socket that is a standard stream at somebody else
+        *numbers.keys,  # has the kernel start a program outside, which asks a name server (key type dns_resolver)
         *numbers.io_uring,  # opens and connects sockets by a queue that no filter sees
         numbers.setns,
         numbers.unshare,
@@ -238,6 +253,9 @@ def socket_filter(numbers: SystemCalls) -> list[Instruction]:
     # Its flags are behind a pointer, which a filter cannot follow. Told that there is no such call, libraries go back
     # to clone.
     program += [(_EQUAL, 0, 1, numbers.clone3), (_RETURN, 0, 0, _REFUSE | errno.ENOSYS)]
+    # Would type at the terminal that a command was started from: its shell would carry that out.
+    program += [(_EQUAL, 0, 5, numbers.ioctl), _argument(1)]
+    program += [(_EQUAL, 1, 0, _TIOCSTI), (_EQUAL, 0, 1, _TIOCLINUX), refuse, allow]
     program += [(_EQUAL, 0, 4, numbers.clone), _argument(0), (_ANY_BIT, 0, 1, _NEW_NAMESPACES), refuse, allow]
     program += [
         (_EQUAL, 0, 8, numbers.socketpair),

@@ -74,5 +74,7 @@ def _mapped(descriptor: int, *, least: int, most: int) -> mmap.mmap:
         if not least <= size <= most:
             raise CodecError(f"shared memory has {size} bytes, not {most}", where="trainer")
         return mmap.mmap(descriptor, size, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+    except (OSError, ValueError) as error:
+        raise CodecError("shared memory cannot be mapped", where="trainer") from error
     finally:
         os.close(descriptor)

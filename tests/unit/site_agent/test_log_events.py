@@ -16,6 +16,13 @@ def test_a_new_version_is_told_with_what_vanished() -> None:
     assert told == "a new version: 200 to 499 training images, 100 to 199 before; no image any more of melanoma"
 
 
+def test_long_names_fit_into_an_entry() -> None:
+    """Otherwise an agent whose data have changed would not start any more."""
+    before = FIRST | {"names": [f"{number}{'x' * 199}" for number in range(9)], "train": [10**14] * 9}
+    change = data_change(before, FIRST | {"names": ["other"], "train": [1], "fingerprint": "bb"})
+    assert "and 5 more" in data_opened(DataTable(source="generated"), "ab" * 32, change, private=False).change
+
+
 def test_under_privacy_the_log_has_the_name_of_the_version_alone() -> None:
     table = DataTable(source="generated", version="spring")
     change = data_change({}, FIRST)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -114,6 +116,13 @@ class Books:
         self.committed.append(reservation.seq)
 
 
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAST_PAUSE", 0.01)
@@ -190,6 +199,51 @@ def test_a_trainer_that_floods_the_channel_is_ended(caplog: pytest.LogCaptureFix
     with supervised(lambda: Scripted(flood), lambda: Scripted(honest)) as found:
         assert found.train(1, STATE).samples == 7
     assert "the trainer sends too many messages" in caplog.text
+
+
+def vectors_open() -> int:
+    names = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    return sum("memfd:lazaret" in os.readlink(name) for name in names if os.path.lexists(name))
+
+
+def test_answers_that_nobody_has_asked_for_do_not_use_up_descriptors(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each brings one, slowly enough to be no flood: at a thousand of them the agent would lose its connection."""
+    before, done = vectors_open(), Event()
+
+    def unasked(channel: Channel, order: Any) -> None:
+        honest(channel, order)
+        for _ in range(50):
+            channel.send(trained(1), STATE)
+        done.set()
+
+    with supervised(lambda: Scripted(unasked), lambda: Scripted(honest)) as found:
+        found.train(1, STATE)
+        assert done.wait(10)
+        assert found.train(2, STATE).samples == 7
+    assert "answers that nobody has asked for" in caplog.text
+    gc.collect()
+    assert vectors_open() == before
+    # The twin: without the limit they stay, all of them.
+    monkeypatch.setattr(module, "MOST_WAITING", 10_000)
+    done.clear()
+    with supervised(lambda: Scripted(unasked)) as found:
+        found.train(1, STATE)
+        life = found._life
+        assert done.wait(10) and life is not None
+        wait_for(lambda: life.answers.qsize() == 50)
+        assert vectors_open() >= before + 50
+
+
+@pytest.mark.parametrize("what", ["another round", "two answers"])
+def test_memory_of_an_answer_that_is_not_taken_is_closed(what: str) -> None:
+    before = vectors_open()
+    with supervised(lambda: Scripted(WRONG[what]), lambda: Scripted(honest)) as found:
+        found.train(1, STATE)
+        found.train(2, STATE)
+    gc.collect()
+    wait_for(lambda: vectors_open() == before)
 
 
 def test_a_trainer_that_never_stays_costs_the_round_and_not_the_agent() -> None:

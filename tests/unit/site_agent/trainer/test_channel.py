@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import socket
 import struct
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -14,13 +16,18 @@ import pytest
 from lazaret.errors import BudgetExhausted, CodecError, DataError, WorkerLost
 from security.dp.accountant import Mechanism, MechanismEvent
 from security.dp.ledger import Terms, Unit
+from security.log.events import TrainDone
+from security.log.schema import MAX_COUNT
 from site_agent.trainer import shared_memory as module
 from site_agent.trainer.channel import (
     MAX_MESSAGE,
     RECEIVED_BY_AGENT,
     RECEIVED_BY_TRAINER,
+    Artefact,
     Channel,
     EvaluatedRound,
+    FoundLine,
+    IsolationReport,
     OrderFailed,
     ReserveRound,
     SideScores,
@@ -105,6 +112,8 @@ GOOD = b'{"kind":"alive","processor_ms":3}'
         b'{"kind":"evaluated","round":1,"test":{"bacc":NaN,"bauc":null,"images":1}}',
         b'{"kind":"reserve","round":1,"events":[{"kind":"dp-sgd","sigma":-1.0,"sensitivity":1.0,"rate":1,"steps":1}]}',
         b'{"kind":"ready","fingerprint":"00","class_names":[],"counts":{}}',
+        # More than an entry of the privacy log can hold: it would be refused there, and end the agent.
+        b'{"kind":"alive","processor_ms":1000000000000000}',
     ],
 )
 def test_what_is_no_message_is_refused(pair: tuple[Channel, Channel, socket.socket], body: bytes) -> None:
@@ -156,6 +165,17 @@ def test_memory_of_another_length_or_without_seals_is_refused(monkeypatch: pytes
     os.close(kept)
 
 
+def test_memory_that_cannot_be_mapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large pages of which the machine has none left, for instance: no reason for the agent to end."""
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "no memory")
+
+    monkeypatch.setattr("mmap.mmap", full)
+    with pytest.raises(CodecError, match="cannot be mapped"):
+        shared_vector(share(np.zeros(10, dtype=np.float32)), 10)
+
+
 def test_whole_numbers_cross_as_they_are() -> None:
     """The noisy units of shared noise have more digits than a float of four bytes."""
     units = np.array([2**30 + 1, -(2**30) - 1, 0], dtype="<i4")
@@ -168,5 +188,38 @@ def test_an_error_crosses_as_what_it_is() -> None:
     again = error_of(failed(error))
     assert type(again) is BudgetExhausted and (again.message, again.where, again.hint) == ("spent", "patients", "stop")
     assert type(error_of(failed(DataError("x")))) is DataError
-    invented = error_of(OrderFailed(code="prototype 0.25", message="\x1b[2Jred\n"))
-    assert type(invented) is WorkerLost and invented.message.isprintable()
+    invented = error_of(OrderFailed(code="prototype 0.25", message="red"))
+    assert type(invented) is WorkerLost and invented.message == "red"
+
+
+def test_texts_arrive_without_control_characters(pair: tuple[Channel, Channel, socket.socket]) -> None:
+    """They go to terminals, and to logs where a line is an entry."""
+    agent, trainer, _ = pair
+    evil = "\x1b[2Jred\n2026-01-01 all is well\x9b\u202e"
+    report = {"network_namespace": True, "seccomp": True, "landlock": True, "connection_possible": False,
+              "keys_readable": False, "exception": ""}  # fmt: skip
+    trainer.send(IsolationReport(**report, attempts={evil: evil}, missing={evil: evil}, sentence=evil))  # type: ignore[arg-type]
+    trainer.send(OrderFailed(code=evil, message=evil, where=evil, hint=evil))
+    trainer.send(FoundLine(verdict="ok", what=evil, hint=evil))
+    for _ in range(3):
+        received = agent.receive()
+        assert received is not None and "red" in str(received[0])
+        texts = str(asdict(received[0]))
+        assert "\\" not in texts and texts.isprintable()
+
+
+@pytest.mark.parametrize("kind", ["a b", "\x1b[2J", "", "a" * 129, "patient\n"])
+def test_the_kind_of_an_artefact_is_one_that_the_privacy_log_takes(
+    pair: tuple[Channel, Channel, socket.socket], kind: str
+) -> None:
+    agent, trainer, _ = pair
+    most = Artefact(kind="a" * 128, elements=MAX_COUNT, hmac="ab" * 32)
+    trainer.send(replace(TRAINED, steps=MAX_COUNT, wall_ms=MAX_COUNT, artefacts=(most,) * 64), np.zeros(1, np.float32))
+    received = agent.receive()
+    assert received is not None
+    os.close(received[1])
+    kept = tuple({"disposition": "local-only", **asdict(one)} for one in received[0].artefacts)
+    TrainDone(method="m", steps=received[0].steps, wall_ms=received[0].wall_ms, artefacts=kept)  # raises otherwise
+    trainer.send(replace(TRAINED, artefacts=(replace(most, kind=kind),)), np.zeros(1, np.float32))
+    with pytest.raises(CodecError):
+        agent.receive()

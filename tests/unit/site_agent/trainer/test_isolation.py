@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -272,6 +273,91 @@ def test_a_socket_that_was_open_before_is_closed(isolated: bool, listeners: List
     with socket.create_connection(("127.0.0.1", listeners.to["tcp"])) as link:
         told = run_code(code, str(link.fileno()), pass_fds=[link.fileno()])
     assert told.strip() == ("[Errno 9] Bad file descriptor" if isolated else "sent")
+
+
+REDIRECT = """
+import socket, sys
+from site_agent.trainer import isolation
+if sys.argv[2] == "True":
+    isolation.enter("best", mechanisms=["seccomp"])
+link = socket.socket(fileno=0)
+try:
+    link.connect(("127.0.0.1", int(sys.argv[1])))
+    print(link.send(b"an image"))
+except OSError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "twin"])
+def test_a_standard_stream_that_is_a_socket_cannot_be_pointed_at_somebody(isolated: bool, listeners: Listeners) -> None:
+    """It was made outside of the namespace, and its route leads where the machine's do."""
+    if isolated:
+        need(SECCOMP)
+    words = [sys.executable, "-c", REDIRECT, str(listeners.to["tcp"]), str(isolated)]
+    with socket.socket() as stream:
+        done = subprocess.run(words, stdin=stream, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True)
+    assert done.stdout.strip() == ("[Errno 1] Operation not permitted" if isolated else "8")
+
+
+TYPE = """
+import fcntl, os, sys, termios
+from site_agent.trainer import isolation
+terminal = os.open(sys.argv[1], os.O_RDWR)  # the first that a session opens is its own
+if sys.argv[2] == "True":
+    isolation.enter("best", mechanisms=["seccomp"])
+try:
+    for letter in b"curl evil\\n":
+        fcntl.ioctl(terminal, termios.TIOCSTI, bytes([letter]))
+    print("typed")
+except OSError as error:
+    print(error.errno)
+"""
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "twin"])
+def test_nothing_is_typed_at_the_terminal_that_a_command_was_started_from(isolated: bool) -> None:
+    """What is typed there, the shell carries out when the command has ended: with the network."""
+    if isolated:
+        need(SECCOMP)
+    ours, theirs = os.openpty()
+    words = [sys.executable, "-c", TYPE, os.ttyname(theirs), str(isolated)]
+    done = subprocess.run(
+        words, capture_output=True, text=True, cwd=ROOT, timeout=60, check=True, start_new_session=True
+    )
+    os.set_blocking(theirs, False)
+    if not isolated and done.stdout.strip() == str(errno.EIO):
+        pytest.skip("this kernel lets nobody type (dev.tty.legacy_tiocsti)")
+    assert done.stdout.strip() == (str(errno.EPERM) if isolated else "typed")
+    if isolated:
+        with pytest.raises(BlockingIOError):
+            os.read(theirs, 100)
+    else:
+        assert os.read(theirs, 100) == b"curl evil\n", "what the shell would read"
+    os.close(ours)
+    os.close(theirs)
+
+
+ASK_KEY = """
+import ctypes, os, sys
+from site_agent.trainer import isolation, kernel
+if sys.argv[1] == "True":
+    isolation.enter("best", mechanisms=["seccomp"])
+library = ctypes.CDLL(None, use_errno=True)
+found = library.syscall(kernel.system_calls().keys[1], b"user", b"lazaret:none", None, 0)
+print(found, ctypes.get_errno())
+"""
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "twin"])
+def test_the_kernels_keyring_is_not_asked(isolated: bool) -> None:
+    """With a key of type dns_resolver the kernel would have a program outside ask a name server, by any name."""
+    if isolated:
+        need(SECCOMP)
+    told = run_code(ASK_KEY, str(isolated)).strip()
+    if not isolated and told == f"-1 {errno.EPERM}":
+        pytest.skip("a container around these tests refuses it already")
+    assert told == f"-1 {errno.EPERM if isolated else errno.ENOKEY}"
 
 
 def test_a_second_thread_would_stay_outside_and_it_says_so() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import termios
 from pathlib import Path
 
 import pytest
@@ -66,8 +67,14 @@ class TestFilter:
 
     def test_ways_around_are_refused(self, numbers: SystemCalls) -> None:
         around = (*numbers.io_uring, numbers.ptrace, numbers.process_vm_readv, numbers.process_vm_writev)
-        for number in (*around, numbers.pidfd_getfd):
+        for number in (*around, numbers.pidfd_getfd, numbers.connect, *numbers.keys):
             assert self.ask(numbers, number, 0, 0) == REFUSED
+
+    def test_a_terminal_may_be_asked_and_not_typed_at(self, numbers: SystemCalls) -> None:
+        assert self.ask(numbers, numbers.ioctl, 1, termios.TCGETS) == ALLOW
+        # TIOCLINUX, which can paste at a console. The upper half of a register is not part of an argument.
+        for request in (termios.TIOCSTI, 0x541C, termios.TIOCSTI | 1 << 32):
+            assert self.ask(numbers, numbers.ioctl, 1, request) == REFUSED
 
     def test_another_table_of_numbers_is_not_taken_for_ours(self, numbers: SystemCalls) -> None:
         program = socket_filter(numbers)
