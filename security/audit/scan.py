@@ -74,15 +74,14 @@ class Scan:
         self.tree = TreeCheck(folder, signed, held, findings)
         self._chain = chain
         self._origin = f'"{findings.log}"'
-        self._offset = 0
+        self._offset = self._heartbeats = 0
         self._epoch = "0"
-        self._heartbeats = 0
-        self._boot = ""
+        self._boot = self._role = ""
         self._boots: set[str] = set()
         self._config = self._policy = ""
-        self._isolation_known = False
+        self._isolation: str | None = None  # how the process that sees images is open; None: not said since the start
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
-        self._role = ""
+        self._must_isolate = False
         self._names: frozenset[str] | set[str] = frozenset()
         self._destinations: frozenset[str] = frozenset()
         self._windows: Mapping[str, tuple[int, int]] = {}
@@ -218,6 +217,7 @@ class Scan:
         self._in_force.append(agreement)
         self._due.clear()
         self._sent.clear()
+        self._must_isolate = agreement is not None and agreement.roster.isolation == "required"
         self._names = {*agreement.roster.by_name, *agreement.roster.by_origin} if agreement else frozenset()
         rules = agreement.rules if agreement else None
         self._destinations = frozenset(f'"{key}"' for key in rules.destinations) if rules else frozenset()
@@ -283,26 +283,26 @@ class Scan:
             self.findings.add("ManifestMismatch", f"entry {seq} names another version than the file has", seq)
 
     def _start(self, match: Match, seq: int) -> None:
-        self.running, self._isolation_known = True, False
+        self.running, self._isolation = True, None
         if self._config not in ("", match["body_config"]):
             self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
         self._config = match["body_config"]
 
     def _isolated(self, match: Match, seq: int) -> None:
-        """What the site asks of itself, and what the manifest in force asks of it."""
-        self._isolation_known = True
-        agreement = self._in_force[-1] if self._in_force else None
-        if match["body_keys"] == "true" or (match["body_connection"] == "true" and match["body_ranks"] != "true"):
-            required = match["body_asked"] == '"required"' or (agreement and agreement.roster.isolation == "required")
-            code = "IsolationWeak" if required else "NotIsolated"
-            open_to = f"connection {match['body_connection']}, keys {match['body_keys']}"
-            self.findings.add(code, f"entry {seq}: {open_to}", seq)
+        """What the site asks of itself, and what the manifest in force asks of it, now or when it trains."""
+        weak = match["body_keys"] == "true" or (match["body_connection"] == "true" and match["body_ranks"] != "true")
+        self._isolation = f"connection {match['body_connection']}, keys {match['body_keys']}" if weak else ""
+        if weak:
+            required = match["body_asked"] == '"required"' or self._must_isolate
+            self.findings.add("IsolationWeak" if required else "NotIsolated", f"entry {seq}: {self._isolation}", seq)
         elif match["body_ranks"] == "true":
             self.findings.add("RanksConnected", f"entry {seq}", seq)
 
     def _trained(self, _match: Match, seq: int) -> None:
-        if not self._isolation_known:
+        if self._isolation is None:
             self.findings.add("IsolationMissing", f"entry {seq}: no trainer.isolated since the start", seq)
+        elif self._isolation and self._must_isolate:
+            self.findings.add("IsolationWeak", f"entry {seq}: trained with {self._isolation}", seq)
 
     def _config_changed(self, match: Match, seq: int) -> None:
         self._changed("configuration", self._config or match["body_old"], match, seq)

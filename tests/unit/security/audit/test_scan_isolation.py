@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import pytest
 
-from security.audit.agreement import Keys
+from security.audit.agreement import Agreement, Agreements, Keys
 from security.audit.verify import verify
 from security.log import events as ev
 from tests.support.audit_attacks import Lonely
@@ -54,3 +55,25 @@ def test_what_a_log_says_of_the_process_that_saw_images(case: str, lonely: Lonel
     found = verify(lonely.folder, Keys.bare(roster))
     assert {finding.code for finding in found.findings} & OURS == expected
     assert (found.exit_code == 1) is bool(expected & {"IsolationMissing", "IsolationWeak"})
+
+
+@pytest.mark.parametrize("connection", [True, False])
+def test_a_manifest_that_comes_later_holds_for_what_is_trained_under_it(connection: bool, lonely: Lonely) -> None:
+    """The process was started under a manifest that asked for nothing, and goes on under one that does."""
+    lonely.log.append(isolated(connection=connection), run="run-1")
+    lonely.log.append(TRAINED, run="run-1", round=1)
+    lonely.log.adopt_manifest(b'{"version":2}\n', 2, lonely.roster)
+    first, second = (hashlib.sha256(data).hexdigest() for data in (b"{}\n", b'{"version":2}\n'))
+    agreed = {
+        digest: Agreement(digest=digest, roster=replace(lonely.roster, isolation=asked), version=version)
+        for version, (digest, asked) in enumerate({first: "best", second: "required"}.items(), start=1)
+    }
+
+    def weak() -> list[str]:
+        lonely.log.checkpoint()
+        found = verify(lonely.folder, Keys(agreements=Agreements(by_digest=agreed), pinned=True))
+        return [finding.detail for finding in found.findings if finding.code == "IsolationWeak"]
+
+    assert weak() == []
+    lonely.log.append(TRAINED, run="run-1", round=2)
+    assert bool(weak()) is connection
