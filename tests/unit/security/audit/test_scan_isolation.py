@@ -11,6 +11,7 @@ from security.audit.agreement import Agreement, Agreements, Keys
 from security.audit.verify import verify
 from security.log import events as ev
 from tests.support.audit_attacks import Lonely
+from tests.support.audit_parties import agent_start
 
 TRAINED = ev.TrainDone(method="fednpr-per", steps=1, wall_ms=1, artefacts=())
 
@@ -31,6 +32,7 @@ CASES = {
     "isolated": ([isolated("required"), TRAINED], "best", set()),
     "silent": ([TRAINED], "best", {"IsolationMissing"}),
     "too late": ([TRAINED, isolated()], "best", {"IsolationMissing"}),
+    "told before another start": ([isolated(), TRAINED, agent_start("graz"), TRAINED], "best", {"IsolationMissing"}),
     "admitted": ([isolated(connection=True), TRAINED], "best", {"NotIsolated"}),
     "against its own rule": ([isolated("required", connection=True), TRAINED], "best", {"IsolationWeak"}),
     "keys, against its own rule": ([isolated("required", keys=True), TRAINED], "best", {"IsolationWeak"}),

@@ -139,6 +139,29 @@ def test_the_namespace_needs_no_privilege_and_keeps_the_owner_of_files(listeners
         assert os.stat(listeners.to["made"]).st_uid == (os.getuid() or 65534)
 
 
+POWERS = """
+def powers(to):
+    # Of the namespaces, of other processes, of the network; what is left of root reaches files alone.
+    held = int(next(line for line in open("/proc/self/status") if line.startswith("CapEff")).split()[1], 16)
+    if held & ~0b11111:
+        raise OSError(1, "powers are left")
+
+def back(to):
+    with open(f"/proc/{to['outside']}/ns/net") as outside:
+        if ctypes.CDLL(None, use_errno=True).setns(outside.fileno(), 0x40000000):
+            raise OSError(ctypes.get_errno(), "setns")
+"""
+
+
+def test_nobody_goes_back_from_the_namespace(listeners: Listeners) -> None:
+    """By the namespace alone: a new one comes with all powers, and root could return to its own."""
+    walls, listeners.to["outside"] = need(NAMESPACE), os.getpid()
+    told = tried(["powers", "back", "tcp"], listeners.to, walls, before=POWERS, child=False)["own"]
+    assert told["powers"] == "done" and told["back"] in (NOT_PERMITTED, DENIED) and told["tcp"] == UNREACHABLE
+    if os.getuid() == 0:
+        assert tried(["back"], listeners.to, [], before=POWERS, child=False)["own"] == {"back": "done"}, "the twin"
+
+
 def test_the_filter_alone_refuses_every_socket(listeners: Listeners, keys: Path) -> None:
     names = [*NETWORK, *LOCAL, "namespace", "queue", "trace"]
     found = tried([*names, "pair", "key"], listeners.to, need(SECCOMP), mode="required", deny=[keys])
@@ -172,6 +195,21 @@ def test_landlock_refuses_abstract_sockets_from_version_six_on(listeners: Listen
         pytest.skip(f"Landlock is of version {landlock_version()} here, which knows no scopes")
     for told in both(tried(["abstract"], listeners.to, [LANDLOCK])):
         assert told == {"abstract": NOT_PERMITTED}
+
+
+SIGNAL = """
+def signalled(to):
+    os.kill(to["outside"], 0)
+"""
+
+
+@pytest.mark.parametrize("walls", [[LANDLOCK], []], ids=["landlock", "twin"])
+def test_no_signal_reaches_the_agent_from_version_six_of_landlock_on(walls: list[str]) -> None:
+    need(*walls)
+    if landlock_version() < 6:
+        pytest.skip(f"Landlock is of version {landlock_version()} here, which knows no scopes")
+    told = tried(["signalled"], {"outside": os.getpid()}, walls, before=SIGNAL, child=False)["own"]
+    assert told == {"signalled": NOT_PERMITTED if walls else "done"}
 
 
 FILES = """
