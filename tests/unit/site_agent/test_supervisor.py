@@ -202,8 +202,9 @@ def test_a_trainer_that_floods_the_channel_is_ended(caplog: pytest.LogCaptureFix
 
 
 def vectors_open() -> int:
+    gc.collect()
     names = (os.path.join("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
-    return sum("memfd:lazaret" in os.readlink(name) for name in names if os.path.lexists(name))
+    return sum("memfd:lazaret" in os.readlink(name) for name in names if os.path.lexists(name))  # not the listing's own
 
 
 def test_answers_that_nobody_has_asked_for_do_not_use_up_descriptors(
@@ -214,17 +215,18 @@ def test_answers_that_nobody_has_asked_for_do_not_use_up_descriptors(
 
     def unasked(channel: Channel, order: Any) -> None:
         honest(channel, order)
-        for _ in range(50):
-            channel.send(trained(1), STATE)
-        done.set()
+        try:
+            for _ in range(50):
+                channel.send(trained(1), STATE)
+        finally:
+            done.set()
 
     with supervised(lambda: Scripted(unasked), lambda: Scripted(honest)) as found:
         found.train(1, STATE)
         assert done.wait(10)
         assert found.train(2, STATE).samples == 7
     assert "answers that nobody has asked for" in caplog.text
-    gc.collect()
-    assert vectors_open() == before
+    wait_for(lambda: vectors_open() == before)
     # The twin: without the limit they stay, all of them.
     monkeypatch.setattr(module, "MOST_WAITING", 10_000)
     done.clear()
@@ -242,7 +244,6 @@ def test_memory_of_an_answer_that_is_not_taken_is_closed(what: str) -> None:
     with supervised(lambda: Scripted(WRONG[what]), lambda: Scripted(honest)) as found:
         found.train(1, STATE)
         found.train(2, STATE)
-    gc.collect()
     wait_for(lambda: vectors_open() == before)
 
 
