@@ -76,12 +76,14 @@ class Scripted:
             if self._first is None:
                 return
             self._channel.send(self._first)
-            self._channel.receive()
+            setup = self._channel.receive()
+            module.release(None if setup is None else setup[1])
             if self._ready is None:
                 self._stopped.wait(30)  # as one that loads torch, and reads nothing
                 return
             self._channel.send(self._ready)
             while (order := self._channel.receive()) is not None and not isinstance(order[0], TrainerStop):
+                module.release(order[1])
                 self._script(self._channel, order[0])
         except (WorkerLost, CodecError, ConnectionError):
             pass
