@@ -234,7 +234,7 @@ class Supervisor:
         problem = problem or WorkerLost(f"the trainer is gone: {how}", where="trainer")
         life.asked = launched.asked and isinstance(problem, WorkerLost)
         life.answers.put(problem if isinstance(problem, WorkerLost) else WorkerLost(str(problem), where="trainer"))
-        return problem, life.asked
+        return problem.with_traceback(None), life.asked  # its frames would keep this life, and what it holds open
 
     def _begin(self, life: Life) -> None:
         """Isolation, then data, and nothing else before them."""
