@@ -105,17 +105,20 @@ class Party:
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
-    def stop(self, *, seconds: float = 20.0) -> int | None:
-        """SIGTERM, and patience; SIGKILL after that."""
+    def wait_stopped(self, *, seconds: float = 20.0) -> int | None:
+        """Patience, and SIGKILL after that."""
         if self._process is None:
             return None
-        if self._process.poll() is None:
-            self.ask_to_stop()
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(seconds)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
         if self._process.poll() is None:
             self.kill()
         return self._process.returncode
+
+    def stop(self, *, seconds: float = 20.0) -> int | None:
+        """SIGTERM, and patience; SIGKILL after that."""
+        self.ask_to_stop()
+        return self.wait_stopped(seconds=seconds)
 
 
 def stop_all(sites: Iterable[Party], coordinator: Party) -> list[int | None]:
@@ -124,4 +127,5 @@ def stop_all(sites: Iterable[Party], coordinator: Party) -> list[int | None]:
     sites = list(sites)
     for site in sites:
         site.ask_to_stop()
-    return [party.stop() for party in (*sites, coordinator)]
+    codes = [site.wait_stopped() for site in sites]
+    return [*codes, coordinator.stop()]

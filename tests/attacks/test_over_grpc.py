@@ -74,7 +74,7 @@ def test_every_sum_is_exact_after_all_lies(federation: NumberFederation) -> None
     before = federation.published
     federation.wait_published(before + 2)
     federation.stop()
-    # Sites stop one after another, the victim first: the others may still finish a round without it.
+    # Some sites stop before others, who may still finish a round without the victim.
     after = federation.check_sums()[before:]
     assert any(VICTIM in survivors for _, survivors in after)
     for party in federation.parties:

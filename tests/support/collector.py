@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import shutil
 import socket
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -88,10 +89,14 @@ action(type="omfile" file="{self.collected}" template="RSYSLOG_SyslogProtocol23F
         command = [program, "-n", "-f", str(self.folder / "rsyslog.conf"), "-i", str(self.folder / "pid")]
         with (self.folder / "rsyslogd.err").open("ab") as errors:
             self._process = subprocess.Popen(command, stdout=errors, stderr=errors)
+        trusted = ssl.create_default_context(cafile=self.folder / "root.pem")
         for _ in range(400):
             try:
-                socket.create_connection(("127.0.0.1", self.port), 1).close()
-                return
+                with (
+                    socket.create_connection(("127.0.0.1", self.port), 5) as plain,
+                    trusted.wrap_socket(plain, server_hostname="localhost"),
+                ):
+                    return  # it listens, and speaks TLS
             except OSError:
                 assert self._process.poll() is None, (self.folder / "rsyslogd.err").read_text()
                 time.sleep(0.05)
