@@ -13,7 +13,7 @@ import click
 from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from lazaret.checks import report, skip_option
-from lazaret.control import pause_commands, runs_command
+from lazaret.control import pause_commands, running_option, runs_command, say_running
 from lazaret.errors import ConfigError
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
@@ -149,10 +149,14 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
 
 
 @click.command()
+@running_option
 @with_config
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def status(config_path: Path, as_json: bool) -> None:
+def status(config_path: Path, as_json: bool, running: bool) -> None:
     """Show the rounds so far, from the database of a coordinator that is running or stopped."""
+    if running:
+        config, base = CoordinatorConfig.read(config_path)
+        say_running(base / config.state, now_ms=SystemClock().now_ms())
     from coordinator.status import lines, overview
 
     found = overview(config_path)

@@ -11,12 +11,13 @@ import contextlib
 import json
 import os
 import shutil
+import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import click
 
@@ -233,3 +234,15 @@ def last_words(folder: Path) -> Iterator[None]:
         said = f"{error} ({error.hint})" if error.hint else str(error)
         NowFile(folder).stop(said[:MOST_WORDS], now_ms=time.time_ns() // 1_000_000)
         raise
+
+
+running_option: Final = click.option(
+    "--running", is_flag=True, help="Say only whether it runs, for health checks; exit code 1 if not."
+)
+
+
+def say_running(folder: Path, *, now_ms: int) -> NoReturn:
+    """`status --running`: from one small file, so that it can be asked often."""
+    running = NowFile(folder).read(now_ms=now_ms)["running"]
+    click.echo("running" if running else "not running")
+    sys.exit(0 if running else 1)

@@ -9,6 +9,7 @@ from typing import Final
 import click
 from pydantic import ValidationError
 
+from lazaret.control import running_option, say_running
 from lazaret.errors import ConfigError
 from lazaret.files import write_atomically
 from lazaret.terminal import ask, emit, say
@@ -276,10 +277,13 @@ def _take_address(config_path: Path, here: str, there: str) -> None:
 @click.command()
 @click.option("--web", is_flag=True, help="Show it as a page to a browser on this machine, until Ctrl-C.")
 @click.option("--listen", default="127.0.0.1:0", show_default=True, help="Where the page is; port 0 takes a free one.")
+@running_option
 @with_config
 @json_option
-def status(config_path: Path, as_json: bool, web: bool, listen: str) -> None:
+def status(config_path: Path, as_json: bool, web: bool, listen: str, running: bool) -> None:
     """Show what this site has done so far, from its state folder; the agent may be running."""
+    if running:
+        say_running(SiteConfig.read(config_path).state, now_ms=SystemClock().now_ms())
     from site_agent.status import lines, overview
 
     if web:

@@ -9,7 +9,17 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from lazaret.control import BEAT_MS, STALE_MS, NowFile, Pause, PauseFile, finished_runs, last_words, runs_command
+from lazaret.control import (
+    BEAT_MS,
+    STALE_MS,
+    NowFile,
+    Pause,
+    PauseFile,
+    finished_runs,
+    last_words,
+    runs_command,
+    say_running,
+)
 from lazaret.errors import ConfigError
 
 
@@ -93,3 +103,18 @@ class TestFinishedRuns:
             assert isinstance(self.run(state, name, "--remove").exception, ConfigError), name
         assert self.run(state, "--remove").exit_code == 2
         assert set(finished_runs(state)) == {"run-2"} and (state / "log" / "FORMAT").exists()
+
+
+def test_a_health_check_fails_where_nobody_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def code(now_ms: int) -> object:
+        with pytest.raises(SystemExit) as left:
+            say_running(tmp_path, now_ms=now_ms)
+        return left.value.code
+
+    assert code(0) == 1, "nobody ever ran"
+    file = NowFile(tmp_path)
+    file.beat({}, now_ms=1_000, mono_ms=0)
+    assert code(1_000 + BEAT_MS) == 0 and code(1_000 + STALE_MS) == 1, "killed: the file says running for ever"
+    file.stop("asked to", now_ms=2_000)
+    assert code(2_001) == 1
+    assert capsys.readouterr().out.splitlines() == ["not running", "running", "not running", "not running"]
