@@ -1,0 +1,176 @@
+"""The files in deploy/containers and deploy/kubernetes keep what docs/containers.md promises; they run in a long test."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts.releasing import ROLES, ROOT
+
+yaml = pytest.importorskip("yaml")
+DEPLOY = ROOT / "deploy"
+FILE = (DEPLOY / "containers" / "Containerfile").read_text(encoding="utf-8")
+COMPOSE = yaml.safe_load((DEPLOY / "containers" / "compose.yaml").read_text(encoding="utf-8"))
+KUBERNETES = "1.30"
+IMAGED = ("audit", "consortium", "coordinator", "site")
+
+
+def stages() -> dict[str, tuple[str, list[str]]]:
+    """What each stage begins with, and its instructions."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    lines: list[str] = []
+    for line in FILE.splitlines():
+        if begun := re.fullmatch(r"FROM (\S+) AS (\S+)", line):
+            lines = []
+            found[begun[2]] = (begun[1], lines)
+        elif line and not line.startswith("#"):
+            lines.append(line)
+    return found
+
+
+def test_there_is_a_target_for_every_role_that_runs_somewhere() -> None:
+    found = stages()
+    assert set(ROLES) - {"lab"} == set(IMAGED) == {name for name, (base, _) in found.items() if base == "party"}
+    for role in IMAGED:
+        assert f"COPY --from={role}-installed /opt/lazaret /opt/lazaret" in found[role][1]
+        assert found[f"{role}-installed"] == (
+            "${BASE}", [f"COPY {role} /release", 'RUN ["/release/install", "/opt/lazaret"]']
+        )  # fmt: skip
+
+
+def test_no_image_is_taken_from_anywhere_by_default() -> None:
+    arguments = re.findall(r"^ARG (.*)$", FILE, re.MULTILINE)
+    assert arguments == ["BASE", "RUNTIME=${BASE}"]
+    named = {base for base, _ in stages().values()}
+    assert named == {"${BASE}", "${RUNTIME}", "party"}
+
+
+def test_what_runs_is_not_root_and_needs_no_shell() -> None:
+    base, lines = stages()["party"]
+    assert base == "${RUNTIME}" and lines[-1] == "USER 65532:65532"
+    for role in IMAGED:
+        own = stages()[role][1]
+        assert not any(line.startswith(("USER", "RUN")) for line in own)
+        for line in own:
+            if run := re.search(r"(?:ENTRYPOINT|CMD) (.*)$", line):
+                assert isinstance(json.loads(run[1]), list), "a string would be given to a shell"
+    for role, program in (("coordinator", "coordinator"), ("site", "site-agent")):
+        (check,) = (line for line in stages()[role][1] if line.startswith("HEALTHCHECK"))
+        assert check.endswith(f'CMD ["{program}", "status", "--running"]')
+
+
+def closed(service: dict[str, Any]) -> bool:
+    return (
+        service["read_only"] is True
+        and service["user"] == "65532:65532"
+        and service["cap_drop"] == ["ALL"]
+        and service["security_opt"] == ["no-new-privileges:true"]
+        and any(line.startswith("/tmp:") for line in service["tmpfs"])
+        and not service.keys() & {"privileged", "cap_add", "devices", "pid", "ipc", "ports"}
+    )
+
+
+def test_every_container_of_the_compose_file_is_closed() -> None:
+    services = COMPOSE["services"]
+    sites = {name.removesuffix("-agent") for name in services if name.endswith("-agent")}
+    assert len(sites) == 3 and services.keys() == {"coordinator"} | {
+        f"{site}-{part}" for site in sites for part in ("agent", "trainer")
+    }
+    assert all(closed(service) for service in services.values())
+    assert COMPOSE["networks"] == {"federation": {"internal": True}}
+    assert not any("/" in service["image"] for service in services.values()), "names no registry"
+
+
+def test_the_trainer_has_neither_network_nor_keys_and_the_agent_no_images() -> None:
+    for name, service in COMPOSE["services"].items():
+        mounts = service["volumes"]
+        if name.endswith("-trainer"):
+            site = name.removesuffix("-trainer")
+            assert service["network_mode"] == "none" and "networks" not in service
+            assert "--required" in service["entrypoint"] and "environment" not in service
+            assert f"${{FOLDER}}/images/{site}:/images:ro" in mounts
+            inside = {mount.split(":")[0].removeprefix("${FOLDER}/") for mount in mounts}
+            kept = ("site.toml", "initial.safetensors", "run", "state/memory", "state/models", "state/sides")
+            assert inside == {f"images/{site}", *(f"{site}/{name}" for name in kept)}
+        else:
+            assert not any("images" in mount for mount in mounts) and service["networks"] == ["federation"]
+            assert "DIGEST" in service["environment"]["LAZARET_IMAGE"]
+
+
+def objects() -> list[tuple[Path, dict[str, Any]]]:
+    found = []
+    for path in sorted((DEPLOY / "kubernetes").glob("*/*.yaml")):
+        found += [(path, one) for one in yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+    return found
+
+
+def test_kustomizations_list_their_files() -> None:
+    for folder in ("coordinator", "site"):
+        path = DEPLOY / "kubernetes" / folder / "kustomization.yaml"
+        listed = yaml.safe_load(path.read_text(encoding="utf-8"))["resources"]
+        assert sorted([*listed, path.name]) == sorted(one.name for one in path.parent.iterdir())
+
+
+def test_kubernetes_schemas_accept_every_object_and_not_its_twin() -> None:
+    validator = pytest.importorskip("kubernetes_validate")
+    kinds = []
+    for _, one in objects():
+        if one["kind"] != "Kustomization":
+            validator.validate(one, KUBERNETES, strict=True)
+            kinds.append(one["kind"])
+            twin = copy.deepcopy(one)
+            twin["spec"]["podSelektor"] = {}
+            with pytest.raises(validator.ValidationError):
+                validator.validate(twin, KUBERNETES, strict=True)
+    assert kinds.count("StatefulSet") == kinds.count("NetworkPolicy") == 3
+
+
+def pods() -> dict[str, dict[str, Any]]:
+    found = [one for _, one in objects() if one["kind"] == "StatefulSet"]
+    return {one["metadata"]["name"]: one["spec"]["template"]["spec"] for one in found}
+
+
+def test_every_pod_is_closed() -> None:
+    for name, pod in pods().items():
+        assert pod["automountServiceAccountToken"] is False and not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        # Kubernetes would open the keys to the group, and a party refuses keys that others can read.
+        assert "fsGroup" not in pod["securityContext"]
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        assert ("livenessProbe" in container) == (name != "lazaret-trainer")
+        assert "/" not in container["image"] and "hostPath" not in str(pod["volumes"])
+
+
+def test_the_trainer_s_pod_reaches_nobody_and_sees_no_key() -> None:
+    policies = {one["metadata"]["name"]: one["spec"] for _, one in objects() if one["kind"] == "NetworkPolicy"}
+    assert policies.keys() == pods().keys(), "one policy a pod"
+    trainer = policies["lazaret-trainer"]
+    assert (trainer["policyTypes"], trainer["ingress"], trainer["egress"]) == (["Ingress", "Egress"], [], [])
+    assert policies["lazaret-agent"]["ingress"] == []
+    mounts = pods()["lazaret-trainer"]["containers"][0]["volumeMounts"]
+    assert all("subPath" in mount for mount in mounts if mount["name"] == "home"), "never the whole folder"
+    assert not any("identity" in mount.get("subPath", "") for mount in mounts)
+    assert {"name": "images", "mountPath": "/images", "readOnly": True} in mounts
+    assert "images" not in str(pods()["lazaret-agent"])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_a_federation_in_containers() -> None:
+    words = [ROOT / "scripts" / "containers", "--json"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout) if done.stdout else {}
+    if "skipped" in told:
+        pytest.skip(told["skipped"])
+    assert told.get("ok") is True, done.stdout + done.stderr
