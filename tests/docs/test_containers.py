@@ -1,4 +1,4 @@
-"""The files in deploy/containers and deploy/kubernetes keep what docs/containers.md promises; they run in a long test."""
+"""The files in deploy/containers and deploy/kubernetes keep what docs/containers.md promises; a long test runs them."""
 
 from __future__ import annotations
 
