@@ -336,7 +336,7 @@ def compared(federation: ContainerFederation, releases: Path) -> dict[str, Any]:
         "sbom_as_logged": sboms,
         "trainers_isolated": isolated,
         "audit_clean": done.returncode == 0,
-        "audit": json.loads(done.stdout) if done.stdout else done.stderr[-500:],
+        "verdict": json.loads(done.stdout)["verdict"] if done.stdout else done.stderr[-500:],
     }
 
 
