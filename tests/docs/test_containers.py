@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from scripts.local_federation import containers
 from scripts.releasing import ROLES, ROOT
 
 yaml = pytest.importorskip("yaml")
@@ -162,6 +164,16 @@ def test_the_trainer_s_pod_reaches_nobody_and_sees_no_key() -> None:
     assert not any("identity" in mount.get("subPath", "") for mount in mounts)
     assert {"name": "images", "mountPath": "/images", "readOnly": True} in mounts
     assert "images" not in str(pods()["lazaret-agent"])
+
+
+@pytest.mark.parametrize(("tools", "user", "reason"), [(None, 0, "not installed"), ("/bin/true", 1000, "only root")])
+def test_where_it_cannot_run_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, tools: str | None, user: int, reason: str
+) -> None:
+    monkeypatch.setattr(containers.shutil, "which", lambda name: tools)
+    monkeypatch.setattr(containers.os, "geteuid", lambda: user)
+    said = CliRunner().invoke(containers.main, ["--json"])
+    assert said.exit_code == 0 and reason in json.loads(said.output)["skipped"]
 
 
 @pytest.mark.long
