@@ -79,7 +79,7 @@ initial_model = {initial_model}       # (required) the safetensors file of the c
                                       # seconds after it, which reveals the training time to a factor of two
 # worker_wait = 120                   # seconds; how long training in several processes waits for one of them
 # isolation = "best"                  # what sees images runs without network and keys, as far as the kernel can;
-                                      # "required" does not begin where a connection could still be opened
+                                      # "required" does not begin where a connection or a key could be opened
 # trainer_socket = "trainer.sock"     # the trainer is a service of its own; left out, the agent starts it
 
 [coordinator]

@@ -138,7 +138,7 @@ def enter(
     :param keep: sockets that stay open: the channel to the agent.
     :param exception: why this process needs a network; then only files are closed.
     :param mechanisms: the walls to put up; all of them but in tests.
-    :raises ConfigError: if isolation is required and a connection is still possible.
+    :raises ConfigError: if isolation is required, and a connection is still possible or a private key can be read.
     """
     close_sockets(keep)
     denied = _denied_files(read, deny)  # listed now: afterwards the folders are closed
@@ -176,11 +176,11 @@ def enter(
 
 
 def require(mode: IsolationMode, found: Isolation) -> None:
-    """:raises ConfigError: if isolation is required and a connection is still possible.
+    """:raises ConfigError: if isolation is required, and a connection is still possible or a private key can be read.
 
     Where a network is needed for training itself, the files have to be closed instead.
     """
-    if mode == "required" and found.exception and (found.keys_read or not found.landlock):
+    if mode == "required" and (found.keys_read or (found.exception and not found.landlock)):
         reason = f"isolation is required, and the process that is to see images can read any file: {found.lacking}"
         raise ConfigError(reason, where=WHERE, hint=HINT)
     if mode == "required" and found.connected and not found.exception:

@@ -102,7 +102,7 @@ def test_an_isolated_process_and_its_child_reach_nobody_and_read_no_key(listener
 
 
 def test_the_namespace_alone_leaves_no_route(listeners: Listeners, keys: Path) -> None:
-    found = tried([*NETWORK, "abstract", "key"], listeners.to, need(NAMESPACE), mode="required", deny=[keys])
+    found = tried([*NETWORK, "abstract", "key"], listeners.to, need(NAMESPACE), deny=[keys])
     for told in both(found):
         assert [told[name] for name in NETWORK] == [UNREACHABLE] * 3
         # Abstract names belong to a network namespace; files do not.
@@ -164,7 +164,7 @@ def test_nobody_goes_back_from_the_namespace(listeners: Listeners) -> None:
 
 def test_the_filter_alone_refuses_every_socket(listeners: Listeners, keys: Path) -> None:
     names = [*NETWORK, *LOCAL, "namespace", "queue", "trace"]
-    found = tried([*names, "pair", "key"], listeners.to, need(SECCOMP), mode="required", deny=[keys])
+    found = tried([*names, "pair", "key"], listeners.to, need(SECCOMP), deny=[keys])
     for told in both(found):
         assert [told[name] for name in names] == [NOT_PERMITTED] * len(names)
         assert told["pair"] == "done" and told["key"] == "done"
@@ -403,6 +403,21 @@ def test_a_second_thread_would_stay_outside_and_it_says_so() -> None:
     found = tried([], {}, list(MECHANISMS), before=before, child=False)["isolation"]
     assert not found["network_namespace"] and not found["landlock"]
     assert found["missing"][NAMESPACE] == found["missing"][LANDLOCK] == "this process has more than one thread"
+
+
+def test_required_is_an_error_where_a_private_key_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "tls.key").write_text("key")
+    walls = need(NAMESPACE, SECCOMP)
+    code = (
+        "import sys\nfrom pathlib import Path\nfrom lazaret.errors import ConfigError\n"
+        "from site_agent.trainer import isolation\n"
+        f"try:\n    isolation.enter(sys.argv[1], deny=[Path(sys.argv[2])], mechanisms={walls!r})\n"
+        "except ConfigError as error:\n    print(error)\n"
+    )
+    for mode, refused in (("required", True), ("best", False)):
+        words = [sys.executable, "-c", code, mode, str(tmp_path)]
+        told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        assert ("isolation is required" in told and "can read any file" in told) is refused, (mode, told)
 
 
 def test_required_is_an_error_where_a_connection_is_possible() -> None:
