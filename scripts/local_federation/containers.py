@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -143,9 +143,15 @@ class Workshop:
     def clear(self) -> None:
         """Also after a failure; what is gone already is no fault."""
         for name in [*self.containers, f"{self.mark}-once"]:
-            subprocess.run(["podman", "rm", "-f", "--time", "0", name], capture_output=True, timeout=60, check=False)
+            self._remove("rm", "--force", "--time", "0", name)
         for image in reversed(self.images):
-            subprocess.run(["podman", "rmi", "-f", image], capture_output=True, timeout=120, check=False)
+            self._remove("rmi", "--force", image)
+
+    @staticmethod
+    def _remove(*words: str) -> None:
+        """One that takes too long does not keep the others."""
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(["podman", *words], capture_output=True, timeout=300, check=False)
 
 
 def _volumes(mounts: Sequence[str]) -> Iterator[str]:
@@ -306,8 +312,9 @@ class ContainerFederation:
 
     def end(self) -> None:
         """All agents at once, then the coordinator: each log's end is witnessed by those that are still there."""
-        for names in ([f"{site}-agent" for site in SITES], ["coordinator"], [f"{site}-trainer" for site in SITES]):
-            podman("stop", "--time", 60, *(self.running[name] for name in names), seconds=240)
+        agents, trainers = ([f"{site}-{part}" for site in SITES] for part in ("agent", "trainer"))
+        for names, patience in ((agents, 60), (["coordinator"], 60), (trainers, 5)):
+            podman("stop", "--time", patience, *(self.running[name] for name in names), seconds=240)
         for name in self.running:
             (self.workshop.folder / f"{name}.log").write_text(self.said(name))
 
