@@ -25,8 +25,7 @@ pytestmark = pytest.mark.timeout(600)
 @pytest.fixture(scope="module")
 def survivors(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
     """The federation after all its deaths."""
-    # Who is killed again and again is witnessed late, the later the busier the machine is.
-    federation = NumberFederation(tmp_path_factory.mktemp("deaths"), rounds=70, unwitnessed=20)
+    federation = NumberFederation(tmp_path_factory.mktemp("deaths"), rounds=70)
     names = list(federation.sites)
     deaths = [(federation.coordinator, ending) for ending in COORDINATOR_ENDINGS]
     deaths += [(federation.sites[names[place % len(names)]], ending) for place, ending in enumerate(SITE_ENDINGS)]

@@ -36,7 +36,7 @@ class NumberFederation:
         words: int = WORDS,
         ready_slot: float = 0.1,
         audit: str = "auto",
-        unwitnessed: int = 3,
+        unwitnessed: int = 20,  # who is killed again and again is witnessed late, the later the busier the machine is
         grace: float = 1.0,
         aggregation: str = "",
     ) -> None:
