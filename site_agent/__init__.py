@@ -9,7 +9,7 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
 
     cli              the command `site-agent`
     options          options that several of its commands have
-    setup_commands   `init`, `join`, `check`, `renew`, `status`
+    setup_commands   `init`, `join`, `renew`, `draw`, `status`
     state_commands   `ledger`, `runs`, `pause`, `permit`, `handover` and the log commands
     model_commands   `evaluate`, `predict` and `export`
     command_process  the isolated process in which those three see images

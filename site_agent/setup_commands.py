@@ -1,4 +1,4 @@
-"""`site-agent init`, `join`, `check`, `renew`, `draw` and `status`; and the template of `site.toml`."""
+"""`site-agent init`, `join`, `renew`, `draw` and `status`; and the template of `site.toml`."""
 
 from __future__ import annotations
 

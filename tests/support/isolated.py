@@ -13,6 +13,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from site_agent.trainer.channel import IsolationReport
+
+ISOLATED = IsolationReport(
+    network_namespace=True,
+    seccomp=True,
+    landlock=True,
+    connection_possible=False,
+    keys_readable=False,
+    exception="",
+    attempts={},
+    missing={},
+    sentence="isolated",
+)
+"""What a trainer says of itself if every wall stands."""
+
 ROOT = Path(__file__).parents[2]
 SENT = b"a patient's image"
 

@@ -26,7 +26,6 @@ from site_agent.trainer.channel import (
     DataReady,
     EvaluatedRound,
     EvaluateRound,
-    IsolationReport,
     ReserveRefused,
     ReserveRound,
     RoundReserved,
@@ -38,21 +37,11 @@ from site_agent.trainer.channel import (
     TrainRound,
     failed,
 )
+from tests.support.isolated import ISOLATED
 
 WORDS = 5
 STATE = np.arange(WORDS, dtype=np.float32)
 EVENT = MechanismEvent(kind=Mechanism.DP_SGD, sigma=1.0, sensitivity=1.0, rate=100, steps=2)
-REPORT = IsolationReport(
-    network_namespace=True,
-    seccomp=True,
-    landlock=True,
-    connection_possible=False,
-    keys_readable=False,
-    exception="",
-    attempts={},
-    missing={},
-    sentence="isolated",
-)
 READY = DataReady(fingerprint="ab" * 32, version="ab" * 32, subjects=2, class_names=("a",), counts={"train": (3,)})
 Script = Callable[[Channel, Any], None]
 
@@ -64,7 +53,7 @@ def trained(number: int) -> TrainedRound:
 class Scripted:
     """A trainer whose answers a test writes; a thread in the place of a process."""
 
-    def __init__(self, script: Script, *, first: Any = REPORT, ready: Any = READY, asked: bool = False) -> None:
+    def __init__(self, script: Script, *, first: Any = ISOLATED, ready: Any = READY, asked: bool = False) -> None:
         self.asked, self._stopped = asked, Event()
         self.connection, theirs = socket.socketpair()
         self._channel = Channel(theirs, RECEIVED_BY_TRAINER)
@@ -164,7 +153,7 @@ def test_a_round_and_a_look_at_the_model() -> None:
         assert np.array_equal(result.update, STATE + 3) and (result.samples, result.steps) == (7, 4)
         sides = {"bacc": 0.5, "bauc": None, "images": 3}
         assert found.evaluate(3, STATE) == {"round": 3, "kind": "own", "test": sides}
-    assert told == [REPORT, READY], "isolation is known before the data are opened"
+    assert told == [ISOLATED, READY], "isolation is known before the data are opened"
 
 
 def test_an_error_of_the_trainer_is_the_rounds_error_and_the_trainer_goes_on() -> None:

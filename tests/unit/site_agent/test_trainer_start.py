@@ -11,20 +11,10 @@ import pytest
 from lazaret.errors import ConfigError
 from site_agent import trainer_start
 from site_agent.trainer.channel import IsolationReport
+from tests.support.isolated import ISOLATED
 
-GOOD = IsolationReport(
-    network_namespace=True,
-    seccomp=True,
-    landlock=True,
-    connection_possible=False,
-    keys_readable=False,
-    exception="",
-    attempts={},
-    missing={},
-    sentence="as it is",
-)
-CONNECTED = replace(GOOD, connection_possible=True)
-READS_KEYS = replace(GOOD, keys_readable=True)
+CONNECTED = replace(ISOLATED, connection_possible=True)
+READS_KEYS = replace(ISOLATED, keys_readable=True)
 WITH_RANKS = replace(CONNECTED, exception="several processes")
 
 
@@ -77,6 +67,6 @@ def test_what_nobody_forbids_is_written_down_and_goes_on(monkeypatch: pytest.Mon
     for report in (CONNECTED, READS_KEYS):
         (entry,) = judged(report, monkeypatch, site="best", manifest="best")
         assert entry.asked == "best"
-    for report in (GOOD, WITH_RANKS):
+    for report in (ISOLATED, WITH_RANKS):
         (entry,) = judged(report, monkeypatch, site="required", manifest="required")
         assert entry.ranks is bool(report.exception)

@@ -14,22 +14,6 @@ from security.identity.pki import Purpose, Role
 from tests.support.consortium_world import DAY, NOW, World, subject
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World.make(tmp_path_factory.mktemp("ours"))
-
-
-@pytest.fixture(scope="module")
-def manifest(world: World) -> Manifest:
-    return world.publish()
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Another federation of the same name and with the same members, under another root."""
-    return World.enrolled(tmp_path_factory.mktemp("theirs"))
-
-
 def issued(world: World, member: str) -> Any:
     key = pki.new_tls_key().public_key()
     return pki.issue(world.key, world.authority.root, subject(member), Purpose.TLS, key, now_ms=NOW)

@@ -19,24 +19,6 @@ from tests.support.consortium_world import DAY, NOW, World, subject
 Forge = Callable[[World, Manifest], bytes]
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return World.make(tmp_path_factory.mktemp("ours"))
-
-
-@pytest.fixture(scope="module")
-def manifest(world: World) -> Manifest:
-    return world.publish()
-
-
-@pytest.fixture(scope="module")
-def foreign(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """Another federation of the same name and with the same members, under another root."""
-    other = World.enrolled(tmp_path_factory.mktemp("theirs"))
-    other.publish()
-    return other
-
-
 def with_(document: Any, **changes: Any) -> Any:
     return document.model_copy(update=changes)
 
