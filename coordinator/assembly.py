@@ -20,7 +20,8 @@ from coordinator.phases import RunPlan
 from coordinator.results import Chain
 from coordinator.round_history import ReadOnlyHistory
 from coordinator.rounds import RoundEngine
-from coordinator.run import Shell
+from coordinator.run import ModelFile, Shell
+from coordinator.run_queue import StopFile
 from coordinator.storage import Storage
 from coordinator.witness import WitnessDesk
 from lazaret import software
@@ -28,6 +29,7 @@ from lazaret.control import PauseFile
 from lazaret.errors import ConfigError, ToolkitError
 from protos.schema import schema_digest
 from security.clock import Clock
+from security.crypto import encoding
 from security.identity import pki
 from security.identity.enrolment import Identity, installed_manifest
 from security.identity.initial_model import pinned_model
@@ -92,7 +94,8 @@ def prepare(
     check_certificate(identity, manifest, clock)
     refuse_lost_database(base / config.state, manifest.run)
     storage = Storage(base / config.state, keep_models=config.storage.keep_models)
-    _, initial = pinned_model(base / config.initial_model, manifest)
+    model = config.model_file(base, manifest.model.initial_file)
+    _, initial = pinned_model(model, manifest)
     ended = storage.belongs_to(manifest.federation, manifest.run)
     if ended is not None:
         log.info("run %s is over, run %s begins; the old one's files are in %s", ended, manifest.run, storage.runs)
@@ -104,6 +107,7 @@ def prepare(
     desk = WitnessDesk(manifest.coordinator.id, books, witness)
     engine, first = _engine(config, seat, storage, initial, clock)
     shell = shell_type(engine, storage, books, desk, clock)
+    shell.model = ModelFile(model, bytes.fromhex(manifest.model.initial_file))
     digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
     books.log.note_settings(config=digest, who=software.account())
     for entry in start_entries(config=digest, proto=schema_digest()):
@@ -125,15 +129,13 @@ def refuse_lost_database(state: Path, run: str) -> None:
     if (state / database.FILE).exists():
         with ReadOnlyHistory(state / database.FILE) as history:
             known = history.newest_result() if history.begun() else 0
-    newest = max(
-        (entry.round or 0 for entry in LogReader(log).checked(AggregatePublished.type, newest=2) if entry.run == run),
-        default=0,
-    )
+    published = LogReader(log).backwards(AggregatePublished.type)  # idle months may lie between it and the end
+    newest = next((entry.round or 0 for entry in published if entry.run == run), 0)
     if newest > known:
         raise ConfigError(
             f"the privacy log has published round {newest} of run {run}, the database knows {known or 'none'}",
             where=str(state / database.FILE),
-            hint="it was lost or is an old copy: `coordinator recover FILE` takes the run up from a site's handover",
+            hint="it was lost or is an old copy: `coordinator recover FILE` continues the run from a site's handover",
         )
 
 
@@ -218,7 +220,7 @@ def _engine(
         load_state=storage.load_state,
     )
     model = storage.load_state(chain.head.state_hash) if chain.head else initial
-    core.movements = history.result(chain.head.result_hash).movements if chain.head else b""
+    core.movements = chain.movements()
     engine = RoundEngine(
         core,
         book,
@@ -229,12 +231,14 @@ def _engine(
         renew=seat.renew,
         policy_at=_foresight(seat),
         lost=history.lost_lately(),
+        first=initial,
         paused=PauseFile(storage.folder).reason(),
     )
-    rebuilt, start = _take_up(core, book, storage, chain, clock)
+    storage.end_round_of_older_manifest(manifest.digest.hex(), _work(manifest), now_ms=clock.now_ms())
+    rebuilt, start = _take_up(core, book, storage, chain)
     if start is not None:
         return engine, engine.restore(start, rebuilt)
-    if engine.completed >= engine.plan.rounds:
+    if engine.completed >= engine.plan.rounds or StopFile(storage.folder).reason(manifest.run) is not None:
         return engine, engine.restore_done(rebuilt)
     return engine, engine.start(history.last_round(), rebuilt)
 
@@ -253,13 +257,18 @@ def _foresight(seat: Seat) -> Callable[[int], AggregationPolicy]:
     return policy_at
 
 
+def _work(manifest: Manifest) -> str:
+    """What an update depends on: members, dates and timing may change while sites train."""
+    asked = manifest.model_dump(mode="python", include={"run", "model", "training", "aggregation", "privacy"})
+    return hashlib.sha256(encoding.dumps(asked)).hexdigest()
+
+
 def _take_up(
-    core: CoordinatorCore, book: BlameBook, storage: Storage, chain: Chain, clock: Clock
+    core: CoordinatorCore, book: BlameBook, storage: Storage, chain: Chain
 ) -> tuple[CoordinatorRound | None, RoundStart | None]:
     """The newest round with attempts, and the open one. Attempts under an older manifest cannot go on; the check of a
     published sum can.
     """
-    storage.end_round_of_older_manifest(core.policy.manifest_hash.hex(), now_ms=clock.now_ms())
     found, start = storage.history.newest_records(), storage.history.open_round()
     plans = [record.plan.context for record in found if isinstance(record, records.Planned)]
     if all(plan.manifest_hash == core.policy.manifest_hash for plan in plans):

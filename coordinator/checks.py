@@ -65,7 +65,7 @@ class CoordinatorCheckContext:
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:
-        return pinned_model(self.base / self.config.initial_model, self.manifest)[0]
+        return pinned_model(self.config.model_file(self.base, self.manifest.model.initial_file), self.manifest)[0]
 
 
 CHECKS: Final = CheckList[CoordinatorCheckContext](CHECK_NAMES)

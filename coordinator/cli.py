@@ -23,6 +23,8 @@ Group = late_group(
             "status": "Show whether it runs, what it waits for, sites and rounds.",
             "pause": "Begin no new round until `resume`.",
             "resume": "End the pause.",
+            "queue": "Queue the next run: a signed manifest and its initial model.",
+            "end-run": "End the run in force before its last round.",
             "runs": "List, archive or remove the files of finished runs.",
             "export": "Write the global model as safetensors.",
             "recover": "Take a run up again after the state folder was lost.",

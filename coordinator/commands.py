@@ -12,6 +12,7 @@ import click
 
 from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
+from coordinator.run_queue import RunQueue, StopFile
 from lazaret.checks import report, skip_option
 from lazaret.control import pause_commands, running_option, runs_command, say_running
 from lazaret.errors import ConfigError
@@ -55,6 +56,49 @@ def state_folder(config_path: Path) -> Path:
 
 pause, resume = pause_commands(state_folder, with_config, "the run")
 runs = runs_command(state_folder, with_config)
+
+
+# `queue` and `end-run`: what comes after the run in force, and when.
+
+
+@click.command()
+@click.argument("manifest", type=click.Path(path_type=Path), required=False)
+@click.argument("model", type=click.Path(path_type=Path), required=False)
+@click.option("--remove", metavar="RUN", help="Take this run out of the queue.")
+@with_config
+def queue(config_path: Path, manifest: Path | None, model: Path | None, remove: str | None) -> None:
+    """Queue the run of a signed MANIFEST with its initial MODEL: it begins when the run in force is over, without a
+    restart. Without both, list what waits."""
+    config, base = CoordinatorConfig.read(config_path)
+    waiting = RunQueue(base / config.state)
+    if remove is not None:
+        waiting.remove(remove)
+        say(f"run {remove} is removed")
+    elif manifest is not None and model is not None:
+        identity = Identity(folder=base / config.identity)
+        queued = waiting.add(manifest, model, identity, now_ms=SystemClock().now_ms())
+        say(f"run {queued.run} (manifest version {queued.version}) begins when the run in force is over")
+    elif manifest is not None:
+        raise click.UsageError("a run is a manifest and its initial model")
+    else:
+        for one in waiting.runs():
+            click.echo(f"{one.manifest.run:<32} manifest version {one.manifest.version}")
+
+
+@click.command("end-run")
+@click.argument("run")
+@click.option("--reason", required=True, help="Why; shown in status and log.")
+@with_config
+def end_run(config_path: Path, run: str, reason: str) -> None:
+    """End RUN, which is in force, before its last round, for good: the newest model stays, the sites are told so under
+    the coordinator's signature, and the next queued run begins."""
+    config, base = CoordinatorConfig.read(config_path)
+    manifest = Identity(folder=base / config.identity).manifest(now_ms=SystemClock().now_ms())
+    if manifest is None or manifest.run != run:
+        there = "none" if manifest is None else manifest.run
+        raise ConfigError(f"run {run} is not in force", where=str(config_path), hint=f"in force: {there}")
+    StopFile(base / config.state).set(run, reason)
+    say(f"run {run} ends: no round begins any more")
 
 
 # `renew`: new keys. The old ones stay in force until the answer of the consortium is installed.

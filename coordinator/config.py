@@ -111,3 +111,8 @@ class CoordinatorConfig(_Section):
         :raises ConfigError: naming file and key.
         """
         return read_settings(cls, path, written_by="coordinator init"), path.resolve().parent
+
+    def model_file(self, base: Path, digest: str) -> Path:
+        """The initial model with this SHA-256: the one of a run that was queued, or else the operator's own file."""
+        queued = base / self.state / "initial" / f"{digest}.safetensors"
+        return queued if queued.exists() else base / self.initial_model

@@ -14,18 +14,21 @@ from typing import Final
 
 from security.identity.membership import AggregationPolicy
 from security.secagg.coordinator.rounds import BlameBook, RoundStart
-from security.secagg.effects import Certified, Persist, SaveState
+from security.secagg.effects import Certified, Persist, SaveState, VotedDown
 from security.secagg.effects import Effect as ProtocolEffect
 
 PUBLISHED: Final = "published"  # a sum that gave a model
 MANIFEST_CHANGED: Final = "the manifest changed"  # the round was open, and belonged to the manifest before
 RECOVERED: Final = "recovered"  # numbers that a lost coordinator may have used; nothing is known of these rounds
+ENDED: Final = "ended by the operator"  # with the run, before its last round
 VOID: Final = "void"  # a sum that nobody can use; the model stays as it was
+VOTED_DOWN: Final = "voted down"  # a sum whose model the sites do not accept; the model stays as it was
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRound:
-    """A round has begun; its number is used up from here on, whatever becomes of it."""
+    """A round has begun; its number is used up from here on, whatever becomes of it. Once more after a vote, which
+    decides what the round follows."""
 
     start: RoundStart
 
@@ -74,4 +77,4 @@ class PauseRun:
 
 Effect = ProtocolEffect | OpenRound | CloseRound | StoreBlame | PauseRun
 Effects = tuple[Effect, ...]
-Stored = Persist | SaveState | Certified | OpenRound | CloseRound | StoreBlame
+Stored = Persist | SaveState | Certified | VotedDown | OpenRound | CloseRound | StoreBlame

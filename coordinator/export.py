@@ -49,7 +49,7 @@ def export_model(config_path: Path, target: Path, number: int | None, *, onnx: b
     contents = {"safetensors": save_tensors(tensors, {"lazaret": json.dumps(about, sort_keys=True)})}
     checked: dict[str, Any] = {}
     if onnx:
-        contents["onnx"], checked = _onnx(manifest, base / config.initial_model, vector, about)
+        contents["onnx"], checked = _onnx(manifest, config.model_file(base, manifest.model.initial_file), vector, about)
     digests = {paths[kind].name: hashlib.sha256(content).hexdigest() for kind, content in contents.items()}
     sidecar = about | {"files": digests, "checked": checked}
     contents["json"] = (json.dumps(sidecar, indent=2, sort_keys=True) + "\n").encode()

@@ -26,12 +26,15 @@ from security.log.events import (
 )
 from security.log.schema import COUNT, MAX_COUNT, TOKEN, Event
 from security.log.writer import AuditLog
-from security.secagg import relay
+from security.secagg import certificate_checks, relay
 from security.secagg.coordinator.attempt import CoordinatorAttempt
+from security.secagg.coordinator.rounds import CoordinatorRound
+from security.secagg.effects import Certified
 from security.secagg.fields import Wire
 from security.secagg.messages import UploadFrame
 from security.secagg.registry import REGISTRY, Filing
 from security.secagg.relay import Receipt, SignedHead
+from security.secagg.site import entries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,18 @@ class IngressLog:
             ),
             round_number=number,
         )
+
+    def voted(self, published: CoordinatorRound | None, covered: Certified) -> None:
+        """The vote set on a result, where the manifest asks for one."""
+        attempt = published.current if published is not None else None
+        if attempt is None or attempt.publication is None or not attempt.core.policy.vote:
+            return
+        result, context = attempt.publication.result, attempt.context
+        accepted = certificate_checks.accepted(covered.check.acks, context.t)
+        event = entries.vote_event(
+            context.t, covered.check, accepted=accepted, model=result.state_hash, before=context.state_hash
+        )
+        self.write(event, round_number=context.round)
 
 
 # Changes of the roster: what a manifest says and the one before did not.

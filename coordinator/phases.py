@@ -11,7 +11,8 @@ waiting
     The round is on disk (`OpenRound`), so that its number is never used for two things; nobody is ordered to train. A
     round in which no cohort can come about would cost every site its work and, under differential privacy, a part of
     its budget. So orders are sent only when enough sites are there that have not declined, whose certificates are valid
-    now and at the deadline, and when nobody has paused the run. What sites say and hold of the round stays.
+    now and at the deadline, and when nobody has paused the run; under a strict manifest also when the sum before it is
+    checked, and voted on. What sites say and hold of the round stays.
 training
     The coordinator has ordered the round: its number, the state to train from, the configuration, the result before it.
     Sites say `Ready` or `Decline`; one that connects now is sent the order. A decline ends when the site said that it
@@ -26,7 +27,8 @@ aggregation
     attempt that ends without a sum leads back to pinging, with those who are still there. A round of which no attempt
     can come any more is lost: it is closed on disk, and the next one opens with fresh updates.
 done
-    The last model is published, its round closed on disk. Sites still check the last sum; no order is sent any more.
+    The last model is published, its round closed on disk. Sites still check the last sum; no order is sent any more,
+    unless they vote against the last model.
 
 A published sum closes its round and opens the next one in the same transaction: at any moment at most one round is open
 on disk. `Ready`, `Decline` and `Pong` are kept in memory only. After a restart a run is in `waiting`, and sites are
@@ -36,7 +38,7 @@ it is `done`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -62,6 +64,7 @@ class PhaseChange(StrEnum):
     ROUND_LOST = "round-lost"
     PUBLISHED = "published"
     LAST_PUBLISHED = "last-published"
+    VOTED_DOWN = "voted-down"  # the last model, and there are rounds to come again
 
 
 TURNS: Final[Mapping[RunPhase, Mapping[PhaseChange, RunPhase]]] = {
@@ -78,7 +81,7 @@ TURNS: Final[Mapping[RunPhase, Mapping[PhaseChange, RunPhase]]] = {
         PhaseChange.PUBLISHED: RunPhase.WAITING,
         PhaseChange.LAST_PUBLISHED: RunPhase.DONE,
     },
-    RunPhase.DONE: {},
+    RunPhase.DONE: {PhaseChange.VOTED_DOWN: RunPhase.WAITING},
 }
 
 
@@ -109,6 +112,26 @@ class RunPlan:
     grace_ms: int = 60_000
     ping_ms: int = 3_000
     audit_ms: int = 15_000
+
+
+RETURN_SUMS: Final = 3  # after so many sums without it a site comes back, also without those who left when it did
+
+
+def held_back(sums: Sequence[Collection[str]], able: Collection[str], there: Collection[str], *, c: int) -> set[str]:
+    """Who is left out for now because it would come back to the cohort without others who left.
+
+    Sites that left and come back one after the other are told apart by the differences of the sums: each return shows
+    one of them. If they come back together, only their sum is shown. So one that is back early waits for the rest, or
+    for c + 2 of them, for as many sums as `RETURN_SUMS` says. One that left alone has nobody to wait for.
+
+    :param sums: who was in the newest sums of the run, newest first.
+    :param able: who may be in a cohort; of these, `there` are connected.
+    """
+    if not sums:
+        return set()
+    away = {site for sites in sums[1:RETURN_SUMS] for site in sites} & set(able) - set(sums[0])
+    back = away & set(there)
+    return set() if back == away or len(back) >= c + 2 else away
 
 
 ASK_AGAIN_MS: Final = 600_000  # a site that declined without saying until when

@@ -8,7 +8,7 @@ sites that catch up.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -91,6 +91,46 @@ class Chain:
         """A result has its certificate."""
         if self.links and self.links[-1].result_hash == result_hash:
             self._head_check = check
+            if not self._follows(len(self.links) - 1):
+                standing = self._load_result(result_hash).context.state_hash
+                self.links[-1] = replace(self.links[-1], state_hash=standing)
+
+    @property
+    def follow(self) -> bytes | None:
+        """What the next context names: the newest result or, where sites vote, together with its vote set."""
+        if self.head is None:
+            return None
+        return certificate_checks.link_after(self._mandate.policy, self.head.result_hash, self._head_check)
+
+    def _follows(self, number: int) -> bool:
+        """Whether the model of a link follows: not if the sites have voted against it."""
+        if not self._mandate.policy.vote or (check := self._check(number)) is None:
+            return True
+        quorum = self._load_result(self.links[number].result_hash).context.t
+        return certificate_checks.accepted(check.acks, quorum)
+
+    def standing(self) -> Vector | None:
+        """The newest model that stands; None: the first model."""
+        newest = self._newest_standing()
+        return None if newest is None else self._load_state(newest.state_hash)
+
+    def movements(self) -> bytes:
+        """The lengths of steps up to the newest model that stands."""
+        newest = self._newest_standing()
+        return b"" if newest is None else self._load_result(newest.result_hash).movements
+
+    def _newest_standing(self) -> Link | None:
+        return next((self.links[n] for n in range(len(self.links) - 1, -1, -1) if self._follows(n)), None)
+
+    def cohorts(self, most: int) -> list[tuple[str, ...]]:
+        """Who is in the newest sums, newest first."""
+        newest = reversed(self.links[-most:])
+        return [tuple(line.site for line in self._load_result(link.result_hash).uploads) for link in newest]
+
+    def vote_on(self, result_hash: bytes, check: CheckCertificate) -> tuple[Result, bool]:
+        """A result and whether its model follows."""
+        result = self._load_result(result_hash)
+        return result, certificate_checks.accepted(check.acks, result.context.t)
 
     def add(self, link: Link) -> None:
         """Append a result."""
@@ -124,7 +164,7 @@ class Chain:
             if link.result_hash == result_hash:
                 return number + 1
         if round_number != 0:
-            raise RemoteProtocolError("the newest result of the site is not in this chain", where=f"site {site}")
+            raise RemoteProtocolError("the newest result of the site is unknown here", where=f"site {site}")
         # At the very start. A site enrolled later starts from a newer manifest than the first round did: no sum of the
         # old ones leads on from there, only a covered state does.
         fresh = not self.links or self.links[0].prev_result == result_hash
@@ -141,14 +181,14 @@ class Chain:
 
     def _counts(self, number: int) -> bool:
         link = self.links[number]
-        quorum = self._load_result(link.result_hash).context.t
+        result = self._load_result(link.result_hash)
         try:
             certificate_checks.check_certificate(
                 self._mandate.policy,
                 self._check(number),
                 result=link.result_hash,
-                state_hash=link.state_hash,
-                quorum=quorum,
+                state_hash=result.state_hash,
+                quorum=result.context.t,
             )
         except (PolicyViolation, VerificationFailed):
             return False
@@ -163,7 +203,7 @@ class Chain:
         """Send the newest covered state beyond its place; returns how many links the site then has."""
         for number in range(len(self.links) - 1, place - 1, -1):
             link, check = self.links[number], self._check(number)
-            if check is None:
+            if check is None or not self._follows(number):
                 continue
             result = self._load_result(link.result_hash)
             if result.context.layout_hash != self._mandate.policy.layout.layout_hash or not self._counts(number):
@@ -249,20 +289,25 @@ class SumCheck:
 
     :ivar round: the round whose sum is, or was last, under check.
     :ivar open: whether it lacks its certificate.
+    :param vote_ms: how long votes are waited for while they do not decide; sites look at the model on their own data.
     """
 
-    def __init__(self, core: CoordinatorCore, patience_ms: int) -> None:
+    def __init__(self, core: CoordinatorCore, patience_ms: int, vote_ms: int) -> None:
         self._core = core
         self._patience_ms = patience_ms
+        self._vote_ms = vote_ms
+        self._votes_due = 0
         self.round: CoordinatorRound | None = None
         self.open = False
         self.deadline = 0
         self._named: set[str] | None = None  # whom the last order called absent, if nothing came since
+        self._asked: set[tuple[str, int]] = set()  # who has asked for which chunk
 
     def watch(self, published: CoordinatorRound | None) -> None:
         """Begin with the sum of a round. After a restart it may turn out to be covered already."""
-        self.round, self._named = published, None
+        self.round, self._named, self._asked = published, None, set()
         self.open = self.certificate() is None
+        self._votes_due = self._core.clock.mono_ms() + self._vote_ms
         self._wait()
 
     def _wait(self) -> None:
@@ -277,12 +322,23 @@ class SumCheck:
         attempt = self._attempt
         if attempt is None or getattr(message, "result", b"") != publication_of(attempt).result_hash:
             return ()
-        self._wait()
-        self._named = None
+        if self._is_new(publication_of(attempt), site, message):
+            self._wait()
+            self._named = None
         effects: list[Effect] = list(attempt.receive(site, message))
         if any(isinstance(effect, Certified) for effect in effects):
             self.open = False
         return tuple(effects)
+
+    def _is_new(self, published: Publication, site: str, message: Wire) -> bool:
+        """Whether the check goes on: who says the same again, as every site does that is told who is absent, or asks
+        for the same chunk again, keeps nobody waiting."""
+        if isinstance(message, messages.ChunkRequest):
+            told = (site, message.chunk)
+            new = told not in self._asked
+            self._asked.add(told)
+            return new
+        return published.acks.get(site) != message
 
     def certificate(self) -> Certified | None:
         """The result that was checked and its certificate, once it is covered."""
@@ -296,12 +352,16 @@ class SumCheck:
         """Nothing came for a while: hand the chunks of members that are not there to the next in line.
 
         A member that has left the federation is not there either. If that was said before and helped nothing, those
-        who are connected but silent are called absent too.
+        who are connected but silent are called absent too. Votes that have not come are not waited for any longer.
         """
         attempt = self._attempt
         if attempt is None or self._core.clock.mono_ms() < self.deadline:
             return ()
         self._wait()
+        late = self._core.clock.mono_ms() >= self._votes_due
+        if late and (closed := attempt.close_vote()):
+            self.open = False
+            return closed
         published, policy = publication_of(attempt), self._core.policy
         owing = {site for site in attempt.context.sites if site not in published.acks or not policy.lists(site)}
         gone = {site for site in owing if site not in online or not policy.lists(site)}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 from coordinator import database
-from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID
+from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID, VOTED_DOWN
 from coordinator.results import Link
 from lazaret.errors import OTHER_VERSION, ConfigError, DataError
 from security.crypto.prg import Words
@@ -145,7 +145,7 @@ class RoundHistory:
 
     def __init__(self, ask: Ask, path: Path) -> None:
         self._ask = ask
-        self._path = path
+        self.path = path
 
     def _row(self, query: str, *values: object) -> Any:
         """The first row of an answer; None if it is empty."""
@@ -171,6 +171,10 @@ class RoundHistory:
             return None
         return RoundStart(round=row[0], state_hash=row[1], config_hash=row[2], prev_result=row[3])
 
+    def attempted(self, number: int) -> bool:
+        """Whether a round has an attempt: its plan is a record before any site sees it."""
+        return bool(self._ask("SELECT id FROM records WHERE round = ? LIMIT 1", number))
+
     def begun(self) -> bool:
         """Whether the tables are there at all."""
         return bool(self._ask("SELECT name FROM sqlite_master WHERE name = 'rounds'"))
@@ -190,7 +194,8 @@ class RoundHistory:
     def lost_lately(self) -> int:
         """How many of the newest rounds ended without a sum, one after the other."""
         ended = [row.outcome for row in self.rounds() if row.outcome not in (None, MANIFEST_CHANGED, RECOVERED)]
-        return next((n for n, outcome in enumerate(reversed(ended)) if outcome in (PUBLISHED, VOID)), len(ended))
+        summed = (PUBLISHED, VOID, VOTED_DOWN)
+        return next((n for n, outcome in enumerate(reversed(ended)) if outcome in summed), len(ended))
 
     def links(self) -> list[Link]:
         """The chain of results, oldest first."""
@@ -201,7 +206,7 @@ class RoundHistory:
     def result(self, result_hash: bytes) -> Result:
         row = self._row("SELECT result FROM results WHERE result_hash = ?", result_hash)
         if row is None:
-            raise DataError("result is not in the database", where=str(self._path))
+            raise DataError("result is not in the database", where=str(self.path))
         return Result.from_bytes(row[0])
 
     def certificate(self, result_hash: bytes) -> CheckCertificate | None:
@@ -353,13 +358,13 @@ class ReadOnlyHistory(RoundHistory):
     @property
     def _connection(self) -> sqlite3.Connection:
         if self._db is None:
-            if not self._path.exists():
-                raise ConfigError("there is no database yet", where=str(self._path), hint="has the coordinator run?")
+            if not self.path.exists():
+                raise ConfigError("there is no database yet", where=str(self.path), hint="has the coordinator run?")
             # The two threads never use it at once.
-            where = f"{self._path.resolve().as_uri()}?mode=ro"
+            where = f"{self.path.resolve().as_uri()}?mode=ro"
             opened = sqlite3.connect(where, uri=True, timeout=WAIT_SECONDS, check_same_thread=False)
             try:
-                check_format(opened, self._path)
+                check_format(opened, self.path)
             except BaseException:
                 opened.close()
                 raise
@@ -371,4 +376,4 @@ class ReadOnlyHistory(RoundHistory):
             return self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             message, hint = f"cannot read the database: {error}", database.hint_of(error)
-            raise ConfigError(message, where=str(self._path), hint=hint) from error
+            raise ConfigError(message, where=str(self.path), hint=hint) from error

@@ -30,7 +30,7 @@ from dataclasses import replace
 from typing import Final
 
 from coordinator.effects import PUBLISHED, VOID, CloseRound, Effect, Effects, OpenRound, PauseRun, StoreBlame
-from coordinator.phases import Attendance, PhaseChange, RunPhase, RunPlan, follow
+from coordinator.phases import RETURN_SUMS, Attendance, PhaseChange, RunPhase, RunPlan, follow, held_back
 from coordinator.results import QUESTIONS, Chain, Link, Standings, SumCheck, publication_of
 from lazaret.errors import PolicyViolation, RemoteProtocolError
 from security.identity.membership import AggregationPolicy
@@ -41,7 +41,7 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.recovery import resume
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Discard, Persist, Send, Vector
+from security.secagg.effects import Certified, Discard, Persist, Send, Vector, VotedDown
 from security.secagg.fields import Wire
 from security.secagg.relay import Decline, Ping, Pong
 from security.secagg.transitions import CoordinatorState
@@ -58,6 +58,7 @@ class RoundEngine:
 
     :param renew: brings the core's mandate up to an instant: certificates begin and end in mid-run.
     :param policy_at: the policy at a later instant, if nothing but certificates changes until then.
+    :param first: the model of the manifest, if it is not `model`; it stands while sites vote against all others.
     :param lost: how many rounds before this start were lost, one after the other.
     :ivar paused: why nothing new begins; None if the run goes on.
     """
@@ -74,6 +75,7 @@ class RoundEngine:
         renew: Callable[[int], None] = lambda _: None,
         policy_at: Callable[[int], AggregationPolicy] | None = None,
         lost: int = 0,
+        first: Vector | None = None,
         paused: str | None = None,
     ) -> None:
         self.core = core
@@ -81,15 +83,18 @@ class RoundEngine:
         self.plan = plan
         self.chain = chain
         self.model = model
+        self._first = first if first is not None else model
         self.completed = completed
         self.phase = RunPhase.WAITING
         self.paused = paused
         self.sites = Attendance()
         self.round: CoordinatorRound | None = None
-        self.check = SumCheck(core, plan.audit_ms)
+        self.check = SumCheck(core, plan.audit_ms, plan.train_ms)
         self.standings = Standings(chain)
         self.deadline = 0
         self._stopping = False
+        self._sums = chain.cohorts(RETURN_SUMS)
+        self._held: set[str] = set()
         self._renew = renew
         self.policy_at = policy_at or (lambda _: core.policy)
         self._lost = lost
@@ -147,7 +152,7 @@ class RoundEngine:
             round=number,
             state_hash=head.state_hash if head else policy.initial_state_hash,
             config_hash=self.plan.config_hash,
-            prev_result=head.result_hash if head else policy.manifest_hash,
+            prev_result=self.chain.follow or policy.manifest_hash,
         )
         self.book.new_round()
         self.round = CoordinatorRound(self.core, self.book, start, self.model)
@@ -169,18 +174,41 @@ class RoundEngine:
     # Who can take part.
 
     def able_until(self, later_ms: int = 0) -> set[str]:
-        """Sites that may be in a cohort: listed, not excluded, with a certificate that is valid now and then.
+        """Sites that may be in a cohort: listed, not excluded, not waiting for others to come back with it,
+        with a certificate that is valid now and then.
         Nobody, if the manifest or the coordinator's own certificate ends before: no site would follow its plan."""
         today, now = self.core.policy, self.core.clock.now_ms()
         then = self.policy_at(now + later_ms) if later_ms else today
         if today.ended(now) or then.ended(now + later_ms):
             return set()
         listed = (entry.site for entry in today.roster)
-        return {site for site in listed if today.lists(site) and then.lists(site)} - set(self.book.excluded)
+        barred = set(self.book.excluded) | self._held
+        return {site for site in listed if today.lists(site) and then.lists(site)} - barred
+
+    def _hold_back(self) -> set[str]:
+        """Sites that left come back in batches (section 11), unless there is no cohort without them.
+
+        :return: who is not held back any more.
+        """
+        before, self._held = self._held, set()
+        able = self.able_until(self.plan.train_ms)
+        there = able & self.sites.willing
+        held = held_back(self._sums, able, there, c=self.core.policy.c)
+        # Whoever was ordered to train in this round stays in it.
+        held = held if self.phase is RunPhase.WAITING else held & before
+        self._held = held if self._suffice(there - held) else set()
+        return before - self._held
 
     def _possible(self, later_ms: int = 0) -> bool:
-        """Whether a cohort can come of those who are there."""
+        """Whether a cohort can come of those who are there, and there is a model that they may train on."""
+        if self.core.policy.strict and self.unchecked:
+            return False
         return self._suffice(self.able_until(later_ms) & self.sites.willing)
+
+    @property
+    def unchecked(self) -> bool:
+        """Whether the newest sum lacks its certificate."""
+        return self.chain.head is not None and self.chain.head_check() is None
 
     def _suffice(self, sites: set[str]) -> bool:
         """Whether these are enough for a cohort; with groups, of every one of them."""
@@ -220,7 +248,7 @@ class RoundEngine:
         if self.phase is RunPhase.AGGREGATION and attempt is not None and site in attempt.context.sites:
             effects += self._settle(attempt.receive(site, hello))
         if self._ordering:
-            effects += self._orders([site])
+            effects += self._orders({site, *(self._hold_back() & self.sites.silent)})
         return *effects, *self._look()
 
     def _close_there(self, site: str, open_ctx: bytes) -> Effects:
@@ -286,16 +314,43 @@ class RoundEngine:
         effects = self.check.receive(site, message)
         if effects and isinstance(message, Ack) and self.previous is not None:
             self.standings.accepted(site, self.previous.start.round, message.result)
-        covered = [effect for effect in effects if isinstance(effect, Certified)]
-        return *effects, *(effect for one in covered for effect in self._covered(one))
+        return self._with_covered(effects)
+
+    def _with_covered(self, effects: Effects) -> Effects:
+        """What follows from a certificate stands right behind it: one transaction keeps both."""
+        done: list[Effect] = []
+        for effect in effects:
+            done.append(effect)
+            if isinstance(effect, Certified):
+                done += self._covered(effect)
+        return tuple(done)
 
     def _covered(self, covered: Certified) -> Effects:
         """The newest sum has its certificate: everybody is told, and who lacks the model gets it."""
         self.chain.cover(covered.result, covered.check)
+        voted = self._voted(covered) if self.core.policy.vote else ()
         certified = messages.ResultCertificate(result=covered.result, check=covered.check)
         online = self.sites.online
         behind = (effect for site in sorted(online & self.sites.declined.keys()) for effect in self._fetch(site))
-        return *(Send(certified, to=site) for site in online), *behind
+        return *voted, *(Send(certified, to=site) for site in online), *behind
+
+    def _voted(self, covered: Certified) -> Effects:
+        """The vote decides what the next round follows, and whether the model moves (section 10, "Votes")."""
+        result, accepted = self.chain.vote_on(covered.result, covered.check)
+        number, stood = result.context.round, list[Effect]()
+        if not accepted:
+            standing, self.core.movements = self.chain.standing(), self.chain.movements()
+            self.model = self._first if standing is None else standing
+            self.completed -= result.verdict == SumVerdict.GOOD
+            stood.append(VotedDown(number, covered.result, result.context.state_hash))
+        if self.phase is RunPhase.DONE:
+            if self.completed >= self.plan.rounds:
+                return tuple(stood)
+            self.phase = follow(self.phase, PhaseChange.VOTED_DOWN)
+            return *stood, *self._open_round(number + 1)
+        if self.round is None or self.round.start.round <= number:
+            return tuple(stood)
+        return *stood, *self._open_round(self.round.start.round)
 
     def _fetch(self, site: str) -> Effects:
         """Bring a site that declined for want of the model to its end, and ask it again."""
@@ -315,7 +370,7 @@ class RoundEngine:
             self._renew(self.core.clock.now_ms())
             again = self.sites.ask_again(self._now())
             effects += self._orders(again) if self._ordering else ()
-        return *effects, *self._look(), *self.check.press(self.sites.online)
+        return *effects, *self._look(), *self._with_covered(self.check.press(self.sites.online))
 
     def stop(self) -> Effects:
         """Begin nothing new; end an aggregation that can still end cleanly. Masks being opened are, if sites answer;
@@ -332,6 +387,13 @@ class RoundEngine:
         self.paused, self._lost = reason, 0
         return self._look()
 
+    def end_run(self, outcome: str) -> Effects:
+        """The operator ends the run, once no attempt is under way. The newest model stays: this chooses nothing."""
+        if self.phase in (RunPhase.AGGREGATION, RunPhase.DONE):
+            return ()
+        self.phase = RunPhase.DONE
+        return (CloseRound(self._round.start.round, outcome),)
+
     @property
     def aggregating(self) -> bool:
         return self.phase is RunPhase.AGGREGATION
@@ -343,6 +405,8 @@ class RoundEngine:
         held = self.paused is not None
         if self.phase in (RunPhase.TRAINING, RunPhase.PINGING) and (held or not self._possible()):
             self.phase = follow(self.phase, PhaseChange.IMPOSSIBLE)
+        if self.phase is RunPhase.WAITING:
+            self._hold_back()
         if self.phase is RunPhase.WAITING and not held and self._possible(self.plan.train_ms):
             self.phase = follow(self.phase, PhaseChange.POSSIBLE)
             self.deadline = self._now() + self.plan.train_ms
@@ -362,8 +426,7 @@ class RoundEngine:
     def _enough_ready(self) -> bool:
         """Enough for a cohort, the sum before checked, and nobody left to wait for."""
         able, now = self.able_until(), self._now()
-        unchecked = self.chain.head is not None and self.chain.head_check() is None
-        if unchecked or not self._suffice(self.sites.ready & able):
+        if self.unchecked or not self._suffice(self.sites.ready & able):
             return False
         return now >= self.deadline or self.sites.complete(able, now, grace_ms=self.plan.grace_ms)
 
@@ -422,7 +485,9 @@ class RoundEngine:
         return (Discard(stale),) if stale else ()
 
     def _published(self, attempt: CoordinatorAttempt) -> Effects:
-        good = publication_of(attempt).result.verdict == SumVerdict.GOOD
+        published = publication_of(attempt)
+        good = published.result.verdict == SumVerdict.GOOD
+        self._sums = [published.survivors, *self._sums][:RETURN_SUMS]
         self.model = attempt.model
         self.completed += good
         self._lost = 0

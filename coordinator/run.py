@@ -25,14 +25,18 @@ that is not connected is dropped: when it connects, the engine tells it everythi
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
-from coordinator.effects import CloseRound, Effect, Effects, OpenRound, PauseRun, Stored
+from coordinator.effects import ENDED, CloseRound, Effect, Effects, OpenRound, PauseRun, Stored
 from coordinator.ingress_log import Arrived, IngressLog, Traffic
 from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
 from coordinator.rounds import RoundEngine
+from coordinator.run_queue import RunQueue, StopFile
 from coordinator.send_queue import Stream
 from coordinator.storage import Storage
 from coordinator.witness import Letter, WitnessDesk
@@ -40,17 +44,37 @@ from lazaret import malloc
 from lazaret.control import PauseFile
 from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.clock import Clock
-from security.secagg import records
+from security.crypto.ring import FRAME_BYTES
+from security.secagg import records, statements
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.spool import Gone
-from security.secagg.effects import Advanced, Blamed, Certified, Discard, Ended, Persist, Send, SendFrames
+from security.secagg.effects import Advanced, Blamed, Certified, Discard, Ended, Persist, Send, SendFrames, VotedDown
 from security.secagg.fields import Wire
 from security.secagg.messages import Hello
-from security.secagg.relay import CloseReason, Cosignature, Goodbye, Head, Held
+from security.secagg.relay import CloseReason, Cosignature, Goodbye, Head, Held, ModelFrame, ModelRequest, RunStop
 
 log = logging.getLogger("coordinator")
 _HEADS = (Head, Cosignature, Held)
 SAY_AGAIN_MS: Final = 3_600_000  # what hinders the run is said again while it lasts, at last once a day
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """The initial model of the run, as the manifest pins it."""
+
+    path: Path
+    digest: bytes
+
+    def frames(self, first: int) -> Iterator[Wire]:
+        """From this frame on, each read when its turn comes."""
+        try:
+            with open(self.path, "rb") as file:
+                length = os.fstat(file.fileno()).st_size
+                file.seek(first * FRAME_BYTES)
+                for index in range(first, -(-length // FRAME_BYTES)):
+                    yield ModelFrame(digest=self.digest, length=length, index=index, data=file.read(FRAME_BYTES))
+        except OSError as error:
+            log.warning("the initial model cannot be sent: %s", error)
 
 
 class Shell:
@@ -68,6 +92,10 @@ class Shell:
         self.traffic = Traffic()
         self.results = 0
         self.pause = PauseFile(storage.folder)
+        self.model: ModelFile | None = None  # for sites that lack it
+        self.queue = RunQueue(storage.folder)
+        self.stop_word = StopFile(storage.folder)
+        self.stopped = False  # the sites were told that the run ends early
         self._ordered = False  # whether it was said that this round trains
         self._hindered: tuple[str, int, int] | None = None  # by what, since when, when to say it again
 
@@ -99,15 +127,28 @@ class Shell:
         message = arrived.message
         self.books.arrived(arrived, round_number=self.engine.round_of(message))
         try:
-            if isinstance(message, _HEADS):
+            if isinstance(message, ModelRequest):
+                self._send_model(stream, message)
+            elif isinstance(message, _HEADS):
                 self.post(self.desk.receive(stream.site, message))
             else:
                 self.execute(self.engine.receive(stream.site, message))
+                if self.stopped and isinstance(message, Hello):
+                    stream.put([self._run_stop()])
         except (RemoteProtocolError, PolicyViolation) as error:
             # A policy is violated by who is not listed any more, such as a site whose certificate has ended meanwhile.
             log.warning("site %s: %s refused: %s", stream.site, type(message).__name__, error)
             if isinstance(message, Hello):
                 stream.close(Goodbye(code=CloseReason.OTHER_HISTORY))
+
+    def _send_model(self, stream: Stream, request: ModelRequest) -> None:
+        """The initial model, from where the site has it; once on a stream, so that nobody can make us send for ever."""
+        in_force = self.engine.core.policy.manifest_version
+        if self.model is None or stream.model_sent or request.manifest_version != in_force:
+            raise RemoteProtocolError("the model was sent, or is another manifest's", where=f"site {stream.site}")
+        stream.model_sent = True
+        log.info("site %s fetches the initial model", stream.site)
+        stream.put(self.model.frames(request.next_frame), vector=True)
 
     def awaits_frames(self, site: str) -> bool:
         """Whether an upload of this site is on its way."""
@@ -120,9 +161,32 @@ class Shell:
         if reason != self.engine.paused:
             self.execute(self.engine.pause(reason))
             log.info("%s", "the run goes on" if reason is None else f"paused: {reason}")
+        self._end_early()
         self.execute(self.engine.tick())
         self.books.log.tick()
         self._say_hindrance()
+
+    def _end_early(self) -> None:
+        """The operator's word is on disk: no round begins any more, and every site is told, under our signature."""
+        if self.stopped or (reason := self.stop_word.reason(self.engine.core.policy.run)) is None:
+            return
+        self.execute(self.engine.end_run(ENDED))
+        self.stopped = self.engine.phase is RunPhase.DONE
+        if not self.stopped:
+            return
+        log.warning("the run ends before its last round: %s", reason)
+        for stream in self.streams.values():
+            stream.put([self._run_stop()])
+
+    def _run_stop(self) -> RunStop:
+        policy, signer = self.engine.core.policy, self.engine.core.signer
+        signature = signer.sign(statements.run_stop(policy.run, policy.manifest_hash))
+        return RunStop(run=policy.run, manifest_hash=policy.manifest_hash, signature=signature)
+
+    @property
+    def next_run_due(self) -> bool:
+        """Whether this run is over, its last sum checked, and another one waits."""
+        return self.engine.phase is RunPhase.DONE and not self.engine.auditing and bool(self.queue)
 
     def _say_hindrance(self) -> None:
         """A wait is said when it begins, while it lasts, and when it has ended."""
@@ -184,6 +248,9 @@ class Shell:
                 self._report(record)
             case Certified():
                 log.info("the sum of round %d is checked", self._previous_number())
+                self.books.voted(self.engine.previous, effect)
+            case VotedDown(number):
+                log.warning("round %d: the sites voted against the model; the one before it stands", number)
             case OpenRound():
                 self._ordered = False
             case CloseRound(number, outcome):
@@ -264,6 +331,9 @@ def hindrance(engine: RoundEngine) -> str | None:
     if engine.phase is RunPhase.WAITING and (ends := engine.policy_at(then).ended(then)) is not None:
         return f"round {number} waits: {ends} is not valid until the deadline; the consortium renews it, and publishes"
     if engine.phase is RunPhase.WAITING:
+        if engine.core.policy.strict and engine.unchecked:
+            due = "voted on" if engine.core.policy.vote else "checked"
+            return f"round {number} waits: the sum before it is not {due} yet"
         there = len(able & sites.willing)
         split = engine.core.policy.groups
         beside = f", {split.least} of every group" if split is not None else ""
@@ -271,7 +341,7 @@ def hindrance(engine: RoundEngine) -> str | None:
         return "; ".join((sentence, *_left_out(engine, able)))
     if engine.core.clock.mono_ms() < engine.deadline or engine.phase is not RunPhase.TRAINING:
         return None
-    if engine.chain.head is not None and engine.chain.head_check() is None:
+    if engine.unchecked:
         return f"round {number} waits: the sum before it is not checked yet"
     slow = ", ".join(sorted(able & sites.silent)) or "nobody"
     return f"round {number} is past its deadline with {len(sites.ready)} sites ready; still training: {slow}"

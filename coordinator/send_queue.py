@@ -93,6 +93,7 @@ class Stream:
         self.bytes_in = 0
         self.bytes_out = 0
         self.heard_ms = 0
+        self.model_sent = False
         self._sent = 0
         self._queue: deque[_Queued] = deque()
         self._wake = asyncio.Event()

@@ -22,7 +22,7 @@ from coordinator.run import Shell
 from coordinator.send_queue import Stream, Turns
 from coordinator.status import RunPresence
 from lazaret import malloc
-from lazaret.control import BY_SIGNAL
+from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.kernel_bytes import meter
@@ -67,6 +67,7 @@ class Service:
         self.traffic = KernelByteLog(shell.books.log, meter())
         self.stopped = asyncio.Event()
         self.watch: Watch = lambda: None
+        self.next_run = False  # this run is over, and another one waits
         self._at_once = False
         self._failure: BaseException | None = None
         self._witnessed_rounds = -1
@@ -347,6 +348,10 @@ class Service:
                     return
                 shell.execute(shell.engine.stop())
             shell.tick()
+            if shell.next_run_due:
+                self.next_run = True
+                await self._witness_end()
+                return
             self.traffic.tick(loop.time())
             if loop.time() >= receipts_due and not shell.engine.aggregating:
                 shell.settle_receipts()
@@ -390,11 +395,19 @@ def run_until_stopped(
     """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
     soon."""
     malloc.keep_small()
+    while _one_run(config, base, shell_type, service_type):
+        log.info("the next run begins")
+
+
+def _one_run(
+    config: CoordinatorConfig, base: Path, shell_type: type[Shell], service_type: type[Service]
+) -> bool:
+    """Until the coordinator is stopped, or its run is over and another one waits: True, which is then installed."""
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
     malloc.settle()
     seen = RunPresence(ready.shell, ready.manifest, config)
 
-    async def serve() -> None:
+    async def serve() -> bool:
         service = service_type(ready.shell, ready.identity, ready.seat)
         stop_on_signals(service.stop)
         with open_dashboard(config, base, ready) as watch:
@@ -405,20 +418,26 @@ def run_until_stopped(
 
             service.watch = look
             await service.serve(config.listen, ready.begin)
+        return service.next_run
 
     try:
         with naming(ready.shell.storage.folder):
-            asyncio.run(serve())
+            again = asyncio.run(serve())
     except BaseException as error:
         with suppress(Exception):  # as above
             seen.stop(coarse(error))
-            _close(ready.shell, coarse(error))
+            close_coordinator(ready.shell, coarse(error))
         raise
-    seen.stop(BY_SIGNAL)
-    _close(ready.shell, BY_SIGNAL)
+    reason = NEXT_RUN if again else BY_SIGNAL
+    seen.stop(reason)
+    close_coordinator(ready.shell, reason)
+    if again:
+        ready.shell.queue.begin_next(ready.identity, now_ms=SystemClock().now_ms())
+    return again
 
 
-def _close(shell: Shell, reason: str) -> None:
+def close_coordinator(shell: Shell, reason: str) -> None:
+    """The log ends in order, and the files are let go."""
     try:
         shell.books.log.close(lambda _: shell.books.write(AgentStop(reason=reason)))
     finally:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 from coordinator.config import CoordinatorConfig
 from coordinator.database import FILE
 from coordinator.round_history import ReadOnlyHistory, UncheckedSum
+from coordinator.run_queue import RunQueue, StopFile
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
-from lazaret.control import BY_SIGNAL, NowFile, PauseFile
+from lazaret.control import BY_SIGNAL, NEXT_RUN, NowFile, PauseFile
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity, installed_manifest
 from security.identity.manifest import Manifest
@@ -68,6 +69,8 @@ def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
         "rounds_planned": manifest.training.rounds,
         "completed": completed,
         "complete": completed >= manifest.training.rounds,
+        "ended_early": StopFile(base / config.state).reason(manifest.run),
+        "queue": [one.manifest.run for one in RunQueue(base / config.state).runs()],
         "paused": None if pause is None else pause.reason,
         "service": NowFile(base / config.state).read(now_ms=now),
         "rounds": [row._asdict() for row in rounds],
@@ -99,6 +102,10 @@ def lines(status: dict[str, Any], now_ms: int) -> list[str]:
     found.append(f"run {status['run']}: {status['completed']} of {status['rounds_planned']} rounds completed")
     if status["complete"]:
         found.append("the run is complete")
+    if status["ended_early"] is not None:
+        found.append(f"the run ends before its last round: {status['ended_early']}")
+    if status["queue"]:
+        found.append(f"runs that wait: {', '.join(status['queue'])}")
     waits = status["service"].get("hindrance") if status["service"]["running"] else None
     paused = f"paused: {status['paused']}" if status["paused"] else None
     found += [line for line in (waits or paused, standstill(status, now_ms)) if line]
@@ -178,5 +185,5 @@ class RunPresence:
     def stop(self, reason: str) -> None:
         now = self._shell.clock.now_ms()
         self._file.stop(reason, now_ms=now)
-        if reason != BY_SIGNAL:
+        if reason not in (BY_SIGNAL, NEXT_RUN):
             self._alerts.end(f"the coordinator has stopped: {reason}", now_ms=now)

@@ -21,13 +21,23 @@ from safetensors.numpy import save as save_tensors
 
 from coordinator import database
 from coordinator.config import KEPT_MODELS
-from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID, CloseRound, OpenRound, StoreBlame, Stored
+from coordinator.effects import (
+    MANIFEST_CHANGED,
+    PUBLISHED,
+    RECOVERED,
+    VOID,
+    VOTED_DOWN,
+    CloseRound,
+    OpenRound,
+    StoreBlame,
+    Stored,
+)
 from coordinator.round_history import COMPLETED_BEFORE, Figures, RoundHistory, Rows, check_format
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
 from security.secagg.context import SumVerdict
-from security.secagg.effects import Certified, Persist, SaveState, Vector
+from security.secagg.effects import Certified, Persist, SaveState, Vector, VotedDown
 from security.secagg.handover import Handover
 from security.secagg.messages import Result
 from security.secagg.site.result_checks import result_digests
@@ -127,9 +137,12 @@ class Storage:
             case Certified(result_hash, check):
                 update = "UPDATE results SET certificate = ? WHERE result_hash = ?"
                 db.execute(update, (check.to_bytes(), result_hash))
+            case VotedDown(number, result_hash, state_hash):
+                db.execute("UPDATE results SET state_hash = ? WHERE result_hash = ?", (state_hash, result_hash))
+                db.execute("UPDATE rounds SET outcome = ? WHERE number = ?", (VOTED_DOWN, number))
             case OpenRound(start):
                 opened = (start.round, start.state_hash, start.config_hash, start.prev_result, now_ms)
-                db.execute("INSERT INTO rounds VALUES (?, ?, ?, ?, ?, NULL, NULL)", opened)
+                db.execute("INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, NULL, NULL)", opened)
             case CloseRound(number, outcome):
                 db.execute("UPDATE rounds SET closed_ms = ?, outcome = ? WHERE number = ?", (now_ms, outcome, number))
             case StoreBlame():
@@ -228,13 +241,20 @@ class Storage:
                 (self.folder / name).rename(target / name)
         self._db = self._open(self.path)
 
-    def end_round_of_older_manifest(self, manifest: str, *, now_ms: int) -> None:
-        """A round belongs to one manifest: updates are encoded for its layout, attempts signed under its hash."""
+    def end_round_of_older_manifest(self, manifest: str, work: str, *, now_ms: int) -> None:
+        """A round belongs to one manifest once it has an attempt, signed under its hash. Before that, updates of sites
+        go on under a newer one that asks for the same work on the same result.
+
+        :param work: a digest of what updates depend on.
+        """
+        history, start = self.history, self.history.open_round()
+        same = start is not None and history.about("work") == work and not history.attempted(start.round)
         with self._transaction() as db:
-            if self.history.about("manifest") not in (None, manifest):
+            # The first round follows the manifest itself, and no result.
+            if history.about("manifest") not in (None, manifest) and not (same and history.newest_result()):
                 ended = "UPDATE rounds SET closed_ms = ?, outcome = ? WHERE closed_ms IS NULL"
                 db.execute(ended, (now_ms, MANIFEST_CHANGED))
-            db.execute("INSERT OR REPLACE INTO about VALUES ('manifest', ?)", (manifest,))
+            db.executemany("INSERT OR REPLACE INTO about VALUES (?, ?)", (("manifest", manifest), ("work", work)))
 
     # States, which are files of their own.
 

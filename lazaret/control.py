@@ -28,6 +28,7 @@ from lazaret.terminal import say
 BEAT_MS: Final = 5_000
 STALE_MS: Final = 4 * BEAT_MS
 BY_SIGNAL: Final = "stopped by a signal"
+NEXT_RUN: Final = "goes on with the next run"
 MOST_REASON: Final = 200
 MOST_WORDS: Final = 400
 
@@ -124,11 +125,21 @@ def archive_run(folder: Path, name: str, target: Path) -> None:
     if target.exists():
         raise ConfigError("refusing to overwrite an existing file", where=str(target), hint="choose another name")
     descriptor = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        with tarfile.open(fileobj=file, mode="w:gz") as packed:
-            packed.add(source, arcname=name)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            with tarfile.open(fileobj=file, mode="w:gz") as packed:
+                packed.add(source, arcname=name)
+            file.flush()
+            os.fsync(file.fileno())
+        _check_archive(source, name, target)
+    except BaseException:
+        target.unlink(missing_ok=True)  # half an archive helps nobody, and would be in the way of the next try
+        raise
+    remove_run(folder, name)
+
+
+def _check_archive(source: Path, name: str, target: Path) -> None:
+    """Read it back: every file of the run, with its length."""
     with tarfile.open(target, mode="r:gz") as packed:
         there = {member.name: member.size for member in packed.getmembers() if member.isfile()}
     wanted = {
@@ -138,7 +149,6 @@ def archive_run(folder: Path, name: str, target: Path) -> None:
     }
     if there != wanted:
         raise ToolkitError("the archive is not complete", where=str(target), hint="is the disk full? the run is kept")
-    remove_run(folder, name)
 
 
 def remove_run(folder: Path, name: str) -> None:

@@ -224,6 +224,11 @@ class Meter:
         """What is counted."""
         return PROCESS if self._began is None else NAMESPACE
 
+    @property
+    def source(self) -> str:
+        """Where the figures come from, for who reads the log."""
+        return SOURCES[self.coverage]
+
     def poll(self) -> None:
         """Look at every connection."""
         # The interfaces first: they are behind the connections, so that what is on its way is not taken for another's.

@@ -8,6 +8,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     config         how a site trains: one frozen object with a digest
     recipe         a manifest's settings, their hash, and the digest of the learning code; without torch
     model          a timm classifier, split into feature extractor and head
+    device         processor or graphics card, precision, and the one way of values to the host
     depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back
@@ -21,7 +22,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     metrics        accuracy, AUC and calibration
     bootstrap      confidence intervals by patient
     seeds          every random draw of the learning code, from one seed
-    _torchvision   makes torchvision importable beside a CPU build of torch
+    _torchvision   makes torchvision and timm importable beside a CPU build of torch, without its compiler
     methods        federated methods, FedNPR first
     data           data sets, images, batches
     dp             mechanisms that read patients under differential privacy

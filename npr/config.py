@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import rfc8785
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -16,6 +16,24 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 Norm = Literal["batch", "frozen", "group"]  # of a model's layers
+
+
+DEVICE: Final = r"^(auto|cpu|mps|(cuda|xpu)(:[0-9]{1,3})?)$"
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+class DeviceSettings(BaseModel):
+    """Where a site computes and in which precision (docs/devices.md). Each site's own: it is in no digest, because
+    what sites share is computed from whole numbers.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    device: Annotated[str, Field(pattern=DEVICE)] = "auto"
+    precision: Precision = "auto"
+    deterministic: bool = False
+    micro_batch: Count | None = None
+    checkpointing: bool = False
 
 
 class TrainConfig(BaseModel):
@@ -35,7 +53,7 @@ class TrainConfig(BaseModel):
     milestones: tuple[int, ...] = (60, 70)
     decay: Positive = 0.1
     optimizer: Literal["adam", "adamw", "sgd"] = "adam"
-    momentum: Share = 0.0
+    momentum: float = Field(default=0.0, ge=0, lt=1)
     optimizer_state: Literal["persist", "reset"] = "persist"
     augmentation: Literal["none", "standard", "paper"] = "standard"
     local_bn: bool = False

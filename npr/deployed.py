@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lazaret.errors import ConfigError, LocalProtocolError, VerificationFailed
+from npr.device import to_host
 from npr.methods.base import Kind, Method
 from npr.metrics import FLOOR
 from npr.model import SplitModel
@@ -91,6 +92,7 @@ class Deployed(Features):
             spread = functional.one_hot(prototypes.classes, model.head.out_features).float()
         self.register_buffer("present", present.float() if present is not None else None)
         self.register_buffer("spread", spread)
+        self.to(model.head.weight.device)
 
     @property
     def holds_prototypes(self) -> bool:
@@ -110,7 +112,7 @@ class Deployed(Features):
 
     def _scores(self, features: Tensor) -> Tensor:
         """As `Method.predictor`, with prototypes that are there already."""
-        scores = torch.zeros(())
+        scores = features.new_zeros(())
         if self._mix < 1.0:
             head = self._method.class_logits(self.model, features, self._kind)
             scores = (1.0 - self._mix) * torch.softmax(head, dim=1)
@@ -122,9 +124,9 @@ class Deployed(Features):
     @torch.inference_mode()
     def predict(self, images: Pixels) -> tuple[NDArray[np.float32], Tensor]:
         """Probabilities and features of one batch."""
-        batch = torch.from_numpy(np.ascontiguousarray(images))
+        batch = torch.from_numpy(np.ascontiguousarray(images)).to(self.scale.device)
         probabilities, features = self(batch.contiguous())
-        return probabilities.float().numpy(), features
+        return to_host(probabilities.float()).numpy(), to_host(features)
 
 
 # ONNX files: written from a module that takes bytes of images, and compared with it before anybody uses them. `onnx`,

@@ -84,6 +84,9 @@ class Group:
 
 ALONE = Group()
 
+# By the device of a tensor: NCCL between NVIDIA cards where torch has it, gloo on processors.
+_BACKENDS = "cpu:gloo,cuda:nccl" if dist.is_nccl_available() else "gloo"
+
 
 @contextmanager
 def gathered(store: Store, name: str, *, rank: int, size: int, seconds: float) -> Iterator[Group]:
@@ -94,7 +97,7 @@ def gathered(store: Store, name: str, *, rank: int, size: int, seconds: float) -
     """
     meeting, patience = PrefixStore(name, store), timedelta(seconds=seconds)
     _exchange(
-        lambda: dist.init_process_group("gloo", store=meeting, rank=rank, world_size=size, timeout=patience),
+        lambda: dist.init_process_group(_BACKENDS, store=meeting, rank=rank, world_size=size, timeout=patience),
         f"not all {size} processes connected within {seconds:g} seconds",
     )
     try:
@@ -152,7 +155,7 @@ def _moments(group: Group, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Mean and variance of each channel over all processes, and the number of values they are taken over."""
     channels = [axis for axis in range(values.dim()) if axis != 1]
     variance, mean = (found.double() for found in torch.var_mean(values, channels, correction=0))
-    count = torch.full((1,), values.numel() // values.shape[1], dtype=torch.float64)
+    count = torch.full((1,), values.numel() // values.shape[1], dtype=torch.float64, device=values.device)
     # In double, the square of the mean can be added here and taken off again without loss.
     total = group.sum(torch.cat([count, count * mean, count * (variance + mean**2)]))
     count, sums, squares = total.split_with_sizes([1, len(mean), len(mean)])

@@ -20,6 +20,7 @@ from torch import Tensor
 from lazaret.errors import ConfigError, DataError
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset, Samples, SiteData
+from npr.device import PROCESSOR, Device, to_host
 from npr.methods import registry
 from npr.methods.base import Kind
 from npr.methods.site import Site
@@ -70,6 +71,7 @@ class Federation:
         config: TrainConfig,
         seed: int = 0,
         aggregator: Aggregator | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         if spec.num_classes != dataset.num_classes or spec.in_channels != dataset.channels:
             raise ConfigError(
@@ -81,7 +83,8 @@ class Federation:
         self.dataset, self.spec, self.config, self.seed = dataset, spec, config, seed
         self.method = registry.build(config)
         self.aggregator = aggregator or PlainAggregator()
-        self.model = self.method.build_model(spec)
+        self.device = device
+        self.model = device.placed(self.method.build_model(spec))
         self.round = 0
         self.finished = False
         mean, std = normalisation(spec)
@@ -94,6 +97,7 @@ class Federation:
                 seed=seed,
                 mean=mean,
                 std=std,
+                device=device,
             )
             for site in dataset.sites
         )
@@ -173,7 +177,7 @@ class Federation:
         handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".partial")
         os.close(handle)
         try:
-            stored = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+            stored = {name: to_host(tensor).contiguous().clone() for name, tensor in tensors.items()}
             save_file(stored, temporary, metadata={"lazaret": json.dumps(self._identity() | self._progress())})
             os.replace(temporary, path)
         except BaseException:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from npr.config import TrainConfig
+from npr.device import wide_on
 from npr.prototypes import Prototypes
 
 
@@ -29,8 +30,8 @@ class ClassPrior:
         The exact mask gives absent rows of the head a gradient of exactly zero. With a floor it is tiny instead, and
         Adam, which divides by the gradient's own size, would turn that into full-sized steps.
         """
-        frequency = self.counts.double() / self.counts.sum()
-        return torch.log(frequency + (floor or 0.0)).float()
+        counts = self.counts.to(wide_on(self.counts.device))
+        return torch.log(counts / self.counts.sum() + (floor or 0.0)).float()
 
 
 def balanced_softmax(logits: Tensor, labels: Tensor, log_prior: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ import io
 import pickletools
 import struct
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -141,9 +142,12 @@ class SplitModel(nn.Module):
     """`forward` is `logits(features(x))`; dropout acts between the two and so never changes the features.
 
     :ivar constants: names of parameters that nobody trains; they are in no vector that is sent.
+    :ivar extractor_dtype: what the extractor computes in under mixed precision; its weights stay float32, and so does
+        everything after it.
     """
 
     constants: frozenset[str] = frozenset()
+    extractor_dtype: torch.dtype | None = None
 
     def __init__(
         self, extractor: nn.Module, head: nn.Linear, *, projection: nn.Module | None = None, drop_rate: float = 0.0
@@ -155,7 +159,10 @@ class SplitModel(nn.Module):
         self.drop_rate = drop_rate
 
     def features(self, images: Tensor) -> Tensor:
-        return cast(Tensor, self.extractor(images))
+        if self.extractor_dtype is None:
+            return cast(Tensor, self.extractor(images))
+        with torch.autocast(images.device.type, dtype=self.extractor_dtype):
+            return cast(Tensor, self.extractor(images)).float()
 
     def represent(self, features: Tensor) -> Tensor:
         """What the head is applied to: the features themselves unless the method has a projection."""
@@ -189,6 +196,7 @@ def build_model(spec: ModelSpec) -> SplitModel:
         if spec.weights == "package" or spec.weights.startswith("file:"):
             _load_weights(extractor, spec)
         speed_up_depthwise(extractor)
+        speed_up_relu6(extractor)
         width = feature_width(extractor)
         projection = PublicProjection(width, spec.projection, spec.seed) if 0 < spec.projection < width else None
         head = linear(spec.projection if projection else width, spec.num_classes, derive(spec.seed, "head"))
@@ -201,6 +209,35 @@ def build_model(spec: ModelSpec) -> SplitModel:
         add_adapters(model, spec)
     freeze(model, spec.trainable)
     return cast(SplitModel, model.to(memory_format=torch.channels_last))  # type: ignore[call-overload]
+
+
+class _ReLU6(torch.autograd.Function):
+    """ReLU6 in the memory of its input. The library's own writes a copy to keep the input for the gradient, which the
+    output gives as well: both are zero outside of (0, 6), and equal inside.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        ctx.mark_dirty(values.clamp_(0.0, 6.0))
+        ctx.save_for_backward(values)
+        return values
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return cast(Tensor, torch.ops.aten.hardtanh_backward(gradient, ctx.saved_tensors[0], 0.0, 6.0))
+
+
+def _relu6(layer: nn.ReLU6, values: Tensor) -> Tensor:
+    if layer.inplace and values.requires_grad and not values.is_leaf and values.device.type == "cpu":
+        return cast(Tensor, _ReLU6.apply(values))  # type: ignore[no-untyped-call]
+    return functional.relu6(values, layer.inplace)
+
+
+def speed_up_relu6(model: nn.Module) -> None:
+    """On the processor, in place, with the same bits. Types and names of layers stay."""
+    for layer in model.modules():
+        if type(layer) is nn.ReLU6:
+            layer.forward = partial(_relu6, layer)  # type: ignore[method-assign]
 
 
 class Adapted(nn.Module):

@@ -18,10 +18,11 @@ import numpy as np
 import rfc8785
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from lazaret.errors import LocalProtocolError
+from npr.device import to_host
 
 Vector = NDArray[np.float32]
 
@@ -72,12 +73,7 @@ class ParameterManifest:
     def flatten(self, model: nn.Module) -> Vector:
         """Copy the tensors out, each in its logical (row-major) order whatever its memory layout."""
         state = model.state_dict()
-        vector = np.empty(self.size, dtype=np.float32)
-        offset = 0
-        for entry in self.entries:
-            vector[offset : offset + entry.size] = state[entry.name].detach().reshape(-1).numpy()
-            offset += entry.size
-        return vector
+        return flat_on_host([state[entry.name] for entry in self.entries])
 
     @torch.no_grad()
     def load(self, model: nn.Module, vector: Vector) -> None:
@@ -92,6 +88,14 @@ class ParameterManifest:
             part = torch.from_numpy(np.ascontiguousarray(vector[offset : offset + entry.size]))
             state[entry.name].copy_(part.view(entry.shape))
             offset += entry.size
+
+
+def flat_on_host(tensors: Sequence[Tensor]) -> Vector:
+    """All values one after the other: joined where they are, and brought to the host once."""
+    if not tensors:
+        return np.empty(0, dtype=np.float32)
+    joined: Vector = to_host(torch.cat([tensor.detach().reshape(-1).float() for tensor in tensors])).numpy()
+    return joined
 
 
 def _entries(model: nn.Module) -> list[ParameterEntry]:

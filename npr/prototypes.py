@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from npr.config import TrainConfig
+from npr.device import number, to_host, wide_on
 from npr.sinkhorn import balanced_plan
 
 _CHUNK = 4096
@@ -30,7 +31,7 @@ class Prototypes:
     @cached_property
     def classes(self) -> Tensor:
         """The classes that have prototypes, ascending."""
-        return torch.tensor(sorted(set(self.owners.tolist())))
+        return torch.tensor(sorted(set(to_host(self.owners).tolist()))).to(self.owners.device)
 
     @cached_property
     def columns(self) -> Tensor:
@@ -46,7 +47,7 @@ class Prototypes:
 
     def scores(self, features: Tensor, num_classes: int, temperature: float) -> Tensor:
         """(N, C) probabilities by nearest prototype; a class without prototypes has none."""
-        scores = torch.zeros(len(features), num_classes)
+        scores = features.new_zeros(len(features), num_classes)
         scores[:, self.classes] = torch.softmax(self.similarity(features) / temperature, dim=1)
         return scores
 
@@ -76,7 +77,7 @@ def make_prototypes(
     per_class = cluster_counts(torch.bincount(labels, minlength=num_classes), config.clusters, config.min_per_cluster)
     if config.clusters_by == "explained":
         per_class = explained_counts(unit, labels, per_class, config)
-    owners = torch.repeat_interleave(torch.arange(num_classes), per_class)
+    owners = torch.repeat_interleave(torch.arange(num_classes, device=labels.device), per_class)
     warm = previous is not None and torch.equal(previous.owners, owners)
     current = previous.vectors if warm and previous is not None else _far_apart(unit, labels, per_class)
     current = _alternate(unit, labels, current, per_class, config, generator, warm=warm)
@@ -109,16 +110,16 @@ def explained_counts(unit: Tensor, labels: Tensor, most: Tensor, config: TrainCo
     takes at least `_WORTH` of the remaining distance 1 - cosine of those; at most `most`.
     """
     chosen = most.clone()
-    for owner in torch.nonzero(most > 1).flatten().tolist():
+    for owner in to_host(torch.nonzero(most > 1).flatten()).tolist():
         own = unit[labels == owner]
-        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(owner))
+        order = torch.randperm(len(own), generator=torch.Generator().manual_seed(owner)).to(unit.device)
         held, shown = own[order[: len(own) // _HELD_BACK]], own[order[len(own) // _HELD_BACK :]]
         left = None
-        for count in range(1, int(most[owner]) + 1):
-            counts, zeros = torch.tensor([count]), torch.zeros(len(shown), dtype=torch.int64)
+        for count in range(1, int(number(most[owner])) + 1):
+            counts, zeros = torch.tensor([count]).to(labels.device), labels.new_zeros(len(shown))
             seeds = _far_apart(shown, zeros, counts)
             centres = _alternate(shown, zeros, seeds, counts, config, None, warm=False)
-            distance = 1.0 - float((held @ centres.T).amax(1).mean())
+            distance = 1.0 - number((held @ centres.T).amax(1).mean())
             if left is not None and distance > (1.0 - _WORTH) * left:
                 chosen[owner] = count - 1
                 break
@@ -126,10 +127,16 @@ def explained_counts(unit: Tensor, labels: Tensor, most: Tensor, config: TrainCo
     return chosen
 
 
+def _width(per_class: Tensor) -> int:
+    """The most sub-clusters of a class."""
+    return int(number(per_class.max()))
+
+
 def _own_columns(labels: Tensor, per_class: Tensor) -> Tensor:
     """(N, K): rows of the prototype matrix that belong to each feature's class; columns past K_c repeat the last."""
     first = torch.cumsum(per_class, 0) - per_class
-    offsets = torch.arange(int(per_class.max()))[None, :].minimum((per_class - 1).clamp(min=0)[:, None])
+    last = (per_class - 1).clamp(min=0)[:, None]
+    offsets = torch.arange(_width(per_class), device=labels.device)[None, :].minimum(last)
     return (first[:, None] + offsets)[labels]
 
 
@@ -142,13 +149,13 @@ def _assignment(
     generator: torch.Generator | None,
 ) -> Tensor:
     """(N, K) weights of each feature over the sub-clusters of its own class."""
-    width = int(per_class.max())
+    width = _width(per_class)
     if config.assign == "random_subset":
-        drawn = torch.rand(len(unit), generator=generator) * per_class[labels]
+        drawn = torch.rand(len(unit), generator=generator).to(unit.device) * per_class[labels]
         return functional.one_hot(drawn.long().minimum(per_class[labels] - 1), width).float()
     similarity = (unit @ prototypes.T).gather(1, _own_columns(labels, per_class))
     if config.assign == "nearest":
-        beyond = torch.arange(width)[None, :] >= per_class[labels][:, None]
+        beyond = torch.arange(width, device=labels.device)[None, :] >= per_class[labels][:, None]
         return functional.one_hot(similarity.masked_fill(beyond, -torch.inf).argmax(1), width).float()
     plan = balanced_plan(similarity, labels, per_class, smoothing=config.sinkhorn_smoothing)
     if config.assign == "sinkhorn_soft":
@@ -159,11 +166,14 @@ def _assignment(
 def _centres(unit: Tensor, labels: Tensor, weights: Tensor, old: Tensor, per_class: Tensor) -> Tensor:
     """Normalised weighted sums (paper eq. 2), added up in double; an empty sub-cluster keeps its old centre."""
     columns = _own_columns(labels, per_class)
-    spread = torch.zeros(len(unit), len(old)).scatter_add_(1, columns, weights)
-    total = torch.zeros(old.shape, dtype=torch.float64)
+    rows, spread = torch.arange(len(unit), device=unit.device), unit.new_zeros(len(unit), len(old))
+    # Column by column and not by scatter_add_, which adds in no fixed order on cards.
+    for k in range(columns.shape[1]):
+        spread[rows, columns[:, k]] += weights[:, k]
+    total = torch.zeros(old.shape, dtype=wide_on(unit.device), device=unit.device)
     for start in range(0, len(unit), _CHUNK):
         part = slice(start, start + _CHUNK)
-        total += (spread[part].T @ unit[part]).double()
+        total += (spread[part].T @ unit[part]).to(total.dtype)
     centres = functional.normalize(total, dim=1).float()
     empty = (spread.sum(0) <= 0.0) | (total.norm(dim=1) <= 1e-12)
     return torch.where(empty[:, None], old, centres)
@@ -172,15 +182,14 @@ def _centres(unit: Tensor, labels: Tensor, weights: Tensor, old: Tensor, per_cla
 def _far_apart(unit: Tensor, labels: Tensor, per_class: Tensor) -> Tensor:
     """Seeds for all classes at once: the feature nearest to the class mean, then each time the farthest from all."""
     num_classes = len(per_class)
-    mine = labels[None, :] == torch.arange(num_classes)[:, None]  # (C, N)
-    present = torch.nonzero(per_class > 0).flatten()
+    mine = labels[None, :] == torch.arange(num_classes, device=labels.device)[:, None]  # (C, N)
     means = mine.float() @ unit
     closeness = (unit @ means.T).gather(1, labels[:, None]).flatten()
     chosen = [torch.where(mine, closeness, -torch.inf).argmax(1)]
-    nearest = torch.full((len(unit),), -torch.inf)
-    for _ in range(int(per_class.max()) - 1):
+    nearest = unit.new_full((len(unit),), -torch.inf)
+    for _ in range(_width(per_class) - 1):
         newest = (unit @ unit[chosen[-1]].T).gather(1, labels[:, None]).flatten()
         nearest = torch.maximum(nearest, newest)
         chosen.append(torch.where(mine, nearest, torch.inf).argmin(1))
     picks = torch.stack(chosen, 1)  # (C, K)
-    return torch.cat([unit[picks[c, : int(per_class[c])]] for c in present])
+    return torch.cat([unit[picks[c, :count]] for c, count in enumerate(to_host(per_class).tolist()) if count > 0])

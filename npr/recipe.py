@@ -108,6 +108,7 @@ def recipe_of(manifest: Manifest) -> Recipe:
 _CODE = (
     "config.py",
     "depthwise.py",
+    "device.py",
     "distributed.py",
     "losses.py",
     "model.py",

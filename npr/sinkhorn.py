@@ -22,6 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from npr.device import number
+
 TOLERANCE = 1e-3
 MAX_ITERATIONS = 100
 
@@ -65,17 +67,17 @@ def balanced_plan(
     :param clusters: (C,) K_c, 0 for an absent class.
     """
     width = similarity.shape[1]
-    used = torch.arange(width)[:, None] < clusters[None, :]  # (K, C)
+    used = torch.arange(width, device=similarity.device)[:, None] < clusters[None, :]  # (K, C)
     # Prototypes run along the first axis: every reduction over the features is then along contiguous memory.
     scores = (similarity.T / smoothing).masked_fill(~used[:, labels], -torch.inf).contiguous()
     indicator = functional.one_hot(labels, len(clusters)).to(scores.dtype)  # (N, C)
     to_classes = indicator * (clusters / indicator.sum(0).clamp(min=1.0)).to(scores.dtype)
     to_features = indicator.T.contiguous()
-    potentials = torch.zeros(width, len(clusters), dtype=scores.dtype)
+    potentials = scores.new_zeros(width, len(clusters))
     for iteration in range(max_iterations + 1):
         weights = torch.softmax(scores + potentials @ to_features, dim=0)
         columns = weights @ to_classes  # (K, C), 1 when balanced
-        error = float(torch.where(used, columns - 1.0, 0.0).abs().max())
+        error = number(torch.where(used, columns - 1.0, 0.0).abs().max())
         if error < tolerance or iteration == max_iterations:
             break
         # A column that nobody can reach underflows to zero; the floor keeps its potential finite until it catches up.

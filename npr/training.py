@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.data.loader import Batch, Batches
+from npr.device import PROCESSOR, Device, number
 from npr.distributed import Group
 from npr.model import SplitModel
 
@@ -118,22 +121,75 @@ def training_only(model: nn.Module, prefixes: tuple[str, ...]) -> Iterator[list[
             parameter.requires_grad_(flag)
 
 
+class Descent:
+    """How a loss becomes a step on a device: in parts where memory is short, and scaled where float16 needs it.
+
+    :ivar scaler: keeps gradients in the range of float16 (it adapts from step to step); None in other precisions.
+    """
+
+    def __init__(self, device: Device = PROCESSOR, model: nn.Module | None = None) -> None:
+        self.device = device
+        self._model = model
+        self.scaler = GradScaler(device.place.type, init_scale=_FIRST_SCALE) if device.precision == "float16" else None
+
+    def scale(self) -> Tensor:
+        """What the scaler has learned, to be kept over a restart."""
+        state = self.scaler.state_dict() if self.scaler is not None else {}
+        return torch.tensor([state.get("scale", 1.0), state.get("_growth_tracker", 0)], dtype=torch.float64)
+
+    def rescale(self, kept: Tensor) -> None:
+        """The inverse of `scale`."""
+        if self.scaler is not None:
+            scale, tracker = kept.tolist()
+            self.scaler.load_state_dict(self.scaler.state_dict() | {"scale": scale, "_growth_tracker": int(tracker)})
+
+    def backward(self, loss: Tensor) -> None:
+        """Computing activations a second time would move running statistics a second time: they are put back."""
+        moving = [] if self._model is None or not self.device.checkpointing else list(self._model.buffers())
+        kept = [buffer.clone() for buffer in moving]
+        scaled = loss if self.scaler is None else self.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for buffer, before in zip(moving, kept, strict=True):
+                buffer.copy_(before)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """A step whose gradients overflowed is left out, and the scale is lowered."""
+        if self.scaler is None:
+            optimizer.step()
+        else:
+            self.scaler.step(optimizer)
+            self.scaler.update()
+
+
+# A power of two far below the default of 65,536, from which the first steps of a round would often be left out.
+_FIRST_SCALE = 1024.0
+
+
 def descend(
     batches: Batches,
     optimizer: Optimizer,
     step: Callable[[Batch], TrainingStep],
     watch: Callable[[Tensor, Tensor], None] | None = None,
+    *,
+    descent: Descent | None = None,
 ) -> LocalReport:
     """One pass over `batches`. Sums stay tensors until the end, so nothing waits on a number inside the loop.
 
     :param watch: is given features and labels of every whole batch.
+    :param descent: of the site's device; the processor's if there is none.
     """
-    started, group = time.perf_counter(), batches.group
-    loss_sum, hits, steps = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.int64), 0
+    started, group, descent = time.perf_counter(), batches.group, descent or Descent()
+    place = descent.device.place
+    loss_sum = torch.zeros((), dtype=descent.device.wide, device=place)
+    hits, steps = torch.zeros((), dtype=torch.int64, device=place), 0
     for batch in batches:
         optimizer.zero_grad(set_to_none=True)
-        result = _together(batch, optimizer, step, group) if batch.shared else _alone(batch, step)
-        optimizer.step()
+        with descent.device.memory_for(len(batch)):
+            result = _gradients(batch, step, descent, group)
+            if batch.shared:
+                group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
+            descent.step(optimizer)
         # A batch too small to be shared is worked on by every process alike, and counted by the first.
         if batch.shared or group.rank == 0:
             loss_sum += result.loss.detach() * len(batch.labels)
@@ -142,31 +198,37 @@ def descend(
         if watch is not None:
             watch(group.join(result.features.detach(), batch.whole), group.join(batch.labels, batch.whole))
     group.sum(loss_sum), group.sum(hits)
-    if not torch.isfinite(loss_sum):
+    total = number(loss_sum)
+    if not math.isfinite(total):
         raise ConfigError("training diverged: the loss is not a finite number", hint="lower learning_rate")
     return LocalReport(
         steps=steps,
         samples=len(batches.indices),
-        loss_sum=float(loss_sum),
-        hits=int(hits),
+        loss_sum=total,
+        hits=int(number(hits)),
         seconds=time.perf_counter() - started,
         seconds_waiting=batches.seconds_waiting,
     )
 
 
-def _alone(batch: Batch, step: Callable[[Batch], TrainingStep]) -> TrainingStep:
-    result = step(batch)
-    result.loss.backward()  # type: ignore[no-untyped-call]
-    return result
-
-
-def _together(batch: Batch, optimizer: Optimizer, step: Callable[[Batch], TrainingStep], group: Group) -> TrainingStep:
-    """Leave the gradients of the whole batch at every process. A slice's mean counts as much as it has images."""
-    with group.as_one():
-        result = step(batch)
-    (result.loss * (len(batch) / batch.whole)).backward()  # type: ignore[no-untyped-call]
-    group.sum_gradients(parameter for part in optimizer.param_groups for parameter in part["params"])
-    return result
+def _gradients(
+    batch: Batch, step: Callable[[Batch], TrainingStep], descent: Descent, group: Group
+) -> TrainingStep:
+    """Leave this process's gradients of a batch. The mean of a part counts as much as it has images in the batch."""
+    results = []
+    for part in batch.parts(descent.device.micro_batch):
+        with group.as_one() if batch.shared else nullcontext():
+            result = step(part)
+        whole = len(part) == batch.whole
+        descent.backward(result.loss if whole else result.loss * (len(part) / batch.whole))
+        results.append(TrainingStep(result.loss.detach(), result.logits.detach(), result.features.detach()))
+    if len(results) == 1:
+        return results[0]
+    weights = [len(result.logits) / len(batch) for result in results]
+    loss = torch.stack([weight * result.loss for weight, result in zip(weights, results, strict=True)]).sum()
+    return TrainingStep(
+        loss, torch.cat([result.logits for result in results]), torch.cat([result.features for result in results])
+    )
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from lazaret.errors import ConfigError, LocalProtocolError
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.model import ModelSpec, SplitModel
-from npr.params import ParameterEntry, ParameterManifest, Vector
+from npr.params import ParameterEntry, ParameterManifest, Vector, flat_on_host
 from npr.recipe import Recipe, code_digest
 from security.secagg.layout import Layout
 
@@ -80,11 +80,20 @@ class WireModel:
 
     def state(self, model: nn.Module) -> Vector:
         """The model's own values in layout order; not yet canonical."""
-        tensors = model.state_dict()
         flat = np.empty(self.size, dtype="<f4")
-        for entry, place in self._places:
-            flat[place] = tensors[entry.name].detach().reshape(-1).numpy()
+        for place, values in self._on_host(model, self._places):
+            flat[place] = values
         return flat
+
+    @staticmethod
+    def _on_host(
+        model: nn.Module, places: Sequence[tuple[ParameterEntry, slice]]
+    ) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+        """The model's values at their places; they leave its device once, together."""
+        tensors = model.state_dict()
+        values = flat_on_host([tensors[entry.name] for entry, _ in places])
+        parts = np.split(values, np.cumsum([entry.size for entry, _ in places])[:-1]) if places else []
+        yield from zip((place for _, place in places), parts, strict=True)
 
     @torch.no_grad()
     def load(self, model: nn.Module, state: Vector, groups: Collection[str]) -> None:
@@ -99,11 +108,10 @@ class WireModel:
     def update(self, model: nn.Module, state: Vector, groups: Collection[str]) -> Vector:
         """What the model has moved by since `state`, in float32; exactly zero outside the groups named."""
         self._check(state)
-        tensors = model.state_dict()
         flat = np.zeros(self.size, dtype="<f4")
-        for entry, place in self._places:
-            if entry.group in groups:
-                np.subtract(tensors[entry.name].detach().reshape(-1).numpy(), state[place], out=flat[place])
+        chosen = [(entry, place) for entry, place in self._places if entry.group in groups]
+        for place, values in self._on_host(model, chosen):
+            np.subtract(values, state[place], out=flat[place])
         return flat
 
     def units(self, model: nn.Module, flat: NDArray[np.int64]) -> NDArray[np.int32]:

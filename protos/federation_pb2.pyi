@@ -7,7 +7,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class FromSite(_message.Message):
-    __slots__ = ("sequence", "log_head", "hello", "ready", "refusal", "advert", "shares", "accusation", "upload_header", "upload_frame", "agree", "unmask", "disclosure", "abort", "rollback", "chunk_request", "ack", "open", "pong", "decline", "head", "cosignature", "held")
+    __slots__ = ("sequence", "log_head", "hello", "ready", "refusal", "advert", "shares", "accusation", "upload_header", "upload_frame", "agree", "unmask", "disclosure", "abort", "rollback", "chunk_request", "ack", "open", "pong", "decline", "model_request", "head", "cosignature", "held")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class FromSite(_message.Message):
     OPEN_FIELD_NUMBER: _ClassVar[int]
     PONG_FIELD_NUMBER: _ClassVar[int]
     DECLINE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_REQUEST_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     COSIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
@@ -51,13 +52,14 @@ class FromSite(_message.Message):
     open: Open
     pong: Pong
     decline: Decline
+    model_request: ModelRequest
     head: Head
     cosignature: Cosignature
     held: Held
-    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., advert: _Optional[_Union[Advert, _Mapping]] = ..., shares: _Optional[_Union[Shares, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_header: _Optional[_Union[UploadHeader, _Mapping]] = ..., upload_frame: _Optional[_Union[UploadFrame, _Mapping]] = ..., agree: _Optional[_Union[Agree, _Mapping]] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., chunk_request: _Optional[_Union[ChunkRequest, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., ready: _Optional[_Union[Ready, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., advert: _Optional[_Union[Advert, _Mapping]] = ..., shares: _Optional[_Union[Shares, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_header: _Optional[_Union[UploadHeader, _Mapping]] = ..., upload_frame: _Optional[_Union[UploadFrame, _Mapping]] = ..., agree: _Optional[_Union[Agree, _Mapping]] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort: _Optional[_Union[Abort, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., chunk_request: _Optional[_Union[ChunkRequest, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., open: _Optional[_Union[Open, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., decline: _Optional[_Union[Decline, _Mapping]] = ..., model_request: _Optional[_Union[ModelRequest, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
 
 class FromCoordinator(_message.Message):
-    __slots__ = ("sequence", "log_head", "train_order", "plan", "adverts", "deliver", "accusation", "upload_resume", "survivors", "quorum", "result", "sum_frame", "disclosure", "abort_request", "rollback", "audit_order", "chunk_piece", "result_certificate", "jump", "state_frame", "welcome", "manifest_frame", "ping", "receipt", "goodbye", "witness_call", "head", "cosignature", "held")
+    __slots__ = ("sequence", "log_head", "train_order", "plan", "adverts", "deliver", "accusation", "upload_resume", "survivors", "quorum", "result", "sum_frame", "disclosure", "abort_request", "rollback", "audit_order", "chunk_piece", "result_certificate", "jump", "state_frame", "welcome", "manifest_frame", "ping", "receipt", "goodbye", "model_frame", "witness_call", "head", "cosignature", "held", "run_stop")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     LOG_HEAD_FIELD_NUMBER: _ClassVar[int]
     TRAIN_ORDER_FIELD_NUMBER: _ClassVar[int]
@@ -83,10 +85,12 @@ class FromCoordinator(_message.Message):
     PING_FIELD_NUMBER: _ClassVar[int]
     RECEIPT_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FRAME_FIELD_NUMBER: _ClassVar[int]
     WITNESS_CALL_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     COSIGNATURE_FIELD_NUMBER: _ClassVar[int]
     HELD_FIELD_NUMBER: _ClassVar[int]
+    RUN_STOP_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     log_head: SignedHead
     train_order: TrainOrder
@@ -112,11 +116,13 @@ class FromCoordinator(_message.Message):
     ping: Ping
     receipt: Receipt
     goodbye: Goodbye
+    model_frame: ModelFrame
     witness_call: WitnessCall
     head: Head
     cosignature: Cosignature
     held: Held
-    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., adverts: _Optional[_Union[Adverts, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_resume: _Optional[_Union[UploadResume, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., sum_frame: _Optional[_Union[SumFrame, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., audit_order: _Optional[_Union[AuditOrder, _Mapping]] = ..., chunk_piece: _Optional[_Union[ChunkPiece, _Mapping]] = ..., result_certificate: _Optional[_Union[ResultCertificate, _Mapping]] = ..., jump: _Optional[_Union[Jump, _Mapping]] = ..., state_frame: _Optional[_Union[StateFrame, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., manifest_frame: _Optional[_Union[ManifestFrame, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., witness_call: _Optional[_Union[WitnessCall, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ...) -> None: ...
+    run_stop: RunStop
+    def __init__(self, sequence: _Optional[int] = ..., log_head: _Optional[_Union[SignedHead, _Mapping]] = ..., train_order: _Optional[_Union[TrainOrder, _Mapping]] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., adverts: _Optional[_Union[Adverts, _Mapping]] = ..., deliver: _Optional[_Union[Deliver, _Mapping]] = ..., accusation: _Optional[_Union[Accusation, _Mapping]] = ..., upload_resume: _Optional[_Union[UploadResume, _Mapping]] = ..., survivors: _Optional[_Union[Survivors, _Mapping]] = ..., quorum: _Optional[_Union[Quorum, _Mapping]] = ..., result: _Optional[_Union[Result, _Mapping]] = ..., sum_frame: _Optional[_Union[SumFrame, _Mapping]] = ..., disclosure: _Optional[_Union[Disclosure, _Mapping]] = ..., abort_request: _Optional[_Union[AbortRequest, _Mapping]] = ..., rollback: _Optional[_Union[Rollback, _Mapping]] = ..., audit_order: _Optional[_Union[AuditOrder, _Mapping]] = ..., chunk_piece: _Optional[_Union[ChunkPiece, _Mapping]] = ..., result_certificate: _Optional[_Union[ResultCertificate, _Mapping]] = ..., jump: _Optional[_Union[Jump, _Mapping]] = ..., state_frame: _Optional[_Union[StateFrame, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., manifest_frame: _Optional[_Union[ManifestFrame, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ..., receipt: _Optional[_Union[Receipt, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., model_frame: _Optional[_Union[ModelFrame, _Mapping]] = ..., witness_call: _Optional[_Union[WitnessCall, _Mapping]] = ..., head: _Optional[_Union[Head, _Mapping]] = ..., cosignature: _Optional[_Union[Cosignature, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., run_stop: _Optional[_Union[RunStop, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("site", "open_ctx", "round", "result")
@@ -131,18 +137,20 @@ class Hello(_message.Message):
     def __init__(self, site: _Optional[str] = ..., open_ctx: _Optional[bytes] = ..., round: _Optional[int] = ..., result: _Optional[bytes] = ...) -> None: ...
 
 class Ack(_message.Message):
-    __slots__ = ("site", "result", "state_hash", "bitmap", "signature")
+    __slots__ = ("site", "result", "state_hash", "bitmap", "vote", "signature")
     SITE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STATE_HASH_FIELD_NUMBER: _ClassVar[int]
     BITMAP_FIELD_NUMBER: _ClassVar[int]
+    VOTE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     site: str
     result: bytes
     state_hash: bytes
     bitmap: bytes
+    vote: int
     signature: bytes
-    def __init__(self, site: _Optional[str] = ..., result: _Optional[bytes] = ..., state_hash: _Optional[bytes] = ..., bitmap: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, site: _Optional[str] = ..., result: _Optional[bytes] = ..., state_hash: _Optional[bytes] = ..., bitmap: _Optional[bytes] = ..., vote: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class CheckCertificate(_message.Message):
     __slots__ = ("acks",)
@@ -762,6 +770,26 @@ class Goodbye(_message.Message):
     code: int
     def __init__(self, code: _Optional[int] = ...) -> None: ...
 
+class ModelRequest(_message.Message):
+    __slots__ = ("manifest_version", "next_frame")
+    MANIFEST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FRAME_FIELD_NUMBER: _ClassVar[int]
+    manifest_version: int
+    next_frame: int
+    def __init__(self, manifest_version: _Optional[int] = ..., next_frame: _Optional[int] = ...) -> None: ...
+
+class ModelFrame(_message.Message):
+    __slots__ = ("digest", "length", "index", "data")
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    digest: bytes
+    length: int
+    index: int
+    data: bytes
+    def __init__(self, digest: _Optional[bytes] = ..., length: _Optional[int] = ..., index: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
 class WitnessCall(_message.Message):
     __slots__ = ("witness", "held_size")
     WITNESS_FIELD_NUMBER: _ClassVar[int]
@@ -835,3 +863,13 @@ class Held(_message.Message):
     head: SignedHead
     epochs: _containers.RepeatedCompositeFieldContainer[EpochKey]
     def __init__(self, witness: _Optional[str] = ..., head: _Optional[_Union[SignedHead, _Mapping]] = ..., epochs: _Optional[_Iterable[_Union[EpochKey, _Mapping]]] = ...) -> None: ...
+
+class RunStop(_message.Message):
+    __slots__ = ("run", "manifest_hash", "signature")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_HASH_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    manifest_hash: bytes
+    signature: bytes
+    def __init__(self, run: _Optional[str] = ..., manifest_hash: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...

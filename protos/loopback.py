@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from lazaret.errors import ToolkitError
@@ -20,7 +20,7 @@ from security.crypto.prg import Words
 from security.crypto.signing import SigningKey
 from security.identity.membership import AggregationPolicy, AuditMode, BareMandate, RosterEntry
 from security.rng import Randomness, SystemRandomness
-from security.secagg import messages
+from security.secagg import certificate_checks, messages
 from security.secagg import state as states
 from security.secagg.certificates import CheckCertificate
 from security.secagg.context import SumVerdict
@@ -30,6 +30,7 @@ from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, Roun
 from security.secagg.coordinator.spool import MemorySpool, Spool
 from security.secagg.coordinator.uploads import CoordinatorCore
 from security.secagg.effects import (
+    AskVote,
     Compact,
     Discard,
     Effect,
@@ -122,6 +123,7 @@ class LoopbackFederation:
         dp_active: bool = False,
         movement: states.MovementRule = states.CEILINGS_ALONE,
         groups: Groups | None = None,
+        vote: Callable[[str, Vector, Vector], bool] | None = None,
         randomness: Randomness | None = None,
         clock: Clock | None = None,
         spool: Spool | None = None,
@@ -150,7 +152,10 @@ class LoopbackFederation:
             dp_active=dp_active,
             movement=movement,
             groups=groups,
+            strict=vote is not None,
+            vote=vote is not None,
         )
+        self.vote = vote
         self.core = CoordinatorCore(
             mandate=BareMandate(self.policy, Signer(COORDINATOR, self.keys[COORDINATOR])),
             spool=spool or MemorySpool(),
@@ -173,6 +178,7 @@ class LoopbackFederation:
         }
         self._streams: dict[str, tuple[StreamEnd, StreamEnd]] = {}
         self.planned: CoordinatorRound
+        self._movements = b""  # the lengths of steps up to the newest model that stands
         for name, site in self.sites.items():
             site.saved[states.state_hash(model)] = model
             self._connect(name)
@@ -278,12 +284,15 @@ class LoopbackFederation:
         publication = attempt.publication
         if publication is None:
             raise RoundLost("there is no result")
-        self.model = attempt.model
-        self.prev_result = publication.result_hash
+        before, self.model = self.model, attempt.model
         if audit and attempt.state is CoordinatorState.PUBLISHED:
             self._cover(attempt, publication)
+            self._do_coordinator(attempt.close_vote())
         self.check = publication.certificate()
         self._bring_back(attempt, publication)
+        self.prev_result = certificate_checks.link_after(self.policy, publication.result_hash, self.check)
+        if self.vote is not None and self.check is not None:
+            self._settle_vote(attempt, self.check, before)
         return RoundOutcome(
             round=self.round,
             attempts=len(self.planned.attempts),
@@ -292,6 +301,18 @@ class LoopbackFederation:
             total=publication.total,
             state=self.model,
         )
+
+    def _settle_vote(self, attempt: CoordinatorAttempt, check: CheckCertificate, before: Vector) -> None:
+        """Everybody is shown the vote set; against the model, the one before it stands."""
+        if certificate_checks.accepted(check.acks, attempt.context.t):
+            self._movements = self.core.movements
+        else:
+            self.model, self.core.movements = before, self._movements
+        for name, site in self.sites.items():
+            if not site.machine.core.head.certified:
+                certified = messages.ResultCertificate(result=site.machine.core.head.result, check=check)
+                self._send(COORDINATOR, name, certified)
+        self.pump()
 
     def _cover(self, attempt: CoordinatorAttempt, publication: Publication) -> None:
         """Sites that went away leave chunks unchecked; the others take them over."""
@@ -307,7 +328,7 @@ class LoopbackFederation:
         for name, site in self.sites.items():
             site.online, site.drop = True, None
             head = site.machine.core.head
-            if head.result != attempt.context.prev_result:
+            if head.link != attempt.context.prev_result:
                 continue
             if not head.certified and attempt.plan.check is not None:
                 self._send(COORDINATOR, name, messages.ResultCertificate(result=head.result, check=attempt.plan.check))
@@ -321,9 +342,9 @@ class LoopbackFederation:
         """The site's process dies and starts again: what it knows is what it has written down."""
         site = self.sites[name]
         journal = Journal.replay(site.wal)
-        site.machine = SiteMachine(
-            replace(site.machine.core, journal=journal), site.saved[journal.head(self.policy).state_hash]
-        )
+        head = journal.head(self.policy)
+        core, before = replace(site.machine.core, journal=journal), site.saved.get(head.trained_on)
+        site.machine = SiteMachine(core, site.saved[head.state_hash], before)
         site.online = True
         self._connect(name)
         self._do_site(name, site.machine.start())
@@ -387,6 +408,9 @@ class LoopbackFederation:
                     self._send(name, COORDINATOR, message)
                 case SendUpload():
                     self._queue.append(self._stream(name, COORDINATOR, effect.frames()))
+                case AskVote() if self.vote is not None:
+                    accept = self.vote(name, effect.before, effect.state)
+                    self._do_site(name, site.machine.vote(effect.result, accept=accept))
                 case SaveState(state_hash, state):
                     newest = list(site.saved.items())[-1]
                     site.saved = dict([newest, (state_hash, state)])

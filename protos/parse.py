@@ -18,10 +18,11 @@ from lazaret.errors import CodecError, LocalProtocolError
 from protos import federation_pb2 as pb
 from protos.schema import field_name
 from security.crypto.encoding import U32_MAX
+from security.crypto.ring import MAX_PARCEL
 from security.secagg import relay
 from security.secagg.fields import FieldKind, Many, Maybe, Name, Nested, Number, Wire, kinds
 from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD
-from security.secagg.relay import FRAMES, MAX_PARCEL, SignedHead
+from security.secagg.relay import FRAMES, SignedHead
 
 # The one encoding of a message: protobuf's wire format with every field present, in the order of its numbers.
 #

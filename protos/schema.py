@@ -14,6 +14,7 @@ from typing import Final
 
 from lazaret.errors import LocalProtocolError
 from security.crypto.encoding import U32_MAX, U64_MAX
+from security.crypto.ring import MAX_PARCEL
 from security.secagg import fields, relay
 from security.secagg.fields import Bounded, FieldKind, Fixed, Many, Maybe, Name, Nested, Number, Wire, data_class, kinds
 from security.secagg.registry import LOG_HEAD_FIELD, REGISTRY, SEQUENCE_FIELD, Filing, MessageEntry, Registry
@@ -81,7 +82,7 @@ def _envelope(name: str, summary: str, allowed: Iterable[MessageEntry]) -> str:
     lines.append(f"  fixed64 sequence = {SEQUENCE_FIELD};  // control; 1, 2, 3, ... on each stream")
     words = "the sender's newest; none or one: not with frames"
     lines.append(f"  SignedHead log_head = {LOG_HEAD_FIELD};  // checkpoint; {words}")
-    lines.append(f"  oneof message {{  // exactly one; the whole at most {relay.MAX_PARCEL} bytes")
+    lines.append(f"  oneof message {{  // exactly one; the whole at most {MAX_PARCEL} bytes")
     lines += [f"    {entry.name} {field_name(entry.cls)} = {entry.number};" for entry in allowed]
     return "\n".join([*lines, "  }", "}", ""])
 

@@ -16,9 +16,9 @@ from cryptography import x509
 
 from lazaret import files
 from lazaret.errors import CertificateError, LocalProtocolError
+from security.crypto.ring import MAX_PARCEL
 from security.identity import pki
 from security.identity.enrolment import Identity, read_file
-from security.secagg.relay import MAX_PARCEL
 
 SUITES: Final = "GRPC_SSL_CIPHER_SUITES"
 RSA_ONLY: Final = "ECDHE-RSA-AES256-GCM-SHA384"

@@ -10,7 +10,7 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
     cli              the command `site-agent`
     options          options that several of its commands have
     setup_commands   `init`, `join`, `renew`, `draw`, `status`
-    state_commands   `ledger`, `runs`, `pause`, `permit`, `handover` and the log commands
+    state_commands   `ledger`, `runs`, `accept`, `pause`, `permit`, `handover` and the log commands
     model_commands   `evaluate`, `predict` and `export`
     command_process  the isolated process in which those three see images
     config           `site.toml`
@@ -19,6 +19,7 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
     run              the shell: carries out effects in order
     session          the conversation with the coordinator, without sockets or files
     effects          what the session asks the shell to do
+    next_run         a run that is offered: judged, its model fetched, begun
     client           the gRPC stream
     outbox           the egress filter: type, length, randomness, log, and then the bytes
     log_events       what a site writes into its privacy log

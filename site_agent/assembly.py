@@ -34,6 +34,7 @@ from security.secrets import Secret
 from site_agent import log_events
 from site_agent.budget import Budget, open_budget
 from site_agent.config import SiteConfig
+from site_agent.next_run import NextRun, begun
 from site_agent.outbox import Outbox
 from site_agent.ready_slots import slots_of
 from site_agent.run import Agent, Learner, site_membership
@@ -63,13 +64,14 @@ def assemble(
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     config.policy.check_federation(manifest)
-    initial, start = pinned_model(config.initial_model, manifest)
+    initial, start = pinned_model(config.model_file(manifest.model.initial_file), manifest)
     state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=rng)
     state_dir.claim(manifest.run)
     wal = WriteAheadLog(state_dir.wal)
     state_dir.tidy()
     seat = Seat(site_membership(identity, manifest, site, now_ms=clock.now_ms()))
     log = open_log(config, state_dir, identity, seat, clock, rng)
+    begun(config, identity, log, manifest, initial)
     log.note_settings(config=config.digest, policy=config.policy_digest, who=software.account())
     for entry in start_entries(config=config.digest, proto=schema_digest()):
         log.append(entry)
@@ -87,12 +89,13 @@ def assemble(
             seat,
             config.policy,
             clock,
-            config_hash=config_hash_of(manifest),
+            config_hash=manifest.training.config_hash,
             slots=slots_of(manifest.timing.train, config.site.ready_slot),
             pending=state_dir.unseal(manifest.aggregation.layout),
             rounds_done=state_dir.rounds_done,
         )
         outbox = Outbox(log, config.policy, seat, spent=logged_bytes(state_dir.log, manifest.run))
+        session.stopped = state_dir.stopped.exists()
         session.spent, session.paused = outbox.spent, PauseFile(state_dir.folder).reason
         witness = Witness(state_dir.log, lambda: seat.roster, identity.cosigner(_subject(manifest, site)), clock)
         agent = agent_type(
@@ -106,6 +109,7 @@ def assemble(
             log=log,
             witnessing=Witnessing(seat, log, witness),
             learner=learner,
+            next_run=NextRun(config, log),
             clock=clock,
             budget=budget,
         )
@@ -139,17 +143,6 @@ def read_membership(identity: Identity, clock: Clock, *, dated: bool = True) -> 
     then = now if dated else min(now, int(certificate.not_valid_after_utc.timestamp() * 1000))
     check_tls_peer(manifest, identity.root(), certificate, now_ms=then)
     return subject.member, manifest
-
-
-def config_hash_of(manifest: Manifest) -> bytes:
-    """The one training configuration of the manifest's settings; the learner has checked that the hash is theirs."""
-    if len(manifest.training.config_hashes) != 1:
-        raise ConfigError(
-            "the manifest lists more than one training configuration",
-            where="manifest [training] config_hashes",
-            hint="a site trains under the settings in the manifest, so that one hash is all there can be",
-        )
-    return bytes.fromhex(manifest.training.config_hashes[0])
 
 
 def _subject(manifest: Manifest, site: str) -> Subject:
@@ -227,4 +220,5 @@ def _machine(
         heads=heads,
         workers=workers,
     )
-    return SiteMachine(core, model)
+    undecided = seat.policy.vote and not head.certified
+    return SiteMachine(core, model, state_dir.state(seat.layout, head.trained_on) if undecided else None)

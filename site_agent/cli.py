@@ -27,6 +27,7 @@ Group = late_group(
         },
         "site_agent.checks.command": {"check": "Check everything that a start needs, and say what to do."},
         "site_agent.state_commands": {
+            "accept": "Begin the run that was offered and waits for a person.",
             "pause": "Decline training until `resume`.",
             "resume": "End the pause.",
             "permit": "Permit further updates on a model that did not change.",
@@ -103,24 +104,26 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
         help_agent(config, place)
         return
     with last_words(config.state):
-        agent = assemble(
-            config,
-            clock=SystemClock(),
-            rng=SystemRandomness(),
-            make_learner=partial(start_trainer, log_format=log_format),
-            agent_type=agent_type or Agent,
-        )
-        seen = AgentPresence(config, agent)
-        with open_metrics(config, agent):
-            asyncio.run(
-                serve(
-                    agent,
-                    config.coordinator,
-                    until=lambda stopped: stop_on_signals(stopped.set),
-                    watch=seen.look,
-                    ended=seen.stop,
-                )
+        again = True
+        while again:  # for every run
+            agent = assemble(
+                config,
+                clock=SystemClock(),
+                rng=SystemRandomness(),
+                make_learner=partial(start_trainer, log_format=log_format),
+                agent_type=agent_type or Agent,
             )
+            seen = AgentPresence(config, agent)
+            with open_metrics(config, agent):
+                again = asyncio.run(
+                    serve(
+                        agent,
+                        config.coordinator,
+                        until=lambda stopped: stop_on_signals(stopped.set),
+                        watch=seen.look,
+                        ended=seen.stop,
+                    )
+                )
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from threading import Thread
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from lazaret.control import BY_SIGNAL
+from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.kernel_bytes import Meter, meter, tcp_flows
 from protos import tls  # before grpc: it switches TLS 1.2 off
 from site_agent.config import CoordinatorTable
@@ -35,7 +35,7 @@ from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
 from security.log.writer import AuditLog
 from site_agent.effects import Effects
-from site_agent.run import Agent, Finish, Job, Left
+from site_agent.run import Agent, Finish, Job, Left, RunEnds
 from site_agent.trainer.ranks import RankPlace
 
 # The kernel's byte count: what it covers.
@@ -84,7 +84,7 @@ class Client:
         self._compared: Any = None  # the stream whose clock was looked at
         self._boot = 0  # this machine's time when its monotonic clock was 0, as it was then
         self._connected = math.inf  # since when, on the loop's clock
-        self._jobs: SimpleQueue[Job] = SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()  # None: no more
         self._loop = asyncio.get_running_loop()
         agent.submit = self._jobs.put
 
@@ -92,8 +92,7 @@ class Client:
 
     def _work(self) -> None:
         """The training thread: one job after the other. What a job returns is handled in the loop's thread."""
-        while True:
-            job = self._jobs.get()
+        while (job := self._jobs.get()) is not None:
             try:
                 finish = job()
             except Exception as error:  # not to be lost in a thread: it ends the agent
@@ -163,6 +162,7 @@ class Client:
                 if task is not stopped:
                     self._rethrow(task)
         finally:
+            self._jobs.put(None)
             for task in (*tasks, stopped, dialling):
                 task.cancel()
             await asyncio.gather(*tasks, stopped, dialling, return_exceptions=True)
@@ -181,7 +181,7 @@ class Client:
     @staticmethod
     def _rethrow(task: asyncio.Task[Any]) -> None:
         error = task.exception()
-        if isinstance(error, Left):
+        if isinstance(error, Left) and not isinstance(error, RunEnds):
             raise error.error from error
         if error is not None:
             raise error
@@ -360,8 +360,9 @@ async def serve(
     until: Callable[[asyncio.Event], None],
     watch: Callable[[], None] = lambda: None,
     ended: Callable[[str], None] = lambda _: None,
-) -> None:
-    """Run an agent; `until` gets the event that stops it, for signal handlers.
+) -> bool:
+    """Run an agent; `until` gets the event that stops it, for signal handlers. True if it is to be assembled again, for
+    the next run.
 
     :param watch: called several times a second.
     :param ended: hears why the agent ends.
@@ -374,16 +375,24 @@ async def serve(
     reason = BY_SIGNAL
     try:
         await client.run()
+    except RunEnds as ends:
+        log.info("%s", ends.error)
+        reason = NEXT_RUN
     except Exception as error:
         reason = coarse(error)
         raise
     finally:
+        gc.unfreeze()
         agent.learner.close()  # first: it may still write to the log
         ended(reason)
-        agent.log.close(partial(_end, client.traffic, reason))
+        agent.log.close(partial(end_log, client.traffic, reason))
         agent.wal.close()
+        if agent.budget is not None:
+            agent.budget.close()
+    return reason == NEXT_RUN
 
 
-def _end(traffic: KernelByteLog, reason: str, privacy_log: AuditLog) -> None:
+def end_log(traffic: KernelByteLog, reason: str, privacy_log: AuditLog) -> None:
+    """What a log ends with: the last reading, and why the agent stops."""
     traffic.close()
     privacy_log.append(AgentStop(reason=reason))

@@ -28,12 +28,12 @@ from security.identity.enrolment import Identity
 from security.identity.membership import aggregation_policy
 from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
-from site_agent.config import SiteConfig
+from site_agent.config import INITIAL, SiteConfig
 from site_agent.options import OWN_PROCESS
 from site_agent.state_dir import read_state
 from site_agent.state_writer import read_records
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
+from site_agent.trainer.file_access import cache_folder, card_files, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.personal_state import LoggedRun, SiteRecord
 
@@ -135,7 +135,7 @@ def _logged_run(log: Path, run: str) -> LoggedRun:
 
 
 def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
-    found = [config.initial_model, config.state / "memory", config.sides]
+    found = [config.initial_model, config.state / INITIAL, config.state / "memory", config.sides]
     for path in (data_path(config.data.source), source):
         if path is not None:
             found += image_folders(path)
@@ -206,7 +206,8 @@ def _in_child(config: SiteConfig, record: SiteRecord, source: Path | None, targe
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folders.scratch)
     write += [folder for folder in (folders.scratch, folders.staging) if folder is not None]
-    found = isolation.enter(config.site.isolation, read=read, write=write, deny=deny)
+    card = card_files(config.site.device)
+    found = isolation.enter(config.site.isolation, read=read, write=write, deny=deny, card=card)
     return Workplace(isolation=found, record=record, target=folders.staged)
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from lazaret.alerts import AlertsTable
 from lazaret.settings import read_settings
+from npr.config import DEVICE, DeviceSettings, Precision
 from site_agent.policy import SitePolicy
 
 Positive = Annotated[int, Field(ge=1)]
@@ -23,6 +24,8 @@ CHECK_NAMES: Final = (
 )  # fmt: skip
 
 
+INITIAL: Final = "initial"
+"""The folder in the state folder for initial models that came by wire."""
 ADDRESS: Final = r"^[^\s:/?#@\[\]]+:[0-9]{1,5}$|^\[[0-9a-fA-F:]+\]:[0-9]{1,5}$"
 LAST_PORT: Final = 65_535
 
@@ -74,6 +77,16 @@ class SiteTable(ConfigTable):
     worker_wait: Seconds = 120
     isolation: Literal["required", "best"] = "best"
     trainer_socket: str | None = None
+    device: Annotated[str, Field(pattern=DEVICE)] = "auto"
+    precision: Precision = "auto"
+    deterministic: bool = False
+    micro_batch: Positive | None = None
+    checkpointing: bool = False
+
+    @property
+    def computing(self) -> DeviceSettings:
+        """Where this site trains, and how."""
+        return DeviceSettings(**{name: getattr(self, name) for name in DeviceSettings.model_fields})
 
 
 NO_ADDRESS: Final = "coordinator.invalid:7443"
@@ -89,6 +102,10 @@ class CoordinatorTable(ConfigTable):
     )
     least_wait: Seconds = 1
     most_wait: Seconds = 60
+
+
+# What a site states about its processing, written to the log when data are opened (GDPR Art. 30).
+STATED: Final = ("controller", "purpose", "legal_basis", "subjects", "categories", "retention")
 
 
 class DataTable(ConfigTable):
@@ -185,6 +202,11 @@ class SiteConfig(ConfigTable):
     @property
     def initial_model(self) -> Path:
         return self._under(self.site.initial_model)
+
+    def model_file(self, digest: str) -> Path:
+        """The initial model with this SHA-256: the one that came by wire, or else the hospital's own file."""
+        fetched = self.state / INITIAL / f"{digest}.safetensors"
+        return fetched if fetched.exists() else self.initial_model
 
     @property
     def ledger(self) -> Path:

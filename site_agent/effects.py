@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from lazaret.errors import ToolkitError
 from security.secagg.effects import Effect as ProtocolEffect
 from security.secagg.effects import Vector
+from security.secagg.relay import ModelFrame, RunStop
 from security.secagg.site.attempt import PendingUpdate
 
 
@@ -39,6 +40,20 @@ class Adopt:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepPiece:
+    """A piece of the next run's initial model; the shell checks where it belongs, and the whole by its digest."""
+
+    frame: ModelFrame = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepStop:
+    """The operator's signed word that this run has ended, to be known after a restart."""
+
+    word: RunStop
+
+
+@dataclass(frozen=True, slots=True)
 class LogCommits:
     """Tell the privacy log which bookings were trained: with the entry of the training, and at its time."""
 
@@ -50,5 +65,5 @@ class Complain:
     error: ToolkitError
 
 
-Effect = ProtocolEffect | Train | KeepUpdate | LogCommits | Adopt | Complain
+Effect = ProtocolEffect | Train | KeepUpdate | KeepPiece | KeepStop | LogCommits | Adopt | Complain
 Effects = tuple[Effect, ...]

@@ -13,7 +13,7 @@ from security.log import events as ev
 from security.secagg import relay
 from security.secagg.effects import Log
 from security.secagg.relay import SignedHead
-from site_agent.config import DataTable
+from site_agent.config import STATED, DataTable
 from site_agent.contribution import LocalResult
 from site_agent.trainer.channel import DataReady, IsolationReport
 from site_agent.trainer.isolation import IsolationMode
@@ -21,8 +21,6 @@ from site_agent.trainer.isolation import IsolationMode
 # How many classes are named, and how much of each name: an entry has no more than 500 letters.
 _NAMED: Final = 4
 _LETTERS: Final = 80
-# What a site states about its processing, written to the log when data are opened (GDPR Art. 30).
-STATED: Final = ("controller", "purpose", "legal_basis", "subjects", "categories", "retention")
 NOT_STATED: Final = "not stated"
 
 
@@ -45,6 +43,10 @@ def model_received(manifest: Manifest, number: int, state_hash: bytes, sender: s
         model=state_hash.hex(), bytes=4 * layout.state_words, layout=layout.layout_hash.hex(), sender=sender
     )
     return Log(event, number)
+
+
+def run_stopped(word: relay.RunStop) -> Log:
+    return Log(ev.RunStopped(statement=hashlib.sha256(word.to_bytes()).hexdigest()))
 
 
 def train_done(manifest: Manifest, number: int, result: LocalResult, *, slot_ms: int) -> Log:

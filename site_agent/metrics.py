@@ -14,6 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from lazaret import software
+from lazaret.checks import free_bytes
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.web.access import Guard, require_loopback
 from lazaret.web.pages import Pages, exposition
@@ -53,6 +54,10 @@ class AgentCollector(Collector):
         certificate = agent.manifest.site(session.site).certificate
         ends = certificate_end(agent.identity, certificate) / 1000
         yield GaugeMetricFamily("lazaret_agent_certificate_end_timestamp_seconds", "When the certificates end.", ends)
+        ends = agent.manifest.expires_at_ms / 1000
+        yield GaugeMetricFamily("lazaret_agent_manifest_end_timestamp_seconds", "When the manifest ends.", ends)
+        free = free_bytes(self._config.state)
+        yield GaugeMetricFamily("lazaret_agent_disk_free_bytes", "What may still be written to the state folder.", free)
         declined = session.declined is not None
         yield GaugeMetricFamily("lazaret_agent_declined", "1 after an order was declined.", declined)
         yield from self._privacy()

@@ -6,7 +6,7 @@ import datetime as dt
 import math
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -55,6 +55,7 @@ class SitePolicy(BaseModel):
     require_covered_audit: bool = False
     required_classes: tuple[str, ...] = ()
     share_metrics: bool = True
+    accept_runs: Literal["ask", "within_policy"] = "ask"
 
     def check_federation(self, manifest: Manifest) -> None:
         """Everything that the manifest alone decides.

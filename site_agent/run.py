@@ -12,9 +12,10 @@ carried out as it is:
 - `DraftState`, `SaveState`, `KeepUpdate` and `KeepEvidence` write files of the state directory.
 - `Advanced` means that a new model is in force: sealed updates up to its round are erased, the privacy log is signed,
   and the training thread looks at the model.
-- `Train` hands work to the training thread; what it returns comes back here as effects.
-- `Adopt` installs a newer manifest. `Leave` ends the stream. `Complain`, `Ended`, `Certified` and `Isolated` are
-  for the operator's eyes only.
+- `Train` hands work to the training thread; what it returns comes back here as effects. So does `AskVote`.
+- `Adopt` installs a newer manifest, or hands one that begins another run to `next_run`; `KeepPiece` keeps a piece of
+  that run's model. `Leave` ends the stream. `Complain`, `Ended`, `Certified`, `VotedDown` and `Isolated` are for the
+  operator's eyes only.
 
 Effects are carried out one after the other, in the order in which they were given. So the order "write down, log, send"
 that `security.secagg.effects.in_order` makes is the order in which things happen.
@@ -24,20 +25,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lazaret import malloc
-from lazaret.errors import AuditLogError, CodecError, ConfigError, LocalProtocolError, PolicyViolation, ToolkitError
+from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, PolicyViolation, ToolkitError
 from protos.parse import FROM_COORDINATOR
 from security.clock import Clock
 from security.identity.enrolment import Identity
-from security.identity.manifest import Manifest
+from security.identity.manifest import Manifest, real
 from security.identity.membership import Membership, Seat
 from security.log.writer import AuditLog
 from security.secagg.effects import (
     REFUSED,
     Advanced,
+    AskVote,
     Certified,
     Compact,
     DraftState,
@@ -51,19 +53,23 @@ from security.secagg.effects import (
     Send,
     SendUpload,
     Vector,
+    VotedDown,
 )
 from security.secagg.layout import Layout
 from security.secagg.messages import Jump, Result
+from security.secagg.relay import ModelFrame, ModelRequest
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.result_checks import result_digests
+from security.secagg.state import state_hash
 from security.secagg.statements import Signer
 from site_agent import contribution
 from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
-from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, LogCommits, Train
+from site_agent.effects import Adopt, Complain, Effect, Effects, KeepPiece, KeepStop, KeepUpdate, LogCommits, Train
+from site_agent.next_run import NextRun, Offer
 from site_agent.outbox import Outbox
 from site_agent.policy import SitePolicy
-from site_agent.session import Session
+from site_agent.session import Session, SessionPhase
 from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog
 from site_agent.witness import Witnessing, WitnessMessage
@@ -81,6 +87,10 @@ class Learner(Protocol):
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]: ...
 
+    def adopted(self, manifest: Manifest) -> None:
+        """A newer manifest is in force."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -91,6 +101,10 @@ class Left(Exception):
         super().__init__(str(error))
         self.error = error
         self.retry = retry
+
+
+class RunEnds(Left):
+    """The next run is accepted, with its manifest installed and its model here: everything is opened anew for it."""
 
 
 @dataclass(kw_only=True)
@@ -111,6 +125,7 @@ class Agent:
     log: AuditLog
     witnessing: Witnessing
     learner: Learner
+    next_run: NextRun
     clock: Clock
     budget: Budget | None = None
     submit: Callable[[Job], None] = lambda _: None
@@ -118,6 +133,7 @@ class Agent:
     newest: int = 0
     _shown: Result | None = None  # the newest result and jump that came, until they are covered or in force
     _landing: Jump | None = None
+    _scores: dict[bytes, float | None] = field(default_factory=dict)  # of models, for votes
 
     @property
     def manifest(self) -> Manifest:
@@ -135,6 +151,7 @@ class Agent:
     def closed(self) -> None:
         self.outbox.closed()
         self.session.closed()
+        self.next_run.closed()
 
     def received(self, data: bytes) -> Iterator[bytes]:
         """Bytes of the coordinator."""
@@ -162,6 +179,8 @@ class Agent:
     def ticked(self) -> Iterator[bytes]:
         """To be called several times a second."""
         yield from self.run(self.session.tick())
+        if self.session.phase is SessionPhase.AWAITING_RUN:
+            yield from self._pursue_run()
 
     def heartbeat(self) -> None:
         """To be called every minute or so."""
@@ -183,6 +202,8 @@ class Agent:
                 yield from self.outbox.vector(effect)
             case Adopt():
                 yield from self._adopt(effect.data)
+            case KeepPiece():
+                yield from self._keep_piece(effect.frame)
             case Leave():
                 raise Left(effect.error, retry=effect.retry)
             case Complain():
@@ -192,6 +213,8 @@ class Agent:
                 self.submit(lambda: self._train(effect))
             case Advanced():
                 self._advance(effect)
+            case AskVote():
+                self.submit(lambda: self._vote(effect))
             case _:
                 self._keep(effect)
 
@@ -213,6 +236,9 @@ class Agent:
                     self.state_dir.keep_state(self.seat.layout, effect.state_hash, effect.state)
             case Log():
                 self.log.append(effect.event, run=self.seat.manifest.run, round=effect.round)
+            case KeepStop():
+                self.state_dir.keep_stop(effect.word)
+                log.warning("the operator has ended run %s before its last round", effect.word.run)
             case LogCommits():
                 if self.budget is not None:
                     self.budget.log_commits()
@@ -225,6 +251,8 @@ class Agent:
             case Ended():
                 reason = effect.error if effect.reason == REFUSED else effect.reason
                 log.info("attempt %s: %s", effect.ctx.hex()[:8], reason)
+            case VotedDown():
+                log.warning("round %d: the sites voted against the model; the one before it stands", effect.round)
             case Isolated():
                 log.warning(
                     "round %d: together the sums so far show this site's update (leverage %.2f): docs/threat-model.md",
@@ -303,7 +331,40 @@ class Agent:
         except ToolkitError as error:
             failure = error
             return lambda: (Complain(failure),)
+        if self.seat.policy.vote:
+            self._score(state, figures)
         return lambda: self._note_figures(figures)
+
+    def _vote(self, asked: AskVote) -> Finish:
+        """Accept a model unless it does worse on this site's validation side than the one before, by more than the
+        manifest permits. A site that cannot say does not vote.
+        """
+        if self.session.machine.core.head.certified:
+            return lambda: ()  # the vote is over
+        try:
+            old, new = (self._validation(asked.round, state) for state in (asked.before, asked.state))
+        except ToolkitError as error:
+            failure = error
+            return lambda: (Complain(failure),)
+        if old is None or new is None:
+            nothing = PolicyViolation("no validation side to vote by", where=f"round {asked.round}")
+            return lambda: (Complain(nothing),)
+        accept = new >= old - real(self.seat.manifest.audit.vote_drop or "0")
+        words = "accepts" if accept else "does not accept"
+        log.info("round %d: this site %s the model (%.3f, before it %.3f)", asked.round, words, new, old)
+        return lambda: self.session.voted(asked.result, accept=accept)
+
+    def _validation(self, round_number: int, state: Vector) -> float | None:
+        """Balanced accuracy on the validation side; of the newest two models it is kept."""
+        key = state_hash(state)
+        if key not in self._scores:
+            self._score(state, self.learner.evaluate(round_number, state))
+        return self._scores[key]
+
+    def _score(self, state: Vector, figures: dict[str, Any]) -> None:
+        # Without a validation side, the best model's figures are those of the test side, which decides nothing.
+        own = figures.get("validation") if figures.get("validation") != figures.get("test") else None
+        self._scores = dict([*self._scores.items(), (state_hash(state), (own or {}).get("bacc"))][-2:])
 
     def _note_figures(self, figures: dict[str, Any]) -> Effects:
         if figures:
@@ -317,9 +378,13 @@ class Agent:
     def _adopt(self, data: bytes) -> Iterator[bytes]:
         now = self.clock.now_ms()
         try:
+            offered = self.identity.check_manifest(data, now_ms=now)
+            if offered.run != self.manifest.run:
+                offered.site(self.session.site)
+                self.next_run.offered(data, offered, self.manifest)
+                return
             manifest = self.identity.install_manifest(data, now_ms=now)
             self.identity.settle_tls(now_ms=now, known_there=True)
-            _check_same_run(self.seat.manifest, manifest)
             manifest.site(self.session.site)
             self.policy.check_federation(manifest)
         except ToolkitError as error:
@@ -327,20 +392,32 @@ class Agent:
         newer = site_membership(self.identity, manifest, self.session.site, now_ms=now)
         self.log.adopt_manifest(data, manifest.version, newer.roster)
         log.info("manifest version %d is in force", manifest.version)
+        self.learner.adopted(manifest)
         yield from self.run(self.session.adopted(newer))
+
+    # The next run (`site_agent.next_run`).
+
+    def _pursue_run(self) -> Iterator[bytes]:
+        """Ask for the model of a run that is accepted, or begin it."""
+        match self.next_run.step():
+            case ModelRequest() as request:
+                yield from self.outbox.post(Send(request))
+            case Offer(manifest=manifest, data=data):
+                yield from self.run(self.session.run_over(manifest.run))
+                self.identity.install_manifest(data, now_ms=self.clock.now_ms())
+                ended = PolicyViolation(f"run {self.manifest.run} is over, run {manifest.run} begins", where="manifest")
+                raise RunEnds(ended, retry=False)
+
+    def _keep_piece(self, frame: ModelFrame) -> Iterator[bytes]:
+        try:
+            whole = self.next_run.piece(frame)
+        except ToolkitError as error:
+            raise Left(error, retry=True) from error
+        if whole:
+            yield from self._pursue_run()
 
 
 def site_membership(identity: Identity, manifest: Manifest, site: str, *, now_ms: int) -> Membership:
     """What this site is under a manifest. A federation that trains under differential privacy has a ledger here."""
     signer = Signer(site, identity.signing_key(manifest.site(site).certificate))
     return Membership.of(manifest, signer, now_ms=now_ms, dp_active=manifest.privacy is not None)
-
-
-def _check_same_run(current: Manifest, offered: Manifest) -> None:
-    """Another run has another model: what is in memory here cannot go on with it."""
-    if offered.run != current.run:
-        raise ConfigError(
-            f"run {current.run} is over: the consortium has begun run {offered.run}",
-            where=f"manifest version {offered.version}",
-            hint="install the new run's initial model, then start this agent again",
-        )

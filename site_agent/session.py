@@ -6,11 +6,12 @@ say, log and do comes back as effects, in the order in which the shell must carr
 Who emits what:
 
 - The machine (`security.secagg.site`) emits what an aggregation needs: `Persist` and `Compact` for its journal; `Log`,
-  `Send` and `SendUpload` for what it says; `DraftState`, `SaveState` and `Advanced` for a new model; `KeepEvidence`;
-  and for the operator `Ended`, `Certified` and `Isolated`. When it must stop it emits `Leave`.
+  `Send` and `SendUpload` for what it says; `DraftState`, `SaveState` and `Advanced` for a new model, `AskVote` for
+  this site's opinion of it; `KeepEvidence`; and for the operator `Ended`, `Certified`, `VotedDown` and `Isolated`. When
+  it must stop it emits `Leave`.
 - The session emits what is around it: `Send` for the greeting and for answers to orders; `Log` for the model it was
-  given, for training and for refusals by the hospital's rules; `Train`, `KeepUpdate` and `Adopt`; `Complain` for the
-  operator; `Leave` when the stream is to end.
+  given, for training and for refusals by the hospital's rules; `Train`, `KeepUpdate`, `Adopt` and `KeepPiece`;
+  `Complain` for the operator; `Leave` when the stream is to end.
 
 The session puts its own effects before or behind those of the machine and changes none. In what is said the order is
 always the same: the record first, then the entry of the privacy log, then the message
@@ -37,7 +38,7 @@ from lazaret.errors import (
     VerificationFailed,
 )
 from security.clock import Clock
-from security.identity.manifest import Manifest
+from security.identity.manifest import Manifest, unseal
 from security.identity.membership import Membership, Seat
 from security.secagg import messages, relay
 from security.secagg.context import PROTOCOL_VERSION
@@ -47,10 +48,11 @@ from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestPar
 from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.machine import SiteMachine
-from security.secagg.transitions import SiteState
+from security.secagg.statements import run_stop, verify
+from security.secagg.transitions import SITE, SiteEvent, SiteState
 from site_agent import log_events
 from site_agent.contribution import LocalResult
-from site_agent.effects import Adopt, Complain, Effect, Effects, KeepUpdate, LogCommits, Train
+from site_agent.effects import Adopt, Complain, Effect, Effects, KeepPiece, KeepStop, KeepUpdate, LogCommits, Train
 from site_agent.policy import SitePolicy, attempt_bytes, check_standing
 from site_agent.ready_slots import HeldEffects, ReadySlots
 
@@ -110,7 +112,11 @@ class SessionPhase(StrEnum):
     CLOSED = "closed"
     OPENING = "opening"
     AWAITING_MANIFEST = "awaiting-manifest"
+    AWAITING_RUN = "awaiting-run"  # the coordinator is at another run; this site has not begun it
     LIVE = "live"
+
+
+_GREETED: Final = (SessionPhase.LIVE, SessionPhase.AWAITING_RUN)
 
 
 class Session:
@@ -148,6 +154,7 @@ class Session:
         self.spent: Callable[[int], int] = lambda _: 0
         self.paused: Callable[[], str | None] = lambda: None
         self.declined: tuple[int, str, int | None] | None = None  # round, why, until when (wall clock)
+        self.stopped = False  # the operator has ended this run before its last round
         self._paused = False  # an order was declined because of a pause
         self._failures = 0
         self._pending = pending
@@ -214,12 +221,16 @@ class Session:
             return self._welcome(message)
         if isinstance(message, relay.ManifestFrame):
             return self._manifest_frame(message)
+        if isinstance(message, relay.Receipt) and self.phase in _GREETED:
+            return (log_events.receipt(message, head, self.site, self.connection),)
+        if isinstance(message, relay.ModelFrame) and self.phase is SessionPhase.AWAITING_RUN:
+            return (KeepPiece(message),)
         if self.phase is not SessionPhase.LIVE:
             raise RemoteProtocolError(f"{type(message).__name__} before the greeting", where="stream")
         if isinstance(message, relay.Ping):
             return in_order(relay.Pong(number=message.number))
-        if isinstance(message, relay.Receipt):
-            return (log_events.receipt(message, head, self.site, self.connection),)
+        if isinstance(message, relay.RunStop):
+            return self._run_stop(message)
         if isinstance(message, messages.TrainOrder):
             return self._order(message)
         if isinstance(message, messages.Plan):
@@ -228,7 +239,7 @@ class Session:
 
     def _welcome(self, message: relay.Welcome) -> Effects:
         if self.phase is not SessionPhase.OPENING or message.protocol != PROTOCOL_VERSION:
-            raise RemoteProtocolError("not the greeting this site waits for", where="stream")
+            raise RemoteProtocolError("an unexpected Welcome", where="stream")
         mine = self.manifest
         if message.manifest_version > mine.version:
             self.phase = SessionPhase.AWAITING_MANIFEST
@@ -263,24 +274,53 @@ class Session:
     # A newer manifest.
 
     def _manifest_frame(self, frame: relay.ManifestFrame) -> Effects:
-        expected = self.phase in (SessionPhase.AWAITING_MANIFEST, SessionPhase.LIVE)
+        expected = self.phase in (SessionPhase.AWAITING_MANIFEST, *_GREETED)
         if not expected or frame.version <= self.manifest.version:
             raise RemoteProtocolError("a manifest that was not announced", where="manifest")
         whole = self._parts.take(frame)
         if whole is None:
             return ()
+        if self._begins_a_run(whole):
+            # The coordinator begins no attempt of this run any more and ends none: there is nothing to wait for.
+            self.phase = SessionPhase.AWAITING_RUN
+            return (Adopt(whole),)
         self._offered = whole
         adopting = self._adopt_when_idle()
         if adopting or self.phase is not SessionPhase.AWAITING_MANIFEST:
             return adopting
         return self._go_live()  # an attempt is open, and only a site that has said Hello can end it
 
+    def _begins_a_run(self, data: bytes) -> bool:
+        """Whether a manifest, whoever signed it, names another run. What cannot be read is for the shell to refuse."""
+        try:
+            return unseal(data)[0].run != self.manifest.run
+        except ToolkitError:
+            return False
+
     def _adopt_when_idle(self) -> Effects:
-        """One version holds for a whole attempt; a newer one takes effect between two."""
-        if self._offered is None or (self.machine.state is not SiteState.IDLE and self._started):
+        """One version holds for a whole attempt; a newer one takes effect between two, or when this site has agreed in
+        the open one and only waits for its end.
+        """
+        waits = SiteEvent.MANIFEST in SITE[self.machine.state]
+        if self._offered is None or (not waits and self._started):
             return ()
         data, self._offered = self._offered, None
         return (Adopt(data),)
+
+    def _run_stop(self, word: relay.RunStop) -> Effects:
+        """The operator's signed word. All that follows from it is that this site trains no more in this run."""
+        policy = self.seat.policy
+        verify(policy.coordinator_entry(), run_stop(word.run, word.manifest_hash), word.signature)
+        if (word.run, word.manifest_hash) != (policy.run, policy.manifest_hash):
+            raise RemoteProtocolError("ends another run than the one in force", where="coordinator")
+        if self.stopped:
+            return ()
+        self.stopped = True
+        return KeepStop(word), log_events.run_stopped(word)
+
+    def run_over(self, run: str) -> Effects:
+        """Another run begins: an attempt that is still open here ends, if it can."""
+        return self.machine.reject(RemoteProtocolError(f"run {run} begins", where="manifest"))
 
     def adopted(self, newer: Membership) -> Effects:
         """The shell has checked and installed a newer manifest."""
@@ -330,17 +370,23 @@ class Session:
 
     def _check_order(self, order: messages.TrainOrder) -> None:
         head = self.machine.core.head
-        if (order.state_hash, order.prev_result) != (head.state_hash, head.result) or order.round <= head.round:
+        if (order.state_hash, order.prev_result) != (head.state_hash, head.link) or order.round <= head.round:
             raise PolicyViolation("order is for another model than the newest one accepted", where="order")
         if order.config_hash != self.config_hash:
             raise PolicyViolation("order names another training configuration than the manifest's", where="order")
         if self.machine.core.policy.strict and not head.certified:
             raise PolicyViolation("the newest model has no check certificate yet", where="order")
+        if self.stopped:
+            raise PolicyViolation("the operator has ended this run", where="order")
         if (reason := self.paused()) is not None:
             raise NotNow(f"paused: {reason}", seconds=MAX_DECLINE, where="site-agent pause")
         now = dt.datetime.fromtimestamp(self.clock.now_ms() / 1000).astimezone()
         self.policy.check_order(self.manifest, order.round, done=self.rounds_done, now=now)
         check_standing(self.seat.membership, now_ms=self.clock.now_ms())
+
+    def voted(self, result: bytes, *, accept: bool) -> Effects:
+        """This site has looked at the newest model on its own data."""
+        return self.machine.vote(result, accept=accept)
 
     def _decline(self, number: int, refusal: PolicyViolation) -> Effects:
         """A refusal that ends by itself says when to ask again; a pause is ended from here (`tick`)."""

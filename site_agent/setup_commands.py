@@ -56,7 +56,7 @@ def draw(config_path: Path, as_json: bool) -> None:
         raise ConfigError(
             f"manifest version {manifest.version} asks for no secret: it has no groups, or they are drawn",
             where=str(identity.manifest_path),
-            hint="before all commitments are public, a secret that is known could be answered by a chosen one",
+            hint="before all commitments are public, another site could choose its own secret to fit this one",
         )
     name, secret = subject_of(identity.tls_certificate(), "TLS certificate").member, identity.draw_secret().hex()
     emit({"site": name, "secret": secret}) if as_json else click.echo(f'{name} = "{secret}"')
@@ -77,6 +77,13 @@ initial_model = {initial_model}       # (required) the safetensors file of the c
 # ready_slot = 600                    # seconds; an update is announced only at multiples of this after the order, so
                                       # that the time reveals little about the amount of data. Default: 1, 2, 4, ...
                                       # seconds after it, which reveals the training time to a factor of two
+# device = "auto"                     # or "cpu", "cuda", "cuda:1", "mps", "xpu"; "auto" takes a graphics card
+                                      # that passes a test, else the processor; "cpu" opens no card to the trainer
+# precision = "auto"                  # or "float32", "bfloat16", "float16"; float32 on the processor and under
+                                      # differential privacy
+# deterministic = false               # the same bits each time on the same card; slower
+# micro_batch = 16                    # most images at once where memory is short; default: the whole batch
+# checkpointing = false               # computes activations twice instead of keeping them: less memory, slower
 # worker_wait = 120                   # seconds; how long training in several processes waits for one of them
 # isolation = "best"                  # what sees images runs without network and keys, as far as the kernel can;
                                       # "required" does not begin where a connection or a key could be opened
@@ -140,6 +147,7 @@ legal_basis = {legal_basis}
 # require_covered_audit = false       # refuse federations whose sums are only sampled
 # required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
 # share_metrics = true                # add training loss and hit counts to the masked sum; false sends zeros
+# accept_runs = "ask"                 # a new run waits for `site-agent accept`; or "within_policy"
 
 # [policy.settings]                   # bounds on what the manifest may set
 # learning_rate = {{ most = 0.01 }}

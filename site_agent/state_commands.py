@@ -22,9 +22,11 @@ from security.log.events import OperatorAction
 from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
+from security.secagg import certificate_checks
 from security.secagg.handover import Handover
-from security.secagg.records import ResultAccepted, ResultCertified, UpdatesPermitted
+from security.secagg.records import ResultAccepted, ResultCertified, UpdatesPermitted, VotesTaken
 from security.secagg.site.journal import MAX_UPDATES_ON_ONE_STATE, Journal
+from site_agent import next_run
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
@@ -47,7 +49,7 @@ from site_agent.state_writer import WriteAheadLog
 @click.command()
 @click.option("--create", is_flag=True, help="Create it; a population has one budget only.")
 @click.option("--undo", is_flag=True, help="Remove one that was created by mistake, before its first booking.")
-@click.option("--resume", is_flag=True, help="Book again after rounds that were paid for and not trained.")
+@click.option("--resume", is_flag=True, help="Book again after rounds that were booked, but not trained.")
 @click.option("--epsilon", type=click.FloatRange(0, min_open=True), help="Propose the noise for this epsilon.")
 @click.option("--check", "second", is_flag=True, help="Compute what was booked again, with Opacus' accountants too.")
 @with_config
@@ -196,7 +198,7 @@ def step_back(config_path: Path, reason: str) -> None:
     state_dir, manifest = _held(SiteConfig.read(config_path), clock)
     with closing(open_for_people(config_path)) as log:
         given_up, kept = give_up_unverified(state_dir, manifest, log, reason, now_ms=clock.now_ms())
-    say(f"the result of round {given_up} is given up, this site stands at round {kept} again; start the agent")
+    say(f"the result of round {given_up} is given up, this site is back at round {kept}; start the agent")
 
 
 def give_up_unverified(
@@ -225,6 +227,7 @@ def give_up_unverified(
         found = Handover.of(covered, state_dir.state(policy.layout, head.trained_on), covered.result.context.round)
         found.check(policy, where=str(state_dir.covered))
         context, result = covered.result.context, covered.result
+        certified = ResultCertified(result=found.result_hash)
         log.append(OperatorAction(command=f"step back: {reason}", role="operator"), actor=software.account())
         log.checkpoint()
         wal.append(
@@ -240,10 +243,30 @@ def give_up_unverified(
                 movements=result.movements,
             )
         )
-        wal.append(ResultCertified(result=found.result_hash))
+        link = certificate_checks.link_after(policy, found.result_hash, covered.check)
+        wal.append(VotesTaken(result=found.result_hash, link=link, accepted=1) if policy.vote else certified)
         return head.round, context.round
     finally:
         wal.close()
+
+
+# `accept`: an operator's word for a run that was offered. The agent keeps running; it looks for the word itself.
+
+
+@click.command()
+@click.argument("run")
+@with_config
+@json_option
+def accept(config_path: Path, run: str, as_json: bool) -> None:
+    """Begin RUN, which was offered and waits for a person; the agent goes on with it, and needs no restart."""
+    config = SiteConfig.read(config_path)
+    offered = next_run.accept(config, Identity(folder=config.identity), run, now_ms=SystemClock().now_ms())
+    if as_json:
+        emit({"run": run, "manifest_version": offered.version, "model": offered.model.initial_file})
+        return
+    for line in next_run.about(offered):
+        say(line)
+    say(f"run {run} is accepted; the agent fetches its model and begins")
 
 
 # `permit`: after rounds that left the model as it was, the operator permits further ones. The log records it.
@@ -260,11 +283,14 @@ def permit(config_path: Path, reason: str) -> None:
     try:
         journal = Journal.replay(wal.records)
         state = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms())).state_hash
-        if journal.uploaded_on != state or journal.updates_left:
+        # Either it has no update left on this model, or there is a sum on it that a further one could be compared with.
+        summed = any(seen.state_hash == state for seen in journal.sums)
+        if journal.uploaded_on != state or (journal.updates_left and not summed):
             raise ConfigError(
                 "this site does not wait for its operator",
                 where=str(state_dir.wal),
-                hint=f"it stops after {MAX_UPDATES_ON_ONE_STATE} different updates on one model, and not before",
+                hint=f"it stops after {MAX_UPDATES_ON_ONE_STATE} different updates on one model, or when a further "
+                "sum on the same model would show one site's update",
             )
         with closing(open_for_people(config_path)) as log:
             log.append(OperatorAction(command=f"permit: {reason}", role="operator"), actor=software.account())

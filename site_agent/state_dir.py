@@ -13,8 +13,10 @@ models/              the best personal model and what belongs to it; the trainer
 metrics.jsonl        local evaluation after each round
 sides/               which patients train: the key of their sides, or the list of them; of all runs
 data.json            how many images of each class are here; for the hospital's own page, never leaves
+initial/<digest>.safetensors    the run's initial model, where it came by wire (site_agent/next_run.py)
 evidence/            proof of lies of the coordinator, for the consortium
 covered              the newest covered result and its acknowledgements, for `site-agent handover`
+stopped              the operator's signed word that the run has ended before its last round
 log/                 the privacy log
 """
 
@@ -27,7 +29,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 from safetensors import SafetensorError
@@ -44,15 +46,20 @@ from security.rng import Randomness
 from security.secagg import state as states
 from security.secagg.effects import KeepEvidence, Vector
 from security.secagg.layout import Layout
-from security.secagg.messages import Jump
-from security.secagg.site.attempt import PendingUpdate
 from security.secrets import Secret
 from site_agent.state_writer import Draft, WriteAheadLog
+
+if TYPE_CHECKING:  # commands that only look at the folder need no protocol
+    from security.secagg.messages import Jump
+    from security.secagg.relay import RunStop
+    from security.secagg.site.attempt import PendingUpdate
 
 KEPT_STATES: Final = 3
 STATE_HINT: Final = "[site] state must be a folder for this agent alone; it is created if there is none"
 _MAX_COUNT: Final = 2**53 - 1
-_OF_A_RUN: Final = ("wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "covered", "run")
+_OF_A_RUN: Final = (
+    "wal", "rounds", "pending", "memory", "states", "models", "metrics.jsonl", "covered", "stopped", "run",
+)  # fmt: skip
 
 
 log = logging.getLogger("site-agent")
@@ -102,11 +109,21 @@ class StateDir:
     def covered(self) -> Path:
         return self.folder / "covered"
 
+    @property
+    def stopped(self) -> Path:
+        return self.folder / "stopped"
+
+    def keep_stop(self, word: RunStop) -> None:
+        """The operator's signed word that this run has ended."""
+        _write(self.stopped, word.to_bytes())
+
     def keep_covered(self, covered: Jump) -> None:
         """The newest result that enough sites have acknowledged, in place of the one before."""
         _write(self.covered, covered.to_bytes())
 
     def read_covered(self) -> Jump | None:
+        from security.secagg.messages import Jump
+
         try:
             return Jump.from_bytes(self.covered.read_bytes())
         except FileNotFoundError:
@@ -195,6 +212,8 @@ class StateDir:
                 where=str(path),
                 hint="delete it: the site misses this round and trains the next one",
             ) from error
+        from security.secagg.site.attempt import PendingUpdate
+
         values = layout.ring.unpack(words.reveal())
         return PendingUpdate(round=number, state_hash=state_hash, config_hash=config_hash, words=values)
 
@@ -231,13 +250,13 @@ class StateDir:
                 self._draft.drop()
             self._draft = Draft(self.states / "draft", layout)
         if self._draft is None:
-            raise LocalProtocolError("a draft begins with its first value", where=str(self.states))
+            raise LocalProtocolError("a partial model begins with its first value", where=str(self.states))
         self._draft.extend(start, values)
 
     def keep_draft(self, state_hash: bytes) -> None:
         """The draft is complete, and is the model with this hash."""
         if self._draft is None:
-            raise LocalProtocolError("there is no draft to keep", where=str(self.states))
+            raise LocalProtocolError("there is no partial model to keep", where=str(self.states))
         path = self.states / f"{state_hash.hex()}.safetensors"
         self._draft.keep(path)
         self._draft = None

@@ -182,7 +182,7 @@ class Draft:
     def extend(self, start: int, values: Vector) -> None:
         """Write the next values; now and then a second thread has the disk take them, one call at a time."""
         if start != self._done or len(values) > self._left:
-            raise LocalProtocolError("these are not the next values of the draft", where=str(self._path))
+            raise LocalProtocolError("these are not the next values of a partial model", where=str(self._path))
         self._done += len(values)
         self._left -= len(values)
         self._unsynced += values.nbytes
@@ -202,7 +202,7 @@ class Draft:
     def keep(self, path: Path) -> None:
         """Make it durable under its name."""
         if self._left:
-            raise LocalProtocolError("the draft is not complete", where=str(self._path))
+            raise LocalProtocolError("the partial model is not complete", where=str(self._path))
         with naming(self._path):
             self._last_sync()
         self._worker.shutdown()

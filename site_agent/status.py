@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
-from lazaret.control import BY_SIGNAL, NowFile, PauseFile
+from lazaret.control import BY_SIGNAL, NEXT_RUN, NowFile, PauseFile
 from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity
@@ -82,8 +82,8 @@ def _isolation(log: Path) -> dict[str, Any] | None:
     """What the newest process that saw images could reach, by the privacy log; None if there was none."""
     if not log.exists():
         return None
-    found = [record.body for record in LogReader(log).checked(TrainerIsolated.type, newest=2)]
-    return dict(found[-1]) if found else None
+    newest = next(LogReader(log).backwards(TrainerIsolated.type), None)  # an agent may run for months
+    return None if newest is None else dict(newest.body)
 
 
 def isolation_line(body: Mapping[str, Any]) -> str:
@@ -176,10 +176,21 @@ def _of_running(agent: dict[str, Any], now_ms: int) -> list[tuple[str, str]]:
     recent = trouble and now_ms - trouble["at_ms"] < WARNING_MS
     if trouble and not twice and (not since or (recent and trouble["at_ms"] > since)):
         found.append(("look", f"last warning, {clock_text(trouble['at_ms'])}: {trouble['text']}"))
+    if offered := agent.get("next_run"):
+        found.append(("look", _offer_line(offered)))
     if declined:
         until = f", until {clock_text(declined['until_ms'])}" if declined["until_ms"] else ""
         found.append(("look", f"declined round {declined['round']}: {declined['reason']}{until}"))
     return found
+
+
+def _offer_line(offered: dict[str, Any]) -> str:
+    run, reason = offered["run"], offered["reason"]
+    if reason is None:
+        return f"run {run} is offered and permitted: its model is fetched"
+    if offered["final"]:
+        return f"run {run} is offered, and not permitted here: {reason}"
+    return f"run {run} waits for a person ({reason}): `site-agent accept {run}` begins it"
 
 
 class LastWarning(logging.Handler):
@@ -212,7 +223,7 @@ class AgentPresence:
     def look(self) -> None:
         agent, clock = self._agent, self._agent.clock
         now, mono = clock.now_ms(), clock.mono_ms()
-        live = agent.session.phase == "live"
+        live = agent.session.phase in ("live", "awaiting-run")
         if live != (self._since is not None):
             self._since = now if live else None
             self._away_ms = mono
@@ -234,6 +245,7 @@ class AgentPresence:
             "training": session.training,
             "declined": declined,
             "trouble": self._warning.newest,
+            "next_run": None if (offer := self._agent.next_run.offer) is None else offer.about,
         }
 
     def conditions(self) -> dict[str, str]:
@@ -265,7 +277,7 @@ class AgentPresence:
         """The agent ends. An error that ends it, such as a wrong sum, is an alert that stays."""
         now = self._agent.clock.now_ms()
         self._file.stop(reason, now_ms=now)
-        if reason != BY_SIGNAL:
+        if reason not in (BY_SIGNAL, NEXT_RUN):
             stopped = self._agent.session.machine.core.journal.stopped
             self._alerts.end(f"the agent has stopped and needs a person: {stopped or reason}", now_ms=now)
         logging.getLogger("site-agent").removeHandler(self._warning)

@@ -16,16 +16,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Condition, Event, Thread
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, TypeVar
 
 from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.ledger import Reservation
+from security.identity.manifest import Manifest
 from security.secagg.effects import Vector
 from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
@@ -52,7 +52,7 @@ from site_agent.trainer.channel import (
     refused,
 )
 from site_agent.trainer.shared_memory import shared_vector
-from site_agent.trainer_process import SILENCE_SECONDS, STOP_SECONDS
+from site_agent.trainer_process import SILENCE_SECONDS, STOP_SECONDS, Launched
 
 log = logging.getLogger("site-agent")
 LEAST_PAUSE: Final = 0.5
@@ -62,6 +62,9 @@ WELL_SECONDS: Final = 120.0
 TRIES: Final = 3
 # Beside training itself: loading, starting again.
 SLACK_SECONDS: Final = 120.0
+# Before its data are open: one that uses less processor than this in so long hangs. Slow reading uses more.
+IDLE_SECONDS: Final = 600.0
+LEAST_WORK_MS: Final = 1000
 # A trainer that floods the channel is at fault; an honest one says that it is alive every five seconds.
 MOST_MESSAGES: Final = 100
 # Each may hold a descriptor open here. An order has one answer at a time.
@@ -69,32 +72,17 @@ MOST_WAITING: Final = 4
 Answer = TypeVar("Answer")
 
 
-class Launched(Protocol):
-    """A trainer's process, started by us or by the system.
-
-    :ivar asked: after its end: it was told to end, by a signal for instance, and has no fault.
-    """
-
-    connection: socket.socket
-    asked: bool
-
-    def stop(self) -> None:
-        """Tell it to end, whatever it is doing."""
-        ...
-
-    def end(self) -> str:
-        """Make sure that it is gone, and say how it ended."""
-        ...
-
-
 @dataclass(eq=False, kw_only=True)
 class Life:
-    """One trainer from its start to its end."""
+    """One trainer from its start to its end.
+
+    :ivar outdated: it began under another manifest than the one in force; it finishes its order, and gets no other.
+    """
 
     launched: Launched
     channel: Channel
     asked: bool = False
-    since: float = field(default_factory=time.monotonic)
+    outdated: bool = False
     answers: SimpleQueue[Received | WorkerLost] = field(default_factory=SimpleQueue)
 
     def __del__(self) -> None:
@@ -126,6 +114,8 @@ class Supervisor:
     :param setup: how it begins, and the manifest that goes with it.
     :param words: how many values a vector has.
     :param seconds: how long the manifest lets a round train.
+    :param idle: how long a trainer may do nothing before it has opened its data.
+    :param outdates: told of a newer manifest; whether a trainer that began before has to begin anew.
     :param isolated: told what holds in a trainer that has started, before it sees an image.
     :param opened: told what data it has opened.
     """
@@ -138,17 +128,19 @@ class Supervisor:
         words: int,
         seconds: float,
         budget: Budget | None = None,
+        idle: float = IDLE_SECONDS,
+        outdates: Callable[[Manifest], bool] = lambda _: True,
         isolated: Callable[[IsolationReport], None] = lambda _: None,
         opened: Callable[[DataReady], None] = lambda _: None,
     ) -> None:
         self._launch, self._setup, self._words, self._budget = launch, setup, words, budget
         self._patience = 2 * seconds + SLACK_SECONDS
-        self._isolated, self._opened = isolated, opened
+        self._idle, self._outdates, self._isolated, self._opened = idle, outdates, isolated, opened
         self._changed = Condition()
         self._begun: Life | None = None
         self._life: Life | None = None
         self._first: ToolkitError | None = None
-        self._never_ready = True
+        self._never_ready, self._working = True, False
         self._closing = Event()
         self._thread = Thread(target=self._watch, name="trainer", daemon=True)
 
@@ -184,6 +176,23 @@ class Supervisor:
         life.launched.stop()
         if self._thread.is_alive():
             self._thread.join(2 * STOP_SECONDS)
+
+    def adopted(self, manifest: Manifest) -> None:
+        """A newer manifest is in force. If it matters to a trainer, the next order goes to one that began under it."""
+        if not self._outdates(manifest):
+            return
+        self._words = manifest.aggregation.layout.state_words
+        self._patience = 2 * manifest.timing.train + SLACK_SECONDS
+        with self._changed:
+            if self._begun is not None:
+                self._begun.outdated = True
+            self._retire()
+
+    def _retire(self) -> None:
+        """End a trainer that is outdated and has no order; by who holds `_changed`."""
+        if self._life is not None and self._life.outdated and not self._working:
+            self._life.channel.close()
+            self._life = None
 
     def _watch(self) -> None:
         pause, failures = LEAST_PAUSE, 0
@@ -232,7 +241,9 @@ class Supervisor:
         with self._changed:
             self._begun = None
         problem = problem or WorkerLost(f"the trainer is gone: {how}", where="trainer")
-        life.asked = launched.asked and isinstance(problem, WorkerLost)
+        if life.outdated:
+            problem = WorkerLost("the trainer began under an older manifest", where="trainer")
+        life.asked = life.outdated or (launched.asked and isinstance(problem, WorkerLost))
         life.answers.put(problem if isinstance(problem, WorkerLost) else WorkerLost(str(problem), where="trainer"))
         return problem.with_traceback(None), life.asked  # its frames would keep this life, and what it holds open
 
@@ -249,9 +260,11 @@ class Supervisor:
         self._opened(ready)
         with self._changed:
             self._life, self._never_ready = (None if self._closing.is_set() else life), False
+            self._retire()
             self._changed.notify_all()
 
     def _next(self, life: Life) -> Message:
+        since, worked = time.monotonic(), 0
         while True:
             received = life.channel.receive()
             if received is None:
@@ -260,6 +273,10 @@ class Supervisor:
             release(received[1])  # no message that begins a life brings memory
             if isinstance(message, OrderFailed):
                 raise error_of(message)
+            if isinstance(message, TrainerAlive) and message.processor_ms >= worked + LEAST_WORK_MS:
+                since, worked = time.monotonic(), message.processor_ms
+            if time.monotonic() - since > self._idle:
+                raise WorkerLost(f"the trainer opens no data, and did nothing for {self._idle:.0f} s", where="trainer")
             if not isinstance(message, TrainerAlive | OutwardAttempt):
                 return message
 
@@ -297,6 +314,14 @@ class Supervisor:
         return self._order(round_number, lambda order: order.evaluate(state))
 
     def _order(self, round_number: int, carry_out: Callable[[Order], Answer]) -> Answer:
+        try:
+            return self._carried_out(round_number, carry_out)
+        finally:
+            with self._changed:
+                self._working = False
+                self._retire()
+
+    def _carried_out(self, round_number: int, carry_out: Callable[[Order], Answer]) -> Answer:
         end = time.monotonic() + self._patience
         attempt = 1
         while True:
@@ -316,6 +341,7 @@ class Supervisor:
     def _drop(self, life: Life) -> None:
         """No more orders for this one; the thread that watches it starts the next."""
         with self._changed:
+            self._working = False
             if self._life is life:
                 self._life = None
 
@@ -326,6 +352,7 @@ class Supervisor:
             )
             if self._life is None:
                 raise WorkerLost("there is no trainer", where="trainer", hint="its own messages say why")
+            self._working = True
             return self._life
 
 

@@ -17,7 +17,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
+from threading import Lock, Timer
+from typing import Final, Protocol
 
 from lazaret.errors import ConfigError
 from lazaret.stopping import ENDING
@@ -25,6 +26,24 @@ from site_agent.config import SiteConfig
 
 SILENCE_SECONDS: Final = 120.0
 STOP_SECONDS: Final = 5.0
+
+
+class Launched(Protocol):
+    """A trainer's process, started by us or by the system.
+
+    :ivar asked: after its end: it was told to end, by a signal for instance, and has no fault.
+    """
+
+    connection: socket.socket
+    asked: bool
+
+    def stop(self) -> None:
+        """Tell it to end, whatever it is doing."""
+        ...
+
+    def end(self) -> str:
+        """Make sure that it is gone, and say how it ended."""
+        ...
 
 
 class ChildTrainer:
@@ -45,7 +64,7 @@ class ChildTrainer:
         scratch: Path | None = None,
         options: Sequence[str] = (),
     ) -> None:
-        self.asked = False
+        self.asked, self._reaping = False, Lock()
         self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         if scratch is None:
             scratch = config.state / "scratch"
@@ -62,6 +81,7 @@ class ChildTrainer:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                     env={**_environment(), "TMPDIR": str(scratch)},
+                    process_group=0,  # of its own, which what it starts cannot leave
                 )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -71,14 +91,22 @@ class ChildTrainer:
         return self._process.pid
 
     def stop(self) -> None:
-        self._process.terminate()
+        with self._reaping:
+            if self._process.returncode is None:
+                os.kill(self.pid, signal.SIGTERM)
 
     def end(self) -> str:
-        try:
-            code = self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            code = self._process.wait()
+        if self._process.returncode is None:
+            late = Timer(STOP_SECONDS, os.kill, (self.pid, signal.SIGKILL))
+            late.start()
+            # Left as it is until what it has started is gone too: its number, and that of its group, stay taken.
+            os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+            late.cancel()
+            late.join()
+            with self._reaping:
+                os.killpg(self.pid, signal.SIGKILL)
+                self._process.wait()
+        code = self._process.returncode
         self.asked = code == 0  # nothing else ends it with 0
         if code >= 0:
             return f"it ended with code {code}"

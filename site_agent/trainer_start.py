@@ -18,7 +18,7 @@ from site_agent import log_events
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
 from site_agent.state_dir import StateDir
-from site_agent.supervisor import Supervisor
+from site_agent.supervisor import IDLE_SECONDS, Supervisor
 from site_agent.trainer.channel import DataReady, IsolationReport, TrainerSetup
 from site_agent.trainer.isolation import HINT, WHERE, IsolationMode
 from site_agent.trainer_process import ChildTrainer, TrainerSocket
@@ -35,9 +35,65 @@ def note_data(state_dir: StateDir, ready: DataReady, *, private: bool) -> str:
     changed = bool(before) and before.get("fingerprint") != ready.fingerprint
     (log.warning if changed else log.info)("data: %s", change)
     if private and changed and before.get("version") == ready.version:
-        log.warning("data: log and federation are not told; to release class counts anew, change [data] version")
+        log.warning(
+            "data: this change is not written to the privacy log and not sent; "
+            "to release class counts anew, change [data] version"
+        )
     state_dir.note_data(now | {"change": change})
     return change
+
+
+class TrainerStart:
+    """How every trainer of one agent begins, by the manifest in force then; `outdates` says when that changes."""
+
+    def __init__(
+        self,
+        config: SiteConfig,
+        manifest: Manifest,
+        state_dir: StateDir,
+        identity: Identity,
+        site: str,
+        budget: Budget | None,
+        privacy_log: AuditLog,
+    ) -> None:
+        self._config, self._in_force, self._state_dir = config, manifest, state_dir
+        self._identity, self._site, self._budget, self._privacy_log = identity, site, budget, privacy_log
+
+    def outdates(self, newer: Manifest) -> bool:
+        """Go on with a newer manifest; whether it matters to a trainer. Who takes part does not."""
+        before, self._in_force = self._in_force, newer
+        return _told(before) != _told(newer)
+
+    @property
+    def asked(self) -> IsolationMode:
+        modes = (self._config.site.isolation, self._in_force.training.isolation)
+        return "required" if "required" in modes else "best"
+
+    def setup(self) -> tuple[TrainerSetup, bytes]:
+        terms = None if self._budget is None else self._budget.state.terms
+        key, best = self._identity.data_key().hex(), self._state_dir.best_score
+        return TrainerSetup(site=self._site, data_key=key, best=best, terms=terms), self._in_force.to_bytes()
+
+    def isolated(self, report: IsolationReport) -> None:
+        """Into the log first, then judged: a start that is refused is known too."""
+        asked = self.asked
+        self._privacy_log.append(log_events.trainer_isolated(asked, report), run=self._in_force.run)
+        log.info("%s", report.sentence)
+        if asked == "required" and (report.keys_readable or (report.connection_possible and not report.exception)):
+            raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
+
+    def opened(self, ready: DataReady) -> None:
+        private = self._in_force.privacy is not None
+        change = note_data(self._state_dir, ready, private=private)
+        if self._budget is not None:
+            self._budget.take_version(ready.version)
+        event = log_events.data_opened(self._config.data, ready.version, change, private=private)
+        self._privacy_log.append(event, run=self._in_force.run, annex=log_events.data_annex(ready))
+
+
+def _told(manifest: Manifest) -> tuple[object, ...]:
+    """What of a manifest a trainer works by."""
+    return manifest.model, manifest.training, manifest.privacy, manifest.aggregation.layout, manifest.timing.train
 
 
 def start_trainer(
@@ -55,40 +111,18 @@ def start_trainer(
 ) -> tuple[Supervisor, str | None]:
     """A trainer of this site in a process of its own, with its data open. It has logged that itself: hence the None."""
     del initial  # the trainer reads it itself
-
-    def setup() -> tuple[TrainerSetup, bytes]:
-        terms = None if budget is None else budget.state.terms
-        key = identity.data_key().hex()
-        return TrainerSetup(site=site, data_key=key, best=state_dir.best_score, terms=terms), manifest.to_bytes()
-
-    asked: IsolationMode = (
-        "required" if "required" in (config.site.isolation, manifest.training.isolation) else "best"
-    )
-
-    def isolated(report: IsolationReport) -> None:
-        """Into the log first, then judged: a start that is refused is known too."""
-        privacy_log.append(log_events.trainer_isolated(asked, report), run=manifest.run)
-        log.info("%s", report.sentence)
-        if asked == "required" and (report.keys_readable or (report.connection_possible and not report.exception)):
-            raise ConfigError(f"isolation is required, and {report.sentence}", where=WHERE, hint=HINT)
-
-    def opened(ready: DataReady) -> None:
-        private = manifest.privacy is not None
-        change = note_data(state_dir, ready, private=private)
-        if budget is not None:
-            budget.take_version(ready.version)
-        event = log_events.data_opened(config.data, ready.version, change, private=private)
-        privacy_log.append(event, run=manifest.run, annex=log_events.data_annex(ready))
-
+    start = TrainerStart(config, manifest, state_dir, identity, site, budget, privacy_log)
     waiting = None if config.trainer_socket is None else TrainerSocket(config.trainer_socket)
     supervisor = Supervisor(
         waiting.accept if waiting is not None else lambda: ChildTrainer(config, log_format, module=module),
-        setup,
+        start.setup,
         words=manifest.aggregation.layout.state_words,
         seconds=float(manifest.timing.train),
         budget=budget,
-        isolated=isolated,
-        opened=opened,
+        idle=IDLE_SECONDS + float(config.site.worker_wait),  # it may wait for other processes
+        outdates=start.outdates,
+        isolated=start.isolated,
+        opened=start.opened,
     )
     supervisor.start()
     return supervisor, None

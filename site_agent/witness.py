@@ -86,7 +86,8 @@ class Witnessing:
         head = self._log.checkpoint()
         self._last = checkpoint_of(head).size
         for witness, held_size in self._held.items():
-            if held_size <= self._last:
+            # Who has left the roster signs nothing any more, and its name is in no message.
+            if held_size <= self._last and witness in self.witness.roster.by_name:
                 yield self._grown(head, witness, held_size)
 
     @property

@@ -16,6 +16,7 @@ from coordinator.dashboard.live import EXCLUDED, Live
 from coordinator.dashboard.state_json import Board
 from coordinator.phases import RunPhase
 from lazaret import software
+from lazaret.checks import free_bytes
 
 # The reasons that an attempt can end for; any other text counts as "other", so that no text becomes a label.
 REASONS: Final = ("sites missing at S1", "sites missing at S2", "a site aborted", "aborted", "given up")
@@ -56,6 +57,11 @@ class RunCollector(Collector):
         for member, until in self._board.certificates.items():
             ends.add_metric((member,), until / 1000)
         yield ends
+        yield GaugeMetricFamily(
+            "lazaret_manifest_end_timestamp_seconds", "When the manifest ends.", self._board.manifest_ends_ms / 1000
+        )
+        free = free_bytes(self._board.history.path.parent)
+        yield GaugeMetricFamily("lazaret_disk_free_bytes", "What may still be written to the state folder.", free)
         yield from _of_sites(live, self._board)
         traffic = CounterMetricFamily(
             "lazaret_bytes", "Bytes of messages since this start.", labels=("direction", "message")

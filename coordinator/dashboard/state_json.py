@@ -274,6 +274,7 @@ class Board:
         self._shown: tuple[object, Response] | None = None
         self._manifest = manifest
         self.certificates = certificate_ends(manifest)
+        self.manifest_ends_ms = manifest.expires_at_ms
         self._about = {
             "federation": manifest.federation,
             "run": manifest.run,

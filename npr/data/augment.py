@@ -91,7 +91,7 @@ def flip(images: NDArray[np.uint8], augmentation: Augmentation, rng: Draws) -> N
 
 def blur(images: torch.Tensor, spec: Blur, rng: Draws) -> torch.Tensor:
     """Separable blur of a float (N, C, H, W) batch, edges reflected, one sigma per image."""
-    sigma = torch.from_numpy(rng.uniform(*spec.sigma, size=len(images)).astype(np.float32))
+    sigma = torch.from_numpy(rng.uniform(*spec.sigma, size=len(images)).astype(np.float32)).to(images.device)
     rows = blur_matrix(images.shape[2], spec.height, sigma)
     columns = blur_matrix(images.shape[3], spec.width, sigma)
     return torch.matmul(torch.matmul(rows[:, None], images), columns[:, None].transpose(-1, -2))
@@ -102,10 +102,10 @@ def blur_matrix(length: int, taps: int, sigma: torch.Tensor) -> torch.Tensor:
     radius = taps // 2
     if radius >= length:
         raise ConfigError(f"a blur of {taps} pixels does not fit an image of {length}")
-    offsets = torch.arange(-radius, radius + 1)
+    offsets = torch.arange(-radius, radius + 1, device=sigma.device)
     weights = torch.exp(-0.5 * (offsets[None] / sigma[:, None]) ** 2)
     weights = weights / weights.sum(dim=1, keepdim=True)
-    source = (torch.arange(length)[:, None] + offsets[None]).abs()
+    source = (torch.arange(length, device=sigma.device)[:, None] + offsets[None]).abs()
     source = (length - 1) - ((length - 1) - source).abs()
     # One-hot (length, taps, length), contracted with the taps: where reflection folds two taps they add up.
     return torch.einsum("nt,ltm->nlm", weights, F.one_hot(source, length).float())
@@ -121,5 +121,6 @@ def rotate(images: torch.Tensor, augmentation: Augmentation, rng: Draws) -> torc
     theta = np.stack(
         [np.stack([cos, -sin * height / width, zero], 1), np.stack([sin * width / height, cos, zero], 1)], 1
     )
-    grid = F.affine_grid(torch.from_numpy(theta.astype(np.float32)), list(images.shape), align_corners=False)
+    turns = torch.from_numpy(theta.astype(np.float32)).to(images.device)
+    grid = F.affine_grid(turns, list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode=augmentation.fill, align_corners=False)

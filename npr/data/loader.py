@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 from lazaret.errors import ConfigError, DataError
 from npr.data.augment import Augmentation, PartOfDraws, blur, flip, rotate
 from npr.data.dataset import Samples
+from npr.device import PROCESSOR, Device
 from npr.distributed import ALONE, Group
 
 # Draws the rows of one epoch, e.g. class-balanced; it gets the labels and the epoch's own generator.
@@ -42,6 +44,14 @@ class Batch:
     def shared(self) -> bool:
         return len(self.labels) < self.whole
 
+    def parts(self, size: int | None) -> list[Batch]:
+        """This batch in pieces of at most `size` images and nearly equal length."""
+        if size is None or len(self) <= size:
+            return [self]
+        columns = (self.images, self.labels, self.indices)
+        pieces = zip(*(column.tensor_split(-(-len(self) // size)) for column in columns), strict=True)
+        return [Batch(images, labels, indices, self.whole) for images, labels, indices in pieces]
+
 
 class Batches:
     """One pass over `samples`; every iteration of one object yields the same batches.
@@ -50,6 +60,7 @@ class Batches:
         function of it alone, whether or not batches are prefetched.
     :param sampler: draws the rows instead of one shuffled pass.
     :param group: the processes that share every batch; this one gets its part of each.
+    :param device: where the batches are wanted. Bytes are copied there; everything after flips is computed there.
     :param prefetch: prepare the next batches in a background thread, which takes one core and no more.
     """
 
@@ -65,6 +76,7 @@ class Batches:
         shuffle: bool = False,
         sampler: Sampler | None = None,
         group: Group = ALONE,
+        device: Device = PROCESSOR,
         prefetch: bool = True,
         channels_last: bool = True,
     ) -> None:
@@ -76,17 +88,24 @@ class Batches:
         self.samples = samples
         self.group = group
         self.seconds_waiting = 0.0
+        self._device = device
         self._augment = augment
         self._seed = seed
         self._prefetch = prefetch
         self._memory = torch.channels_last if channels_last else torch.contiguous_format
         # (x / 255 - mean) / std as one multiplication and one addition.
-        self._scale = (1.0 / (255.0 * torch.tensor(std, dtype=torch.float64))).float().view(1, -1, 1, 1)
-        self._shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).float().view(1, -1, 1, 1)
+        scale = (1.0 / (255.0 * torch.tensor(std, dtype=torch.float64))).float().view(1, -1, 1, 1)
+        shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)]).float().view(1, -1, 1, 1)
+        self._scale, self._shift = device.from_host(scale), device.from_host(shift)
         self._parts = _cut(self._order(shuffle, sampler), batch_size)
 
     def __len__(self) -> int:
         return len(self._parts)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Images of each batch of the pass."""
+        return [len(part) for part in self._parts]
 
     @property
     def indices(self) -> NDArray[np.int64]:
@@ -114,7 +133,7 @@ class Batches:
             yield batch
 
     def _ahead(self) -> Iterator[Batch]:
-        threads = torch.get_num_threads()
+        threads, stream = torch.get_num_threads(), self._device.side_stream()
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="batches") as worker:
             # The worker runs single-threaded, else its thread team would fight the training step for the cores.
             # torch stores the last count set as the default for new threads; ours is put back before anything runs.
@@ -124,16 +143,28 @@ class Batches:
             try:
                 for number in range(len(self._parts)):
                     while len(waiting) <= AHEAD and number + len(waiting) < len(self._parts):
-                        waiting.append(worker.submit(self._make, number + len(waiting)))
+                        waiting.append(worker.submit(self._make, number + len(waiting), stream))
                     started = time.perf_counter()
                     batch = waiting.popleft().result()
                     self.seconds_waiting += time.perf_counter() - started
+                    if stream is not None:  # else its memory could be given away while a step still reads it
+                        batch.images.record_stream(torch.cuda.current_stream(self._device.place))
+                        batch.labels.record_stream(torch.cuda.current_stream(self._device.place))
                     yield batch
             finally:
                 for future in waiting:
                     future.cancel()
 
-    def _make(self, number: int) -> Batch:
+    def _make(self, number: int, stream: Any = None) -> Batch:
+        """Batch `number`; on a card in a queue of its own, so that copying and augmenting overlap with the step."""
+        if stream is None:
+            return self._prepared(number)
+        with torch.cuda.stream(stream):
+            batch = self._prepared(number)
+        stream.synchronize()
+        return batch
+
+    def _prepared(self, number: int) -> Batch:
         whole = self._parts[number]
         part = self.group.share(len(whole))
         rows = whole[part]
@@ -148,12 +179,11 @@ class Batches:
             if self._augment.rotation > 0:
                 images = rotate(images, self._augment, rng)
         images = images.mul_(self._scale).add_(self._shift).contiguous(memory_format=self._memory)
-        labels = torch.from_numpy(self.samples.labels[rows])
+        labels = self._device.from_host(self.samples.labels[rows])
         return Batch(images, labels, torch.from_numpy(rows), len(whole))
 
-    @staticmethod
-    def _float(pixels: NDArray[np.uint8]) -> torch.Tensor:
-        return torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+    def _float(self, pixels: NDArray[np.uint8]) -> torch.Tensor:
+        return self._device.from_host(pixels).permute(0, 3, 1, 2).float()
 
 
 def _cut(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:

@@ -29,6 +29,7 @@ from typing import Any, cast
 
 from lazaret.errors import LocalProtocolError
 from npr.depthwise import kernel_gradients
+from npr.device import to_host
 
 # Norms of one layer. For a layer with input `a` and output gradient `b` (of the *summed* loss) each function returns
 # the squared norm of every record's gradient, and what is needed to form the weighted sum of the gradients afterwards.
@@ -48,15 +49,15 @@ class Share:
     parameter: Tensor
     squared: Tensor
     pieces: tuple[Tensor, ...]
-    combine: Callable[..., Tensor]
+    combine: Callable[..., object]
 
-    def weighted_sum(self, weights: Tensor, kept: Tensor | None) -> Tensor:
-        """Sum of the records' gradients times their weights. Records outside `kept` are taken out by index: a NaN
-        times zero would still be a NaN."""
+    def add_weighted(self, total: Tensor, weights: Tensor, kept: Tensor | None) -> None:
+        """Add the records' gradients times their weights to `total`, which has the parameter's numbers in a row.
+        Records outside `kept` are taken out by index: a NaN times zero would still be a NaN."""
         if kept is None:
-            return self.combine(weights, *self.pieces).reshape(self.parameter.shape)
-        pieces = (piece[kept] for piece in self.pieces)
-        return self.combine(weights[kept], *pieces).reshape(self.parameter.shape)
+            self.combine(total, weights, *self.pieces)
+        else:
+            self.combine(total, weights[kept], *(piece[kept] for piece in self.pieces))
 
 
 def shares_of(layer: nn.Module, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
@@ -89,7 +90,11 @@ def unsupported(layer: nn.Module) -> str:
 def _share(parameter: Tensor, gradient: Tensor) -> Share:
     """The gradients themselves, one row per record."""
     rows = gradient.flatten(1)
-    return Share(parameter, _squares(rows), (rows,), torch.matmul)
+    return Share(parameter, _squares(rows), (rows,), _add_rows)
+
+
+def _add_rows(total: Tensor, weights: Tensor, rows: Tensor) -> None:
+    total.addmv_(rows.T, weights)
 
 
 def _squares(rows: Tensor) -> Tensor:
@@ -113,7 +118,7 @@ def _matrix(weight: Tensor, a: Tensor, b: Tensor) -> Share:
     positions, inputs, outputs = a.shape[1], a.shape[2], b.shape[2]
     if positions * (inputs + outputs) >= inputs * outputs:
         return _share(weight, torch.bmm(b.transpose(1, 2), a))
-    return Share(weight, _ghost(a, b), (a, b), _weighted_matrix)
+    return Share(weight, _ghost(a, b), (a, b), _add_matrix)
 
 
 def _ghost(a: Tensor, b: Tensor) -> Tensor:
@@ -127,9 +132,10 @@ def _ghost(a: Tensor, b: Tensor) -> Tensor:
     return squared.clamp_min(0) + 16 * torch.finfo(a.dtype).eps * lengths.square()
 
 
-def _weighted_matrix(weights: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    scaled = b * weights.view(-1, 1, 1)
-    return scaled.flatten(0, 1).T @ a.flatten(0, 1)
+def _add_matrix(total: Tensor, weights: Tensor, a: Tensor, b: Tensor) -> None:
+    inputs, outputs, column = a.shape[2], b.shape[2], weights.view(-1, 1, 1)
+    a, b = (a * column, b) if inputs < outputs else (a, b * column)
+    total.view(outputs, inputs).addmm_(b.flatten(0, 1).T, a.flatten(0, 1))
 
 
 def _conv(layer: nn.Conv2d, a: Tensor, b: Tensor, wanted: frozenset[Tensor]) -> list[Share]:
@@ -188,8 +194,9 @@ def _depthwise(layer: nn.Conv2d, a: Tensor, b: Tensor) -> Share:
     kernels = kernel_gradients(a, b, layer.weight.shape, stride, (top, left), dilation=dilation)
     rows = kernels.flatten(1)
 
-    def combine(weights: Tensor, rows: Tensor) -> Tensor:
-        return (weights @ rows).view(kernels.shape[1:]).permute(2, 0, 1)
+    def combine(total: Tensor, weights: Tensor, rows: Tensor) -> None:
+        found = (weights @ rows).view(kernels.shape[1:]).permute(2, 0, 1)
+        total.view(found.shape).add_(found)
 
     return Share(layer.weight, _squares(rows), (rows,), combine)
 
@@ -229,7 +236,7 @@ class ClippedGradient:
         if not size:
             raise ConfigError("the model has no trainable parameter")
         self.sum = torch.zeros(size, dtype=self.parameters[0].dtype, device=self.parameters[0].device)
-        slices = split_like(self.sum, self.parameters)
+        slices = torch.split(self.sum, [parameter.numel() for parameter in self.parameters])
         self._slices: dict[Tensor, Tensor] = dict(zip(self.parameters, slices, strict=True))
 
     def zero(self) -> None:
@@ -263,9 +270,9 @@ class ClippedGradient:
         # min(1, C / (1.001 |g|)): the one line on which the sensitivity rests.
         weights = (self.clip / (norms * (1 + NORM_MARGIN))).clamp_max(1.0)
         finite = norms.isfinite()
-        kept = None if bool(finite.all()) else finite.nonzero().squeeze(1)
+        kept = None if bool(to_host(finite.all())) else finite.nonzero().squeeze(1)
         for share in shares:
-            self._slices[share.parameter] += share.weighted_sum(weights, kept)
+            share.add_weighted(self._slices[share.parameter], weights, kept)
         return norms
 
     def _check_covered(self, shares: list[Share]) -> None:
@@ -327,7 +334,7 @@ class _Start(torch.autograd.Function):
 
 
 def _started(output: Tensor) -> Tensor:
-    return cast(Tensor, _Start.apply(output.detach(), torch.zeros((), requires_grad=True)))  # type: ignore[no-untyped-call]
+    return cast(Tensor, _Start.apply(output.detach(), output.new_zeros((), requires_grad=True)))  # type: ignore[no-untyped-call]
 
 
 @contextmanager

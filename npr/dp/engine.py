@@ -11,7 +11,6 @@ that fails is refused when its file is made, and again when an agent starts.
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from lazaret.errors import ConfigError, LocalProtocolError, PolicyViolation, ToolkitError
+from npr.device import number, on_host, to_host
 from npr.dp.clipping import NORM_MARGIN, ClippedGradient, check_losses, split_like
 from security.dp.accountant import RATE_ONE, MechanismEvent, merged
 from security.dp.planner import Engine
@@ -179,7 +179,8 @@ def largest_error(model: nn.Module, engine: Engine, *, channels: int, image_size
     On a copy in double precision: some models have gradients of which single precision, autograd's included, holds
     three digits only, and it is the formulas that are tested here.
     """
-    model = copy.deepcopy(model).double().train()
+    # On the processor whatever device trains: Apple's cards have no double precision.
+    model = on_host(model).double().train()
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(2, channels, image_size, image_size, generator=generator).double()
     # Two brightnesses, so that a norm that is taken over the whole batch is not right by chance.
@@ -193,15 +194,15 @@ def largest_error(model: nn.Module, engine: Engine, *, channels: int, image_size
     with torch.no_grad():
         # A map that starts at zero, such as an adapter's, would hide wrong gradients of what comes before it.
         for parameter in model.parameters():
-            if parameter.requires_grad and parameter.dim() > 1 and not bool(parameter.any()):
+            if parameter.requires_grad and parameter.dim() > 1 and not bool(to_host(parameter.any())):
                 parameter.normal_(std=0.1, generator=generator)
     clipped = clipped_sum(model, clip=1e30, engine=engine)
     norms = clipped.add(lambda: losses(slice(0, 2)))
     rows = [_autograd(losses(slice(n, n + 1)).sum(), clipped.parameters) for n in range(2)]
     truth = torch.stack([row.norm() for row in rows])
     total = torch.stack(rows).sum(0)
-    of_norms = float(((norms - truth).abs() / truth).max())
-    of_sum = float((clipped.sum - total).norm() / total.norm())
+    of_norms = number(((norms - truth).abs() / truth).max())
+    of_sum = number((clipped.sum - total).norm() / total.norm())
     return max(of_norms, of_sum)
 
 

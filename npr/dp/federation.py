@@ -18,6 +18,7 @@ import torch
 from lazaret.errors import DataError
 from npr.config import TrainConfig
 from npr.data.dataset import FederatedDataset
+from npr.device import PROCESSOR, Device, to_host
 from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation, RoundReport
 from npr.methods.site import Site
@@ -31,14 +32,15 @@ from security.dp.ledger import Ledger, Terms, Unit, digest_of
 from security.dp.ledger import LedgerAnchor as LedgerHead
 from security.dp.ledger_store import MemoryStore
 from security.dp.planner import (
+    Engine,
     Noise,
     PrivateSettings,
     Schedule,
-    SharedNoise,
     Trains,
     propose_multiplier,
     terms_for,
 )
+from security.dp.shared_noise import SharedNoise
 from security.identity.initial_model import blocks_of
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import place
@@ -69,7 +71,7 @@ class PrivateSchedule:
     def shared_by(self, layout: Layout, config: TrainConfig) -> PrivateSchedule:
         """The same plan with noise that the sites share, as little of it as keeps epsilon inside the sum.
 
-        :raises ConfigError: for what a manifest with shared noise may not have either, such as momentum.
+        :raises ConfigError: for what a manifest with shared noise may not have either, such as decay.
         """
         sites = layout.roster_size
         colluders = default_colluders(sites) if self.colluders is None else self.colluders
@@ -103,6 +105,7 @@ class PrivateFederation(Federation):
         plan: PrivateSchedule,
         seed: int = 0,
         aggregator: Aggregator | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
         spec = replace(
             spec,
@@ -110,7 +113,9 @@ class PrivateFederation(Federation):
             trainable=plan.trainable,
             projection=plan.projection,
         )
-        super().__init__(dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator)
+        super().__init__(
+            dataset=dataset, spec=spec, config=config, seed=seed, aggregator=aggregator, device=device
+        )
         self._layout: Layout | None = None
         if plan.noise == "shared":
             self._layout = self._ring(plan.schedule.rounds)
@@ -120,6 +125,7 @@ class PrivateFederation(Federation):
         self._ledgers = {
             site.name: Ledger.create(self._stores[site.name], self._terms(site), version="lab") for site in self.sites
         }
+        self._proven: Engine | None = None
         self._trainings = {site.name: self._training(site) for site in self.sites}
 
     def _ring(self, rounds: int) -> Layout:
@@ -129,8 +135,8 @@ class PrivateFederation(Federation):
         largest = max(len(site.train) for site in self.sites)
         return Layout.of(
             blocks_of(
-                {entry.name: tensors[entry.name].detach().numpy() for entry in entries},
-                Clips(learning_rate=self.config.learning_rate, steps=1),
+                {entry.name: to_host(tensors[entry.name]).numpy() for entry in entries},
+                Clips(learning_rate=self.config.learning_rate, steps=1, momentum=self.config.momentum),
                 "initial model",
             ),
             roster_size=len(self.sites),
@@ -149,7 +155,7 @@ class PrivateFederation(Federation):
 
     def _training(self, site: Site) -> PrivateTraining:
         mean, std = normalisation(self.spec)
-        return PrivateTraining(
+        training = PrivateTraining(
             self.method,
             site,
             schedule=self._plan.schedule,
@@ -160,7 +166,11 @@ class PrivateFederation(Federation):
             dimensions=self._plan.dimensions,
             micro_batch=self._plan.micro_batch,
             views=self._plan.views,
+            proven=self._proven,
         )
+        # Sites begin with equal models, so what holds for the first holds for all.
+        self._proven = training.engine
+        return training
 
     @property
     def shared(self) -> SharedNoise | None:
@@ -217,7 +227,7 @@ class PrivateFederation(Federation):
             if _LEDGER not in site.kept:
                 continue
             store = self._stores[site.name] = MemoryStore()
-            store.lines = bytes(site.kept[_LEDGER].numpy()).split(b"\n")
+            store.lines = bytes(to_host(site.kept[_LEDGER]).numpy()).split(b"\n")
             store.head = LedgerHead(seq=len(store.lines) - 1, digest=digest_of(store.lines[-1]))
             self._ledgers[site.name] = Ledger.open(store, population=f"lab/{site.name}")
             self._trainings[site.name] = training = self._training(site)

@@ -21,6 +21,7 @@ from lazaret.errors import BudgetExhausted, LocalProtocolError, PolicyViolation
 from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
 from npr.data.loader import Batches
+from npr.device import PROCESSOR, Device, to_host
 from npr.dp.engine import check_exact
 from npr.dp.model_rules import check_upstream
 from npr.dp.releases import (
@@ -36,7 +37,7 @@ from npr.dp.releases import (
     unit_features,
 )
 from npr.dp.sgd import DpSgd, Indices, StepReport
-from npr.dp.shared import SharedStep
+from npr.dp.shared import SharedStep, momentum_units
 from npr.methods.base import Method
 from npr.methods.site import AUGMENTATIONS, Site
 from npr.params import Contribution
@@ -92,6 +93,7 @@ class PrivateData:
 
     :param training: images at these indices, augmented as one likes: any view of one image is that image.
     :param reading: the same images without augmentation.
+    :param device: where both give their images, and where the network is.
     """
 
     labels: NDArray[np.int64]
@@ -99,6 +101,7 @@ class PrivateData:
     classes: int
     training: Callable[[Indices], Tensor]
     reading: Callable[[Indices], Tensor]
+    device: Device = PROCESSOR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,7 @@ class PrivateRounds:
         self._micro_batch = micro_batch
         self.counts: PrivateCounts | None = None
         self.prototypes: PrivatePrototypes | None = None
+        self._began: tuple[int, Tensor] | None = None
 
     def train(self, model: nn.Module, optimizer: torch.optim.Optimizer, reservation: Reservation) -> list[StepReport]:
         """Everything booked for this round, and nothing that is not: the reservation says what is due."""
@@ -159,8 +163,9 @@ class PrivateRounds:
         )
         return steps.run(lambda indices: self._losses(model, indices))
 
-    def shared_step(self, model: nn.Module, reservation: Reservation) -> NDArray[np.int64]:
-        """Counts if they are due, then the whole numbers of one step over all patients, with this site's noise."""
+    def shared_step(self, model: nn.Module, reservation: Reservation, round_number: int) -> NDArray[np.int64]:
+        """Counts if they are due, then the whole numbers of one step over all patients, with this site's noise and its
+        part of the momentum."""
         data, noise = self._data, self._schedule.shared
         if noise is None:
             raise LocalProtocolError("this schedule shares no noise")
@@ -170,10 +175,22 @@ class PrivateRounds:
         model.train()
         everybody = PoissonSampler(data.units, rate=RATE_ONE, noise=reservation.noise).draw_views(self._views)
         step = SharedStep(model, noise=noise, clip=self._schedule.clip, micro_batch=self._micro_batch)
-        return step.upload(everybody, lambda rows: self._losses(model, rows), reservation)
+        upload = step.upload(everybody, lambda rows: self._losses(model, rows), reservation)
+        moved = self._moved(model, round_number) if noise.momentum else None
+        # Against the step: what is uploaded has the sign of a gradient.
+        return upload if moved is None else upload - momentum_units(moved, noise, weight=self.counts.weight())
+
+    def _moved(self, model: nn.Module, round_number: int) -> NDArray[np.float32] | None:
+        """What the round before moved the public model by; None for a site that did not train in it."""
+        now = to_host(torch.cat([p.detach().flatten() for p in model.parameters() if p.requires_grad]))
+        before, self._began = self._began, (round_number, now)
+        if before is None or before[0] != round_number - 1:
+            return None
+        return cast(NDArray[np.float32], (now - before[1]).numpy())
 
     def memory(self) -> dict[str, Tensor]:
-        """What was released, as named tensors. Losing it means paying for it again."""
+        """What was released, as named tensors; losing it means paying for it again. And the public model that the last
+        round began with, for momentum."""
         tensors: dict[str, Tensor] = {}
         if self.counts is not None:
             tensors["counts"] = torch.tensor([*self.counts.noisy, self.counts.sigma], dtype=torch.float64)
@@ -181,10 +198,14 @@ class PrivateRounds:
             tensors["cells"] = torch.tensor(self.prototypes.cells)
             for name in ("vectors", "potentials", "projection"):
                 tensors[name] = torch.from_numpy(getattr(self.prototypes, name).copy())
+        if self._began is not None:
+            tensors["began_round"], tensors["began"] = torch.tensor(self._began[0]), self._began[1]
         return tensors
 
     def remember(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `memory`."""
+        if "began" in tensors:
+            self._began = int(to_host(tensors["began_round"])), to_host(tensors["began"])
         if "counts" in tensors:
             *noisy, sigma = tensors["counts"].tolist()
             self.counts = PrivateCounts(noisy=tuple(noisy), sigma=sigma)
@@ -200,7 +221,7 @@ class PrivateRounds:
         if self.counts is None:
             raise LocalProtocolError("class counts are released before the first step")
         network = cast(FeatureModel, model)
-        labels = torch.from_numpy(self._data.labels[indices])
+        labels = self._data.device.from_host(self._data.labels[indices])
         if indices.ndim == 2:
             return self._over_views(model, indices, labels, self.counts.prior())
         features = self._features(model, indices)
@@ -229,7 +250,7 @@ class PrivateRounds:
             with torch.no_grad():
                 rows = np.array_split(np.arange(len(self._data.labels)), max(1, len(self._data.labels) // 128))
                 self._table = torch.cat([network.features(self._data.reading(part)) for part in rows])
-        return self._table[torch.from_numpy(indices)]
+        return self._table[self._data.device.from_host(indices)]
 
     def _active(self) -> NDArray[np.bool_]:
         """Classes whose noisy count gives a prototype a chance against its own noise."""
@@ -263,7 +284,7 @@ class PrivateRounds:
         model.eval()
         for part in np.array_split(np.arange(len(self._data.labels)), max(1, len(self._data.labels) // 256)):
             features = cast(FeatureModel, model).features(self._data.reading(part))
-            yield features.double().cpu().numpy()
+            yield to_host(features).double().numpy()
 
 
 def _frozen(model: nn.Module) -> bool:
@@ -290,6 +311,8 @@ class PrivateTraining:
     The site's own exact prior and prototypes are not read. Its model must be free of BatchNorm (npr.dp.model_rules).
 
     :param dimensions: width that features are projected to before prototypes are released.
+    :param proven: the engine that `check_exact` has found for an equal model, in a laboratory with many sites; a real
+        site asks for itself.
     """
 
     def __init__(
@@ -306,14 +329,14 @@ class PrivateTraining:
         micro_batch: int = 64,
         engine: Engine = "auto",
         views: int = 1,
+        proven: Engine | None = None,
     ) -> None:
         config = site.config
         check_upstream(config)
         # Before anything is booked: a model whose gradients cannot be clipped exactly is never trained.
         size = site.train.images.shape[1]
-        engine = check_exact(
-            site.model, "opacus" if schedule.shared is not None else engine, channels=len(mean), image_size=size
-        )
+        wanted: Engine = "opacus" if schedule.shared is not None else engine
+        self.engine = proven or check_exact(site.model, wanted, channels=len(mean), image_size=size)
         unit = books.state.terms.unit
         if unit.value != site.train.unit_kind:
             raise PolicyViolation(
@@ -337,6 +360,7 @@ class PrivateTraining:
             classes=site.train.num_classes,
             training=lambda indices: self._images(indices, AUGMENTATIONS[config.augmentation]),
             reading=lambda indices: self._images(indices, None),
+            device=site.device,
         )
         # Without a regulariser no prototype is booked, so none may be released either.
         if (method.regulariser is None) != (schedule.prototypes_sigma is None):
@@ -350,7 +374,7 @@ class PrivateTraining:
             schedule,
             regularisation if method.regulariser is not None else None,
             micro_batch=micro_batch,
-            engine=engine,
+            engine=self.engine,
             views=views,
         )
 
@@ -374,7 +398,7 @@ class PrivateTraining:
         """Reserve, compute, commit: the whole numbers that are masked and summed, and used for nothing else."""
         events = self._schedule.round_events(round_number, first=self.rounds.counts is None)
         reservation = self._books.reserve(run=self._run, round_number=round_number, events=events, noise=NoiseSource())
-        upload = self.rounds.shared_step(self._site.model, reservation)
+        upload = self.rounds.shared_step(self._site.model, reservation, round_number)
         self._books.commit(reservation)
         return upload
 
@@ -410,6 +434,7 @@ class PrivateTraining:
             std=self._std,
             augment=augmentation,
             seed=(seed,),
+            device=self._site.device,
             prefetch=False,
         )
         return next(iter(batches)).images

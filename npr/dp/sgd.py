@@ -8,6 +8,7 @@ because it derives rate and divisor from the exact number of records, which is n
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lazaret.errors import BudgetExhausted, ConfigError, LocalProtocolError
+from npr.device import number
 from npr.dp.engine import clipped_sum
 from security.dp.accountant import Mechanism
 from security.dp.ledger import Reservation
@@ -30,6 +32,7 @@ from security.dp.sampling import PoissonSampler, Units
 
 Indices = NDArray[np.int64]
 MOST_NOISE_THREADS: Final = 8
+_PIECE: Final = 1 << 15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +84,9 @@ class DpSgd:
         # Each thread has its own source and its own part of the vector.
         self._drawn = np.empty(self._clipped.sum.numel(), dtype=np.float64)
         self._parts = [(reservation.noise.fork(), part) for part in np.array_split(self._drawn, threads)]
-        # Laid out in memory like the parameters: torch's fused optimizers walk both with one index and would silently
-        # move the wrong weights of a channels-last model if the layouts differed.
-        self._gradients = [torch.empty_like(parameter, requires_grad=False) for parameter in self._clipped.parameters]
+        self._noisy = torch.empty_like(self._clipped.sum)
+        parts = zip(self._clipped.parameters, self._clipped.split(self._noisy), strict=True)
+        self._gradients = [_laid_out(parameter, part) for parameter, part in parts]
         self._noise_threads = ThreadPoolExecutor(threads, thread_name_prefix="dp-noise")
 
     def run(self, per_record_loss: Callable[[Indices], Tensor]) -> list[StepReport]:
@@ -104,7 +107,7 @@ class DpSgd:
         for start in range(0, len(drawn), self._micro_batch):
             part = drawn[start : start + self._micro_batch]
             norms = self._clipped.add(partial(per_record_loss, part))
-            dropped += int((~norms.isfinite()).sum())
+            dropped += int(number((~norms.isfinite()).sum()))
         self._release(noise or self._draw_noise())
         self._optimizer.step()
         return StepReport(drawn=len(drawn), dropped=dropped)
@@ -121,15 +124,32 @@ class DpSgd:
         grid = grid_step(self._sigma)
         for drawn in noise:
             drawn.result()
-        noisy = torch.from_numpy(self._drawn).to(self._clipped.sum.device)
-        noisy.mul_(self._sigma / grid).add_(self._clipped.sum, alpha=1.0 / grid).round_()
+        doubles = torch.from_numpy(self._drawn).to(self._clipped.sum.device)
+        total = torch.zeros((), dtype=torch.float64, device=doubles.device)
+        # In pieces that stay in the processor's cache; a card takes all at once.
+        size = _PIECE if doubles.device.type == "cpu" else doubles.numel()
+        for start in range(0, doubles.numel(), size):
+            piece = slice(start, start + size)
+            part = doubles[piece].mul_(self._sigma / grid).add_(self._clipped.sum[piece], alpha=1.0 / grid).round_()
+            total += part.sum()
+            self._noisy[piece].copy_(part).mul_(grid / self._divisor)
         # A sum is finite only if all its terms are, and it is cheaper to test.
-        if not bool(noisy.sum().isfinite()):
+        if not math.isfinite(number(total)):
             raise LocalProtocolError("a noisy gradient is not finite: this run ends here, and its cost stays booked")
-        parts = self._clipped.split(noisy)
-        for parameter, gradient, part in zip(self._clipped.parameters, self._gradients, parts, strict=True):
-            parameter.grad = gradient.copy_(part)
-        torch._foreach_mul_(self._gradients, grid / self._divisor)
+        for parameter, (gradient, source) in zip(self._clipped.parameters, self._gradients, strict=True):
+            parameter.grad = gradient if source is None else gradient.copy_(source)
+
+
+def _laid_out(parameter: nn.Parameter, part: Tensor) -> tuple[Tensor, Tensor | None]:
+    """A gradient laid out in memory like its parameter, and what is copied into it; None where it is the part itself.
+
+    Torch's fused optimizers walk both with one index and would silently move the wrong weights of a channels-last model
+    if the layouts differed.
+    """
+    strides = zip(parameter.shape, parameter.stride(), part.stride(), strict=True)
+    if all(ours == theirs for size, ours, theirs in strides if size > 1):
+        return part.as_strided(parameter.shape, parameter.stride()), None
+    return torch.empty_like(parameter, requires_grad=False), part
 
 
 def _check_optimizer(optimizer: torch.optim.Optimizer, clipped: list[nn.Parameter]) -> None:

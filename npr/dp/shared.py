@@ -4,6 +4,9 @@ Every patient's gradient is clipped, scaled to ring units and truncated toward z
 as a vector of whole numbers. A site adds these vectors, cuts each coordinate to its range, and adds discrete Gaussian
 noise of its own. Nobody sees this vector: it is masked and summed in a ring of integers. The sum has the noise of every
 survivor, and at least `honest` of these noises are unknown to whoever reads it.
+
+Momentum is a part of the last step of the whole model, which everybody knows. A site adds its part of it to its noisy
+numbers, so that it costs no epsilon, and the sum of all parts is the momentum of the consortium.
 """
 
 from __future__ import annotations
@@ -16,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from lazaret.errors import LocalProtocolError
+from npr.device import to_host
 from npr.dp.engine import OpacusGradient
 from security.dp.accountant import Mechanism
 from security.dp.ledger import Reservation
 from security.dp.noise import discrete_gaussian
-from security.dp.planner import SharedNoise
+from security.dp.shared_noise import SharedNoise
 
 Units = NDArray[np.int64]
 
@@ -34,7 +38,7 @@ def patient_units(rows: Tensor, *, clip: float, units: int) -> Units:
     values = rows.double()
     norms = torch.linalg.vector_norm(values, dim=1, keepdim=True)
     scaled = values * (units / clip) * (clip / norms.clamp_min(1e-300)).clamp_max(1.0)
-    whole = np.trunc(np.nan_to_num(scaled.numpy(), nan=np.inf, posinf=np.inf, neginf=np.inf))
+    whole = np.trunc(np.nan_to_num(to_host(scaled).numpy(), nan=np.inf, posinf=np.inf, neginf=np.inf))
     finite = np.isfinite(whole).all(axis=1)
     found: Units = np.where(finite[:, None], whole, 0.0).astype(np.int64)
     too_long = (found * found).sum(axis=1) > units * units
@@ -74,3 +78,13 @@ def noised(total: Units, noise: SharedNoise, *, sigma: int, reservation: Reserva
     """Saturated, then with this site's part of the noise. Saturation comes first, so that no noise is cut away."""
     bound = noise.saturation(sigma)
     return np.clip(total, -bound, bound) + discrete_gaussian(reservation.noise, sigma, total.size)
+
+
+def momentum_units(moved: NDArray[np.float32], noise: SharedNoise, *, weight: int) -> Units:
+    """A site's part of the momentum after a step, which is public: in ring units, by its weight in the sum.
+
+    Cut to its own part of the ring, so that it never takes the room of sum and noise.
+    """
+    share = noise.momentum * min(max(1, weight), noise.weight_cap) / noise.unit
+    room = float(noise.momentum_room)
+    return np.rint(np.clip(moved.astype(np.float64) * share, -room, room)).astype(np.int64)

@@ -8,7 +8,7 @@ the wall, which also holds what others did meanwhile. Ratios of wall time are re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -22,8 +22,13 @@ from npr.data.generated import ISIC_TRAIN
 from npr.data.sources import open_dataset
 from npr.federation import Federation, RoundReport
 from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
+from npr.methods.base import Method
+from npr.model import SplitModel
 from npr.seeds import generator
 from npr.sinkhorn import balanced_plan
+from npr.training import evaluating
+
+import timm  # isort: skip
 
 Json = dict[str, Any]
 
@@ -32,6 +37,8 @@ LIMITS = {
     "npr_epoch_round_over_bsm_round": 1.08,
     "sinkhorn_over_pot": 0.5,
     "input_pipeline_share": 0.10,
+    "round_over_plain_loop": 0.90,
+    "evaluate_over_forward": 1.10,
 }
 DP_LIMITS = {"dp_step_over_plain_step": 2.0, "dp_peak_over_plain_peak": 1.5, "norm_relative_error": 1e-4}
 # How close two plans must be, as a share of the mean entry 1 / (n K).
@@ -42,8 +49,13 @@ FEATURES = 10_000
 
 
 def learning_report(*, repeats: int = 5, scale: float = 0.03) -> Json:
-    """All four ratios, the limits they are held to, and what they were taken from."""
-    return {**round_ratios(repeats=repeats, scale=scale), **sinkhorn_ratio(repeats=repeats), "limits": LIMITS}
+    """All ratios, the limits they are held to, and what they were taken from."""
+    return {
+        **round_ratios(repeats=repeats, scale=scale),
+        **sinkhorn_ratio(repeats=repeats),
+        **loop_ratios(repeats=repeats, scale=scale),
+        "limits": LIMITS,
+    }
 
 
 def private_report() -> Json:
@@ -98,6 +110,126 @@ def round_ratios(*, repeats: int, scale: float, architecture: str = "tf_efficien
             "median_cpu_seconds": medians(seconds),
         },
     }
+
+
+# Against the hardware: a loop that anybody would write with timm, and its convolutions and matrix products alone.
+
+
+def loop_ratios(
+    *, repeats: int, scale: float, architecture: str = "tf_efficientnet_lite0", image_size: int = 64
+) -> Json:
+    """A FedAvg round against a plain loop over the same batches, and against the least that a step computes.
+
+    The loop has timm's model as it is (channels_last), cross-entropy and torch's Adam, and no federation. Its batches
+    come from our own data path, so that the ratio is about steps alone.
+    """
+    settings = Settings(
+        data=DataSettings(source=f"generated:scale={scale}", image_size=image_size),
+        model=ModelSettings(architecture=architecture),
+    )
+    dataset = open_dataset(settings.data.source, fold="fold", image_size=image_size)
+    from npr.lab.cell import build_federation
+
+    federation = build_federation(settings, Cell(method="fedavg", seed=0, fold="fold"), dataset)
+    judged = build_federation(settings, Cell(method="fednpr", seed=0, fold="fold"), dataset)
+    plain = PlainLoop(federation)
+    sizes = [size for site in federation.sites for size in site.epoch(1, 0).sizes]
+    floor = Floor(federation.sites[0].model, max(sizes), image_size)
+    seconds = alternate(
+        {"round": federation.run_round, "plain": plain.run, "floor": lambda: floor.run(sizes)},
+        repeats=repeats,
+        warm_up=1,
+    )
+    reading = alternate(
+        {"evaluate": lambda: evaluate(judged), "forward": lambda: forward(judged)}, repeats=repeats, warm_up=1
+    )
+    return {
+        "round_over_plain_loop": paired_ratio(seconds["round"], seconds["plain"]),
+        "round_over_floor": paired_ratio(seconds["round"], seconds["floor"]),
+        "evaluate_over_forward": paired_ratio(reading["evaluate"], reading["forward"]),
+        "loops": {
+            "architecture": architecture,
+            "pixels": image_size,
+            "steps": len(sizes),
+            "wall_ratios": {
+                "round_over_plain_loop": paired_ratio(seconds["round"], seconds["plain"], of="wall"),
+                "round_over_floor": paired_ratio(seconds["round"], seconds["floor"], of="wall"),
+                "evaluate_over_forward": paired_ratio(reading["evaluate"], reading["forward"], of="wall"),
+            },
+            "median_cpu_seconds": medians({**seconds, **reading}),
+        },
+    }
+
+
+class PlainLoop:
+    """One epoch at every site, as anybody would write it."""
+
+    def __init__(self, federation: Federation) -> None:
+        spec, config = federation.spec, federation.config
+        model = timm.create_model(spec.architecture, num_classes=spec.num_classes, in_chans=spec.in_channels)
+        self._model = model.to(memory_format=torch.channels_last)
+        self._optimizer = torch.optim.Adam(
+            self._model.parameters(), lr=config.learning_rate, weight_decay=config.weight_decay
+        )
+        self._sites = federation.sites
+
+    def run(self) -> None:
+        self._model.train()
+        for site in self._sites:
+            for batch in site.epoch(1, 0):
+                self._optimizer.zero_grad()
+                loss = torch.nn.functional.cross_entropy(self._model(batch.images), batch.labels)
+                loss.backward()  # type: ignore[no-untyped-call]
+                self._optimizer.step()
+
+
+class Floor:
+    """Convolutions and matrix products of one step, forward and backward, each by itself on numbers that are there."""
+
+    def __init__(self, model: SplitModel, batch: int, image_size: int) -> None:
+        self._layers: list[tuple[torch.nn.Module, torch.Tensor, torch.Tensor, bool]] = []
+        handles = [
+            layer.register_forward_hook(self._keep)
+            for layer in model.modules()
+            if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)
+        ]
+        model.train()
+        with torch.no_grad():
+            images = torch.randn(batch, 3, image_size, image_size, generator=generator(0, "bench", "floor"))
+            model(images.to(memory_format=torch.channels_last))
+        for handle in handles:
+            handle.remove()
+
+    def _keep(self, layer: torch.nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        # Nothing asks for the gradient of the images themselves.
+        self._layers.append((layer, inputs[0].detach(), torch.randn_like(output), bool(self._layers)))
+
+    def run(self, sizes: Sequence[int]) -> None:
+        """:param sizes: images of each step."""
+        for size in sizes:
+            for layer, inputs, gradient, inner in self._layers:
+                given = inputs[:size].requires_grad_(inner)
+                wanted = [*layer.parameters(), *([given] if inner else [])]
+                torch.autograd.grad(layer(given), wanted, gradient[:size])
+
+
+def evaluate(federation: Federation) -> None:
+    """What an agent does after a round: prototypes of the new model, then predictions on held-out images."""
+    for site, data in zip(federation.sites, federation.dataset.sites, strict=True):
+        predict = Method(
+            federation.config.changed(predict="both"), name="bench", npr=True, predict="both"
+        ).predictor(site, site.model, "local")
+        predict(data.test)
+        site.forget_features()  # else the next measurement would have them from this one
+
+
+def forward(federation: Federation) -> None:
+    """The passes that this cannot do without."""
+    for site, data in zip(federation.sites, federation.dataset.sites, strict=True):
+        with evaluating(site.model), torch.inference_mode():
+            for samples in (site.train, data.test):
+                for batch in site.reading(samples):
+                    site.model.features(batch.images)
 
 
 def sinkhorn_ratio(*, repeats: int) -> Json:

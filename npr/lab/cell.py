@@ -23,6 +23,7 @@ from torch import Tensor
 from lazaret.errors import ConfigError, ToolkitError
 from npr.data.catalogue import Catalogue, assemble, sides_of
 from npr.data.dataset import FederatedDataset, SiteData, joined
+from npr.device import open_device, to_host
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation, check_sites
 from npr.lab.models import MODELS, ByKind, TrainedCell, save_models
@@ -54,16 +55,16 @@ def save_maps(federation: Federation, path: Path) -> None:
     arrays: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
     for site in federation.sites:
         features, labels = extract(site.model, site.reading(site.train))
-        unit = torch.nn.functional.normalize(features, dim=1)
         prototypes = cluster(site, features, labels, federation.round)
+        unit, vectors = to_host(torch.nn.functional.normalize(features, dim=1)), to_host(prototypes.vectors)
         centre, axes = unit.mean(0), main_axes(unit)
         if axes is None:
             continue
         step = -(-len(unit) // MOST_POINTS)
         arrays[f"{site.name}/points"] = ((unit - centre) @ axes)[::step].numpy()
-        arrays[f"{site.name}/labels"] = labels[::step].numpy()
-        arrays[f"{site.name}/prototypes"] = ((prototypes.vectors - centre) @ axes).numpy()
-        arrays[f"{site.name}/owners"] = prototypes.owners.numpy()
+        arrays[f"{site.name}/labels"] = to_host(labels)[::step].numpy()
+        arrays[f"{site.name}/prototypes"] = ((vectors - centre) @ axes).numpy()
+        arrays[f"{site.name}/owners"] = to_host(prototypes.owners).numpy()
     if arrays:
         np.savez_compressed(path, allow_pickle=False, **arrays)
 
@@ -158,6 +159,7 @@ def _train(settings: Settings, cell: Cell, dataset: FederatedDataset, directory:
         "train": train_digest(dataset),
         "parameters_shared": federation.method.manifest(federation.model, settings.rounds).size,
         "privacy": privacy_of(federation),
+        "device": f"{federation.device.name}, {federation.device.precision}",
         "rounds": history,
     }
     save_maps(federation, directory / "maps.npz")
@@ -215,10 +217,13 @@ def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset |
     dataset = dataset or load_data(settings, cell.fold)
     spec = _spec(settings, cell, dataset)
     config, plan = train_config(settings, cell), private_plan(settings, cell)
+    device = open_device(settings.computing, private=plan is not None)
     if plan is None:
-        federation = Federation(dataset=dataset, spec=spec, config=config, seed=cell.seed)
+        federation = Federation(dataset=dataset, spec=spec, config=config, seed=cell.seed, device=device)
     else:
-        federation = PrivateFederation(dataset=dataset, spec=spec, config=config, seed=cell.seed, plan=plan)
+        federation = PrivateFederation(
+            dataset=dataset, spec=spec, config=config, seed=cell.seed, plan=plan, device=device
+        )
     if settings.aggregation == "secure":
         federation.aggregator = SecureAggregator(federation, rounds=settings.rounds)
     return federation
@@ -269,6 +274,7 @@ def _result(settings: Settings, cell: Cell, dataset: FederatedDataset, trained: 
         },
         "parameters_shared": trained["parameters_shared"],
         "privacy": trained.get("privacy"),
+        "device": trained["device"],
         "seconds": round(sum(entry["seconds"] for entry in history), 1),
         "rounds": history,
         "validation": {

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from lazaret.terminal import log_option, log_to_stderr, remark, run_command
+from npr.config import DeviceSettings
 from npr.lab.export import model
 from npr.lab.plan import LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
 
@@ -119,6 +120,12 @@ def list_methods(as_json: bool) -> None:
 @click.option("--engine", type=click.Choice(["process", "ray"]), default="process", show_default=True)
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Cells that run at a time.")
 @click.option("--threads", type=click.IntRange(1), help="Threads of each cell.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda, cuda:N, mps or xpu.")
+@click.option("--precision", type=click.Choice(["auto", "float32", "bfloat16", "float16"]), default="auto",
+              show_default=True, help="Of the network; float32 on the processor and with --dp.")
+@click.option("--deterministic", is_flag=True, help="The same bits each time on the same card.")
+@click.option("--micro-batch", type=click.IntRange(1), help="Most images at once, where memory is short.")
+@click.option("--checkpointing", is_flag=True, help="Compute activations twice instead of keeping them.")
 @click.option("--ray-address", help="An existing cluster; without it a local one is started.")
 @click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL[:PREDICTOR]] to compare with.")
 @click.option("--plots/--no-plots", default=True, show_default=True)
@@ -181,6 +188,7 @@ def _plan(given: dict[str, Any]) -> LabPlan:
         | {f"dp.{key}": value for key, value in parse_assignments(given["dp"], where="--dp").items()},
         overrides={key: given[key] for key in OVERRIDES if given[key] is not None},
         aggregation=given["aggregation"],
+        computing={key: given[key] for key in DeviceSettings.model_fields},
     )
 
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lazaret.errors import DataError
 from npr.data.dataset import Samples
+from npr.device import to_host
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.lab.predictors import SitePredictors, parts_of
@@ -41,14 +42,14 @@ def save_models(federation: Federation, path: Path, about: Mapping[str, Any]) ->
 
     Locally updated models first: loading the last aggregate and fine-tuning, as some methods do, replaces them.
     """
-    base = {name: tensor.clone() for name, tensor in federation.model.state_dict().items()}
+    base = {name: to_host(tensor).clone() for name, tensor in federation.model.state_dict().items()}
     tensors = {f"global/{name}": tensor for name, tensor in base.items()}
     for kind in ("local", "personal"):
         if kind == "personal":
             federation.finish()
         if kind in federation.method.reports:
             for number, site in enumerate(federation.sites):
-                own = site.model.state_dict()
+                own = {name: to_host(tensor) for name, tensor in site.model.state_dict().items()}
                 changed = {name: own[name] for name in own if not torch.equal(own[name], base[name])}
                 tensors |= {f"{kind}/{number}/{name}": tensor.clone() for name, tensor in changed.items()}
     _write(path, tensors, about)
@@ -109,7 +110,7 @@ class TrainedCell:
         about, tensors = read_models(self._directory / FITTED)
         found: ByKind = {}
         for kind in self.kinds:
-            heads = [SitePredictors.of(_below(tensors, f"{kind}/{n}/")) for n, _ in self._numbered()]
+            heads = [SitePredictors.of(_below(tensors, f"{kind}/{n}/"), site) for n, site in self._numbered()]
             found[kind] = self._scores(kind, heads, lambda data: data.test)
         if about["best_site"] is not None:
             found[BEST_SITE] = {"head": self._everywhere(about["best_site"], lambda data: data.test)}

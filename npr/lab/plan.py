@@ -12,6 +12,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from lazaret.errors import ConfigError
+from npr.config import DeviceSettings
 
 Scalar = bool | int | float | str | None
 Value = Scalar | tuple[Scalar, ...]
@@ -52,6 +53,7 @@ class Settings(Frozen):
     rounds: int = Field(default=15, ge=1)
     evaluate_every: int = Field(default=5, ge=1)
     aggregation: Literal["plain", "secure"] = "plain"
+    computing: DeviceSettings = DeviceSettings()
     train: dict[str, Value] = {}
 
 

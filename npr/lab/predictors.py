@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from npr.data.dataset import Samples
+from npr.device import to_host
 from npr.methods.base import Kind, Method
 from npr.methods.regulariser import cluster
 from npr.methods.site import Site
@@ -104,8 +105,8 @@ class LogisticHead:
         from sklearn.exceptions import ConvergenceWarning
         from sklearn.linear_model import LogisticRegression
 
-        weight = torch.zeros(num_classes, features.shape[1])
-        bias = torch.full((num_classes,), -torch.inf)
+        weight = features.new_zeros(num_classes, features.shape[1])
+        bias = features.new_full((num_classes,), -torch.inf)
         present = torch.unique(labels)
         bias[present] = 0.0
         if len(present) < 2:  # one class: there is nothing to tell apart
@@ -114,8 +115,10 @@ class LogisticHead:
         model = LogisticRegression(C=REFIT_C, class_weight="balanced", max_iter=_REFIT_STEPS)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)  # after so many steps it is near enough to predict by
-            model.fit(((features - centre) / scale).numpy(), labels.numpy())
-        rows, offsets = (torch.from_numpy(np.asarray(part)).float() for part in (model.coef_, model.intercept_))
+            model.fit(to_host((features - centre) / scale).numpy(), to_host(labels).numpy())
+        rows, offsets = (
+            torch.from_numpy(np.asarray(part)).float().to(features.device) for part in (model.coef_, model.intercept_)
+        )
         if len(present) == 2:  # scikit-learn gives one row for two classes
             rows, offsets = torch.cat([torch.zeros_like(rows), rows]), torch.cat([torch.zeros_like(offsets), offsets])
         weight[present] = rows / scale
@@ -135,7 +138,7 @@ class SitePredictors:
         """One pass over the site's training images, for both."""
         if not {"prototypes", "refit"} & set(parts):
             return cls(None, None)
-        features, labels = extract(model, site.reading(site.train))
+        features, labels = site.training_features(model)
         return cls(
             cluster(site, features, labels, 0),
             LogisticHead.fit(features, labels, site.train.num_classes) if "refit" in parts else None,
@@ -147,11 +150,12 @@ class SitePredictors:
             named |= {"vectors": self.prototypes.vectors, "owners": self.prototypes.owners}
         if self.refit is not None:
             named |= {"weight": self.refit.weight, "bias": self.refit.bias}
-        return named
+        return {name: to_host(tensor) for name, tensor in named.items()}
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor]) -> SitePredictors:
-        """The inverse of `tensors`."""
+    def of(cls, stored: Mapping[str, Tensor], site: Site) -> SitePredictors:
+        """The inverse of `tensors`, on the site's device."""
+        tensors = {name: site.device.from_host(tensor) for name, tensor in stored.items()}
         prototypes = Prototypes(tensors["vectors"], tensors["owners"]) if "vectors" in tensors else None
         return cls(prototypes, LogisticHead(tensors["weight"], tensors["bias"]) if "weight" in tensors else None)
 
@@ -170,7 +174,7 @@ class SitePredictors:
                 found["prototypes"] = self.prototypes.scores(features, samples.num_classes, site.config.temperature)
             if self.refit is not None and "refit" in parts:
                 found["refit"] = self.refit.scores(features)
-        return {part: scores.float().numpy() for part, scores in found.items()}
+        return {part: to_host(scores.float()).numpy() for part, scores in found.items()}
 
 
 def _present(scores: Tensor, site: Site, kind: Kind) -> Tensor:

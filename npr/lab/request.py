@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from lazaret.errors import ConfigError
-from npr.config import TrainConfig
+from npr.config import DeviceSettings, TrainConfig
 from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
@@ -223,6 +223,7 @@ def make_plan(
     train: Mapping[str, Value] | None = None,
     overrides: Mapping[str, Any] | None = None,
     aggregation: Literal["plain", "secure"] = "plain",
+    computing: Mapping[str, Any] | None = None,
 ) -> LabPlan:
     """The preset with what was asked for put over it."""
     wanted = tuple(methods or preset.methods)
@@ -250,6 +251,7 @@ def make_plan(
             evaluate_every=chosen["evaluate_every"],
             aggregation=aggregation,
             train={**preset.train, **(train or {})},
+            computing=DeviceSettings(**(computing or {})),
         )
     except ValidationError as error:
         first = error.errors()[0]

@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from lazaret.errors import DataError, PolicyViolation
+from npr.device import to_host
 from npr.dp.federation import PrivateFederation
 from npr.federation import Federation
 from npr.params import Contribution, ParameterManifest, Sum, Vector
@@ -147,7 +148,7 @@ def make_layout(federation: Federation, groups: frozenset[str]) -> Layout:
         steps=config.local_epochs * -(-largest // config.batch_size),
         momentum=config.momentum if config.optimizer == "sgd" else 0.0,
     )
-    shared = {entry.name: tensors[entry.name].detach().numpy() for entry in entries}
+    shared = {entry.name: to_host(tensors[entry.name]).numpy() for entry in entries}
     return Layout.of(
         blocks_of(shared, clips, "initial model"),
         roster_size=len(federation.sites),

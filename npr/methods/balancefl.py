@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from npr.data.loader import Batch, Sampler
+from npr.device import number
 from npr.methods.base import Method
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.seeds import generator
-from npr.training import extract
 
 
 class BalanceOptions(BaseModel):
@@ -45,8 +45,8 @@ def balanced_sampler(labels: NDArray[np.int64], rng: np.random.Generator) -> NDA
 
 def distillation(student: Tensor, teacher: Tensor, absent: Tensor, temperature: float) -> Tensor:
     """Mean cross-entropy from teacher to student over absent classes; one class or none has nothing to tell apart."""
-    if int(absent.sum()) < 2:
-        return torch.zeros(())
+    if number(absent.sum()) < 2:
+        return student.new_zeros(())
     target = torch.softmax(teacher[:, absent] / temperature, dim=1)
     return -(target * torch.log_softmax(student[:, absent] / temperature, dim=1)).sum(1).mean()
 
@@ -56,10 +56,10 @@ def feature_noise(features: Tensor, labels: Tensor, count: int, draws: torch.Gen
 
     Random combinations of the residuals have exactly that law, and Sigma (d x d) is never built.
     """
-    indicator = functional.one_hot(labels).to(features.dtype)
+    indicator = functional.one_hot(labels, 1 + int(number(labels.max()))).to(features.dtype)
     means = (indicator.T @ features) / indicator.sum(0).clamp(min=1.0)[:, None]
     residuals = (features - means[labels]) / math.sqrt(len(features))
-    return torch.randn(count, len(features), generator=draws) @ residuals
+    return torch.randn(count, len(features), generator=draws).to(features.device) @ residuals
 
 
 @register("balancefl", "class-balanced sampling, feature noise, distillation for absent classes")
@@ -75,7 +75,7 @@ class BalanceFL(Method):
     def begin_round(self, site: Site, round_number: int) -> None:
         super().begin_round(site, round_number)
         draws = generator(site.seed, site.name, round_number, "noise")
-        features, labels = extract(site.model, site.reading(site.train))
+        features, labels = site.training_features(site.model)
         site.within_round["teacher"] = copy.deepcopy(site.model).eval().requires_grad_(False)
         site.within_round["noise"] = feature_noise(features, labels, self.options.noise_vectors, draws)
         site.within_round["draws"] = draws
@@ -83,8 +83,8 @@ class BalanceFL(Method):
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over present classes, on features that are shaken the more the rarer their class is."""
         counts, noise, draws = site.prior.counts, site.within_round["noise"], site.within_round["draws"]
-        shaken = torch.rand(len(labels), generator=draws) < 1.0 - counts[labels] / counts.max()
-        chosen = noise[torch.randint(len(noise), (len(labels),), generator=draws)]
+        shaken = site.device.from_host(torch.rand(len(labels), generator=draws)) < 1.0 - counts[labels] / counts.max()
+        chosen = noise[site.device.from_host(torch.randint(len(noise), (len(labels),), generator=draws))]
         augmented = site.model.logits(features + self.options.noise * shaken[:, None] * chosen)
         augmented = augmented.masked_fill(~site.prior.present, -torch.inf)
         if self.options.with_prior:
@@ -98,7 +98,7 @@ class BalanceFL(Method):
         """What the received model says about classes the site cannot learn from its own images."""
         del features
         absent = ~site.prior.present
-        if self.options.distillation == 0.0 or int(absent.sum()) < 2:
+        if self.options.distillation == 0.0 or number(absent.sum()) < 2:
             return 0.0
         with torch.no_grad():
             teacher = site.within_round["teacher"](batch.images)

@@ -20,6 +20,7 @@ from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.data.dataset import Samples
 from npr.data.loader import Batch, Sampler
+from npr.device import to_host
 from npr.losses import balanced_softmax
 from npr.methods.regulariser import Regulariser, Seen
 from npr.methods.site import Site
@@ -123,14 +124,14 @@ class Method:
             self.regulariser.begin_round(site, round_number)
 
     def check_group(self, site: Site) -> None:
-        """:raises ConfigError: if the site's group cannot do what one process would."""
+        """:raises ConfigError: if the site's group, or its parts of batches, cannot do what one whole batch would."""
+        if not self.divisible and (site.group.size > 1 or site.device.micro_batch is not None):
+            raise ConfigError(
+                f"{self.name} draws random numbers and sums over whole batches, which cannot be shared or split",
+                hint="train in one process and without micro_batch, or choose another method",
+            )
         if site.group.size == 1:
             return
-        if not self.divisible:
-            raise ConfigError(
-                f"{self.name} draws random numbers and sums over whole batches, which processes cannot share",
-                hint="train in one process, or choose another method",
-            )
         if any(getattr(part, name, 0.0) for part in site.model.modules() for name in ("drop_rate", "drop_prob")):
             raise ConfigError(
                 "a dropout layer draws other random numbers in several processes than in one",
@@ -141,7 +142,7 @@ class Method:
     def local_round(self, site: Site, round_number: int) -> LocalReport:
         """One round of local work. All randomness inside is the round's own (dropout, stochastic depth)."""
         self.check_group(site)
-        with torch.random.fork_rng(devices=[]):
+        with site.device.forked_draws():
             torch.manual_seed(derive(site.seed, site.name, round_number, "steps"))
             self.begin_round(site, round_number)
             try:
@@ -164,7 +165,9 @@ class Method:
         for epoch in range(site.config.local_epochs):
             seen.clear()
             batches = site.epoch(round_number, epoch, sampler=self.sampler(site))
-            report += descend(batches, optimizer, lambda batch: self.step(site, batch), watch if keep else None)
+            report += descend(
+                batches, optimizer, lambda batch: self.step(site, batch), watch if keep else None, descent=site.descent
+            )
         if self.regulariser is not None:
             self.regulariser.end_round(site, round_number, seen)
         return report
@@ -185,12 +188,11 @@ class Method:
 
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Balanced softmax over the site's classes, or what the configuration puts in its place."""
-        del features
         if site.config.supervision == "bsm":
             return balanced_softmax(logits, labels, site.log_prior)
         if site.config.supervision == "ce":
             return functional.cross_entropy(logits, labels)
-        return torch.zeros(())
+        return features.new_zeros(())
 
     def penalty(self, site: Site, batch: Batch, features: Tensor, logits: Tensor) -> Tensor | float:
         """What the method adds to the supervised loss."""
@@ -238,7 +240,7 @@ class Method:
                 if site.config.predict_present_only and kind != "global":
                     scores = scores * site.prior.present
                     scores = scores / scores.sum(1, keepdim=True).clamp(min=1e-30)
-            return scores.float().numpy()
+            return to_host(scores.float()).numpy()
 
         return predict
 
@@ -251,7 +253,7 @@ class Method:
         self, site: Site, model: SplitModel, features: Tensor, kind: Kind, prototypes: Prototypes | None
     ) -> Tensor:
         share = self.prototype_share
-        by_head, by_prototype = torch.zeros(()), torch.zeros(())
+        by_head, by_prototype = features.new_zeros(()), features.new_zeros(())
         if share < 1.0:
             with evaluating(model):
                 by_head = torch.softmax(self.class_logits(model, features, kind), dim=1)

@@ -15,13 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn import functional
 
+from npr.device import to_host
 from npr.methods.base import Kind, Method
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model, feature_width, linear
 from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.seeds import derive, generator
-from npr.training import extract
 
 
 class CreffOptions(BaseModel):
@@ -43,9 +43,9 @@ def class_gradients(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor
     """
     classes = head.out_features
     errors = torch.softmax(head(features), dim=1) - functional.one_hot(labels, classes)
-    extended = torch.cat([features, torch.ones(len(features), 1)], dim=1)
-    gradients = torch.zeros(classes, classes, features.shape[1] + 1)
-    for label in set(labels.tolist()):
+    extended = torch.cat([features, features.new_ones(len(features), 1)], dim=1)
+    gradients = features.new_zeros(classes, classes, features.shape[1] + 1)
+    for label in set(to_host(labels).tolist()):
         mine = labels == label
         gradients[label] = errors[mine].T @ extended[mine] / mine.sum()
     return gradients
@@ -54,7 +54,7 @@ def class_gradients(features: Tensor, labels: Tensor, head: nn.Linear) -> Tensor
 def matching_loss(synthetic: Tensor, head: nn.Linear, target: Tensor, owned: Tensor) -> Tensor:
     """Sum over owned classes of 1 - cosine between synthetic and real gradients: row by row, and once for the bias."""
     classes, per_class, _ = synthetic.shape
-    errors = torch.softmax(head(synthetic), dim=2) - torch.eye(classes)[:, None, :]
+    errors = torch.softmax(head(synthetic), dim=2) - torch.eye(classes, device=synthetic.device)[:, None, :]
     weight = torch.einsum("cmk,cmd->ckd", errors, synthetic) / per_class
     rows = 1.0 - functional.cosine_similarity(weight, target[:, :, :-1], dim=2)
     bias = 1.0 - functional.cosine_similarity(errors.mean(1), target[:, :, -1], dim=1)
@@ -83,35 +83,36 @@ class CReFF(Method):
 
     def begin_round(self, site: Site, round_number: int) -> None:
         super().begin_round(site, round_number)
-        features, labels = extract(site.model, site.reading(site.train))
-        site.kept["class_gradients"] = class_gradients(features, labels, _retrained(site.model))
+        features, labels = site.training_features(site.model)
+        site.kept["class_gradients"] = to_host(class_gradients(features, labels, _retrained(site.model)))
 
     def contribution(self, site: Site, round_number: int) -> Contribution:
         """Gradients count once per owning site, not per image, so they are sums of their own beside the owners'."""
         plain = super().contribution(site, round_number)
         extras = {
-            "class_gradients": site.kept["class_gradients"].flatten().numpy(),
-            "owners": site.prior.present.float().numpy(),
+            "class_gradients": to_host(site.kept["class_gradients"]).flatten().numpy(),
+            "owners": to_host(site.prior.present.float()).numpy(),
         }
         return Contribution(vector=plain.vector, weight=plain.weight, extras=extras)
 
     def server_step(self, model: SplitModel, manifest: ParameterManifest, mean: Vector, extras: dict[str, Sum]) -> None:
         super().server_step(model, manifest, mean, extras)
         head = _retrained(model)
-        owners = torch.from_numpy(extras["owners"].astype(np.float32))
-        gradients = torch.from_numpy(extras["class_gradients"].astype(np.float32))
+        owners = torch.from_numpy(extras["owners"].astype(np.float32)).to(head.weight.device)
+        gradients = torch.from_numpy(extras["class_gradients"].astype(np.float32)).to(head.weight.device)
         target = gradients.view(len(owners), len(owners), -1) / owners.clamp(min=1.0)[:, None, None]
         owned = owners >= self.options.min_owners
         synthetic = self._match(head, target, owned)
-        self.server_memory = {"synthetic": synthetic, "known": self.server_memory.get("known", owned) | owned}
-        self._retrain(head, synthetic[self.server_memory["known"]], self.server_memory["known"].nonzero().flatten())
+        known = self.server_memory.get("known", owned).to(owned.device) | owned
+        self.server_memory = {"synthetic": to_host(synthetic), "known": to_host(known)}
+        self._retrain(head, synthetic[known], known.nonzero().flatten())
 
     def _match(self, head: nn.Linear, target: Tensor, owned: Tensor) -> Tensor:
         shape = (head.out_features, self.options.per_class, head.in_features)
         start = self.server_memory.get("synthetic")
         if start is None:
             start = torch.randn(shape, generator=generator(self._seed, "synthetic features"))
-        synthetic = start.clone().requires_grad_()
+        synthetic = start.to(target.device).clone().requires_grad_()
         optimizer = torch.optim.SGD([synthetic], lr=self.options.matching_rate)
         for _ in range(self.options.matching_steps):
             optimizer.zero_grad()
@@ -122,11 +123,11 @@ class CReFF(Method):
     def _retrain(self, head: nn.Linear, synthetic: Tensor, classes: Tensor) -> None:
         """Train a fresh head on the synthetic features and put it in the old one's place."""
         draws = generator(self._seed, "head batches")
-        fresh = linear(head.in_features, head.out_features, derive(self._seed, "retrained head"))
+        fresh = linear(head.in_features, head.out_features, derive(self._seed, "retrained head")).to(synthetic.device)
         inputs, labels = synthetic.flatten(0, 1), classes.repeat_interleave(synthetic.shape[1])
         optimizer = torch.optim.SGD(fresh.parameters(), lr=self.options.head_rate)
         for _ in range(self.options.head_epochs):
-            order = torch.randperm(len(labels), generator=draws)
+            order = torch.randperm(len(labels), generator=draws).to(labels.device)
             for start in range(0, len(order), 32):
                 rows = order[start : start + 32]
                 optimizer.zero_grad()

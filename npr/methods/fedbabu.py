@@ -41,10 +41,10 @@ class FedBABU(Method):
 
     def finish(self, site: Site, round_number: int) -> None:
         prefixes = ("head.",) if self.options.finetune_head_only else ("extractor.", "head.")
-        with torch.random.fork_rng(devices=[]), training_only(site.model, prefixes) as named:
+        with site.device.forked_draws(), training_only(site.model, prefixes) as named:
             torch.manual_seed(derive(site.seed, site.name, "finish"))
             optimizer = site.fresh_optimizer(round_number, named)
             site.model.train(not self.options.finetune_head_only)
             for epoch in range(self.options.finetune_epochs):
                 batches = site.epoch(round_number, "finish", epoch)
-                descend(batches, optimizer, lambda batch: self.step(site, batch))
+                descend(batches, optimizer, lambda batch: self.step(site, batch), descent=site.descent)

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import torch
 
+from npr.device import number, to_host
 from npr.methods.base import EVERYTHING, Method
 from npr.methods.registry import register
 from npr.methods.regulariser import cluster
 from npr.methods.site import Site
-from npr.training import extract
 
 
 @register("fedper", "shared extractor, personal head, no regularisation")
@@ -41,9 +41,9 @@ def head_from_prototypes(site: Site, round_number: int) -> None:
 
     Cosine to the mean of a class's prototypes, with features of average length; other rows stay as they are.
     """
-    features, labels = extract(site.model, site.reading(site.train))
+    features, labels = site.training_features(site.model)
     prototypes = cluster(site, features, labels, round_number, start=site.prototypes)
-    scale = site.config.temperature * float(features.norm(dim=1).mean())
-    for owner in prototypes.classes:
+    scale = site.config.temperature * number(features.norm(dim=1).mean())
+    for owner in to_host(prototypes.classes).tolist():
         site.model.head.weight[owner] = prototypes.vectors[prototypes.owners == owner].mean(0) / scale
         site.model.head.bias[owner] = 0.0

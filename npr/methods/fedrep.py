@@ -11,7 +11,7 @@ from npr.methods.base import EVERYTHING, Method
 from npr.methods.registry import register
 from npr.methods.site import Site
 from npr.seeds import derive, generator
-from npr.training import LocalReport, extract, training_only
+from npr.training import LocalReport, training_only
 
 
 class RepOptions(BaseModel):
@@ -39,18 +39,18 @@ class FedRep(Method):
 
     def finish(self, site: Site, round_number: int) -> None:
         """The head was fitted to the body of the round before; fit it to the last one."""
-        with torch.random.fork_rng(devices=[]):
+        with site.device.forked_draws():
             torch.manual_seed(derive(site.seed, site.name, "finish"))
             self.fit_head(site, round_number, self.options.final_head_epochs, "finish")
 
     def fit_head(self, site: Site, round_number: int, epochs: int, *part: str) -> None:
         """Descend the head on features read once: the body is fixed, so they are the same in every pass."""
-        features, labels = extract(site.model, site.reading(site.train))
+        features, labels = site.training_features(site.model)
         draws = generator(site.seed, site.name, round_number, "head", *part)
         with training_only(site.model, ("head.",)) as named:
             optimizer = site.optimizer(round_number, named, key="head")
             for _ in range(epochs):
-                order = torch.randperm(len(labels), generator=draws)
+                order = site.device.from_host(torch.randperm(len(labels), generator=draws))
                 for start in range(0, len(order), site.config.batch_size):
                     rows = order[start : start + site.config.batch_size]
                     optimizer.zero_grad(set_to_none=True)

@@ -37,7 +37,7 @@ class FedRS(Method):
         scaled = torch.where(present, logits, self.options.alpha * logits)
         if site.config.supervision == "bsm":
             log_prior = site.prior.log()
-            smallest = float(log_prior[present].min())
-            absent = smallest if self.options.floor == "smallest" else float(torch.log(torch.tensor(1e-9)))
+            smallest = log_prior[present].min()
+            absent = smallest if self.options.floor == "smallest" else torch.full_like(smallest, 1e-9).log()
             scaled = scaled + torch.where(present, log_prior, absent)
         return functional.cross_entropy(scaled, labels)

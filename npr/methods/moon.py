@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from npr.data.loader import Batch
+from npr.device import to_host
 from npr.methods.base import EVERYTHING, Method
 from npr.methods.registry import register
 from npr.methods.site import Site
@@ -35,7 +36,7 @@ def contrast(current: Tensor, received: Tensor, previous: Tensor, tau: float) ->
     positive = functional.cosine_similarity(current, received)
     negative = functional.cosine_similarity(current, previous)
     pairs = torch.stack([positive, negative], dim=1) / tau
-    return functional.cross_entropy(pairs, torch.zeros(len(pairs), dtype=torch.int64))
+    return functional.cross_entropy(pairs, torch.zeros(len(pairs), dtype=torch.int64, device=pairs.device))
 
 
 @register("moon+npr", "MOON with non-parametric regularisation", npr=True)
@@ -71,7 +72,7 @@ class Moon(Method):
 
     def work(self, site: Site, round_number: int) -> LocalReport:
         report = super().work(site, round_number)
-        site.kept |= {_PREVIOUS + name: tensor.clone() for name, tensor in site.model.state_dict().items()}
+        site.kept |= {_PREVIOUS + name: to_host(tensor.clone()) for name, tensor in site.model.state_dict().items()}
         return report
 
     def penalty(self, site: Site, batch: Batch, features: Tensor, logits: Tensor) -> Tensor | float:

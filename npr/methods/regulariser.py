@@ -11,7 +11,6 @@ from npr.methods.site import Site
 from npr.model import SplitModel
 from npr.prototypes import Prototypes, make_prototypes
 from npr.seeds import generator
-from npr.training import extract
 
 Seen = list[tuple[Tensor, Tensor]]
 # The share of lambda in this round, among what a site keeps until the round's end.
@@ -31,7 +30,7 @@ class Regulariser:
         # Early features are those of the initial model: distances between them mean little yet.
         site.within_round[_SHARE] = min(1.0, round_number / (site.config.lambda_rounds + 1))
         if site.config.prototype_source == "exact" or site.prototypes is None:
-            site.prototypes = cluster(site, *_read(site, site.model), round_number, start=site.prototypes)
+            site.prototypes = cluster(site, *site.training_features(site.model), round_number, start=site.prototypes)
 
     def add(self, site: Site, supervised: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         if site.prototypes is None:
@@ -52,11 +51,7 @@ class Regulariser:
 
         Not from the rounds that led here: a model that is kept predicts later as it did when it was chosen.
         """
-        return cluster(site, *_read(site, model), 0)
-
-
-def _read(site: Site, model: SplitModel) -> tuple[Tensor, Tensor]:
-    return extract(model, site.reading(site.train))
+        return cluster(site, *site.training_features(model), 0)
 
 
 def cluster(

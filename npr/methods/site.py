@@ -13,12 +13,13 @@ from npr.config import TrainConfig
 from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
 from npr.data.loader import Batches, Sampler
+from npr.device import PROCESSOR, Device, to_host
 from npr.distributed import ALONE, Group
 from npr.losses import ClassPrior
 from npr.model import SplitModel
 from npr.prototypes import Prototypes
 from npr.seeds import derive
-from npr.training import load_optimizer_tensors, make_optimizer, optimizer_tensors, set_rate
+from npr.training import Descent, extract, load_optimizer_tensors, make_optimizer, optimizer_tensors, set_rate
 
 AUGMENTATIONS = {"none": None, "standard": Augmentation(), "paper": Augmentation.paper()}
 # Reading keeps no activations, but larger batches fall out of the processor's cache: 256 took 1.5 times as long as 64.
@@ -31,7 +32,7 @@ class Site:
     A local round is a function of the received vector, this memory, the data, the configuration, the seed and the
     round's number, so that the lab and a real federation compute the same numbers.
 
-    :ivar kept: tensors a method keeps over rounds (a previous model, for instance), by name.
+    :ivar kept: tensors a method keeps over rounds (a previous model, for instance), by name; on the host.
     :ivar group: the processes that do this site's local work together.
     :ivar within_round: what a method needs until the round's end and no longer (a frozen copy, for instance).
     """
@@ -46,13 +47,16 @@ class Site:
         seed: int,
         mean: tuple[float, ...],
         std: tuple[float, ...],
+        device: Device = PROCESSOR,
     ) -> None:
         self.name = name
         self.train = train
-        self.model = model
+        self.device = device
+        self.model = device.placed(model)
+        self.descent = Descent(device, model)
         self.config = config
         self.seed = seed
-        self.prior = ClassPrior(torch.from_numpy(train.class_counts()))
+        self.prior = ClassPrior(device.from_host(train.class_counts()))
         self.log_prior = self.prior.log(config.prior_floor)
         self.prototypes: Prototypes | None = None
         self.group: Group = ALONE
@@ -61,13 +65,21 @@ class Site:
         self._optimizers: dict[str, Optimizer] = {}
         self._saved: dict[str, dict[str, Tensor]] = {}
         self._mean, self._std = mean, std
+        self._read: tuple[Tensor, Tensor, Tensor, torch.dtype | None] | None = None
 
     def __repr__(self) -> str:
         return f"<Site {self.name}, {len(self.train)} images>"
 
     def reading(self, samples: Samples) -> Batches:
         """`samples` in order, as in evaluation."""
-        return Batches(samples, batch_size=READING_BATCH, mean=self._mean, std=self._std, group=self.group)
+        return Batches(
+            samples,
+            batch_size=READING_BATCH,
+            mean=self._mean,
+            std=self._std,
+            group=self.group,
+            device=self.device,
+        )
 
     def epoch(self, round_number: int, *part: str | int, sampler: Sampler | None = None) -> Batches:
         """One shuffled, augmented pass over the training images; `part` distinguishes several passes of a round."""
@@ -81,7 +93,34 @@ class Site:
             shuffle=True,
             sampler=sampler,
             group=self.group,
+            device=self.device,
         )
+
+    def training_features(self, model: SplitModel) -> tuple[Tensor, Tensor]:
+        """Features and labels of all training images under a model, in eval mode and without augmentation.
+
+        Kept until another model is asked for: a model that was evaluated after a round is the one that the next round
+        starts from, and both need its features.
+        """
+        if self.group.size > 1:  # all processes read, or none
+            return extract(model, self.reading(self.train))
+        tensors = model.extractor.state_dict().items()
+        # Counters of batches have no influence, and are the site's own.
+        used = [tensor.reshape(-1) for name, tensor in tensors if not name.endswith("num_batches_tracked")]
+        weights = torch.cat(used) if used else torch.empty(0)
+        if self._read is None or not self._read_by(model, weights):
+            self.forget_features()  # two of them at a time would be memory for nothing
+            self._read = (*extract(model, self.reading(self.train)), weights, model.extractor_dtype)
+        return self._read[0], self._read[1]
+
+    def _read_by(self, model: SplitModel, weights: Tensor) -> bool:
+        """Whether the features that are kept are those of a model with these weights."""
+        if self._read is None or self._read[3] != model.extractor_dtype or self._read[2].shape != weights.shape:
+            return False
+        return bool(to_host((self._read[2] == weights).all()))
+
+    def forget_features(self) -> None:
+        self._read = None
 
     def optimizer(
         self, round_number: int, named: Iterable[tuple[str, nn.Parameter]] | None = None, *, key: str = "all"
@@ -112,13 +151,14 @@ class Site:
             seed=self.seed,
             mean=self._mean,
             std=self._std,
+            device=self.device,
         )
         other.remember(self.memory() | {f"model/{name}": tensor for name, tensor in model.state_dict().items()})
         other.group = self.group
         return other
 
     def memory(self) -> dict[str, Tensor]:
-        """All that must survive a restart, as named tensors."""
+        """All that must survive a restart, as named tensors on the host."""
         tensors = {f"model/{name}": tensor for name, tensor in self.model.state_dict().items()}
         tensors |= {f"kept/{name}": tensor for name, tensor in self.kept.items()}
         if self.prototypes is not None:
@@ -126,7 +166,9 @@ class Site:
         if self.config.optimizer_state == "persist":
             saved = self._saved | {key: optimizer_tensors(optimizer) for key, optimizer in self._optimizers.items()}
             tensors |= {f"optimizer/{key}/{name}": t for key, part in saved.items() for name, t in part.items()}
-        return tensors
+        if self.descent.scaler is not None:
+            tensors["scale/float16"] = self.descent.scale()
+        return {name: to_host(tensor) for name, tensor in tensors.items()}
 
     def remember(self, tensors: dict[str, Tensor]) -> None:
         """The inverse of `memory`."""
@@ -137,7 +179,9 @@ class Site:
         self.model.load_state_dict(parts["model"])
         self.kept = dict(parts.get("kept", {}))
         held = parts.get("prototypes")
-        self.prototypes = Prototypes(held["vectors"], held["owners"]) if held else None
+        self.prototypes = Prototypes(*map(self.device.from_host, (held["vectors"], held["owners"]))) if held else None
+        if self.descent.scaler is not None and "scale" in parts:
+            self.descent.rescale(parts["scale"]["float16"])
         self._optimizers, self._saved = {}, {}
         for name, tensor in parts.get("optimizer", {}).items():
             key, _, rest = name.partition("/")

@@ -22,7 +22,7 @@ def figures_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
 
     config = SiteConfig.read(path)
     manifest = manifest_at(config.identity)
-    initial, _ = pinned_model(config.initial_model, manifest)
+    initial, _ = pinned_model(config.model_file(manifest.model.initial_file), manifest)
     recipe = recipe_of(manifest)
     _, data = open_data(config.data, site=name, image_size=recipe.image_size, classes=manifest.model.classes)
     scores = train_alone(manifest, initial, recipe, data, rounds=rounds)

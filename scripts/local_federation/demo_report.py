@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -48,9 +49,12 @@ def check_sums(grounds: Grounds) -> tuple[bool, int]:
             target = grounds.folder / DUMPS / site / f"round-{result.round}.npy"
             target.parent.mkdir(parents=True, exist_ok=True)
             np.save(target, vector, allow_pickle=False)
+        if result.total is None:  # it has left the spool; the model that the result names shows whether this is it
+            result = replace(result, total=sums.sum_of(result.survivors, words, layout))
         exact &= sums.is_exact(result, words, layout)
         checked += result.checked
-        state, movements = sums.follows(result, state, manifest, movements), result.movements
+        after = sums.follows(result, state, manifest, movements)
+        state, movements = (after, result.movements) if result.stands else (state, movements)
     return exact, checked
 
 

@@ -77,12 +77,14 @@ def site(path: Path, numbers: bool) -> None:
     with ending_well():
         logging.info("starting")
         config = SiteConfig.read(path)
-        agent = assemble(
-            config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
-        )
-        seen = AgentPresence(config, agent)
         until = lambda stopped: stop_on_signals(stopped.set)  # noqa: E731  # as the command has it
-        asyncio.run(serve(agent, config.coordinator, until=until, watch=seen.look, ended=seen.stop))
+        again = True
+        while again:
+            agent = assemble(
+                config, clock=SystemClock(), rng=SystemRandomness(), make_learner=learner, agent_type=KeepingAgent
+            )
+            seen = AgentPresence(config, agent)
+            again = asyncio.run(serve(agent, config.coordinator, until=until, watch=seen.look, ended=seen.stop))
 
 
 if __name__ == "__main__":

@@ -85,9 +85,9 @@ def _sheet(parts: list[Image.Image], columns: int) -> Image.Image:
 
 def _folded(image: Image.Image, columns: int) -> Image.Image:
     """A long page as columns of one height, cut between lines of text where there is white."""
-    height, cuts = -(-image.height // columns), [0]
-    grey = image.convert("L")
-    while cuts[-1] + height < image.height:
+    cuts, grey = [0], image.convert("L")
+    for left in range(columns, 1, -1):
+        height = -(-(image.height - cuts[-1]) // left)
         lowest = cuts[-1] + height
         rows = range(lowest, lowest - height // 4, -1)
         blank = (at for at in rows if grey.crop((0, at, image.width, at + 1)).getextrema()[0] > BLANK)

@@ -13,7 +13,7 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
@@ -26,8 +26,8 @@ from coordinator.recover import recover
 from lazaret.checks import used_bytes
 from lazaret.terminal import emit, run_command, say
 from security.audit.agreement import keys_for
-from security.audit.findings import Severity
-from security.audit.verify import verify
+from security.audit.compare import cross
+from security.audit.findings import Finding, exit_code
 from security.identity.pki import Role
 from security.log.machine import HEARTBEAT_MS
 from site_agent.run import Agent
@@ -37,6 +37,7 @@ from tests.support.whole_federation import WholeFederation
 DAY_MS: Final = 86_400_000
 ENDS: Final = 0.25  # of the time is over when one certificate has ended
 SHORT_LIVED, LEAVER, JOINER, FULL = "site1", "site2", "site-new", "site3"
+LOST: Final = "hub"  # the coordinator whose machine is lost, with its log
 
 
 class HalfYear:
@@ -113,6 +114,7 @@ class HalfYear:
             federation.clock.advance(min(self.beat_ms, until_ms - federation.clock.now_ms()))
             for agent in federation.agents.values():
                 agent.heartbeat()
+            federation.count()
             federation.shell.tick()
         federation.shell.pause.clear()
         federation.step()
@@ -139,11 +141,7 @@ class HalfYear:
         federation, world = self.federation, self.federation.world
         world.authority.revoke(LEAVER, "has left", now_ms=world.now)
         federation.manifest = world.publish()
-        agent = federation.agents[LEAVER]
-        federation.disconnect(LEAVER)
-        agent.log.close()
-        agent.wal.close()
-        del federation.agents[LEAVER]
+        federation.stop(LEAVER)
         federation.adopt_at_hub()
         self._work(1)
         assert LEAVER not in federation.survivors()[-1]
@@ -183,7 +181,7 @@ class HalfYear:
         before = self.done
         federation.kill_hub()
         shutil.rmtree(federation.folder / "hub-state")
-        world.authority.revoke("hub", "its machine is lost", now_ms=world.now)
+        world.authority.revoke(LOST, "its machine is lost", now_ms=world.now)
         world.enroll("hub-2", Role.COORDINATOR, hosts=("localhost", "127.0.0.1"))
         federation.manifest, federation.hub = world.publish(), "hub-2"
         federation.give_manifest("hub-2")
@@ -207,8 +205,7 @@ class HalfYear:
         folders = {site: federation.folder / f"{site}-agent" / "state" / "log" for site in federation.configs}
         folders[federation.hub] = federation.folder / "hub-state" / "log"
         federation.stop_all()
-        root = federation.world.authority.folder / "root.pem"
-        logs = {name: audited(folder, root) for name, folder in folders.items()}
+        logs, between = audited(folders, federation.world.authority.folder / "root.pem", lost=LOST)
         return {
             "sites": len(federation.configs),
             "weeks": self.weeks,
@@ -218,7 +215,9 @@ class HalfYear:
             "events": self.events,
             "bytes_after_each_week": self.growth,
             "logs": logs,
-            "failures": sum(log["failures"] for log in logs.values()),
+            "between_the_logs": between,
+            "clean_logs": sum(log["clean"] for log in logs.values()),
+            "clean": between["clean"] and all(log["clean"] for log in logs.values()),
         }
 
 
@@ -243,11 +242,21 @@ def full_disk(agent: Agent) -> Iterator[list[int]]:
         agent.wal.append = append  # type: ignore[method-assign]
 
 
-def audited(folder: Path, root: Path) -> dict[str, Any]:
-    found = verify(folder, keys_for(folder, root))
-    failures = [finding for finding in found.findings if finding.severity is Severity.FAIL]
-    codes = Counter(f"{finding.severity.value}:{finding.code}" for finding in found.findings)
-    return {"entries": found.size, "bytes": used_bytes(folder), "failures": len(failures), "findings": dict(codes)}
+def audited(folders: dict[str, Path], root: Path, *, lost: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `privacy-audit cross --lost` says of each log, and between them. Clean is what it ends with 0 for."""
+    keys = {folder: keys_for(folder, root) for folder in folders.values()}
+    crossed = cross(list(folders.values()), keys, lost=(lost,))
+    logs = {
+        name: {"entries": log.size, "bytes": used_bytes(log.folder), **told(log.findings)}
+        for name, log in zip(folders, crossed.logs, strict=True)
+    }
+    matched = {"messages_matched": crossed.matched, "receipts_fitting": crossed.receipts, "log_lost": lost}
+    return logs, matched | told(crossed.joint)
+
+
+def told(findings: Sequence[Finding]) -> dict[str, Any]:
+    codes = Counter(f"{finding.severity.value}:{finding.code}" for finding in findings)
+    return {"clean": exit_code(findings) == 0, "findings": dict(codes)}
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
@@ -262,11 +271,11 @@ def main(sites: int, rounds: int, weeks: int, beat: int, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="lazaret-half-year-") as folder:
         half = HalfYear(Path(folder), sites=sites, rounds=rounds, weeks=weeks, beat_ms=60_000 * beat)
         half.live()
-        told = half.report() | {"seconds": round(monotonic() - began)}
+        seen = half.report() | {"seconds": round(monotonic() - began)}
     if as_json:
-        emit(told)
+        emit(seen)
         return
-    say(json.dumps({name: value for name, value in told.items() if name != "logs"}, indent=1))
+    say(json.dumps({name: value for name, value in seen.items() if name != "logs"}, indent=1))
 
 
 if __name__ == "__main__":

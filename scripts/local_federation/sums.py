@@ -41,6 +41,8 @@ def kept_folder(state: Path, round_number: int) -> Path:
 class Published:
     """One result as the coordinator keeps it; `total` is None when the sum has left its spool, or is of another layout
     than the manifest in force has. With groups it is one group's sum after the other.
+
+    :ivar stands: whether the model follows: not if the sites have voted against it.
     """
 
     round: int
@@ -50,6 +52,7 @@ class Published:
     after: bytes
     good: bool
     checked: bool
+    stands: bool
     movements: bytes
 
 
@@ -73,7 +76,8 @@ def read_published(coordinator: Path) -> list[Published]:
             checked = history.certificate(link.result_hash) is not None
             same = result.context.layout_hash == layout.layout_hash
             total = _total(state / "spool", link.sum_root, layout, split) if same else None
-            found.append(_published(result, total, checked=checked))
+            stands = link.state_hash == result.state_hash
+            found.append(_published(result, total, checked=checked, stands=stands))
     return found
 
 
@@ -87,7 +91,7 @@ def _total(spool: Path, root: bytes, layout: Layout, split: Groups | None) -> Wo
     return total
 
 
-def _published(result: Result, total: Words | None, *, checked: bool) -> Published:
+def _published(result: Result, total: Words | None, *, checked: bool, stands: bool) -> Published:
     return Published(
         round=result.context.round,
         survivors=tuple(line.site for line in result.uploads),
@@ -96,6 +100,7 @@ def _published(result: Result, total: Words | None, *, checked: bool) -> Publish
         after=result.state_hash,
         good=result.verdict == SumVerdict.GOOD,
         checked=checked,
+        stands=stands,
         movements=result.movements,
     )
 
@@ -119,13 +124,21 @@ def is_exact(
 
     :param split: the groups of the run; each has a sum of its own.
     """
-    parts = [result.survivors] if split is None else split.parts(result.survivors)
+    expected = sum_of(result.survivors, words, layout, split=split)
+    return result.total is not None and bool(np.array_equal(result.total, expected))
+
+
+def sum_of(
+    survivors: tuple[str, ...], words: Mapping[str, Words], layout: Layout, *, split: Groups | None = None
+) -> Words:
+    """The sum of these words over the survivors; with groups one group's sum after the other."""
+    parts = [survivors] if split is None else split.parts(survivors)
     expected = np.zeros((len(parts), layout.words), dtype=layout.dtype)
     for total, sites in zip(expected, parts, strict=True):
         for site in sites:
             total += words[site]
         layout.ring.wrap(total)
-    return result.total is not None and bool(np.array_equal(result.total, expected.reshape(-1)))
+    return expected.reshape(-1)
 
 
 def follows(result: Published, state: states.State, manifest: Manifest, movements: bytes) -> states.State:

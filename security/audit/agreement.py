@@ -24,7 +24,7 @@ from security.log.store import LogFolder
 if TYPE_CHECKING:
     from cryptography.x509 import Certificate
 
-    from security.dp.planner import SharedNoise
+    from security.dp.shared_noise import SharedNoise
     from security.identity.manifest import Manifest
     from security.secagg.groups import Groups
 
@@ -54,6 +54,7 @@ class AgreedRules:
     :param destinations: SHA-256 of the keys that the coordinator may have; a message may go nowhere else.
     :param purposes: what data may be opened for; empty if the manifest does not say.
     :param groups: of sites whose sums are opened apart; `undrawn`: the manifest asks for groups that are not drawn yet.
+    :param vote: whether sites vote on each model.
     :param packages: digests of the software that may run; empty if the manifest does not say. `schemas` likewise.
     """
 
@@ -63,14 +64,17 @@ class AgreedRules:
     configs: frozenset[str]
     layout: str
     initial_state: str
+    initial_file: str
     colluders: int
     least_survivors: int
     least_cohort: int
     max_rounds_unwitnessed: int
     destinations: frozenset[str]
     certificates: Mapping[str, tuple[int, int]]
+    sites: frozenset[str]
     groups: Groups | None = None
     undrawn: bool = False
+    vote: bool = False
     privacy: AgreedPrivacy | None = None
     purposes: frozenset[str] = frozenset()
     legal_bases: frozenset[str] = frozenset()
@@ -136,6 +140,12 @@ class Agreements:
         """Whose cosignatures count for a log, in any version."""
         return tuple(dict.fromkeys(key for one in self.versions for key in one.roster.cosigners_for(origin)))
 
+    @cached_property
+    def observers(self) -> frozenset[VerifierKey]:
+        """Witnesses that were a member in no version: they may sign at any time, also under an older manifest."""
+        members = {party.cosigner for one in self.versions for party in one.roster.parties}
+        return frozenset(key for one in self.versions for key in one.roster.observers) - members
+
     def conflicts(self) -> Iterator[tuple[Agreement, Agreement]]:
         """Pairs of different manifests of one version."""
         seen: dict[int, Agreement] = {}
@@ -190,6 +200,7 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         configs=frozenset(training.config_hashes),
         layout=numbers.layout.layout_hash.hex(),
         initial_state=manifest.model.initial_state,
+        initial_file=manifest.model.initial_file,
         colluders=numbers.colluders,
         least_survivors=numbers.least_survivors,
         least_cohort=manifest.least_cohort,
@@ -197,7 +208,9 @@ def _rules_of(manifest: Manifest) -> AgreedRules:
         destinations=frozenset(manifest.coordinator.tls_keys),
         groups=groups_of(numbers),
         undrawn=numbers.groups is not None and not numbers.groups.secrets,
+        vote=manifest.audit.vote_drop is not None,
         certificates={member.id: member.valid_ms for member in manifest.members},
+        sites=frozenset(manifest.sites),
         privacy=_privacy_of(manifest),
         purposes=frozenset(manifest.processing.purposes),
         legal_bases=frozenset(manifest.processing.legal_bases),
@@ -286,6 +299,16 @@ def open_signed(data: bytes, root: Certificate | None, where: str) -> Manifest:
         check_signature(manifest, signature, root)
         check_federation(manifest, root)
     return manifest
+
+
+def coordinator_keys(agreements: Agreements) -> dict[str, frozenset[str]]:
+    """Every coordinator that there ever was, with its keys; of none where no rules are known."""
+    found: dict[str, frozenset[str]] = {}
+    for one in agreements.versions:
+        if one.rules is not None and one.roster.coordinator is not None:
+            name = one.roster.coordinator.name
+            found[name] = found.get(name, frozenset()) | one.rules.destinations
+    return found
 
 
 def coordinator_name(agreements: Agreements) -> str | None:

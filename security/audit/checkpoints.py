@@ -1,5 +1,5 @@
 """The checkpoints of one log: read, checked against keys, sorted into epochs and witnesses, and held against the tree
-over its entries.
+over its entries. And those that others hold of a log: they count under a key that a manifest lists, and not otherwise.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from lazaret.errors import CodecError, VerificationFailed
-from security.audit.agreement import Agreements
+from lazaret.errors import CodecError, ToolkitError, VerificationFailed
+from security.audit.agreement import Agreements, Keys
 from security.audit.findings import Findings
 from security.crypto.merkle import HASH_SIZE, CompactRange
 from security.log.keys import EpochChain
 from security.log.note import Checkpoint, KeyType, Note, VerifierKey, checkpoint_of
 from security.log.roster import Roster
 from security.log.store import LogFolder, is_size
-from security.log.witness import HeldCheckpoint
+from security.log.witness import Fork, HeldCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,19 +201,23 @@ class TreeCheck:
     def reach(self, latest: int) -> bool:
         """Compare the root of what has passed; whether the log itself has a checkpoint here."""
         self._flush()
-        size, root, own = self.stop, self._range.root(), self._own.get(self.stop)
+        size, own = self.stop, self._own.get(self.stop)
         if own is not None:
-            if root == own.checkpoint.root:
-                self._fits = size
-            else:
-                between = f"a change between entries {self._fits} and {size - 1}"
-                self._findings.add("RootMismatch", f"head {size} has another root: {between}", max(size - 1, 0))
+            self._compare_own(own, self._range.root())
             self.latest_at[size] = latest
         for other in self._held.get(size, ()):
-            if root != other.checkpoint.root:
+            if self._range.root() != other.checkpoint.root:
                 self._contradicted(other, size)
         self.stop = next(self._stops)
         return own is not None
+
+    def _compare_own(self, own: VerifiedCheckpoint, root: bytes) -> None:
+        size = own.checkpoint.size
+        if root == own.checkpoint.root:
+            self._fits = size
+        else:
+            between = f"a change between entries {self._fits} and {size - 1}"
+            self._findings.add("RootMismatch", f"head {size} has another root: {between}", max(size - 1, 0))
 
     def close(self, latest: int) -> None:
         """Everything has passed."""
@@ -246,3 +250,43 @@ class TreeCheck:
             self._findings.add("RootMismatch", f"a witness saw other entries up to {size}", max(size - 1, 0))
         else:
             self._findings.add("Fork", f"a witness holds another history of {size} entries", max(size - 1, 0))
+
+
+# Checkpoints and forks that somebody brings
+
+
+def verify_held(held: HeldCheckpoint, agreements: Agreements, origin: str) -> None:
+    """Check that a checkpoint is signed under a key that a manifest lists for its log.
+
+    :raises VerificationFailed: if it is not, so that it proves nothing about anybody.
+    """
+    _under_listed_keys(agreements, origin, lambda root: held.verify(root, origin))
+
+
+def believed(held: HeldCheckpoint, keys: Keys, origin: str) -> bool:
+    """Whether a checkpoint that somebody brought is a genuine one of this log; another proves nothing about it."""
+    try:
+        verify_held(held, keys.agreements, origin)
+    except ToolkitError:
+        return False
+    return held.checkpoint.origin == origin
+
+
+def verify_fork(fork: Fork, agreements: Agreements) -> None:
+    """Check evidence of a fork under the keys that a manifest lists for the log.
+
+    :raises VerificationFailed: if it does not show that the holder of these keys signed two histories.
+    """
+    _under_listed_keys(agreements, fork.origin, fork.verify)
+
+
+def _under_listed_keys(agreements: Agreements, origin: str, verify: Callable[[VerifierKey], object]) -> None:
+    """Return when `verify` holds under one of the keys that a manifest lists for a log; otherwise its last error."""
+    failure: ToolkitError = VerificationFailed("of a log that no manifest lists", where=origin)
+    for party in agreements.parties(origin):
+        try:
+            verify(party.root)
+            return
+        except (VerificationFailed, CodecError) as error:
+            failure = error
+    raise failure

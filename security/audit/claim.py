@@ -44,6 +44,8 @@ _SENTENCES: Final[dict[str, str]] = {
     "egress.blocked": "The egress filter stopped a message, {message}, {bytes} bytes: {rule}.",
     "secagg.survivors": "It agreed that the sum is over {count} sites, at least {threshold}; missing: {missing}.",
     "secagg.unmasked": "Shares were opened: of the own masks of {survived}; of the keys of {lost}.",
+    "result.voted": "Of the sites, {accepts} accepted the model and {refusals} did not ({threshold} are a quorum). "
+    "Model {model} stands.",
     "aggregate.published": "It published the sum of {inputs} vectors{apart}. Model {previous} became {model}.",
 }
 _CARRYING: Final = frozenset({"masked-vector", "mask-share"})

@@ -16,7 +16,7 @@ import click
 
 from lazaret.errors import CannotDecide, CodecError, ConfigError, ToolkitError, VerificationFailed
 from security.audit import tools
-from security.audit.options import FILE, LOG, TARGET, as_json, emit, finish, logs, one_log, root_key
+from security.audit.options import FILE, LOG, TARGET, as_json, emit, finish, logs, lost, one_log, root_key
 
 if TYPE_CHECKING:
     from security.audit.compare import Crossed
@@ -42,7 +42,7 @@ class _Group(click.Group):
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--alerts", type=FILE, help="A site.toml or coordinator.toml: its [alerts] hear of a verdict not clean.")
+@click.option("--alerts", type=FILE, help="Send a verdict that is not clean to the [alerts] of this configuration.")
 @click.pass_context
 def main(context: click.Context, alerts: Path | None) -> None:
     """Check privacy logs: what left each site, that it was masked, its epsilon, and that it was not changed."""
@@ -83,8 +83,9 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
     """Check each log by itself: entries, tree, signatures, epochs, witnesses, lengths, masks, epsilon."""
     from security.audit import text
     from security.audit.agreement import keys_for
+    from security.audit.checkpoints import believed
     from security.audit.findings import exit_code
-    from security.audit.verify import believed, origin_of
+    from security.audit.verify import origin_of
     from security.audit.verify import verify as verify_log
 
     given = [_held_file(path) for path in held]
@@ -109,24 +110,30 @@ def verify(logs: Sequence[Path], root_key: Path | None, held: Sequence[Path], as
     finish(code, quiet=as_json)
 
 
-def _crossed(paths: Sequence[Path], root_key: Path | None, *, second_opinion: bool = False) -> Crossed:
+def _crossed(
+    paths: Sequence[Path], root_key: Path | None, lost: Sequence[str], *, second_opinion: bool = False
+) -> Crossed:
     from security.audit.agreement import keys_for
     from security.audit.compare import cross as cross_logs
 
-    return cross_logs(paths, {path: keys_for(path, root_key) for path in paths}, second_opinion=second_opinion)
+    keys = {path: keys_for(path, root_key) for path in paths}
+    return cross_logs(paths, keys, second_opinion=second_opinion, lost=lost)
 
 
 @main.command()
 @logs
 @root_key
+@lost
 @click.option("--evidence", type=click.Path(file_okay=False, path_type=Path), help="Write proofs of forks here.")
 @as_json
-def cross(logs: Sequence[Path], root_key: Path | None, evidence: Path | None, as_json: bool) -> None:
+def cross(
+    logs: Sequence[Path], root_key: Path | None, lost: Sequence[str], evidence: Path | None, as_json: bool
+) -> None:
     """Check logs against each other: every message at both ends, one model, one cohort, one history."""
     from security.audit import text
     from security.audit.findings import Severity
 
-    result = _crossed(logs, root_key)
+    result = _crossed(logs, root_key, lost)
     statements = {statement.site: statement for statement in result.statements}
     by_log = {
         log.origin: (log, statements.get(history.name))
@@ -326,8 +333,9 @@ def check_proof(proof: Path, manifest: Path | None, root_key: Path | None, as_js
 @main.command()
 @logs
 @root_key
+@lost
 @click.option("-o", "--output", type=TARGET, required=True, help=".html or .json")
-def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
+def report(logs: Sequence[Path], root_key: Path | None, lost: Sequence[str], output: Path) -> None:
     """One self-contained page (or JSON) that says what was checked, what was found, and how to repeat it."""
     from security.audit import text
     from security.audit.agreement import read_root
@@ -337,7 +345,7 @@ def report(logs: Sequence[Path], root_key: Path | None, output: Path) -> None:
 
     if output.suffix not in (".html", ".json"):
         raise ConfigError("a report is .html or .json", where=str(output))
-    result = _crossed(logs, root_key, second_opinion=True)
+    result = _crossed(logs, root_key, lost, second_opinion=True)
     if output.suffix == ".json":
         output.write_text(json.dumps(report_json(result), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     else:

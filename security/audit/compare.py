@@ -7,28 +7,28 @@ payments of privacy budget, and checkpoints of logs that are not here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from lazaret.errors import ToolkitError
+from lazaret.errors import ConfigError, ToolkitError
 from security.audit import epsilon
-from security.audit.agreement import Agreements, Keys, site_names
+from security.audit.agreement import Agreements, Keys, coordinator_keys, coordinator_name, site_names
+from security.audit.checkpoints import verify_held
+from security.audit.completeness import join_unmasking
 from security.audit.egress_ledger import join_counts
 from security.audit.epsilon import EpsilonStatement
-from security.audit.facts import LogHistory, read_history
+from security.audit.facts import GREETING, LogHistory, read_history, towards
 from security.audit.findings import Finding, Findings, exit_code
 from security.audit.safe_files import hostile
-from security.audit.verify import Verified, origin_of, verify, verify_held
+from security.audit.verify import Verified, origin_of, verify
 from security.crypto.merkle import Tree
 from security.log.machine import SKEW_MS
 from security.log.reader import LogReader, Record
 from security.log.roster import COORDINATOR, SITE
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
-
-RECONNECT = "Open"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,26 +54,32 @@ class Crossed:
         return exit_code(self.findings)
 
 
-def cross(paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False) -> Crossed:
-    """Verify each log against the checkpoints that the others hold of it, then compare what they say."""
+def cross(
+    paths: Sequence[Path], keys: Mapping[Path, Keys], *, second_opinion: bool = False, lost: Collection[str] = ()
+) -> Crossed:
+    """Verify each log against the checkpoints that the others hold of it, then compare what they say.
+
+    :param lost: parties whose logs are known to be lost, which is then no reason not to decide.
+    """
     agreements = Agreements()
     for found in keys.values():
         agreements |= found.agreements
+    if strangers := sorted(set(lost) - agreements.names):
+        raise ConfigError(f"{', '.join(strangers)} is no party of these logs", where="--lost")
     held = held_checkpoints(paths, agreements)
     logs = tuple(_verify(path, keys[path], held) for path in paths)
     histories = tuple(_history(log, agreements) for log in logs)
     joint = Findings("between the logs")
     for one, other in agreements.conflicts():
         joint.add("ManifestConflict", f"{one.digest[:16]} and {other.digest[:16]} are both version {one.version}")
-    matched = _join_messages(histories, agreements, joint)
     trees = {log.origin: tree_of(log.folder) for log in logs if log.size}
-    receipts = _join_receipts(trees, histories, joint)
+    matched, receipts = _join_messages(histories, agreements, trees, lost, joint)
     join_seen(histories, trees, joint)
     _join_models(histories, joint)
     _join_cohorts(histories, joint)
-    _join_unmasking(histories, joint)
+    join_unmasking(histories, joint)
     _join_held(held, logs, joint)
-    _join_payments(histories, joint)
+    epsilon.join_payments(histories, joint)
     statements, privacy = [], list[Finding]()
     for log, history in zip(logs, histories, strict=True):
         findings = Findings(history.origin)
@@ -127,36 +133,62 @@ def _history(log: Verified, agreements: Agreements) -> LogHistory:
 # Messages: each that left has one that arrived
 
 
-def _join_messages(histories: Sequence[LogHistory], agreements: Agreements, joint: Findings) -> int:
-    hub = next((history for history in histories if history.role == COORDINATOR), None)
+def _join_messages(
+    histories: Sequence[LogHistory],
+    agreements: Agreements,
+    trees: Mapping[str, Tree],
+    lost: Collection[str],
+    joint: Findings,
+) -> tuple[int, int]:
+    """How many messages match, and receipts fit. What sites sent to each coordinator is compared with its own log."""
+    hubs = {history.name: history for history in histories if history.role == COORDINATOR}
     sites = [history for history in histories if history.role == SITE]
-    known = site_names(agreements.versions)
-    heard = {record.body["sender"] for record in hub.of("ingress")} if hub else set()
-    # A hospital that has left is missed where it took part, one that is a member always.
-    due = site_names([agreements.newest] if agreements.newest else []) | (known & heard)
-    missing = sorted(due - {history.name for history in sites})
-    if missing:
-        joint.add("LogMissing", f"no log of {', '.join(missing)}")
-    if hub is None:
+    known, keys = site_names(agreements.versions), coordinator_keys(agreements)
+    _check_all_here(hubs.values(), sites, agreements, lost, joint)
+    if not hubs and not keys:
         joint.add("LogMissing", "no log of the coordinator: nothing that left could be matched")
-        return 0
+    matched = receipts = 0
+    for name in sorted(keys.keys() | hubs.keys()):
+        hub, spoken = hubs.get(name), sites
+        if len(keys) > 1:
+            ids = {(one.body["sender"], one.body["msg_id"]) for one in (hub.of("ingress") if hub else ())}
+            spoken = [towards(site, keys.get(name, ()), ids) for site in sites]
+        sent = sum(len(site.by_type.get("egress", ())) for site in spoken)
+        if hub is not None:
+            matched += _match_hub(hub, spoken, known, joint)
+            receipts += join_receipts(spoken, hub, trees[hub.origin], joint) if hub.origin in trees else 0
+        elif sent or name == coordinator_name(agreements):
+            detail = f"no log of the coordinator {name}: {sent} messages to it could not be matched"
+            joint.add("LogLost" if name in lost else "LogMissing", detail)
+    return matched, receipts
+
+
+def _match_hub(hub: LogHistory, sites: Sequence[LogHistory], known: Collection[str], joint: Findings) -> int:
     arrived: dict[tuple[str, str], list[Record]] = {}
     for record in hub.of("ingress"):
         arrived.setdefault((record.body["sender"], record.body["msg_id"]), []).append(record)
     matched = 0
     for site in sites:
         matched += _match_site(site, hub, arrived, _settled(site, hub, joint), joint)
-    for record in hub.of("ingress.partial"):
-        if record.body["sender"] not in known:
-            detail = f"{record.body['sender']}: {record.body['bytes']} bytes at {hub.name}"
-            joint.add("IngressUnexplained", detail, record.seq)
     join_counts(hub, len(known), joint)
-    given = {site.name for site in sites}
-    for (sender, _), records in arrived.items():
-        if sender in given or sender not in known:
-            for record in records:
-                joint.add("IngressUnexplained", f"{sender}: {record.body['message']} at {hub.name}", record.seq)
+    _match_left(arrived, {site.name for site in sites}, known, hub, joint)
     return matched
+
+
+def _check_all_here(
+    hubs: Iterable[LogHistory],
+    sites: Sequence[LogHistory],
+    agreements: Agreements,
+    lost: Collection[str],
+    joint: Findings,
+) -> None:
+    """A hospital that has left is missed where it took part, one that is a member always."""
+    heard = {record.body["sender"] for hub in hubs for record in hub.of("ingress")}
+    due = site_names([agreements.newest] if agreements.newest else []) | (site_names(agreements.versions) & heard)
+    absent = due - {history.name for history in sites}
+    for code, names in (("LogLost", absent & set(lost)), ("LogMissing", absent - set(lost))):
+        if names:
+            joint.add(code, f"no log of {', '.join(sorted(names))}")
 
 
 def _settled(site: LogHistory, hub: LogHistory, joint: Findings) -> set[str]:
@@ -187,7 +219,7 @@ def _match_site(
     last_boot = ""
     for record in site.of("egress"):
         body = record.body
-        if record.boot != last_boot or body["message"] == RECONNECT:
+        if record.boot != last_boot or body["message"] == GREETING:
             # The end of a boot or of a connection: what was under way then may have been lost on the way.
             _let_go(waiting, site, joint)
         last_boot = record.boot
@@ -212,6 +244,24 @@ def _match_site(
         waiting.remove(record)
     _let_go(waiting, site, joint)
     return matched
+
+
+def _match_left(
+    arrived: Mapping[tuple[str, str], Sequence[Record]],
+    given: set[str],
+    known: Collection[str],
+    hub: LogHistory,
+    joint: Findings,
+) -> None:
+    """What arrived and left nowhere. Of a member whose log is not here nothing can be said."""
+    for (sender, _), records in arrived.items():
+        if sender in given or sender not in known:
+            for record in records:
+                joint.add("IngressUnexplained", f"{sender}: {record.body['message']} at {hub.name}", record.seq)
+    for record in hub.of("ingress.partial"):
+        if record.body["sender"] not in known:
+            detail = f"{record.body['sender']}: {record.body['bytes']} bytes at {hub.name}"
+            joint.add("IngressUnexplained", detail, record.seq)
 
 
 def _let_go(waiting: list[Record], site: LogHistory, joint: Findings) -> None:
@@ -301,12 +351,6 @@ def _fault(name: str, receipt: Record, entry: Record | None, tree: Tree, roots: 
     return None
 
 
-def _join_receipts(trees: Mapping[str, Tree], histories: Sequence[LogHistory], joint: Findings) -> int:
-    sites = [history for history in histories if history.role == SITE]
-    hubs = [history for history in histories if history.role == COORDINATOR]
-    return sum(join_receipts(sites, hub, trees[hub.origin], joint) for hub in hubs)
-
-
 # One model, one cohort, one kind of share
 
 
@@ -322,8 +366,10 @@ def _join_models(histories: Sequence[LogHistory], joint: Findings) -> None:
                     seq,
                     record.seq,
                 )
+    told = {record.key: record.body["model"] for history in histories for record in history.of("result.voted")}
     for history in histories:
         last: Record | None = None
+        stands = told | {record.key: record.body["model"] for record in history.of("result.voted")}
         for record in history.of("aggregate.published"):
             model = seen.get(record.key, (record.body["previous"], "", 0))[0]
             if record.body["previous"] != model:
@@ -332,7 +378,8 @@ def _join_models(histories: Sequence[LogHistory], joint: Findings) -> None:
                     f"round {record.round}: sites had {model[:8]}, the sum is on {record.body['previous'][:8]}",
                     record.seq,
                 )
-            if last is not None and last.run == record.run and last.body["model"] != record.body["previous"]:
+            after = stands.get(last.key, last.body["model"]) if last is not None else None
+            if last is not None and last.run == record.run and after != record.body["previous"]:
                 joint.add("ModelInconsistency", f"round {record.round} does not go on from the last one", record.seq)
             last = record
 
@@ -341,13 +388,14 @@ def _join_cohorts(histories: Sequence[LogHistory], joint: Findings) -> None:
     for kind, fields in (
         ("round.invited", ("context", "cohort", "cohort_size", "groups")),
         ("secagg.survivors", ("context", "survivors", "count", "threshold")),
+        ("result.voted", ("accepts", "refusals", "accepted", "model")),
     ):
         seen: dict[tuple[object, ...], tuple[tuple[object, ...], str, int]] = {}
         for history in histories:
             for record in history.of(kind):
                 view = tuple(record.body[name] for name in fields)
                 first, name, seq = seen.setdefault(
-                    (*record.key, record.body["attempt"]), (view, history.name, record.seq)
+                    (*record.key, record.body.get("attempt")), (view, history.name, record.seq)
                 )
                 if view != first:
                     what = next(name for name, a, b in zip(fields, first, view, strict=True) if a != b)
@@ -357,42 +405,6 @@ def _join_cohorts(histories: Sequence[LogHistory], joint: Findings) -> None:
                         seq,
                         record.seq,
                     )
-
-
-def _join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
-    """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
-    opened: dict[str, dict[str, dict[str, int]]] = {}
-    for history in histories:
-        for record in history.of("secagg.unmasked"):
-            kinds = opened.setdefault(record.body["context"], {"self_mask": {}, "mask_key": {}})
-            for kind, names in kinds.items():
-                for name in record.body[kind]:
-                    names.setdefault(name, record.seq)
-    for kinds in opened.values():
-        for name in sorted(kinds["self_mask"].keys() & kinds["mask_key"].keys()):
-            joint.add(
-                "MaskExposure",
-                f"both kinds of share were opened for {name}",
-                kinds["self_mask"][name],
-                kinds["mask_key"][name],
-            )
-
-
-def _join_payments(histories: Sequence[LogHistory], joint: Findings) -> None:
-    """The coordinator's list of who uploaded, against the payments of sites that have a budget."""
-    by_name = {history.name: history for history in histories if history.role == SITE}
-    for hub in (history for history in histories if history.role == COORDINATOR):
-        seen = set[tuple[object, ...]]()
-        for record in hub.of("ingress"):
-            site = by_name.get(record.body["sender"])
-            key = (record.body["sender"], *record.key)
-            if record.body["message"] != "UploadFrame" or site is None or key in seen:
-                continue
-            seen.add(key)
-            paid = {entry.key for entry in site.of("dp.committed")}
-            budgeted = {entry.run for entry in site.of("dp.committed", "dp.reserved")}
-            if record.run in budgeted and record.key not in paid:
-                joint.add("UnaccountedRound", f"{site.name} took part in round {record.round} unpaid", record.seq)
 
 
 # Checkpoints that others hold

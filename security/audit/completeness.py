@@ -3,18 +3,21 @@
 A site's round: data opened, model received, training, invitation, upload, agreement, receipt, shares opened, result
 checked. A step may be absent where something in the log explains it: the site declined, the attempt failed and another
 followed, the connection or the agent broke, the log ends. `StepMissing` is for steps that cannot be absent: nobody
-uploads what was not trained, or opens shares of a set that was not agreed.
+uploads what was not trained, or opens shares of a set that was not agreed. Nor is anything trained by a process whose
+isolation the log does not state.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
 from security.audit.agreement import AgreedRules
+from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 from security.log.reader import Record
 from security.log.roster import SITE
@@ -45,6 +48,7 @@ class _Round:
     """What a log says of one round."""
 
     steps: dict[str, int] = field(default_factory=dict)  # each step, and the first entry that has it
+    cohorts: dict[str, int] = field(default_factory=dict)  # contexts to which the site was invited, and how many were
     agreed: dict[str, int] = field(default_factory=dict)  # contexts whose survivors were agreed, and how many
     opened: dict[str, int] = field(default_factory=dict)  # contexts whose shares were opened, and the entry
     shares: dict[str, dict[str, Any]] = field(default_factory=dict)  # what was opened first in each context
@@ -110,10 +114,11 @@ class RoundBook:
                 self._of(record).steps.setdefault("training", record.seq)
             case "round.invited":
                 self._of(record).steps.setdefault("invitation", record.seq)
+                self._of(record).cohorts[record.body["context"]] = record.body["cohort_size"]
             case "dp.committed":
                 self._paid.add(record.key)
             case "secagg.survivors":
-                self._of(record).agreed[record.body["context"]] = record.body["count"]
+                self._agree(record)
             case "secagg.unmasked":
                 self._open(record)
             case "aggregate.published":
@@ -124,9 +129,22 @@ class RoundBook:
             case "operator.action":
                 self._explained.append(record.body["command"])
 
+    def _agree(self, record: Record) -> None:
+        found, context = self._of(record), record.body["context"]
+        found.agreed[context] = record.body["count"]
+        # The threshold follows from the cohort; who leaves dropouts out of the entry would make it smaller.
+        size = record.body["count"] + len(set(record.body["dropouts"]))
+        if found.cohorts.get(context, size) != size:
+            detail = f"round {record.round}: a cohort of {found.cohorts[context]}, of which {size} are accounted for"
+            self._findings.add("ThresholdWrong", detail, record.seq)
+
     def _open(self, record: Record) -> None:
         found = self._of(record)
         context = record.body["context"]
+        opened = len(set(record.body["self_mask"]))
+        if found.agreed.get(context, opened) != opened:
+            detail = f"round {record.round}: masks of {opened} sites were opened, agreed were {found.agreed[context]}"
+            self._findings.add("SumMismatch", detail, record.seq)
         found.steps.setdefault("shares opened", record.seq)
         # A party that was killed sends the same answer again and logs it again; another one is a second sum.
         if found.shares.setdefault(context, record.body) != record.body:
@@ -199,3 +217,56 @@ class RoundBook:
         if found.opened and "shares sent" not in found.steps:
             detail = f"{where}: shares were opened and did not leave"
             self._findings.add("RoundUnfinished", detail, found.steps["shares opened"])
+
+
+def join_unmasking(histories: Sequence[LogHistory], joint: Findings) -> None:
+    """Over all logs: for no site of an attempt were self-mask shares *and* key shares opened."""
+    opened: dict[str, dict[str, dict[str, int]]] = {}
+    for history in histories:
+        for record in history.of("secagg.unmasked"):
+            kinds = opened.setdefault(record.body["context"], {"self_mask": {}, "mask_key": {}})
+            for kind, names in kinds.items():
+                for name in record.body[kind]:
+                    names.setdefault(name, record.seq)
+    for kinds in opened.values():
+        for name in sorted(kinds["self_mask"].keys() & kinds["mask_key"].keys()):
+            joint.add(
+                "MaskExposure",
+                f"both kinds of share were opened for {name}",
+                kinds["self_mask"][name],
+                kinds["mask_key"][name],
+            )
+
+
+class IsolationBook:
+    """Whether the process that saw images was isolated, as the site said before it trained.
+
+    :ivar required: by the manifest in force, which may be another one when the site trains than when it spoke.
+    """
+
+    def __init__(self, findings: Findings) -> None:
+        self.required = False
+        self._findings = findings
+        self._open: str | None = None  # in which way the process is open; None: nothing was said since the start
+
+    def started(self) -> None:
+        """What was said of a process of an earlier start says nothing of this one."""
+        self._open = None
+
+    def said(self, match: re.Match[str], seq: int) -> None:
+        """`trainer.isolated`: against what the site asks of itself, and what the manifest asks of it."""
+        connection, keys, ranks, asked = match.group("body_connection", "body_keys", "body_ranks", "body_asked")
+        weak = keys == "true" or (connection == "true" and ranks != "true")
+        self._open = f"connection {connection}, keys {keys}" if weak else ""
+        if weak:
+            required = asked == '"required"' or self.required
+            self._findings.add("IsolationWeak" if required else "NotIsolated", f"entry {seq}: {self._open}", seq)
+        elif ranks == "true":
+            self._findings.add("RanksConnected", f"entry {seq}", seq)
+
+    def trained(self, _match: re.Match[str], seq: int) -> None:
+        """`train.done`: by a process of which something was said, under the manifest that is in force now."""
+        if self._open is None:
+            self._findings.add("IsolationMissing", f"entry {seq}: no trainer.isolated since the start", seq)
+        elif self._open and self.required:
+            self._findings.add("IsolationWeak", f"entry {seq}: trained with {self._open}", seq)

@@ -41,7 +41,7 @@ def patient_sentence(epsilon: float, delta: str) -> str:
     once_in = f"{round(1 / float(delta)):,}" if 0 < float(delta) < 1 else "no"
     return (
         "Suppose somebody who sees everything that was published thinks that it is as likely as not that a patient's "
-        f"data were used (50 %). What they see can make them at most {sure:.1f} % sure that they were. This holds but "
+        f"data were used (50%). What they see can make them at most {sure:.1f}% sure that they were. This holds but "
         f"for one case in {once_in} (delta {delta})."
     )
 

@@ -15,7 +15,7 @@ from security.log.reader import Record
 from security.secagg import thresholds
 
 if TYPE_CHECKING:
-    from security.dp.planner import SharedNoise
+    from security.dp.shared_noise import SharedNoise
 
 Breach = tuple[str, str]  # a code of `findings`, and what was seen
 Rule = Callable[[Record, AgreedRules], Iterator[Breach]]
@@ -65,7 +65,7 @@ def purpose_is_agreed(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     """Purpose and legal basis are stated, and are among those agreed."""
     for name, agreed in (("purpose", rules.purposes), ("legal_basis", rules.legal_bases)):
         stated = record.body[name]
-        if stated in ("", NOT_STATED):
+        if stated.strip().lower() in ("", NOT_STATED):
             yield "PurposeNotStated", f"{name.replace('_', ' ')} is not stated"
         elif agreed and stated not in agreed:
             yield "PurposeNotAgreed", f"{name.replace('_', ' ')} {stated[:80]!r} was not agreed"
@@ -79,6 +79,15 @@ def run_is_in_force(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     """A manifest is for one run."""
     if record.run != rules.run:
         yield "RunMismatch", f"run {record.run}, in force is {rules.run}"
+
+
+@rule("run.accepted")
+def accepted_run_is_in_force(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    """A run that came by wire is the manifest's, and so is the model that it begins with."""
+    if record.run != rules.run:
+        yield "RunMismatch", f"run {record.run} was accepted, in force is {rules.run}"
+    if record.body["model"] != rules.initial_file:
+        yield "MethodMismatch", f"initial model {record.body['model'][:16]}, agreed is {rules.initial_file[:16]}"
 
 
 @rule("round.invited", "train.done")
@@ -141,7 +150,8 @@ def threshold_follows(record: Record, rules: AgreedRules) -> Iterator[Breach]:
 @rule("secagg.unmasked")
 def sum_is_not_of_one(record: Record, rules: AgreedRules) -> Iterator[Breach]:
     """Opening the masks of fewer than the least number of survivors would show single updates."""
-    opened = len(record.body["self_mask"])
+    # A name counts once, and only if it is a site's: repetitions and strangers hide nobody.
+    opened = len(set(record.body["self_mask"]) & rules.sites)
     if opened < max(rules.least_survivors, rules.colluders + 2):
         yield "SurvivorsTooFew", f"masks were opened for a sum over {opened}"
 
@@ -179,6 +189,21 @@ def every_group_hides_its_sites(record: Record, rules: AgreedRules) -> Iterator[
         if len(part) < rules.groups.least:
             due = f"at least {rules.groups.least} are due"
             yield "SurvivorsTooFew", f"masks were opened for a sum of group {number} over {len(part)}, {due}"
+
+
+# Votes
+
+
+@rule("result.voted")
+def vote_counts(record: Record, rules: AgreedRules) -> Iterator[Breach]:
+    """A model follows if a quorum accepts it, and falls only by a set that has a quorum of votes."""
+    accepts, refusals, quorum = (record.body[name] for name in ("accepts", "refusals", "threshold"))
+    least = thresholds.quorum(n=rules.least_cohort, c=rules.colluders, m=rules.least_survivors)
+    if not rules.vote:
+        yield "VoteWrong", "a vote, and the manifest asks for none"
+    elif quorum < least or accepts + refusals < quorum or record.body["accepted"] != (accepts >= quorum):
+        outcome = "accepted" if record.body["accepted"] else "not accepted"
+        yield "VoteWrong", f"{outcome} with {accepts} of {accepts + refusals} votes, {quorum} are a quorum"
 
 
 # Differential privacy, where the manifest demands it

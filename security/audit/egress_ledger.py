@@ -112,7 +112,7 @@ class EgressLedger:
         self.covered[coverage] += self._logged - self._read
         self._read = self._logged
         # What is counted follows from where the agent runs, which does not change while it runs.
-        if self._coverage not in ("", coverage):
+        if self.bounded and self._coverage not in ("", coverage):
             self.findings.add("CounterCoverage", f"entry {seq} covers the {coverage}, others the {self._coverage}", seq)
         self._coverage = coverage
 

@@ -15,6 +15,7 @@ from security.audit.agreement import AgreedPrivacy, AgreedRules
 from security.audit.facts import LogHistory
 from security.audit.findings import Findings
 from security.log.reader import Record
+from security.log.roster import COORDINATOR, SITE
 
 if TYPE_CHECKING:
     from security.dp.accountant import MechanismEvent, Parts
@@ -224,6 +225,23 @@ def _check_paid(history: LogHistory, paid: set[tuple[str | None, int | None]], f
                 record.seq,
             )
             paid.add(record.key)
+
+
+def join_payments(histories: Sequence[LogHistory], joint: Findings) -> None:
+    """The coordinator's list of who uploaded, against the payments of sites that have a budget."""
+    by_name = {history.name: history for history in histories if history.role == SITE}
+    for hub in (history for history in histories if history.role == COORDINATOR):
+        seen = set[tuple[object, ...]]()
+        for record in hub.of("ingress"):
+            site = by_name.get(record.body["sender"])
+            key = (record.body["sender"], *record.key)
+            if record.body["message"] != "UploadFrame" or site is None or key in seen:
+                continue
+            seen.add(key)
+            paid = {entry.key for entry in site.of("dp.committed")}
+            budgeted = {entry.run for entry in site.of("dp.committed", "dp.reserved")}
+            if record.run in budgeted and record.key not in paid:
+                joint.add("UnaccountedRound", f"{site.name} took part in round {record.round} unpaid", record.seq)
 
 
 def _alone(events: list[MechanismEvent], delta: float) -> float | None:

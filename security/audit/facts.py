@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from security.audit.safe_files import refuse_hostile
 from security.log.reader import LogReader, Record
 
+GREETING: Final = "Open"  # the message that a connection begins with
 TYPES: Final = frozenset(
     {
         "access.exported",
@@ -31,6 +33,7 @@ TYPES: Final = frozenset(
         "model.received",
         "net.counter",
         "receipt",
+        "result.voted",
         "round.declined",
         "round.invited",
         "secagg.survivors",
@@ -66,6 +69,29 @@ def read_history(path: Path, *, origin: str, name: str, role: str) -> LogHistory
         first, _ = history.boots.get(record.boot, (record.ts, record.ts))
         history.boots[record.boot] = (first, record.ts)
     return history
+
+
+def towards(site: LogHistory, keys: Collection[str], heard: Collection[tuple[str, str]]) -> LogHistory:
+    """What a site's log has to do with one coordinator: messages to its keys, and receipts on those connections.
+
+    A site may learn only on a connection that there is another coordinator. So its greeting there still names the keys
+    of the old one, and belongs to what was said next; or, where nothing was, to whoever has it.
+
+    :param heard: senders and ids of the messages in that coordinator's log.
+    """
+    kept: dict[str, list[Record]] = {"egress": [], "receipt": []}
+    said = list(site.of("egress"))
+    after = {one.seq: other for one, other in pairwise(said) if other.body["message"] != GREETING}
+    spoken = False
+    for record in sorted([*said, *site.of("receipt")], key=lambda record: record.seq):
+        if record.type == "egress":
+            greeting = record.body["message"] == GREETING
+            named = after.get(record.seq, record) if greeting else record
+            alone = greeting and record.seq not in after
+            spoken = named.body["destination"] in keys or (alone and (site.name, record.body["msg_id"]) in heard)
+        if spoken:
+            kept[record.type].append(record)
+    return replace(site, by_type={**site.by_type, **kept})
 
 
 def rounds_of(histories: Sequence[LogHistory]) -> list[tuple[str | None, int]]:

@@ -214,6 +214,7 @@ CODES: Final[dict[str, Code]] = {
     "CohortTooSmall": _breach("a cohort was smaller than the manifest permits", _CONSORTIUM),
     "SurvivorsTooFew": _breach("a sum was over fewer sites than the manifest permits", _CONSORTIUM),
     "GroupsMismatch": _breach("sums were of other groups of sites than the manifest's draw gives", _CONSORTIUM),
+    "VoteWrong": _breach("a model was accepted, or not, by other votes than it takes", _CONSORTIUM),
     "ThresholdWrong": _breach("a threshold does not follow from cohort and colluder bound", _CONSORTIUM),
     "SecondSum": _breach("one round has two sums: their difference reveals updates", "treat these updates as exposed"),
     "SumMismatch": _breach("a sum is not over the survivors that were agreed", _BOTH),
@@ -222,6 +223,9 @@ CODES: Final[dict[str, Code]] = {
         'ask the site; it explains with `site-agent log-note "entry N: reason"`',
     ),
     "SoftwareUnlisted": _breach("software or wire schema is none of those that the manifest lists", _CONSORTIUM),
+    "SoftwareDiffers": _note(
+        "packages of a party were not those of its bill of materials, and the log says so", "ask who installed them"
+    ),
     "MethodMismatch": _breach("a method, model or layout is not the one that the manifest names", _CONSORTIUM),
     "SettingsMismatch": _breach("training settings are none of those that the manifest lists", _CONSORTIUM),
     "RoundsExceeded": _breach("there were more rounds than the manifest permits", _CONSORTIUM),
@@ -253,13 +257,19 @@ CODES: Final[dict[str, Code]] = {
     "MaskExposure": _breach("both kinds of mask share were opened for one site", "treat that site's update as exposed"),
     "ClockSkew": _fail("two parties' clocks differ by more than the tolerance", "ask both for their time source"),
     "LogMissing": _undecided("a party's log was not given, so its side could not be compared", "ask for that log"),
+    "LogLost": _note(
+        "a party's log is lost, as the auditor said (`--lost`): its side of the messages is compared with nothing",
+        "ask for the report of the loss, and for a copy that was forwarded",
+    ),
     "InFlight": _note(
         "messages were under way when an agent was killed, a connection broke or a log was copied",
         "compare again later",
     ),
     # Differential privacy
     "EpsilonMismatch": _fail("the epsilon written is not what its inputs give", "ask for the privacy ledger"),
-    "UnaccountedRound": _breach("a site under a privacy budget took part without paying", "ask for the privacy ledger"),
+    "UnaccountedRound": _breach(
+        "a site under a privacy budget took part without a booking in its ledger", "ask for the privacy ledger"
+    ),
     "BudgetExceeded": _breach("epsilon is above its cap", "ask who raised or ignored the cap"),
     "DpTermsChanged": _breach("delta, unit, order or cap changed in mid-run", "ask who changed the terms"),
 }

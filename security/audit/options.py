@@ -15,6 +15,7 @@ TARGET = click.Path(dir_okay=False, path_type=Path)
 
 root_key = click.option("--root-key", type=FILE, help="The consortium's root certificate (PEM); pins every key.")
 as_json = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+lost = click.option("--lost", multiple=True, metavar="NAME", help="A party whose log is known to be lost; repeatable.")
 logs = click.argument("logs", nargs=-1, required=True, type=LOG)
 one_log = click.argument("log", type=LOG)
 

@@ -216,7 +216,12 @@ def _done(result: Crossed) -> list[tuple[str, str]]:
     if result.statements:
         names = ", ".join(statement.site for statement in result.statements)
         done.append((f"epsilon of {names}, recomputed from the recorded mechanisms", text.PRIVACY))
-    return [(words, state_of(result.findings, codes)) for words, codes in done]
+    states = [(words, state_of(result.findings, codes), codes) for words, codes in done]
+    if verdict_on(result.findings, Concern.RECORD) == 0:
+        return [(words, state) for words, state, _ in states]
+    # Nothing is decided about rules by a record that is not intact.
+    judged = (text.EGRESS, text.RULES, text.PRIVACY)
+    return [(words, OPEN if state == HOLDS and codes in judged else state) for words, state, codes in states]
 
 
 def _not_done(result: Crossed, pinned: bool) -> list[str]:

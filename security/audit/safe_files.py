@@ -87,7 +87,9 @@ def hostile(folder: LogFolder) -> Iterator[str]:
             continue
         with os.scandir(path) as found:
             for entry in islice(found, MOST_FILES):
-                yield from _fault(Path(entry.path), f"{path.name}/{entry.name[:60]}", most)
+                # A torn write is as large as a segment may be, and is never read; evidence of a fork is two notes.
+                cap = NOTE_BYTES if path == folder.evidence and not entry.name.startswith("torn-") else most
+                yield from _fault(Path(entry.path), f"{path.name}/{entry.name[:60]}", cap)
 
 
 def refuse_hostile(path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from security.audit.agreement import Agreement, Agreements
 from security.audit.checkpoints import TreeCheck, VerifiedCheckpoint
-from security.audit.completeness import RECEIPTED, RoundBook, round_key
+from security.audit.completeness import RECEIPTED, IsolationBook, RoundBook, round_key
 from security.audit.conformance import RULES, breaches
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Findings
@@ -78,10 +78,9 @@ class Scan:
         self._epoch = "0"
         self._boot = self._role = ""
         self._boots: set[str] = set()
-        self._config = self._policy = ""
-        self._isolation: str | None = None  # how the process that sees images is open; None: not said since the start
+        self._config = self._policy = self._digest_of_last = ""
+        self.isolation = IsolationBook(findings)
         self._ts = self._latest = self._mono = self._sealed_mono = self._floor = 0
-        self._must_isolate = False
         self._names: frozenset[str] | set[str] = frozenset()
         self._destinations: frozenset[str] = frozenset()
         self._windows: Mapping[str, tuple[int, int]] = {}
@@ -99,8 +98,8 @@ class Scan:
             "clock.adjusted": self._adjusted,
             "annex.erased": self._erased,
             "cosigned": self._cosigned,
-            "trainer.isolated": self._isolated,
-            "train.done": self._trained,
+            "trainer.isolated": self.isolation.said,
+            "train.done": self.isolation.trained,
             "egress": self._egress,
             "heartbeat": self._heartbeat,
             "ingress": self._ingress,
@@ -110,6 +109,7 @@ class Scan:
             "net.counter": self.ledger.counter,
             "receipt": self._receipt,
             "segment.sealed": self._sealed,
+            "software.differs": self._differs,
         }
 
     def run(self, files: list[Path]) -> None:
@@ -121,6 +121,9 @@ class Scan:
             for block in blocks(path):
                 self._segment.update(block.raw)
                 self._block(block)
+            if self.size > (number + 1) * SEGMENT:
+                self.findings.add("SegmentMissing", f"{path.name} has more lines than a segment", self.size)
+                break
             if self.size != (number + 1) * SEGMENT and number + 1 < len(files):
                 self.findings.add("SegmentMissing", f"{path.name} is not full although another follows", self.size)
         self.tree.close(self._latest)
@@ -152,8 +155,6 @@ class Scan:
     def _torn(self, _line: bytes) -> None:
         self.findings.add("MalformedEntry", f"entry {self.size} is torn", self.size)
         self.size += 1
-
-    _digest_of_last = ""
 
     def _entry(self, line: bytes) -> None:
         seq = self.size
@@ -217,7 +218,7 @@ class Scan:
         self._in_force.append(agreement)
         self._due.clear()
         self._sent.clear()
-        self._must_isolate = agreement is not None and agreement.roster.isolation == "required"
+        self.isolation.required = agreement is not None and agreement.roster.isolation == "required"
         self._names = {*agreement.roster.by_name, *agreement.roster.by_origin} if agreement else frozenset()
         rules = agreement.rules if agreement else None
         self._destinations = frozenset(f'"{key}"' for key in rules.destinations) if rules else frozenset()
@@ -283,26 +284,11 @@ class Scan:
             self.findings.add("ManifestMismatch", f"entry {seq} names another version than the file has", seq)
 
     def _start(self, match: Match, seq: int) -> None:
-        self.running, self._isolation = True, None
+        self.running = True
+        self.isolation.started()
         if self._config not in ("", match["body_config"]):
             self.findings.add("SettingsUnannounced", f"entry {seq} starts with another configuration", seq)
         self._config = match["body_config"]
-
-    def _isolated(self, match: Match, seq: int) -> None:
-        """What the site asks of itself, and what the manifest in force asks of it, now or when it trains."""
-        weak = match["body_keys"] == "true" or (match["body_connection"] == "true" and match["body_ranks"] != "true")
-        self._isolation = f"connection {match['body_connection']}, keys {match['body_keys']}" if weak else ""
-        if weak:
-            required = match["body_asked"] == '"required"' or self._must_isolate
-            self.findings.add("IsolationWeak" if required else "NotIsolated", f"entry {seq}: {self._isolation}", seq)
-        elif match["body_ranks"] == "true":
-            self.findings.add("RanksConnected", f"entry {seq}", seq)
-
-    def _trained(self, _match: Match, seq: int) -> None:
-        if self._isolation is None:
-            self.findings.add("IsolationMissing", f"entry {seq}: no trainer.isolated since the start", seq)
-        elif self._isolation and self._must_isolate:
-            self.findings.add("IsolationWeak", f"entry {seq}: trained with {self._isolation}", seq)
 
     def _config_changed(self, match: Match, seq: int) -> None:
         self._changed("configuration", self._config or match["body_old"], match, seq)
@@ -345,6 +331,9 @@ class Scan:
     def _recovered(self, match: Match, seq: int) -> None:
         self.findings.add("TornWrite", f"{match['body_bytes']} bytes were set aside before entry {seq}", seq)
 
+    def _differs(self, match: Match, seq: int) -> None:
+        self.findings.add("SoftwareDiffers", f"entry {seq}: {match['body_count']} packages", seq)
+
     def _receipt(self, match: Match, seq: int) -> None:
         self.rounds.receipt(self.ledger.receipt(match, seq))
 
@@ -361,19 +350,13 @@ class Scan:
             "body_head",
             "body_shape",
         )
-        if permitted().get(message[1:-1]) != data_class[1:-1]:
-            self.findings.add("ForbiddenMessage", f"{message[1:-1]} with {data_class[1:-1]} at entry {seq}", seq)
-        due = self._due.get((message, shape))
-        if due is None:
-            due = self._due[message, shape] = self._recompute(message, shape, seq)
-        if size != due or expected != due or int(head) > seq:
-            self.findings.add("SurplusBytes", f"{message[1:-1]} at entry {seq}: {size} bytes, {due} due", seq)
+        self._check_class(message, data_class, seq)
+        self._check_length(message, shape, size, expected, int(head), seq)
+        is_vector = data_class == f'"{MASKED}"'
+        if is_vector:
+            self._check_mask(message, masked, evenness, seq)
         if head not in self.shown and int(head) <= seq:
             self.shown[head] = seq
-        is_vector = data_class == f'"{MASKED}"'
-        if is_vector and (masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY):
-            detail = f"{message[1:-1]} at entry {seq}: masked {masked}, uniformity {evenness.strip(QUOTE)}"
-            self.findings.add("UnmaskedVector", detail, seq)
         if message == RECONNECT:
             self.ledger.reconnected()
             self.rounds.reconnected()
@@ -385,6 +368,22 @@ class Scan:
         if (run, number, message) not in self._sent or message == ACKNOWLEDGEMENT:
             self._sent.add((run, number, message))
             self._first_sent(run, number, message[1:-1], seq, is_vector=is_vector)
+
+    def _check_class(self, message: str, data_class: str, seq: int) -> None:
+        if permitted().get(message[1:-1]) != data_class[1:-1]:
+            self.findings.add("ForbiddenMessage", f"{message[1:-1]} with {data_class[1:-1]} at entry {seq}", seq)
+
+    def _check_length(self, message: str, shape: str, size: str, expected: str, head: int, seq: int) -> None:
+        due = self._due.get((message, shape))
+        if due is None:
+            due = self._due[message, shape] = self._recompute(message, shape, seq)
+        if size != due or expected != due or head > seq:
+            self.findings.add("SurplusBytes", f"{message[1:-1]} at entry {seq}: {size} bytes, {due} due", seq)
+
+    def _check_mask(self, message: str, masked: str, evenness: str, seq: int) -> None:
+        if masked != "true" or evenness == "null" or float(evenness[1:-1]) < LEAST_UNIFORMITY:
+            detail = f"{message[1:-1]} at entry {seq}: masked {masked}, uniformity {evenness.strip(QUOTE)}"
+            self.findings.add("UnmaskedVector", detail, seq)
 
     def _first_sent(self, run: str, number: str, message: str, seq: int, *, is_vector: bool) -> None:
         """A message type for the first time in a round: enough for the steps of a round and the dates of a member."""

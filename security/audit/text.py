@@ -36,6 +36,7 @@ MATCHING: Final = frozenset(
         "ReceiptInvalid",
         "ClockSkew",
         "LogMissing",
+        "LogLost",
     }
 )
 AGREEMENT: Final = frozenset({"ModelInconsistency", "SplitCohort", "MaskExposure", "Fork", "LogMissing"})

@@ -1,4 +1,4 @@
-"""Into the tools that auditors use: export, forward, claim, remember, cosign, draft. Commands of `privacy-audit`."""
+"""Into the tools that auditors use: export, forward, claim, timestamp, remember, cosign, draft."""
 
 from __future__ import annotations
 
@@ -23,14 +23,25 @@ if TYPE_CHECKING:
     from security.log.witness import HeldCheckpoint
 
 HELD_BYTES: Final = 1 << 20
+FORMATS: Final = ("csv", "jsonl", "ocsf", "tiles")
 
 
 @click.command()
 @logs
-@click.option("--format", "form", type=click.Choice(["csv", "jsonl", "ocsf"]), default="csv", show_default=True)
-@click.option("-o", "--output", type=TARGET, help="Default: standard output.")
-def export(logs: Sequence[Path], form: str, output: Path | None) -> None:
-    """What left each site by run, round and class of data, for a spreadsheet or a log collector."""
+@click.option("--format", "form", type=click.Choice(FORMATS), default="csv", show_default=True)
+@click.option("--no-entries", is_flag=True, help="Of a published log (tiles) only the tree, without the entries.")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Default: standard output. With tiles a folder.")
+def export(logs: Sequence[Path], form: str, no_entries: bool, output: Path | None) -> None:
+    """What left each site by run, round and class of data, for a spreadsheet or a log collector; or one whole log as
+    static files that anybody can follow (C2SP tlog-tiles).
+    """
+    if form == "tiles":
+        _publish(logs, output, entries=not no_entries)
+        return
+    if no_entries:
+        raise ConfigError("only a published log has a choice of entries", where="--no-entries", hint="--format tiles")
+    if output is not None and output.is_dir():
+        raise ConfigError("this is a folder", where=str(output), hint="name a file")
     import csv
     import io
 
@@ -50,6 +61,17 @@ def export(logs: Sequence[Path], form: str, output: Path | None) -> None:
     else:
         output.write_text(out.getvalue(), encoding="utf-8")
         click.echo(f"{output}: {len(rows)} {'events' if form == 'ocsf' else 'rows'}")
+
+
+def _publish(logs: Sequence[Path], output: Path | None, *, entries: bool) -> None:
+    from security.audit.tiles import publish
+
+    if output is None or len(logs) != 1:
+        raise ConfigError("one log is published into one folder", where="--format tiles", hint="LOG -o FOLDER")
+    if output.resolve().is_relative_to(logs[0].resolve()) or output.is_file():
+        raise ConfigError("not a folder outside of the log", where=str(output))
+    done = publish(logs[0], output, entries=entries)
+    click.echo(f"{output}: {done.size} entries are published, {done.added} files are new")
 
 
 def _histories(paths: Sequence[Path]) -> list[LogHistory]:
@@ -73,8 +95,8 @@ def _histories(paths: Sequence[Path]) -> list[LogHistory]:
 @click.option("--key", type=FILE, help="Its private key (PEM).")
 @click.option("--position", type=TARGET, help="Where to note how far the log was sent; never inside the log folder.")
 @click.option("--once", is_flag=True, help="Send what is there and stop; default: follow the log until terminated.")
-@click.option("--lenient", is_flag=True, help="Take the end of the connection for an answer (no close_notify).")
-@click.option("--compare", type=FILE, help="Send nothing; hold this file of the collector against the log.")
+@click.option("--lenient", is_flag=True, help="Accept a closed connection as confirmation, without close_notify.")
+@click.option("--compare", type=FILE, help="Send nothing; compare this file of the collector with the log.")
 def forward(
     log: Path,
     to: str | None,
@@ -245,9 +267,10 @@ def _visit(
     """
     from lazaret import files
     from security.audit.agreement import keys_for
+    from security.audit.checkpoints import verify_held
     from security.audit.compare import forks
     from security.audit.findings import Findings, exit_code
-    from security.audit.verify import origin_of, verify, verify_held
+    from security.audit.verify import origin_of, verify
     from security.log.store import LogFolder
     from security.log.witness import HeldCheckpoint
 
@@ -386,4 +409,39 @@ def draft(logs: Sequence[Path], root_key: Path | None, document: str, output: Pa
     click.echo(f"{output}: {drafts.DOCUMENTS[document][0]}, {sentences} sentences with their entries, {blanks} blanks")
 
 
-COMMANDS: Final = (export, forward, claim, remember, witness_key, cosign, draft)
+# Time stamps
+
+
+@click.command()
+@one_log
+@click.option("--request", "asked", type=TARGET, help="Write what the authority is asked about the newest checkpoint.")
+@click.option("--response", type=FILE, help="The authority's answer, to be checked.")
+@click.option("--ca", type=FILE, help="Root certificates of the authority (PEM).")
+def timestamp(log: Path, asked: Path | None, response: Path | None, ca: Path | None) -> None:
+    """Time stamps of checkpoints (RFC 3161). Nothing is sent: the files go to the authority and come back your way."""
+    from lazaret import files
+    from security.audit import timestamps
+    from security.audit.safe_files import read_capped, refuse_hostile
+    from security.audit.text import plain
+    from security.log.note import checkpoint_of
+    from security.log.store import LogFolder
+
+    refuse_hostile(log)
+    folder = LogFolder(log)
+    notes = [folder.checkpoint_note(size) for size in reversed(folder.checkpoint_sizes())]
+    if not notes:
+        raise ConfigError("there is no checkpoint", where=str(log))
+    if asked is not None and response is None and ca is None:
+        files.write_atomically(asked, timestamps.request(notes[0].text.encode()))
+        click.echo(f"{asked}: asks for a time stamp of the checkpoint of {checkpoint_of(notes[0]).size} entries")
+        return
+    if asked is not None or response is None or ca is None:
+        raise ConfigError("give --request, or --response and --ca", where="privacy-audit timestamp")
+    answer = read_capped(response, timestamps.RESPONSE_BYTES)
+    note = timestamps.stamped(answer, notes)
+    stamp = timestamps.check(answer, note.text.encode(), timestamps.read_roots(ca))
+    size = checkpoint_of(note).size
+    click.echo(f"the checkpoint of {size} entries existed at {stamp.time.isoformat()}, says {plain(stamp.authority)}")
+
+
+COMMANDS: Final = (export, forward, claim, timestamp, remember, witness_key, cosign, draft)

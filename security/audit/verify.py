@@ -18,7 +18,14 @@ from urllib.parse import unquote
 from lazaret.errors import AuditLogError, CodecError, ToolkitError, VerificationFailed
 from lazaret.kernel_bytes import PROCESS
 from security.audit.agreement import AgreedRules, Agreements, Keys
-from security.audit.checkpoints import Checkpoints, check_epochs, read_checkpoints, witnessed
+from security.audit.checkpoints import (
+    Checkpoints,
+    check_epochs,
+    read_checkpoints,
+    verify_fork,
+    verify_held,
+    witnessed,
+)
 from security.audit.egress_ledger import EgressLedger
 from security.audit.findings import Concern, Finding, Findings, exit_code, verdict_on
 from security.audit.safe_files import hostile
@@ -103,7 +110,7 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
     check_epochs(checkpoints, scan.rotations, findings)
     _check_chain_length(chain, scan, findings)
     _check_coverage(checkpoints, scan, findings)
-    _check_times(checkpoints, scan, findings)
+    _check_times(checkpoints, scan, agreements.observers, findings)
     _check_witnesses(folder, agreements, scan, findings)
     _check_evidence(folder, agreements, findings)
     _check_held(scan, held, findings)
@@ -299,7 +306,9 @@ def _check_coverage(checkpoints: Checkpoints, scan: Scan, findings: Findings) ->
         findings.add("BeyondWitnessed", f"witnesses cover entries 0 to {covered - 1}; {outside}", covered)
 
 
-def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:
+def _check_times(
+    checkpoints: Checkpoints, scan: Scan, observers: frozenset[VerifierKey], findings: Findings
+) -> None:
     """An entry is no later than the time at which witnesses saw a checkpoint that covers it.
 
     The time in the middle counts, so that one witness with a false clock cannot make an honest log look backdated. Only
@@ -309,8 +318,7 @@ def _check_times(checkpoints: Checkpoints, scan: Scan, findings: Findings) -> No
         if not one.cosigners or one.checkpoint.size not in scan.tree.latest_at:
             continue
         latest, size = scan.tree.latest_at[one.checkpoint.size], one.checkpoint.size
-        roster = _roster_at(scan, max(size - 1, 0))
-        members = {key: time for key, time in one.cosigners.items() if roster is None or key not in roster.observers}
+        members = {key: time for key, time in one.cosigners.items() if key not in observers}
         middle = median_low(members.values()) * 1000 if members else latest
         if len(members) > 1 and latest > middle + SKEW_MS:
             late = (latest - middle) // 1000
@@ -345,45 +353,6 @@ def _check_witnesses(folder: LogFolder, agreements: Agreements, scan: Scan, find
         if held.get(origin, 0) < size:
             detail = f"a checkpoint of {origin} of size {size} was cosigned here and is not held"
             findings.add("WitnessRecordInvalid", detail)
-
-
-def verify_held(held: HeldCheckpoint, agreements: Agreements, origin: str) -> None:
-    """Check that a checkpoint is signed under a key that a manifest lists for its log.
-
-    :raises VerificationFailed: if it is not, so that it proves nothing about anybody.
-    """
-    failure: ToolkitError = VerificationFailed("of a log that no manifest lists", where=origin)
-    for party in agreements.parties(origin):
-        try:
-            held.verify(party.root, origin)
-            return
-        except (VerificationFailed, CodecError) as error:
-            failure = error
-    raise failure
-
-
-def believed(held: HeldCheckpoint, keys: Keys, origin: str) -> bool:
-    """Whether a checkpoint that somebody brought is a genuine one of this log; another proves nothing about it."""
-    try:
-        verify_held(held, keys.agreements, origin)
-    except ToolkitError:
-        return False
-    return held.checkpoint.origin == origin
-
-
-def verify_fork(fork: Fork, agreements: Agreements) -> None:
-    """Check evidence of a fork under the keys that a manifest lists for the log.
-
-    :raises VerificationFailed: if it does not show that the holder of these keys signed two histories.
-    """
-    failure: ToolkitError = VerificationFailed("of a log that no manifest lists", where=fork.origin)
-    for party in agreements.parties(fork.origin):
-        try:
-            fork.verify(party.root)
-            return
-        except (VerificationFailed, CodecError) as error:
-            failure = error
-    raise failure
 
 
 def _check_cosignatures(folder: LogFolder, checkpoints: Checkpoints, scan: Scan, findings: Findings) -> None:

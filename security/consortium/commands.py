@@ -78,6 +78,7 @@ learning_rate = 0.001                 # (required)
 # mode = "auto"                       # covered up to 20 sites, sampled above; see docs/consortium.md
 # chunks_per_site = 1
 # strict = false                      # true: do not train on a model whose sum has not been checked
+# vote_drop = 0.05                    # sites vote against a model that is worse than the one before by more than this
 # max_rounds_unwitnessed = 3
 # witnesses = []                      # keys of a regulator or an ethics board: `privacy-audit witness-key` makes one
 

@@ -97,6 +97,7 @@ class AuditPlan(Document):
     mode: Literal["auto", "covered", "sampled"] = "auto"
     chunks_per_site: Positive = 1
     strict: bool = False
+    vote_drop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     max_rounds_unwitnessed: Positive = 3
     witnesses: tuple[VerifierKey, ...] = ()
 
@@ -363,6 +364,7 @@ def _audit(plan: FederationPlan, sites: int) -> Audit:
         mode="covered" if covered else "sampled",
         chunks_per_site=0 if covered else asked.chunks_per_site,
         strict=asked.strict,
+        vote_drop=None if asked.vote_drop is None else decimal_text(asked.vote_drop),
         max_rounds_unwitnessed=asked.max_rounds_unwitnessed,
         witnesses=asked.witnesses,
     )

@@ -21,6 +21,7 @@ from security.crypto.prg import Words
 # What is sent in one message, is one leaf of a vector's tree and is checked as one chunk of a sum: whole words of
 # three, four and eight bytes.
 FRAME_BYTES: Final = 192 * 1024
+MAX_PARCEL: Final = 4 * 1024 * 1024  # a whole message on the wire
 BITS: Final = (24, 32, 64)
 DEFAULT_BITS: Final = 24
 

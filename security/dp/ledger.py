@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 FORMAT: Final = 3
 NO_SIDES: Final = "none"
 MOST_UNCOMMITTED: Final = 3
-"""Bookings of a run in a row that were paid for and not trained. More of them need an operator's `resume`."""
+"""Bookings of a run in a row whose training did not finish. More of them need an operator's `resume`."""
 
 _FIELDS: Final = {
     "open": {"at", "cap", "delta", "format", "kind", "order", "plan", "population", "sides", "unit", "version"},
@@ -280,7 +280,7 @@ def _check_uncommitted(state: LedgerState, run: str) -> None:
     """A site whose training ends without a result would otherwise spend its whole budget on nothing."""
     if state.uncommitted(run) >= MOST_UNCOMMITTED:
         raise BudgetExhausted(
-            f"the last {MOST_UNCOMMITTED} bookings of run {run} were paid for and not trained to their end",
+            f"the last {MOST_UNCOMMITTED} bookings of run {run} were booked, but their training did not finish",
             where=state.terms.population,
             hint="find out why training stops, then `site-agent ledger --resume`; what was booked stays booked",
         )

@@ -11,13 +11,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Final, Literal, Self
 
 from lazaret.errors import BudgetExhausted, ConfigError
 from security.dp.accountant import (
-    LEAST_SHARED_SIGMA,
     RATE_ONE,
     MechanismEvent,
     Spent,
@@ -29,90 +27,14 @@ from security.dp.accountant import (
     prototypes_event,
     rate_at_least,
     rdp_epsilon,
-    shared_event,
     spent,
 )
 from security.dp.filter import PLAN_SHARE, BudgetFilter, choose_order, pinned, planned_epsilon, shares_noise
 from security.dp.ledger import LedgerState, Terms, Unit
+from security.dp.shared_noise import SharedNoise
 from security.secagg.layout import Layout
 
 _LARGEST_MULTIPLIER = 1000.0
-LEAST_UNITS: Final = 4
-"""Units of the clip over the square root of the dimensions: below, truncation takes away too much of a gradient."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SharedNoise:
-    """Noise that the sites of a secure sum share (section 4).
-
-    :param sites: how many take part at most.
-    :param honest: the least number of honest survivors over all cohorts that the manifest allows.
-    :param dimensions: how many numbers are summed.
-    :param units: the clip in ring units: a patient's gradient is truncated to whole units.
-    :param bits: of the ring.
-
-    On the wire the step of a round is `2^e W / (Q sum of weights)` for each ring unit (docs/spec/secure-aggregation.md,
-    "Numbers"), and it is to be `learning rate * clip / units / patients`. The weights are noisy numbers of patients, so
-    `units = learning rate * clip * Q / (2^e W)`, rounded down.
-    """
-
-    sites: int
-    honest: int
-    dimensions: int
-    units: int = 1 << 12
-    bits: int = 32
-
-    def __post_init__(self) -> None:
-        if self.honest < 1:
-            raise ConfigError(
-                "no sum of this federation has noise of an honest site",
-                where="dp.noise",
-                hint="more sites, a larger least_survivors or fewer colluders; or dp.noise = site",
-            )
-
-    @classmethod
-    def of(cls, layout: Layout, *, clip: float, learning_rate: float, honest: int) -> Self:
-        """From what a manifest says.
-
-        :raises ConfigError: where ring, cohort or tensors are not fit for it.
-        """
-        exponents = {block.clip_exponent for block in layout.state_blocks}
-        if layout.ring_bits > 32 or len(exponents) != 1 or any(b.kind != "mean" for b in layout.state_blocks):
-            raise ConfigError(
-                "shared noise is for weights with one clip, in a ring of 24 or 32 bits",
-                where="dp.noise",
-                hint="dp.trainable = head sends weights alone; [aggregation] ring_bits = 32",
-            )
-        unit = Fraction(2) ** exponents.pop() * layout.weight_cap / layout.quantum
-        units, words = math.floor(Fraction(learning_rate) * Fraction(clip) / unit), layout.state_words
-        if units < LEAST_UNITS * math.sqrt(words):
-            raise ConfigError(
-                f"a gradient of {words} numbers would be {units} ring units long: most of it is truncated to zero",
-                where="dp.noise",
-                hint="[aggregation] ring_bits = 32 and a smaller weight_cap, fewer numbers, or dp.noise = site",
-            )
-        return cls(sites=layout.roster_size, honest=honest, dimensions=words, units=units, bits=layout.ring_bits)
-
-    def sigma(self, multiplier: float) -> int:
-        """Each site's noise in ring units, rounded up, for this much noise over the clip inside the sum."""
-        return max(LEAST_SHARED_SIGMA, math.ceil(multiplier * self.units / math.sqrt(self.honest)))
-
-    def event(self, multiplier: float, *, steps: int = 1) -> MechanismEvent:
-        sigma = self.sigma(multiplier)
-        return shared_event(
-            sigma=sigma, units=self.units, honest=self.honest, dimensions=self.dimensions, steps=steps
-        )
-
-    def saturation(self, sigma: int) -> int:
-        """The largest size of one site's coordinate before its noise: with it, any sum of sites fits the ring."""
-        room = ((1 << (self.bits - 1)) - 1) // self.sites - 9 * sigma
-        if room < self.units:
-            raise ConfigError(
-                f"a ring of {self.bits} bits is too small for {sigma} units of noise",
-                where="dp.noise",
-                hint="[aggregation] ring_bits = 32, less noise, or fewer sites",
-            )
-        return room
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,16 +322,17 @@ class PrivateSettings:
     ) -> SharedNoise:
         """What `noise = shared` means under a manifest.
 
-        :param settings: all of the manifest; what is sent is one plain step, so that an optimiser has no place.
+        :param settings: all of the manifest; what is sent is one step of SGD, whose momentum is public, so that any
+            other optimiser has no place.
         :param honest: `security.secagg.thresholds.least_honest`.
         :raises ConfigError: where something of the manifest is not fit for it.
         """
-        plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "head_decay": 0.0, "milestones": ""}
+        plain = {"optimizer": "sgd", "weight_decay": 0.0, "head_decay": 0.0, "milestones": ""}
         for name, wanted in plain.items():
             given = settings.get(name, wanted)
             if (_number(settings, name, wanted) if isinstance(wanted, float) else given) != wanted:
                 raise ConfigError(
-                    f"{name} = {given!r}, but with shared noise a round is one plain step",
+                    f"{name} = {given!r}, but with shared noise a round is one step of SGD",
                     where=f"{PREFIX}noise",
                     hint=f"export the model with {name} = {wanted!r}",
                 )
@@ -419,7 +342,13 @@ class PrivateSettings:
                 where="[training] weights",
                 hint='weights = "samples"',
             )
-        return SharedNoise.of(layout, clip=clip, learning_rate=_number(settings, "learning_rate"), honest=honest)
+        return SharedNoise.of(
+            layout,
+            clip=clip,
+            learning_rate=_number(settings, "learning_rate"),
+            honest=honest,
+            momentum=_number(settings, "momentum", 0.0),
+        )
 
     def to_settings(self) -> dict[str, int | float | str]:
         """For a plan's [training.settings]; what is None is left out."""

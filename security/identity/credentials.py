@@ -205,7 +205,7 @@ def clock_by_dates(credentials: Credentials) -> Iterator[Line]:
             "set the clock, and keep it correct with NTP",
         )
     else:
-        yield ok(f"{now:%Y-%m-%d %H:%M}Z is after all dates of issue")
+        yield ok(f"{now:%Y-%m-%d %H:%M}Z is after the first valid day of every certificate")
 
 
 def _made(credentials: Credentials) -> Iterator[tuple[dt.datetime, str]]:

@@ -365,12 +365,15 @@ class Identity:
 
     def install_manifest(self, data: bytes, *, now_ms: int) -> Manifest:
         """Take a manifest that is newer than the one in force, on disk before anyone acts on it."""
-        offered = open_manifest(data, self.root(), now_ms=now_ms)
         current = self.manifest(now_ms=now_ms)
-        accepted = accept_newer(current, offered)
-        if accepted is not current:
+        accepted = self.check_manifest(data, now_ms=now_ms)
+        if current is None or accepted.digest != current.digest:
             files.write_atomically(self.manifest_path, data)
         return accepted
+
+    def check_manifest(self, data: bytes, *, now_ms: int) -> Manifest:
+        """The manifest that would be in force with this one; nothing is installed."""
+        return accept_newer(self.manifest(now_ms=now_ms), open_manifest(data, self.root(), now_ms=now_ms))
 
 
 def _is_listed(manifest: Manifest, subject: Subject, certificate: x509.Certificate) -> bool:

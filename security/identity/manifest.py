@@ -150,6 +150,17 @@ class Training(Document):
     local_statistics: bool
     isolation: Literal["required", "best"]
 
+    @property
+    def config_hash(self) -> bytes:
+        """The one training configuration of the settings; the learner has checked that the hash is theirs."""
+        if len(self.config_hashes) != 1:
+            raise ConfigError(
+                "the manifest lists more than one training configuration",
+                where="manifest [training] config_hashes",
+                hint="a site trains under the settings in the manifest, so that one hash is all there can be",
+            )
+        return bytes.fromhex(self.config_hashes[0])
+
 
 class GroupTable(Document):
     """Groups of sites whose sums are combined by a median; drawn once all sites have opened their secrets.
@@ -180,12 +191,15 @@ class Aggregation(Document):
 class Audit(Document):
     """How the sum is checked, and how long a site continues without witnesses of its log.
 
+    :param vote_drop: sites vote on each model: by how much its balanced accuracy on a site's validation side may be
+        below that of the model before it; None: there is no vote.
     :param witnesses: keys of witnesses that have no log of their own, such as a regulator; they never make a quorum.
     """
 
     mode: Literal["covered", "sampled"]
     chunks_per_site: Count
     strict: bool
+    vote_drop: DecimalText | None
     max_rounds_unwitnessed: Positive
     witnesses: Annotated[tuple[VerifierKey, ...], Field(max_length=16)]
 
@@ -327,7 +341,7 @@ class Envelope(Document):
     """The file: the manifest and the root's signature over its digest."""
 
     manifest: dict[str, Any]
-    signature: Annotated[str, Field(pattern=r"^[0-9a-f]{2,160}$")]
+    signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,80}$")]
 
 
 def seal(manifest: Manifest, signature: bytes) -> bytes:

@@ -75,6 +75,7 @@ class AggregationPolicy:
     :param strict: do not even train on a state whose sum has not been checked.
     :param movement: how far a tensor may move in a round, beside its ceiling in the layout.
     :param groups: of sites whose sums are opened apart and combined by a median; None: one sum of all.
+    :param vote: sites vote on each model before anybody trains on it (section 10, "Votes").
     :param undrawn: the manifest asks for groups, and not all sites have opened their secrets for the draw: no cohort.
     :param expires_ms: until when the manifest holds; afterwards a site sends nothing under it.
     """
@@ -104,6 +105,7 @@ class AggregationPolicy:
     movement: MovementRule = CEILINGS_ALONE
     groups: Groups | None = None
     undrawn: bool = False
+    vote: bool = False
     _by_site: dict[str, RosterEntry] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -121,6 +123,11 @@ class AggregationPolicy:
             raise ConfigError("c must not be negative and m at least 3", where="manifest [thresholds]")
         if self.groups is not None:
             self.groups.check_layout(self.layout)
+        if self.vote and not (self.strict and self.single_history and not self.dp_active):
+            raise ConfigError(
+                "a vote needs strict and single_history, and is not for differential privacy",
+                where="manifest [audit] vote_drop",
+            )
         object.__setattr__(self, "_by_site", {entry.site: entry for entry in self.roster})
 
     def entry(self, site: str) -> RosterEntry:
@@ -154,8 +161,8 @@ class AggregationPolicy:
             raise PolicyViolation(
                 f"manifest version {self.manifest_version} has expired",
                 where="manifest",
-                hint="the consortium publishes a new version at least that often; if it did, it was withheld on the "
-                "way: get it from the consortium directly and install it with `site-agent join --manifest FILE`",
+                hint="the coordinator may not have forwarded a newer version: get it from the consortium "
+                "and install it with `site-agent join --manifest FILE`",
             )
 
     def ended(self, at_ms: int) -> str | None:
@@ -191,7 +198,7 @@ class AggregationPolicy:
         least = thresholds.single_history_cohort(roster=len(self.roster), c=self.c)
         if self.single_history and n < least:
             raise PolicyViolation(
-                f"a cohort of {n} would allow a second history",
+                f"a cohort of {n} is too small: a second history of results would be possible",
                 where="thresholds",
                 hint=f"the manifest demands at least {least} sites",
             )
@@ -282,6 +289,7 @@ def aggregation_policy(manifest: Manifest, *, now_ms: int, dp_active: bool = Fal
         movement=movement_rule(numbers),
         groups=groups_of(numbers),
         undrawn=numbers.groups is not None and not numbers.groups.secrets,
+        vote=audit.vote_drop is not None,
     )
 
 

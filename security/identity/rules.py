@@ -23,7 +23,8 @@ from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
 from security import labels
 from security.crypto.signing import statement
 from security.dp.filter import check_delta
-from security.dp.planner import PREFIX, PrivateSettings, Schedule, SharedNoise
+from security.dp.planner import PREFIX, PrivateSettings, Schedule
+from security.dp.shared_noise import SharedNoise
 from security.identity import pki
 from security.identity.manifest import Manifest, Member, real, unseal
 from security.identity.pki import Purpose, Role, Subject
@@ -181,6 +182,22 @@ def check_audit(manifest: Manifest) -> None:
         raise ManifestRejected("chunks_per_site belongs to audit mode sampled, and only to it", where=_where(manifest))
 
 
+def check_vote(manifest: Manifest) -> None:
+    """Votes are for one history, of models that nobody has trained on yet; under differential privacy each one would
+    have to be booked (section 10, "Votes")."""
+    if manifest.audit.vote_drop is None:
+        return
+    needs = {
+        "[audit] strict = true": manifest.audit.strict,
+        "[aggregation] single_history = true": manifest.aggregation.single_history,
+        "no [privacy]: a vote tells of the validation side": manifest.privacy is None,
+    }
+    if missing := [name for name, holds in needs.items() if not holds]:
+        raise PolicyViolation(f"a vote needs {missing[0]}", where=f"{_where(manifest)} [audit] vote_drop")
+    if not 0 <= real(manifest.audit.vote_drop) < 1:
+        raise ManifestRejected("vote_drop must be from 0 to below 1", where=_where(manifest))
+
+
 def check_privacy(manifest: Manifest) -> None:
     """Delta is the chance of no protection at all (docs/spec/differential-privacy.md, section 1)."""
     if manifest.privacy is not None:
@@ -291,6 +308,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_two_sites,
     check_thresholds,
     check_audit,
+    check_vote,
     check_privacy,
     check_movement,
     check_groups,
@@ -325,7 +343,7 @@ def check_draw(current: Manifest | None, offered: Manifest) -> None:
     if current is None or current.run != offered.run:
         if drawn is not None and drawn.secrets and (current is not None or offered.version == 1):
             raise ManifestRejected(
-                "opens the draw of groups in the first manifest of a run",
+                "has the secrets of the draw of groups, but is the first manifest of the run",
                 where=_where(offered),
                 hint="publish the commitments first: without secrets under [aggregation.secrets]",
             )
@@ -388,11 +406,13 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         or offered.training.method != current.training.method
         # The lengths of the newest steps are part of a run's state, as many as the window has.
         or offered.aggregation.movement_window != current.aggregation.movement_window
+        or (offered.audit.vote_drop is None) != (current.audit.vote_drop is None)
         or _promise(offered) != _promise(current)
         or not _keeps_noise(_shared_noise(current), _shared_noise(offered))
     ):
         raise ManifestRejected(
-            f"changes the model, the method, the tensors, the movement window or the privacy of run {current.run!r}",
+            f"changes the model, the method, the tensors, the movement window, the vote or the privacy of run "
+            f"{current.run!r}",
             where=_where(offered),
             hint="the consortium must give a changed model a new run id",
         )

@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from lazaret.errors import PolicyViolation
-from lazaret.kernel_bytes import SOURCES, Meter
+from lazaret.kernel_bytes import Meter
 from security.log.events import Egress, EgressBlocked, NetCounter
 from security.log.schema import decimal
 from security.log.writer import AuditLog
@@ -228,7 +228,7 @@ class KernelByteLog:
         reading = self._meter.take()
         self._log.append(
             NetCounter(
-                source=SOURCES[self._meter.coverage],
+                source=self._meter.source,
                 coverage=self._meter.coverage,
                 beside_out=reading.beside,
                 connections=reading.opened,

@@ -12,6 +12,7 @@ or a plain hash of data with little entropy; such things go to the annex, or und
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from security.log.schema import (
@@ -45,7 +46,7 @@ from security.log.schema import (
 
 @event_type("log.genesis")
 class LogGenesis(Event):
-    """The first entry: whose log this is and which keys speak for it."""
+    """The first entry: whose log this is, in which format, and which keys speak for it."""
 
     format: Count
     role: Role
@@ -115,6 +116,44 @@ class ManifestAdopted(Event):
     version: Count
     old: Digest
     new: Digest
+
+
+@event_type("run.offered")
+class RunOffered(Event):
+    """A signed manifest that begins another run came by wire, and does not begin yet: what keeps it from that.
+
+    :param manifest: SHA-256 of its file.
+    """
+
+    next: Token
+    version: Count
+    manifest: Digest
+    reason: Text
+
+
+@event_type("run.accepted")
+class RunAccepted(Event):
+    """This site has begun the run of the manifest in force, which came by wire.
+
+    :param manifest: SHA-256 of its file.
+    :param model: SHA-256 of the initial model's file, which is here and was checked.
+    :param fetched: that file came from the coordinator. False: it was here.
+    :param by: who decided: the policy, or an operator.
+    """
+
+    version: Count
+    manifest: Digest
+    model: Digest
+    bytes: Count
+    fetched: Flag
+    by: Annotated[str, choice("policy", "operator")]
+
+
+@event_type("run.stopped")
+class RunStopped(Event):
+    """The operator has ended the run before its last round, under the coordinator's signature; its digest is here."""
+
+    statement: Digest
 
 
 @event_type("peer.enrolled")
@@ -219,9 +258,9 @@ class TrainDone(Event):
     artefacts: Artefacts
 
 
-@event_type("dp.reserved")
-class DpReserved(Event):
-    """Privacy budget set aside before the data are touched. What is reserved counts as spent."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrivacyBooking(Event):
+    """What both entries about privacy budget say, so that epsilon can be computed again from the log."""
 
     reservation: Ident
     mechanisms: Mechanisms
@@ -234,23 +273,16 @@ class DpReserved(Event):
     epsilon_round: Decimal
     epsilon_total: Decimal
     cap: Decimal
+
+
+@event_type("dp.reserved")
+class DpReserved(PrivacyBooking):
+    """Privacy budget set aside before the data are touched. What is reserved counts as spent."""
 
 
 @event_type("dp.committed")
-class DpCommitted(Event):
+class DpCommitted(PrivacyBooking):
     """A reservation was used: the mechanisms that ran, and epsilon after them."""
-
-    reservation: Ident
-    mechanisms: Mechanisms
-    delta: Decimal
-    unit: Unit
-    relation: Relation
-    accountant: Text
-    order: Decimal
-    plan: Plan
-    epsilon_round: Decimal
-    epsilon_total: Decimal
-    cap: Decimal
 
 
 @event_type("egress")
@@ -350,6 +382,17 @@ class AggregatePublished(Event):
     sum: Digest
     model: Digest
     previous: Digest
+
+
+@event_type("result.voted")
+class ResultVoted(Event):
+    """The vote set on a published sum: so many sites accept the model, so many do not, and this model stands."""
+
+    accepts: Count
+    refusals: Count
+    threshold: Count
+    accepted: Flag
+    model: Digest
 
 
 @event_type("checkpoint.seen")

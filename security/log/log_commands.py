@@ -40,7 +40,7 @@ def _kept(open_log: Opener, config_path: Path) -> Iterator[AuditLog]:
     try:
         yield log
     except LocalProtocolError as error:
-        raise ConfigError(error.message, where=error.where, hint="plain text of one line, please") from error
+        raise ConfigError(error.message, where=error.where, hint="it must be one line of plain text") from error
     finally:
         log.close()
 

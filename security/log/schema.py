@@ -12,9 +12,9 @@ import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Final, TypeVar, dataclass_transform, get_type_hints
+from typing import Annotated, Any, ClassVar, Final, TypeVar, cast, dataclass_transform, get_type_hints
 
 from lazaret.errors import CodecError, LocalProtocolError
 from security.crypto import encoding
@@ -252,7 +252,7 @@ def event_type(name: str) -> Callable[[type[E]], type[E]]:
         made = dataclass(frozen=True, slots=True, kw_only=True)(cls)
         made.type = name
         hints = get_type_hints(made, include_extras=True)
-        kinds = {key: _kind_of(hints[key]) for key in sorted(made.__annotations__)}
+        kinds = {key: _kind_of(hints[key]) for key in sorted(field.name for field in fields(cast("Any", made)))}
         SCHEMAS[name] = Schema(cls=made, kinds=kinds)
         return made
 

@@ -1,8 +1,8 @@
 """Secure aggregation (docs/spec/secure-aggregation.md): messages, certificates, numbers and the two machines.
 
-The machines have no socket and no file; `coordinator/spool` is the one module that writes. A machine takes an event and
-returns effects, and the shell around it writes, sends and asks again. A vector that is not masked has no message type
-and cannot leave. Start reading with `transitions`: it explains both machines.
+The machines have no socket and no file; only `coordinator/spool` and `handover` write. A machine takes an event and
+returns effects, and the shell around it writes, sends and asks again. No message of a site holds a vector that is not
+masked. Start reading with `transitions`: it explains both machines.
 
 Imported by: coordinator, npr, protos, security.audit, security.consortium, security.dp, security.identity,
   security.log, security.secagg.coordinator, security.secagg.site, site_agent.

@@ -27,6 +27,7 @@ from security.secagg.certificates import (
     PairFraud,
     RepeatCertificate,
     Signed,
+    Vote,
 )
 from security.secagg.context import RoundContext
 from security.secagg.thresholds import Thresholds
@@ -228,7 +229,10 @@ def check_ack(policy: AggregationPolicy, ack: Ack, *, result: bytes, state_hash:
     """An acknowledgement of this result by a roster site; returns the chunks that it has checked."""
     if ack.result != result or ack.state_hash != state_hash:
         raise VerificationFailed("acknowledgement is of another result", where=f"site {ack.site}")
-    statements.verify(policy.entry(ack.site), statements.ack(ack.result, ack.state_hash, ack.bitmap), ack.signature)
+    if bool(ack.vote) != policy.vote:
+        raise VerificationFailed("acknowledgement without the vote that is due, or with one", where=f"site {ack.site}")
+    statement = statements.ack(ack.result, ack.state_hash, ack.bitmap, ack.vote)
+    statements.verify(policy.entry(ack.site), statement, ack.signature)
     return chunks_in(ack.bitmap, policy.chunks)
 
 
@@ -257,9 +261,12 @@ def check_distinct_acks(check: CheckCertificate) -> None:
 
 def check_certificate(
     policy: AggregationPolicy, check: CheckCertificate | None, *, result: bytes, state_hash: bytes, quorum: int
-) -> None:
+) -> bool:
     """A certificate of success, because the coordinator could drop a warning but cannot hide a missing certificate
-    (section 10)."""
+    (section 10).
+
+    :returns: whether the model follows: False if the sites have voted against it.
+    """
     if check is None:
         raise VerificationFailed("the newest result comes without its check certificate", where="plan")
     check_distinct_acks(check)
@@ -268,6 +275,34 @@ def check_certificate(
     seen = [(ack.site, check_ack(policy, ack, result=result, state_hash=state_hash)) for ack in standing]
     if not covers(policy, seen, quorum=quorum):
         raise VerificationFailed("the acknowledgements do not cover the result", where="check certificate")
+    if not policy.vote:
+        return True
+    if len(standing) < len(check.acks):
+        # Without its vote the set would be another one, and perhaps have another outcome.
+        raise VerificationFailed("a site that has voted is not listed any more", where="check certificate")
+    check_vote_count(check, quorum)
+    return accepted(check.acks, quorum)
+
+
+# Votes (section 10).
+
+
+def check_vote_count(check: CheckCertificate, quorum: int) -> None:
+    """Absence is not acceptance, and no refusal either: a set of fewer than `quorum` votes decides nothing."""
+    if len(check.acks) < quorum:
+        raise VerificationFailed(f"{len(check.acks)} votes are fewer than the quorum of {quorum}", where="vote")
+
+
+def accepted(acks: Sequence[Ack], quorum: int) -> bool:
+    """A model follows if a quorum accepts it: with `c` liars among them, more honest sites than liars have said so."""
+    return sum(ack.vote == Vote.ACCEPT for ack in acks) >= quorum
+
+
+def link_after(policy: AggregationPolicy, result: bytes, check: CheckCertificate | None) -> bytes:
+    """What the next context names: the result or, where sites vote, the result together with its vote set."""
+    if not policy.vote or check is None:
+        return result
+    return hashes.voted_digest(result, sorted((ack.site, ack.vote) for ack in check.acks))
 
 
 def audit_rank(result: bytes, chunk: int, site: str) -> bytes:

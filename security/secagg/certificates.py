@@ -197,21 +197,33 @@ def _bitmap(shape: Shape) -> Lengths:
     return {"bitmap": -(-chunks // 8)}
 
 
+class Vote(IntEnum):
+    """Whether a site accepts the model that follows from a result; NONE where the manifest asks for no vote."""
+
+    NONE = 0
+    ACCEPT = 1
+    REFUSE = 2
+
+
 @message(43, Sender.SITE, DataClass.CONTROL, size=_bitmap)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ack(Wire):
-    """A site has recomputed the next model and the chunks whose bits are set, and found them correct."""
+    """A site has recomputed the next model and the chunks whose bits are set, and found them correct.
+
+    :ivar vote: what it thinks of that model, where the manifest asks for it (section 10, "Votes").
+    """
 
     site: SiteId
     result: Digest
     state_hash: Digest
     bitmap: Annotated[bytes, Bounded(MAX_BITMAP), DataClass.CONTROL]
+    vote: Annotated[int, Number(limit=max(Vote))] = Vote.NONE
     signature: Signature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckCertificate(Wire):
-    """Acknowledgements that together cover a result as the manifest's audit mode demands."""
+    """Acknowledgements that together cover a result as the manifest's audit mode demands; with votes, the vote set."""
 
     acks: Annotated[tuple[Ack, ...], Many(Nested(Ack), limit=1024)]
 

@@ -180,4 +180,11 @@ def result_digest(
     return digest(labels.RESULT, kx, survivors, encoding.u64(verdict), sum_root, opened, state_hash, movements)
 
 
+def voted_digest(result_hash: bytes, votes: Sequence[tuple[str, int]]) -> bytes:
+    """What the next context names in the place of R where sites vote: the result and the one vote set on it."""
+    return digest(
+        labels.VOTED, result_hash, encoding.array(encoding.text(site) + encoding.u64(vote) for site, vote in votes)
+    )
+
+
 ZERO_DIGEST = bytes(fields.DIGEST.length)

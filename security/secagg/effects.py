@@ -159,6 +159,25 @@ class Certified:
 
 
 @dataclass(frozen=True, slots=True)
+class AskVote:
+    """Look at the model of a result, and at the one before it, on this site's own data; the answer is its vote."""
+
+    round: int
+    result: bytes
+    before: Vector = field(repr=False)
+    state: Vector = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class VotedDown:
+    """The sites have voted against a model: the one before it stands."""
+
+    round: int
+    result: bytes
+    state_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """An attempt ended at this party without a sum; `error` says why, where a check failed.
 
@@ -212,6 +231,8 @@ Effect = (
     | Advanced
     | Isolated
     | Certified
+    | AskVote
+    | VotedDown
     | Ended
     | Blamed
     | KeepEvidence

@@ -83,9 +83,11 @@ class Handover:
             raise VerificationFailed(f"is of run {context.run} of {context.federation}", where=where)
         if context.layout_hash != policy.layout.layout_hash or context.t < policy.thresholds(context.n).t:
             raise VerificationFailed("was made under another layout, or by too small a quorum", where=where)
-        certificate_checks.check_certificate(
+        follows = certificate_checks.check_certificate(
             policy, self.covered.check, result=self.result_hash, state_hash=result.state_hash, quorum=context.t
         )
+        if not follows:
+            raise VerificationFailed("the sites have voted against this state", where=where)
         if state_hash(self.state) != result.state_hash:
             raise VerificationFailed("the tensors are not the state that the sites have signed", where=where)
         if not 0 < self.completed <= context.round:

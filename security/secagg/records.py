@@ -14,7 +14,7 @@ from lazaret.errors import CodecError
 from security.crypto import encoding
 from security.crypto.encoding import Reader
 from security.secagg import messages
-from security.secagg.certificates import AbortCode, Ack, Advert, Movements
+from security.secagg.certificates import AbortCode, Ack, Advert, Movements, Vote
 from security.secagg.context import RoundContext
 from security.secagg.fields import DIGEST, MAX_NAME, Bounded, Count, Digest, Many, Nested, Number, SiteId, SiteIds, Wire
 
@@ -133,6 +133,7 @@ class ResultAccepted(Wire):
     """The next link of the chain.
 
     :ivar trained_on: the state before it, on which the updates in the sum were trained.
+    :ivar movements_before: the lengths of steps before it, which count again if the sites vote against the model.
     """
 
     round: Count
@@ -144,6 +145,19 @@ class ResultAccepted(Wire):
     verdict: Count
     survivors: SiteIds
     movements: Movements = b""
+    movements_before: Movements = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VotesTaken(Wire):
+    """The one vote set on this result that this site has taken; a second one is never asked for.
+
+    :ivar link: what the next context names: the result together with the vote set.
+    """
+
+    result: Digest
+    link: Digest
+    accepted: Annotated[int, Number(limit=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,10 +169,11 @@ class ResultCertified(Wire):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultAcked(Wire):
-    """This site's acknowledgement of a round: one result for each round."""
+    """This site's acknowledgement of a round: one result for each round, and one vote on it."""
 
     round: Count
     result: Digest
+    vote: Annotated[int, Number(limit=max(Vote))] = Vote.NONE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +204,8 @@ class Remembered(Wire):
     permitted: Count
     sums: Annotated[tuple[SumSeen, ...], Many(Nested(SumSeen), limit=MAX_SUMS)]
     acked_round: Count
+    acked: Digest = bytes(32)
+    vote: Annotated[int, Number(limit=max(Vote))] = Vote.NONE
 
 
 # A coordinator's records.
@@ -289,6 +306,7 @@ KINDS: Final[dict[int, type[Wire]]] = {
     13: ReplyErased,
     14: ShareDisclosed,
     15: UpdatesPermitted,
+    16: VotesTaken,
     50: Planned,
     51: AdvertsShown,
     52: DealsShown,

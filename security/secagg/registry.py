@@ -5,8 +5,9 @@ class of data it carries, under which round the logs file it, whether it is a fr
 Everything else is derived from here: the schema, the envelopes, what a site may send, closed-form sizes, the filing of
 log entries and the tables of docs/spec/wire.md. A class that states too little, or a number twice, fails at import.
 
-Adding a message is one class and one test. Write the class in `messages` (steps of the protocol) or in `relay`
-(messages around it), run `scripts/generate-protos`, and give the message a row in the test of sizes if a site sends it.
+Adding a message is one class, its tests, and the lists that tests compare (docs/spec/wire.md). Write the class in
+`messages` (steps of the protocol) or in `relay` (messages around it), run `scripts/generate-protos`, and give the
+message a row in the test of sizes if a site sends it.
 """
 
 from __future__ import annotations

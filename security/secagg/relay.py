@@ -49,8 +49,8 @@ MAX_SIGNATURES: Final = 64
 MAX_PATH: Final = 63
 COSIGNATURE_BYTES: Final = 72
 MANIFEST_BYTES: Final = 4 * 1024 * 1024
+MODEL_BYTES: Final = 4 << 30  # as much as a kit holds
 MAX_DECLINE: Final = 7 * 86_400
-MAX_PARCEL: Final = 4 * 1024 * 1024
 LOG_SIGNATURE_BYTES: Final = 64
 _LOG_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]*")
 
@@ -279,6 +279,26 @@ class Goodbye(Wire):
     code: Annotated[int, Number(limit=max(CloseReason), least=min(CloseReason))]
 
 
+@message(68, Sender.SITE, DataClass.CONTROL)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelRequest(Wire):
+    """The site lacks the initial model of the run that this manifest begins, from this frame on."""
+
+    manifest_version: Count
+    next_frame: Small
+
+
+@message(69, Sender.COORDINATOR, DataClass.MODEL, frame=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFrame(Wire):
+    """A piece of a run's initial model; the site believes the digest in the signed manifest, not the messenger."""
+
+    digest: Digest
+    length: Annotated[int, Number(limit=MODEL_BYTES)]
+    index: Small
+    data: Annotated[bytes, Bounded(FRAME_BYTES), DataClass.MODEL]
+
+
 @message(70, Sender.COORDINATOR, DataClass.CONTROL)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WitnessCall(Wire):
@@ -364,6 +384,16 @@ class Held(Wire):
     @property
     def held(self) -> HeldCheckpoint:
         return HeldCheckpoint(note=self.head.note, endorsements=_endorsements(self.epochs, self.head.origin))
+
+
+@message(74, Sender.COORDINATOR, DataClass.CONTROL)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStop(Wire):
+    """The operator ends the run before its last round. It can only stop: the newest model stays what it is."""
+
+    run: SiteId
+    manifest_hash: Digest
+    signature: SignatureBytes
 
 
 # All messages are registered now. What the rest of the tree asks most often, derived from what they state.

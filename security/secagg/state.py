@@ -219,7 +219,7 @@ class Successor:
     ) -> SumOutcome:
         """Judge the sum, all of which is there now, and shorten the steps that are longer than their caps."""
         if self._done < self._layout.state_words:
-            raise LocalProtocolError("the sum is not all there")
+            raise LocalProtocolError("the sum is not complete")
         layout = self._layout
         reason = judge(layout, self._signed, survivors=survivors)
         if reason:

@@ -75,6 +75,11 @@ def unmask(kx: bytes, survivors: bytes, shares: Sequence[bytes]) -> Statement:
     return Statement(labels.SIGN_UNMASK, (kx, survivors, encoding.array(encoding.tlv(share) for share in shares)))
 
 
+def run_stop(run: str, manifest: bytes) -> Statement:
+    """The coordinator's operator ends a run before its last round."""
+    return Statement(labels.SIGN_RUN_STOP, (run.encode(), manifest))
+
+
 def abort(ctx: bytes, code: int) -> Statement:
     """Binds CTX, not KX: it may come before KX is known and must end every KX that two adverts of one site can make."""
     return Statement(labels.SIGN_ABORT, (ctx, encoding.u64(code)))
@@ -88,5 +93,8 @@ def result(result_hash: bytes) -> Statement:
     return Statement(labels.SIGN_RESULT, (result_hash,))
 
 
-def ack(result_hash: bytes, state_hash: bytes, bitmap: bytes) -> Statement:
+def ack(result_hash: bytes, state_hash: bytes, bitmap: bytes, vote: int = 0) -> Statement:
+    """With a vote it is another kind of statement: one without cannot be read as either answer."""
+    if vote:
+        return Statement(labels.SIGN_VOTE, (result_hash, state_hash, bitmap, encoding.u64(vote)))
     return Statement(labels.SIGN_ACK, (result_hash, state_hash, bitmap))

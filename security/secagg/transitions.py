@@ -63,9 +63,10 @@ that a coordinator could have shown. A site also aborts attempts it never joined
 RELEASE and ABORT exclude each other: `t` releases make a sum, `a` aborts prove that there is none, and both cannot
 exist (sections 2 and 8).
 
-A Plan for the next attempt may come in agreed or released. The old attempt stays on disk and may still be released
-(OLD_QUORUM) or, unless released, aborted (OLD_ABORT_REQUEST). The next model ends whatever is open, whether a sum or a
-certified state has led to it, because a site that was away during its own round learns of the sum in this way.
+A Plan for the next attempt, or a newer manifest, may come in agreed or released. The old attempt stays on disk and may
+still be released (OLD_QUORUM) or, unless released, aborted (OLD_ABORT_REQUEST). The next model ends whatever is open,
+whether a sum or a certified state has led to it, because a site that was away during its own round learns of the sum in
+this way.
 
 The coordinator
 ---------------
@@ -142,6 +143,7 @@ class SiteEvent(StrEnum):
     FAILURE = "failure"  # a check of the open attempt failed
     ROLLBACK = "rollback"  # proof that this site's state was restored from an old copy
     BAD_SUM = "bad-sum"  # proof that a published sum is wrong
+    MANIFEST = "manifest"  # a newer manifest comes into force
 
 
 class CoordinatorState(StrEnum):
@@ -199,7 +201,7 @@ _RESULT = (_SE.RESULT, _SE.SUM_FRAME, _SE.JUMP, _SE.STATE_FRAME)
 _OVER = {_SE.NEXT_MODEL: _S.IDLE, _SE.ROLLBACK: _S.HALTED}
 
 SITE: Mapping[SiteState, Mapping[SiteEvent, SiteState]] = {
-    _S.IDLE: _stay(_S.IDLE, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.AUDIT_ORDER)
+    _S.IDLE: _stay(_S.IDLE, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.AUDIT_ORDER, _SE.MANIFEST)
     | _OVER
     | {_SE.PLAN: _S.ADVERTISED, _SE.BAD_SUM: _S.HALTED},
     # A result ends whatever is open: a site that was away during its own round learns of the sum like this, or, if it
@@ -220,10 +222,11 @@ SITE: Mapping[SiteState, Mapping[SiteEvent, SiteState]] = {
     # After AGREE a failed check changes nothing: the message is refused and the first answer stands.
     _S.AGREED: _stay(_S.AGREED, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE)
     | _OVER
-    | {_SE.QUORUM: _S.RELEASED, _SE.PLAN: _S.ADVERTISED, _SE.ABORT_REQUEST: _S.IDLE, _SE.DEADLINE: _S.IDLE},
+    | {_SE.QUORUM: _S.RELEASED, _SE.PLAN: _S.ADVERTISED}
+    | {_SE.ABORT_REQUEST: _S.IDLE, _SE.DEADLINE: _S.IDLE, _SE.MANIFEST: _S.IDLE},
     _S.RELEASED: _stay(_S.RELEASED, *_RESULT, _SE.UPDATE, _SE.CERTIFICATE, _SE.QUORUM)
     | _OVER
-    | {_SE.PLAN: _S.ADVERTISED, _SE.DEADLINE: _S.IDLE},
+    | {_SE.PLAN: _S.ADVERTISED, _SE.DEADLINE: _S.IDLE, _SE.MANIFEST: _S.IDLE},
     _S.HALTED: {},
 }
 

@@ -151,7 +151,7 @@ class SiteCheckContext:
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:
-        return pinned_model(self.config.initial_model, self.manifest)[0]
+        return pinned_model(self.config.model_file(self.manifest.model.initial_file), self.manifest)[0]
 
     @shared("the process that looks at images cannot be started")
     def looking(self) -> Looking:

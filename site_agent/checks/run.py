@@ -5,6 +5,7 @@ Nothing that it trains is kept, and no message is sent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import closing
 from typing import Final
@@ -14,12 +15,11 @@ from lazaret.checks import Line, Unchecked, ok, problem, run, tried, warning
 from security.identity import credentials
 from security.identity.credentials import clock_by_dates
 from security.identity.rules import CLOCK_SKEW_MS
-from site_agent.assembly import config_hash_of
 from site_agent.checks.context import CHECKS, SiteCheckContext
-from site_agent.config import SiteConfig
-from site_agent.log_events import STATED
+from site_agent.config import STATED, SiteConfig
 from site_agent.privacy import LEDGER_HINT, kept_figures, planned_cost
 from site_agent.state_dir import KEPT_STATES, STATE_HINT, run_of
+from site_agent.trainer.file_access import card_files
 from site_agent.trainer.isolation import HINT
 from site_agent.trainer_process import LookingTrainer
 
@@ -66,7 +66,7 @@ def policy(context: SiteCheckContext) -> Iterator[Line]:
 @CHECKS.add
 def model(context: SiteCheckContext) -> Iterator[Line]:
     """The pinned file, and that this package computes what was agreed."""
-    yield tried("one training configuration", lambda: config_hash_of(context.manifest))
+    yield tried("one training configuration", lambda: context.manifest.training.config_hash)
     context.initial  # noqa: B018  # its error is the finding
     yield ok("the initial model is the one that the manifest pins")
 
@@ -189,8 +189,16 @@ def device(context: SiteCheckContext) -> Iterator[Line]:
     threads, there = context.config.site.threads, checks.processors()
     if threads is not None and threads > there:
         yield warning(f"[site] threads = {threads}, and {there} processors", "more threads than processors are slower")
+    else:
+        yield ok(f"the processor has {there} threads, training uses {threads or there}")
+    site = context.config.site
+    plain = site.device in ("auto", "cpu") and site.precision in ("auto", "float32")
+    if plain and sys.platform == "linux" and not card_files(site.device):
+        # No card has a file here, so that there is nothing to try; torch is not loaded for that.
+        yield ok(f"trains on the processor, float32 ({'as asked' if site.device == 'cpu' else 'no graphics card'})")
         return
-    yield ok(f"trains on the processor with {threads or there} of {there} threads; graphics cards are not used")
+    # Asked of the trainer's process: whether a card can be used depends on what is open to it.
+    yield from context.looking.ask("device")
 
 
 @CHECKS.add

@@ -23,9 +23,9 @@ import click
 from lazaret.errors import ConfigError, ToolkitError
 from lazaret.stopping import block_signals, end, end_on_signals, leave_on_signals
 from lazaret.terminal import log_to_stderr, run_command, show_progress
-from site_agent.config import SiteConfig
+from site_agent.config import INITIAL, SiteConfig
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import cache_folder, data_path, image_folders, made
+from site_agent.trainer.file_access import cache_folder, card_files, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.ranks import RANKS, RankPlace
 
@@ -50,10 +50,11 @@ def isolate(
     write = made(*(kept if keeps else ()), *([cache_folder()] if source is not None else ()))
     return isolation.enter(
         config.site.isolation,
-        read=[config.initial_model, *images, *(path for path in kept if path.exists())],
+        read=[*(path for path in (config.initial_model, config.state / INITIAL, *kept) if path.exists()), *images],
         write=[*write, scratch],
         deny=[config.identity],
         keep=[connection.fileno()] if connection is not None else [],
+        card=card_files(config.site.device),
         exception=RANKS if RankPlace.read() is not None else "",
     )
 
@@ -132,7 +133,8 @@ def work_with_others(config: SiteConfig, place: RankPlace) -> NoReturn:
     end_on_signals()
     from site_agent.trainer.workers import work
 
-    work(place, config.data, seconds=float(config.site.worker_wait), threads=config.site.threads)
+    site = config.site
+    work(place, config.data, seconds=float(site.worker_wait), threads=site.threads, computing=site.computing)
     raise SystemExit(0)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from npr.data.dataset import SiteData
+from npr.device import PROCESSOR, Device
 from npr.methods import registry
 from npr.methods.local import Local
 from npr.methods.site import Site
@@ -28,6 +29,7 @@ def train_alone(
     data: SiteData,
     *,
     rounds: int,
+    device: Device = PROCESSOR,
     tell: Callable[[int, int], Any] | None = None,
 ) -> Scores:
     """Probabilities for the test images, of a model that has seen this hospital's training images only."""
@@ -36,7 +38,14 @@ def train_alone(
     mean, std = normalisation(spec)
     model = build_initial(method, spec, initial.tensors)
     site = Site(
-        name=data.name, train=data.train, model=model, config=recipe.config, seed=recipe.seed, mean=mean, std=std
+        name=data.name,
+        train=data.train,
+        model=model,
+        config=recipe.config,
+        seed=recipe.seed,
+        mean=mean,
+        std=std,
+        device=device,
     )
     for number in range(1, rounds + 1):
         method.local_round(site, number)

@@ -79,7 +79,7 @@ def _tell_left_out(faults: Sequence[Fault], dataset: FederatedDataset) -> None:
     if faults:
         say.warning("%d rows are left out in all, as `site-agent check` lists; correct them when you can", len(faults))
     if not any(len(site.train) for site in dataset.sites):
-        say.warning("there is no image to train on: this site sends noise alone, and pays for it")
+        say.warning("there is no image to train on: this site sends only noise, and its privacy budget is still used")
 
 
 def side_rule(config: SiteConfig, manifest: Manifest, data_key: bytes, *, keep: bool = True) -> SideRule:

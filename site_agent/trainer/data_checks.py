@@ -40,7 +40,7 @@ class DataCheckContext:
 
     @shared("the initial model cannot be used")
     def initial(self) -> InitialModel:
-        return pinned_model(self.config.initial_model, self.manifest)[0]
+        return pinned_model(self.config.model_file(self.manifest.model.initial_file), self.manifest)[0]
 
     @shared("the settings are not those of the manifest")
     def recipe(self) -> Recipe:
@@ -72,7 +72,7 @@ class DataCheckContext:
         return ours(self.dataset, self.config.data, self.setup.site)
 
 
-DATA_CHECKS: Final = CheckList[DataCheckContext](("data", "images", "code", "trial"))
+DATA_CHECKS: Final = CheckList[DataCheckContext](("device", "data", "images", "code", "trial"))
 
 
 def answer_checks(config: SiteConfig, channel: Channel) -> None:
@@ -101,6 +101,13 @@ def answer_checks(config: SiteConfig, channel: Channel) -> None:
 
 SHOWN: Final = 3
 _KINDS: Final = tuple(kind for kind in FaultKind if kind is not FaultKind.UNREADABLE)
+
+
+@DATA_CHECKS.add
+def device(context: DataCheckContext) -> Iterator[Line]:
+    from site_agent.trainer.trial import computing  # imports torch
+
+    yield from computing(context)
 
 
 @DATA_CHECKS.add

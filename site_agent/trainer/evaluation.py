@@ -49,7 +49,9 @@ def _compare_alone(predictor: Predictor) -> None:
     if not len(data.test):
         raise ConfigError("there are no test images to compare on", where="site.toml [data]", hint="see fold and folds")
     with progress("training alone") as tell:
-        scores = train_alone(place.manifest, place.initial, place.recipe, data, rounds=rounds, tell=tell)
+        scores = train_alone(
+            place.manifest, place.initial, place.recipe, data, rounds=rounds, device=place.device, tell=tell
+        )
     about = {"run": place.manifest.run, "rounds": rounds, "data": place.fingerprint}
     figures = about | {"test": _side(place.site, data.test, scores, None)}
     files.write_atomically(place.personal.alone, json.dumps(figures).encode(), mode=0o600)

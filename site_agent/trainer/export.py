@@ -49,7 +49,9 @@ def open_for_export(
     config: SiteConfig, record: SiteRecord, which: Which | None, *, with_prototypes: bool
 ) -> Predictor:
     """The predictor that the files will hold: without the site's prototypes, unless they are asked for."""
-    place = ModelPlace.open(config, record)
+    # On the processor: an ONNX file is written from, and compared with, what everybody can run.
+    processor = config.site.model_copy(update={"device": "cpu"})
+    place = ModelPlace.open(config.model_copy(update={"site": processor}), record)
     if place.manifest.privacy is not None:
         return _covered(place, which, with_prototypes=with_prototypes)
     if with_prototypes or place.method.prototype_share == 0.0:

@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 
 def data_path(source: str) -> Path | None:
@@ -57,6 +58,20 @@ def cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME")
     chosen = os.environ.get("LAZARET_CACHE")
     return Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "lazaret"
+
+
+# Device files of graphics cards by the kind that `[site] device` names; torch calls AMD's cards `cuda` too.
+_CARD_FILES: Final = {
+    "cuda": ("nvidia*", "nvidia-caps/*", "kfd", "dri/renderD*"),
+    "xpu": ("dri/renderD*",),
+}
+
+
+def card_files(device: str, folder: Path = Path("/dev")) -> list[Path]:
+    """What a process needs to compute on a card: nothing for `cpu`, everything that is there for `auto`."""
+    kind = device.partition(":")[0]
+    patterns = {p for name in (_CARD_FILES if kind == "auto" else (kind,)) for p in _CARD_FILES.get(name, ())}
+    return sorted({path for pattern in patterns for path in folder.glob(pattern) if path.is_char_device()})
 
 
 def made(*folders: Path) -> list[Path]:

@@ -126,6 +126,7 @@ def enter(
     write: Sequence[Path] = (),
     deny: Sequence[Path] = (),
     keep: Sequence[int] = (),
+    card: Sequence[Path] = (),
     exception: str = "",
     mechanisms: Sequence[str] = MECHANISMS,
 ) -> Isolation:
@@ -136,17 +137,19 @@ def enter(
     :param write: existing folders to write to.
     :param deny: folders that stay closed, also where they lie inside of what may be read.
     :param keep: sockets that stay open: the channel to the agent.
+    :param card: device files of graphics cards, if this process is to compute on one; nothing else of `/dev` opens.
     :param exception: why this process needs a network; then only files are closed.
     :param mechanisms: the walls to put up; all of them but in tests.
     :raises ConfigError: if isolation is required, and a connection is still possible or a private key can be read.
     """
+    kernel.no_core_dumps()
     close_sockets(keep)
     denied = _denied_files(read, deny)  # listed now: afterwards the folders are closed
     missing: dict[str, str] = {}
     walls: dict[str, tuple[Callable[[], None], Callable[[], bool]]] = {
         NAMESPACE: (kernel.enter_network_namespace, _no_route),
         LANDLOCK: (
-            lambda: kernel.enter_landlock(_rules(read, write, deny), network=bool(exception)),
+            lambda: kernel.enter_landlock(_rules(read, write, deny, card), network=bool(exception)),
             _root_is_closed,
         ),
         # Last, because with it the first could not be tried: there is no socket to try it with.
@@ -205,7 +208,9 @@ def close_sockets(keep: Sequence[int] = ()) -> None:
 # Files.
 
 
-def _rules(read: Sequence[Path], write: Sequence[Path], deny: Sequence[Path]) -> Iterator[tuple[Path, int]]:
+def _rules(
+    read: Sequence[Path], write: Sequence[Path], deny: Sequence[Path], card: Sequence[Path] = ()
+) -> Iterator[tuple[Path, int]]:
     ours = [Path(__file__).resolve().parents[2] / name for name in ("lazaret", "npr", "protos", "security")]
     ours.append(Path(__file__).resolve().parents[1])
     # `python -m` puts the folder it was started in on its path: at a hospital often the one with state and log.
@@ -216,6 +221,7 @@ def _rules(read: Sequence[Path], write: Sequence[Path], deny: Sequence[Path]) ->
     yield from kernel.without([*shared, *ours, *python, *read], deny, kernel.READ)
     yield from kernel.without([*map(Path, DEVICES), *write], deny, kernel.WRITE)
     yield from ((path.resolve(), kernel.READ) for path in meant)
+    yield from ((path, kernel.DEVICE) for path in card)
 
 
 def _inside(path: Path, folders: Sequence[Path]) -> bool:

@@ -11,6 +11,7 @@ import ctypes
 import errno
 import os
 import platform
+import resource
 import socket
 import stat
 import struct
@@ -30,6 +31,7 @@ class SystemCalls:
     """Numbers that differ between processors.
 
     :ivar audit: AUDIT_ARCH_*, by which a filter knows whose numbers it sees.
+    :ivar groups: setpgid, setsid.
     :ivar keys: add_key, request_key, keyctl.
     """
 
@@ -37,6 +39,7 @@ class SystemCalls:
     capset: int
     clone: int
     connect: int
+    groups: tuple[int, int]
     ioctl: int
     keys: tuple[int, int, int]
     process_vm_readv: int
@@ -60,6 +63,7 @@ _BY_MACHINE: Final = {
         capset=126,
         clone=56,
         connect=42,
+        groups=(109, 112),
         ioctl=16,
         keys=(248, 249, 250),
         process_vm_readv=310,
@@ -76,6 +80,7 @@ _BY_MACHINE: Final = {
         capset=91,
         clone=220,
         connect=203,
+        groups=(154, 157),
         ioctl=29,
         keys=(217, 218, 219),
         process_vm_readv=270,
@@ -134,6 +139,17 @@ def _require_one_thread() -> None:
 
 def die_with_parent(signal_number: int) -> None:
     _prctl(_PR_SET_PDEATHSIG, signal_number)
+
+
+def no_core_dumps() -> None:
+    """A crash writes no memory to disk, with images and prototypes in it; nor that of a child.
+
+    One byte instead of none: a program that the system has for crashes is given nothing either then (core(5) says that
+    it does not keep to other limits; kernel/coredump.c).
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    if most == resource.RLIM_INFINITY or most > 1:
+        resource.setrlimit(resource.RLIMIT_CORE, (1, 1))
 
 
 # An empty network namespace: no interface but a loopback that is down, so that no address has a route.
@@ -238,6 +254,7 @@ def socket_filter(numbers: SystemCalls) -> list[Instruction]:
     ]
     refused = (
         numbers.socket,
+        *numbers.groups,  # leaves the group of processes that ends with this one
         numbers.connect,  # points a socket that is a standard stream at somebody else
         *numbers.keys,  # has the kernel start a program outside, which asks a name server (key type dns_resolver)
         *numbers.io_uring,  # opens and connects sockets by a queue that no filter sees
@@ -296,6 +313,8 @@ READ: Final = _EXECUTE | _READ_FILE | _READ_DIR
 WRITE: Final = (
     _READ_FILE | _READ_DIR | _WRITE_FILE | _TRUNCATE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG
 )
+# A card's driver is spoken to by ioctl; a file that is no device has no use for it.
+DEVICE: Final = _READ_FILE | _WRITE_FILE | _IOCTL_DEV
 _OF_FILES: Final = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
 _RULE_PATH_BENEATH: Final = 1
 _CREATE_RULESET_VERSION: Final = 1

@@ -169,6 +169,7 @@ def _training(predictor: Predictor, history: ModelHistory) -> list[tuple[str, An
         ("method", manifest.training.method),
         ("rounds planned", manifest.training.rounds),
         ("rounds trained here", _rounds(history.trained)),
+        ("device and precision here", predictor.trained.trained_on),
         ("sums this hospital was part of", len(cohorts)),
     ]
     if cohorts:

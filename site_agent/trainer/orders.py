@@ -10,9 +10,9 @@ import contextlib
 import logging
 import sys
 from collections.abc import Sequence
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import Any, get_args, get_type_hints
+from typing import Any, Final, get_args, get_type_hints
 
 from lazaret import malloc
 from lazaret.errors import LocalProtocolError, PolicyViolation, ToolkitError
@@ -51,6 +51,7 @@ from site_agent.trainer.shared_memory import shared_document, shared_vector
 from site_agent.trainer.training import Trainer, make_trainer
 
 log = logging.getLogger("site-agent")
+REST_SECONDS: Final = 10.0
 
 
 class OrderLoop:
@@ -66,7 +67,7 @@ class OrderLoop:
         Thread(target=self._read, name="channel", daemon=True).start()
         trainer: Trainer | None = None
         while True:
-            order = self._received.get()
+            order = self._next()
             try:
                 if trainer is None:
                     trainer = self._begin(*order)
@@ -74,6 +75,15 @@ class OrderLoop:
                     self._obey(trainer, *order)
             except ToolkitError as error:
                 self._channel.send(failed(error))
+
+    def _next(self) -> Received:
+        """The next order. Between rounds it may wait for long, and gives back what the last one needed; though not at
+        once, because training follows evaluation."""
+        try:
+            return self._received.get(timeout=REST_SECONDS)
+        except Empty:
+            malloc.trim()
+            return self._received.get()
 
     def report_attempts(self) -> None:
         """Tell the agent once of each way in which code here asks for a network. Native code can do so unseen: what
@@ -123,7 +133,7 @@ class OrderLoop:
         trainer, ready = make_trainer(
             config,
             manifest,
-            pinned_model(config.initial_model, manifest)[0],
+            pinned_model(config.model_file(manifest.model.initial_file), manifest)[0],
             state,
             site=setup.site,
             data_key=bytes.fromhex(setup.data_key),
@@ -142,7 +152,6 @@ class OrderLoop:
             self._channel.send(*_trained(order.round, trainer.train(order.round, state)))
         else:
             self._channel.send(_evaluated(order.round, trainer.evaluate(order.round, state)))
-        malloc.trim()  # between orders it waits, for minutes often
 
 
 class ChannelBooks:

@@ -11,8 +11,9 @@ import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -23,6 +24,7 @@ from lazaret import files
 from lazaret.errors import ConfigError
 from npr.data.dataset import Samples
 from npr.deployed import Deployed
+from npr.device import Device, open_device, to_host
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.regulariser import Regulariser
@@ -37,8 +39,9 @@ from security.secagg.effects import Vector
 from site_agent.config import SiteConfig
 from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.personal_state import PersonalState, SiteRecord
-from site_agent.trainer.training import Trainer
+from site_agent.trainer.training import TRAINED_ON, Trainer
 
+UNRECORDED: Final = "not recorded"
 Which = Literal["best", "newest"]
 
 
@@ -57,7 +60,7 @@ class ModelPlace:
 
     @classmethod
     def open(cls, config: SiteConfig, record: SiteRecord) -> ModelPlace:
-        initial, start = pinned_model(config.initial_model, record.manifest)
+        initial, start = pinned_model(config.model_file(record.manifest.model.initial_file), record.manifest)
         if config.site.threads is not None:
             torch.set_num_threads(config.site.threads)
         return cls(config=config, record=record, initial=initial, start=start)
@@ -88,6 +91,11 @@ class ModelPlace:
         return registry.build(config.changed(predict="head") if self.head_alone else config)
 
     @cached_property
+    def device(self) -> Device:
+        """As in training, but in float32: what is shown for a patient is not rounded more than need be."""
+        return open_device(self.config.site.computing.model_copy(update={"precision": "float32"}))
+
+    @cached_property
     def trainer(self) -> Trainer:
         """Reads all images of the site."""
         return self._opened[0]
@@ -115,19 +123,29 @@ class ModelPlace:
             private=self.manifest.privacy is not None,
         )
         trainer = Trainer(
-            self.manifest, self.initial, data, self.personal, data_key=key, threads=self.config.site.threads
+            self.manifest,
+            self.initial,
+            data,
+            self.personal,
+            data_key=key,
+            threads=self.config.site.threads,
+            device=self.device,
         )
         return trainer, dataset.class_names, fingerprint(dataset, data, key)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """A network of this site after a round. `digest` is over all of its tensors, personal ones included."""
+    """A network of this site after a round. `digest` is over all of its tensors, personal ones included.
+
+    :ivar trained_on: device and precision of this site's last round in it.
+    """
 
     model: SplitModel
     round: int
     which: Which
     digest: str
+    trained_on: str = UNRECORDED
 
     @property
     def sentence(self) -> str:
@@ -156,16 +174,24 @@ def _best(place: ModelPlace) -> Trained:
             "no round has been evaluated yet", where=str(path), hint="let a round pass, or use --model newest"
         )
     content = files.read_private(path)
-    model = build_initial(place.method, place.spec, place.initial.tensors)
+    model = place.device.placed(build_initial(place.method, place.spec, place.initial.tensors))
     model.load_state_dict(load_tensors(content))
-    round_number = int(_metadata(content).get("round", 0))
-    return Trained(model=model, round=round_number, which="best", digest=digest_of(model))
+    about = _metadata(content)
+    return Trained(
+        model=model,
+        round=int(about.get("round", 0)),
+        which="best",
+        digest=digest_of(model),
+        trained_on=about.get(TRAINED_ON, UNRECORDED),
+    )
 
 
 def _newest(place: ModelPlace) -> Trained:
     record = place.record
     model = place.trainer.model_after(record.round, place.start if record.state is None else record.state)
-    return Trained(model=model, round=record.round, which="newest", digest=digest_of(model))
+    found = place.personal.memory_before(record.round + 1)
+    on = UNRECORDED if found is None else _metadata(found[1]).get(TRAINED_ON, UNRECORDED)
+    return Trained(model=model, round=record.round, which="newest", digest=digest_of(model), trained_on=on)
 
 
 def digest_of(model: SplitModel) -> str:
@@ -173,7 +199,7 @@ def digest_of(model: SplitModel) -> str:
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
-        digest.update(tensor.detach().contiguous().numpy().tobytes())
+        digest.update(to_host(tensor).contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -204,7 +230,7 @@ class Companion:
             "validation_images": self.validation_images,
         }
         tensors = {"present": self.present, "vectors": self.prototypes.vectors, "owners": self.prototypes.owners}
-        stored = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+        stored = {name: to_host(tensor).contiguous().clone() for name, tensor in tensors.items()}
         return save_tensors(stored, {"lazaret": json.dumps(about)})
 
     @classmethod
@@ -217,7 +243,7 @@ class Companion:
         about: dict[str, Any] = json.loads(_metadata(content).get("lazaret", "{}"))
         if about.get("digest") != trained.digest:
             return None
-        tensors = load_tensors(content)
+        tensors = {name: place.device.from_host(tensor) for name, tensor in load_tensors(content).items()}
         return cls(
             digest=trained.digest,
             class_names=tuple(about["class_names"]),
@@ -274,7 +300,7 @@ def deploy(place: ModelPlace, trained: Trained, companion: Companion, *, calibra
 def scores_of(deployed: Deployed, samples: Samples, *, batch: int = 64) -> Scores:
     """Probabilities of a whole side."""
     parts = [deployed.predict(samples.images[start : start + batch])[0] for start in range(0, len(samples), batch)]
-    return torch.cat([torch.from_numpy(part) for part in parts]).numpy()
+    return np.concatenate(parts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,9 +341,9 @@ class Predictor:
     def nearest(self, features: Tensor) -> list[tuple[str, int, float]]:
         """For each image the prototype it lies closest to: class, number of the sub-cluster from 1, cosine."""
         prototypes = self.companion.prototypes
-        cosine, place = (functional.normalize(features, dim=1) @ prototypes.vectors.T).max(dim=1)
-        owners = prototypes.owners.tolist()
+        cosine, place = (functional.normalize(features, dim=1) @ to_host(prototypes.vectors).T).max(dim=1)
+        owners = to_host(prototypes.owners).tolist()
         return [
             (self.class_names[owners[at]], at - owners.index(owners[at]) + 1, near)
-            for at, near in zip(place.tolist(), cosine.tolist(), strict=True)
+            for at, near in zip(to_host(place).tolist(), to_host(cosine).tolist(), strict=True)
         ]

@@ -14,6 +14,12 @@ from lazaret.errors import ConfigError
 RANKS: Final = "training in several processes"
 
 
+def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Which of the processes on this machine this is; torchrun counts them, so that each takes its own card."""
+    found = environment.get("LOCAL_RANK", "")
+    return int(found) if found.isdigit() else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPlace:
     """Rank 0 is the agent's trainer, all others are workers.

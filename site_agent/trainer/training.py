@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import hmac
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from lazaret.errors import BudgetExhausted, ConfigError
 from npr.data.dataset import SiteData
+from npr.device import PROCESSOR, Device, open_device, to_host
 from npr.dp.private_site import Bookings, PrivateTraining
 from npr.methods import registry
 from npr.methods.base import Kind, Method
@@ -43,10 +45,16 @@ from site_agent.privacy import PrivatePlan
 from site_agent.trainer.channel import DataReady
 from site_agent.trainer.data import open_data, side_rule, summary
 from site_agent.trainer.personal_state import PersonalState
+from site_agent.trainer.ranks import local_rank
 from site_agent.trainer.workers import Crew
+
+log = logging.getLogger("site-agent")
 
 # Of these the log names none: they are many, and local only where a site's statistics are.
 _BODY: Final = frozenset({"extractor", "norm", "statistics", "constant"})
+
+TRAINED_ON: Final = "trained_on"
+"""What device and precision gave a file's tensors, in its header."""
 
 LocalRound = Callable[[Method, Site, int], LocalReport]
 
@@ -68,6 +76,7 @@ class Trainer:
         data_key: bytes,
         best: float | None = None,
         threads: int | None = None,
+        device: Device = PROCESSOR,
         work: LocalRound = Method.local_round,
     ) -> None:
         check_code(manifest.model.code_digest)
@@ -88,6 +97,7 @@ class Trainer:
             seed=secret_seed(recipe.seed, data_key),
             mean=self.mean,
             std=self.std,
+            device=device,
         )
         self._promised = manifest.privacy is not None
         self._rounds = manifest.training.rounds
@@ -101,6 +111,10 @@ class Trainer:
     @property
     def samples(self) -> int:
         return len(self.site.train)
+
+    @property
+    def _trained_on(self) -> str:
+        return f"{self.site.device.name}, {self.site.device.precision}"
 
     def _recall(self, round_number: int) -> int:
         """Stand where the newest round before this one ended; returns that round's number, 0 for the initial model."""
@@ -124,7 +138,7 @@ class Trainer:
         last = self._recall(round_number)
         self.wire.load(self.site.model, state, groups_to_load(self.method, last, round_number))
         report = self._local_round(round_number)
-        self._state.remember(round_number, save_tensors(_stored(self.site.memory())))
+        self._state.remember(round_number, save_tensors(_stored(self.site.memory()), {TRAINED_ON: self._trained_on}))
         self._round = round_number
         epochs = max(1, self.site.config.local_epochs)
         return LocalResult(
@@ -155,7 +169,7 @@ class Trainer:
         found += [(f"personal.{entry.name}", tensors[entry.name]) for entry in heads if entry.group not in shared]
         return tuple(
             (kind, tensor.numel(), hmac.digest(self._data_key, tensor.contiguous().numpy().tobytes(), hashlib.sha256))
-            for kind, tensor in ((kind, tensor.detach()) for kind, tensor in found)
+            for kind, tensor in ((kind, to_host(tensor)) for kind, tensor in found)
         )
 
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
@@ -166,7 +180,8 @@ class Trainer:
         if chosen is not None and chosen["bacc"] is not None and chosen["bacc"] > self._best:
             self._best, figures["best"] = chosen["bacc"], True
             figures.setdefault("validation", chosen)
-            self._state.keep_model("best", save_tensors(_stored(model.state_dict()), {"round": str(round_number)}))
+            about = {"round": str(round_number), TRAINED_ON: self._trained_on}
+            self._state.keep_model("best", save_tensors(_stored(model.state_dict()), about))
         return figures
 
     def model_after(self, round_number: int, state: Vector) -> SplitModel:
@@ -205,7 +220,7 @@ def _finite(value: float) -> float | None:
 
 
 def _stored(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
+    return {name: to_host(tensor).contiguous().clone() for name, tensor in tensors.items()}
 
 
 # From a configuration to a trainer: data, model and method.
@@ -239,6 +254,8 @@ def make_trainer(
     crew = Crew.of(config, manifest, dataset, data)
     named = config.data.version if manifest.privacy is not None else None
     ready, threads = summary(dataset, data, data_key, version=named), config.site.threads
+    device = open_device(config.site.computing, private=manifest.privacy is not None, rank=local_rank())
+    log.info("computes on %s", device)
     plan = PrivatePlan.of(config, manifest)
     if plan is not None and books is not None:
         config.policy.check_private()
@@ -254,11 +271,14 @@ def make_trainer(
             best=best,
             micro_batch=config.privacy.micro_batch,
             threads=threads,
+            device=device,
         )
         return private, ready
     config.policy.check_classes(dataset.class_names, data.train.class_counts().tolist())
     work = crew.local_round if crew else Method.local_round
-    trainer = Trainer(manifest, initial, data, state, data_key=data_key, best=best, threads=threads, work=work)
+    trainer = Trainer(
+        manifest, initial, data, state, data_key=data_key, best=best, threads=threads, device=device, work=work
+    )
     return trainer, ready
 
 
@@ -292,8 +312,9 @@ class PrivateTrainer(Trainer):
         micro_batch: int,
         best: float | None = None,
         threads: int | None = None,
+        device: Device = PROCESSOR,
     ) -> None:
-        super().__init__(manifest, initial, data, state, data_key=data_key, best=best, threads=threads)
+        super().__init__(manifest, initial, data, state, data_key=data_key, best=best, threads=threads, device=device)
         self._shared = plan.schedule.shared is not None
         self._units: NDArray[np.int64] | None = None
         self._metrics_sigma = plan.schedule.metrics_sigma or 0.0
@@ -351,7 +372,7 @@ class PrivateTrainer(Trainer):
         released = self._private.rounds.memory()
         return super()._artefacts(round_number) + tuple(
             (f"private.{name}", tensor.numel(), hmac.digest(self._data_key, tensor.numpy().tobytes(), hashlib.sha256))
-            for name, tensor in released.items()
+            for name, tensor in ((name, to_host(tensor)) for name, tensor in released.items())
             if name in ("counts", "vectors")
         )
 

@@ -20,6 +20,7 @@ from lazaret.checks import Line, Unchecked, ok, problem, warning
 from lazaret.errors import DataError
 from lazaret.terminal import progress
 from npr.data.dataset import Samples
+from npr.device import driver_version, open_device
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.site import Site
@@ -44,6 +45,16 @@ VECTORS_IN_MEMORY: Final = 8
 FEWEST_STEPS: Final = 2000
 
 
+def computing(context: DataCheckContext) -> Iterator[Line]:
+    """What training will run on; one convolution was compared with the processor's."""
+    device = open_device(context.config.site.computing, private=context.manifest.privacy is not None)
+    yield ok(f"trains on the {device}" if not device.is_card else f"trains on {device}")
+    free, driver = device.free_memory(), driver_version()
+    if free is not None:
+        version = f"driver {driver}" if driver else "the driver's version is not known"
+        yield ok(f"{free[0] / 2**30:.1f} of {free[1] / 2**30:.1f} GiB of the card are free; {version}")
+
+
 def trial(context: DataCheckContext) -> Iterator[Line]:
     """The figures of one round."""
     recipe, train = context.recipe, context.data.train
@@ -62,6 +73,8 @@ def trial(context: DataCheckContext) -> Iterator[Line]:
     estimate = seconds * len(train) / len(measured)
     yield _time(estimate, context.manifest.timing.train, f"measured on {len(measured)} of {len(train)} images")
     yield _memory(context, len(some))
+    if (card := _card_memory(context)) is not None:
+        yield card
     yield _resolution(context.manifest.aggregation.layout, len(train))
 
 
@@ -104,6 +117,15 @@ def _memory(context: DataCheckContext, measured: int) -> Line:
     return checks.memory(available=available + peak, needed=peak + pool + vectors, what="a round")
 
 
+def _card_memory(context: DataCheckContext) -> Line | None:
+    """Of the trial's steps, which hold as much as those of a round; None on a processor."""
+    device = open_device(context.config.site.computing, private=context.manifest.privacy is not None)
+    free, peak = device.free_memory(), device.peak_memory()
+    if free is None or peak is None:
+        return None
+    return checks.memory(available=free[0] + peak, needed=peak, what="a round on the card")
+
+
 def _decoded(context: DataCheckContext, train: Samples, rows: NDArray[np.int64]) -> Samples:
     """Some training images with their pixels; another check reports which ones cannot be read."""
     listed = context.survey
@@ -139,6 +161,7 @@ def _rounds(
         seed=recipe.seed,
         mean=mean,
         std=std,
+        device=open_device(context.config.site.computing, private=plan is not None),
     )
     if plan is None:
         return lambda number: method.local_round(site, number)

@@ -27,8 +27,10 @@ from safetensors.torch import save as save_tensors
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # missing in its __all__
 
 from lazaret.errors import ConfigError, DataError, ToolkitError, WorkerLost
+from npr.config import DeviceSettings
 from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.sides import SpeltSides, spelt_sides
+from npr.device import PROCESSOR, Device, open_device, to_host
 from npr.distributed import ALONE, Group, gathered
 from npr.methods import registry
 from npr.methods.base import Method
@@ -40,7 +42,7 @@ from npr.wire_layout import spec_of
 from security.identity.manifest import Manifest
 from site_agent.config import DataTable, SiteConfig
 from site_agent.trainer.data import open_data
-from site_agent.trainer.ranks import RankPlace
+from site_agent.trainer.ranks import RankPlace, local_rank
 
 log = logging.getLogger("site-agent")
 POLL_SECONDS: Final = 0.1
@@ -64,7 +66,7 @@ class Crew:
         :raises WorkerLost: if a process does not connect, crashes, does not answer or cannot do its part.
         """
         order = self._order(_OPEN)
-        memory = save_tensors({name: tensor.detach().contiguous().clone() for name, tensor in site.memory().items()})
+        memory = save_tensors({name: to_host(tensor).contiguous().clone() for name, tensor in site.memory().items()})
         try:
             with gathered(self._store, order, rank=0, size=self._size, seconds=self._seconds) as site.group:
                 site.group.tell(json.dumps({"round": round_number, "seed": site.seed, **self._terms}).encode())
@@ -124,11 +126,20 @@ def terms_of(manifest: Manifest, dataset: FederatedDataset, data: SiteData) -> d
     }
 
 
-def work(place: RankPlace, table: DataTable, *, seconds: float, threads: int | None = None) -> None:
+def work(
+    place: RankPlace,
+    table: DataTable,
+    *,
+    seconds: float,
+    threads: int | None = None,
+    computing: DeviceSettings | None = None,
+) -> None:
     """Take orders until the agent says that there are no more, or has ended."""
     if threads is not None:
         torch.set_num_threads(threads)
-    worker, store = Worker(table), meet(place, seconds)
+    device = open_device(computing or DeviceSettings(), rank=local_rank())
+    log.info("computes on %s", device)
+    worker, store = Worker(table, device), meet(place, seconds)
     number = max(1, store.add("orders", 0))
     while (order := _next_order(store, number)) is not None:
         number, name = order
@@ -146,6 +157,7 @@ class Worker:
     """What a worker keeps between orders: its images, and method and site for the terms it received last."""
 
     table: DataTable
+    device: Device = PROCESSOR
     terms: dict[str, Any] | None = None
     method: Method | None = None
     site: Site | None = None
@@ -168,12 +180,12 @@ class Worker:
 
     def _prepare(self, order: dict[str, Any]) -> tuple[Method, Site]:
         if self.method is None or self.site is None or order != self.terms:
-            self.method, self.site = _build(self.table, order)
+            self.method, self.site = _build(self.table, order, self.device)
             self.terms = order
         return self.method, self.site
 
 
-def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
+def _build(table: DataTable, order: dict[str, Any], device: Device) -> tuple[Method, Site]:
     check_code(order["code"])
     recipe = Recipe.of(order["method"], order["settings"])
     dataset, data = open_data(
@@ -192,7 +204,14 @@ def _build(table: DataTable, order: dict[str, Any]) -> tuple[Method, Site]:
     mean, std = normalisation(spec)
     model = method.build_model(spec)
     site = Site(
-        name=data.name, train=data.train, model=model, config=recipe.config, seed=order["seed"], mean=mean, std=std
+        name=data.name,
+        train=data.train,
+        model=model,
+        config=recipe.config,
+        seed=order["seed"],
+        mean=mean,
+        std=std,
+        device=device,
     )
     return method, site
 

@@ -161,7 +161,7 @@ def test_a_quorum_of_nobody_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_state_that_nobody_confirms_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(certificate_checks, "check_certificate", lambda *_args, **_named: None)
+    monkeypatch.setattr(certificate_checks, "check_certificate", lambda *_args, **_named: True)
     late, chosen = jump_to_the_trap(AuditMode.COVERED)
     assert late.intake.model.tobytes() == chosen.tobytes() and late.core.head.certified
     assert late.core.site == VICTIM

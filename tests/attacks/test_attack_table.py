@@ -22,6 +22,7 @@ ROOMS = (
     "security",
     "site_agent",
     "site_agent.trainer",
+    "coordinator",
 )
 ROWS = [
     [cell.strip() for cell in line.strip("|").split("|")]

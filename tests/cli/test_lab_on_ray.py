@@ -34,20 +34,21 @@ ROUNDS = 40  # enough that two kills come before the end, on fast machines too
 SETTINGS = [
     "run", "--data", "generated:scale=0.001,sites=3", "--folds", "fold", "--image-size", "16",
     "--architecture", "test_efficientnet", "--weights", "none", "--no-plots", "--methods", "fednpr-per,local",
-    "--grid", "local:learning_rate=1e30", "--rounds", str(ROUNDS), "--evaluate-every", "100", "--threads", "1",
+    "--grid", "local:learning_rate=1e30", "--evaluate-every", "100", "--threads", "1",
 ]  # fmt: skip
 
 
-def on_ray(out: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "npr.lab.cli", *SETTINGS, "--engine", "ray", "--workers", "2", "--out", str(out)]
+def on_ray(out: Path, rounds: int = ROUNDS) -> subprocess.Popen[str]:
+    cluster = ["--rounds", str(rounds), "--engine", "ray", "--workers", "2", "--out", str(out)]
+    command = [sys.executable, "-m", "npr.lab.cli", *SETTINGS, *cluster]
     # Without a token: Ray would leave one in the home directory.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def in_this_process(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def in_this_process(out: Path, monkeypatch: pytest.MonkeyPatch, rounds: int = ROUNDS) -> None:
     threads = torch.get_num_threads()
-    monkeypatch.setattr(sys, "argv", ["npr-lab", *SETTINGS, "--out", str(out)])
+    monkeypatch.setattr(sys, "argv", ["npr-lab", *SETTINGS, "--rounds", str(rounds), "--out", str(out)])
     with pytest.raises(SystemExit, match="1"):  # one cell cannot succeed
         main()
     torch.set_num_threads(threads)
@@ -101,6 +102,19 @@ def results(out: Path) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.timeout(600)
+def test_a_cluster_finds_the_same_as_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = on_ray(tmp_path / "ray", rounds=2)
+    _, told = run.communicate(timeout=400)
+    assert run.returncode == 1, told  # one cell cannot succeed
+    in_this_process(tmp_path / "quiet", monkeypatch, rounds=2)
+    there, here = results(tmp_path / "ray"), results(tmp_path / "quiet")
+    (cell,), (wanted,) = there["cells"], here["cells"]
+    assert cell["final"] == wanted["final"] and cell["config_hash"] == wanted["config_hash"]
+    assert there["failed"] == here["failed"] and len(here["failed"]) == 1
+
+
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_killed_worker_and_a_killed_driver_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One story, since a cluster takes long to start: a worker dies in mid-cell, then the driver, then all is well."""

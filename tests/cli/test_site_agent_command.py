@@ -29,6 +29,7 @@ from security.identity.pki import Role
 from security.rng import SystemRandomness
 from security.secagg import records
 from security.secagg.layout import Block, Layout
+from security.secagg.site.journal import Journal
 from site_agent.assembly import assemble
 from site_agent.cli import cli
 from site_agent.config import CHECK_NAMES, SiteConfig
@@ -168,6 +169,28 @@ def test_permit_is_for_a_site_that_waits_and_is_logged(graz: Path, tmp_path: Pat
     entries = b"".join(path.read_bytes() for path in (config.parent / "state" / "log").rglob("*") if path.is_file())
     assert b"permit: one site was removed" in entries
     complains(run("permit", "--reason", "x", "--config", config), 2, "does not wait for its operator")
+
+
+def test_permit_sets_earlier_sums_on_the_same_model_aside(graz: Path, tmp_path: Path) -> None:
+    """A set that isolates one site together with an earlier sum is refused after one update, not after three."""
+    config = copied(graz, tmp_path)
+    state = bytes.fromhex(json.loads(ok("status", "--config", config, "--json"))["model"])
+    agent = assemble(
+        SiteConfig.read(config), clock=SystemClock(), rng=SystemRandomness(), make_learner=make_number_learner
+    )
+    agent.log.close()
+    agent.wal.close()
+    wal = WriteAheadLog(config.parent / "state" / "wal")
+    journal = Journal.replay(wal.records)
+    journal.uploaded_on, journal.uploaded = state, {bytes(32)}
+    journal.sums = [records.SumSeen(round=1, state_hash=state, sites=("graz", "linz", "wien"))]
+    for record in journal.compacted(done_round=0):
+        wal.append(record)
+    wal.close()
+    ok("permit", "--reason", "linz left", "--config", config)
+    wal = WriteAheadLog(config.parent / "state" / "wal")
+    assert not Journal.replay(wal.records).sums
+    wal.close()
 
 
 def test_evaluate_the_initial_model(graz: Path) -> None:

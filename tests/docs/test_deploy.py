@@ -79,6 +79,23 @@ def test_the_units_keep_what_protects_the_hospital() -> None:
     assert all(f"Wants={UNITS[1]} {UNITS[2]}" in text for text in (target,))
 
 
+def test_a_card_is_closed_until_the_drop_in_is_copied(tmp_path: Path) -> None:
+    trainer = (ROOT / "deploy" / UNITS[2]).read_text(encoding="utf-8")
+    assert "PrivateDevices=yes" in trainer and "DevicePolicy=closed" in trainer and "DeviceAllow" not in trainer
+    dropped = (ROOT / "deploy" / "lazaret-site-trainer-card.conf").read_text(encoding="utf-8")
+    keys = {line.partition("=")[0] for line in dropped.splitlines() if "=" in line and not line.startswith("#")}
+    assert keys == {"PrivateDevices", "DevicePolicy", "DeviceAllow", "Environment"}, "and opens nothing else"
+    assert "DevicePolicy=closed" in dropped and "char-nvidia rw" in dropped
+    if shutil.which("systemd-analyze") is None:
+        return
+    unit = installed(tmp_path, UNITS[2])
+    beside = tmp_path / f"{UNITS[2]}.d"
+    beside.mkdir()
+    (beside / "card.conf").write_text(dropped, encoding="utf-8")
+    good = analysed("verify", unit)
+    assert (good.returncode, good.stdout + good.stderr) == (0, "")
+
+
 FORBID = """
 import ctypes, mmap, sys
 # PR_SET_MDWE with PR_MDWE_REFUSE_EXEC_GAIN (Linux 6.3): what MemoryDenyWriteExecute=yes does to a service.

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from protos.parse import FROM_SITE, Parcel
 from protos.schema import with_tables
+from security.crypto.ring import MAX_PARCEL
 from security.secagg import relay
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spec" / "wire.md").read_text()
@@ -37,4 +38,4 @@ def test_the_example_is_real() -> None:
 
 
 def test_the_bound_is_the_codes() -> None:
-    assert f"{relay.MAX_PARCEL:,} bytes" in PAGE
+    assert f"{MAX_PARCEL:,} bytes" in PAGE

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from pathlib import Path
 
 import pytest
 
 from scripts.local_federation.fail_points import COORDINATOR_STEPS, SITE_STEPS
-from scripts.local_federation.sums import manifest_at, read_published
-from security.audit.agreement import keys_for
-from security.audit.compare import cross
+from scripts.local_federation.sums import manifest_at
 from security.identity.membership import groups_of
-from site_agent.state_dir import read_state
-from tests.support.audit_attacks import weighty
 from tests.support.federation import WAIT, NumberFederation
 
 pytestmark = pytest.mark.timeout(300)
@@ -50,31 +45,17 @@ def federation(tmp_path_factory: pytest.TempPathFactory) -> NumberFederation:
     return made
 
 
-def clean(federation: NumberFederation) -> None:
-    """All logs, each and against each other. A process that is killed takes its kernel's count with it."""
-    root = federation.grounds.consortium / "root.pem"
-    logs = federation.grounds.logs
-    crossed = cross(logs, {path: keys_for(path, root) for path in logs})
-    assert weighty(crossed.findings) <= {"CounterCoverage"}, crossed.findings
-
-
 def test_each_groups_sum_is_exact(federation: NumberFederation) -> None:
     survivors = [sites for _, sites in federation.check_sums()]
     assert {len(sites) for sites in survivors} == {SITES - 1, SITES}
 
 
 def test_every_site_has_computed_the_same_model(federation: NumberFederation) -> None:
-    """That of the newest result which all of them have accepted: they stop one after the other."""
-    layout = manifest_at(federation.grounds.coordinator / "identity").aggregation.layout
-    accepted = [re.findall(r"round (\d+): sum of", site.text()) for site in federation.sites.values()]
-    number = min(int(rounds[-1]) for rounds in accepted)
-    (after,) = [found.after for found in read_published(federation.grounds.coordinator) if found.round == number]
-    for name in federation.sites:
-        read_state(federation.grounds.site(name) / "state" / "states", layout, after)
+    federation.check_models()
 
 
 def test_all_logs_together_are_clean(federation: NumberFederation) -> None:
-    clean(federation)
+    federation.check_logs()
 
 
 @pytest.mark.long
@@ -93,4 +74,4 @@ def test_groups_with_somebody_killed_at_every_step(tmp_path: Path) -> None:
             made.wait_published(before + 1, seconds=2 * WAIT)
         made.sites["site0"].wait_for("sum of 12 sites accepted", times=2, seconds=WAIT)
     assert {len(sites) for _, sites in made.check_sums()} >= {11, 12}
-    clean(made)
+    made.check_logs()

@@ -13,11 +13,13 @@ from coordinator.database import FILE
 from coordinator.recover import recover
 from lazaret.errors import ConfigError, VerificationFailed
 from security.audit.agreement import keys_for
+from security.audit.compare import cross
 from security.audit.findings import Severity
 from security.audit.verify import verify
 from security.clock import SystemClock
 from security.identity.membership import aggregation_policy
 from security.identity.pki import Role
+from security.log.machine import HEARTBEAT_MS
 from security.secagg.certificates import Ack
 from security.secagg.handover import Handover
 from security.secagg.relay import CloseReason
@@ -76,6 +78,25 @@ def test_a_database_without_the_published_rounds_is_refused(federation: WholeFed
         federation.start_hub()
 
 
+def test_a_lost_database_is_noticed_after_long_idle(
+    federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many segments of heartbeats lie between the last result and the end of the log."""
+    for name in ("machine", "store", "reader"):
+        monkeypatch.setattr(f"security.log.{name}.SEGMENT", 64)
+    federation.start_all()
+    federation.run_rounds(1)
+    assert federation.shell is not None
+    for _ in range(4 * 64):
+        federation.clock.advance(HEARTBEAT_MS)
+        federation.shell.books.log.tick()
+    federation.kill_hub()
+    for extra in ("-wal", "-shm", ""):
+        (federation.folder / "hub-state" / f"{FILE}{extra}").unlink(missing_ok=True)
+    with pytest.raises(ConfigError, match="the privacy log has published round 1"):
+        federation.start_hub()
+
+
 def test_a_lost_database_is_taken_up_from_a_site(federation: WholeFederation) -> None:
     """Keys and log are there, the database is not: the same coordinator continues, and so does every site."""
     after_two_rounds(federation)
@@ -92,7 +113,9 @@ def test_a_lost_database_is_taken_up_from_a_site(federation: WholeFederation) ->
 def test_another_coordinator_takes_the_run_up(federation: WholeFederation) -> None:
     """Everything of the old one is lost: another one is enrolled, under the same run, and nobody acts at a hospital."""
     after_two_rounds(federation)
-    shutil.rmtree(federation.folder / "hub-state")
+    state, copy = federation.folder / "hub-state", federation.folder / "copy"
+    shutil.copytree(state / "log", copy)
+    shutil.rmtree(state)
     world = federation.world
     world.authority.revoke("hub", "its disk is lost", now_ms=world.now)
     world.enroll("hub-2", Role.COORDINATOR, hosts=("localhost", "127.0.0.1"))
@@ -104,6 +127,19 @@ def test_another_coordinator_takes_the_run_up(federation: WholeFederation) -> No
     federation.run_rounds(2)
     assert federation.survivors()[-1] == set(SITES) and not federation.left
     assert {agent.manifest.coordinator.id for agent in federation.agents.values()} == {"hub-2"}
+    # Each coordinator answers for what was sent to it. Without the lost log that cannot be decided, unless it is said.
+    logs = [state / "log", *(agent.state_dir.log for agent in federation.agents.values())]
+    federation.stop_all()
+    assert weighty(federation, logs) == {"LogMissing"}
+    assert weighty(federation, logs, lost=("hub",)) == set()
+    assert weighty(federation, [*logs, copy]) == {"NoStop", "UnsealedTail"}, "it was killed, and nothing else"
+    with pytest.raises(ConfigError, match="hub-3 is no party"):
+        weighty(federation, logs, lost=("hub-3",))
+
+
+def weighty(federation: WholeFederation, logs: list[Path], lost: tuple[str, ...] = ()) -> set[str]:
+    keys = {path: keys_for(path, federation.world.authority.folder / "root.pem") for path in logs}
+    return {found.code for found in cross(logs, keys, lost=lost).findings if found.severity is not Severity.NOTE}
 
 
 def test_an_older_handover_costs_time_and_nobody_forks(federation: WholeFederation) -> None:

@@ -30,7 +30,8 @@ from security.audit.agreement import _rules_of
 from security.audit.cli import main as privacy_audit
 from security.audit.conformance import mechanism_trains, noise_is_agreed
 from security.dp.accountant import Mechanism
-from security.dp.planner import PrivateSettings, SharedNoise
+from security.dp.planner import PrivateSettings
+from security.dp.shared_noise import SharedNoise
 from security.identity import rules
 from security.identity.manifest import Manifest
 from security.secagg import messages
@@ -302,9 +303,37 @@ def test_what_has_no_room_for_it_is_refused_when_it_is_published(
         SharedWorld(tmp_path, plan=change(PLAN))
 
 
-def test_an_optimiser_with_a_memory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="one plain step"):
-        SharedWorld(tmp_path, recipe=replace(RECIPE, config=CONFIG.changed(momentum=0.9)))
+def test_momentum_is_public_and_outlives_a_restart(tmp_path: Path, drawn: list[Noised]) -> None:
+    """What a site adds to its noisy numbers follows from two public models and its weight; one that did not train in
+    the round before adds nothing."""
+    world = SharedWorld(tmp_path, recipe=replace(RECIPE, config=CONFIG.changed(momentum=0.9)))
+    world.start_all()
+    shared, sites = world.noise, tuple(world.agents)
+    assert shared.momentum == 0.9 and shared.saturation(10) < replace(shared, momentum=0.0).saturation(10)
+    start = world.hub.model.copy()
+    world.train_all()
+    assert not any(_momentum(world, site, sent).any() for site, (_, sent) in zip(sites, drawn, strict=True))
+    world.hub.aggregate(sites)
+    moved = world.hub.model - start
+    world.kill(GRAZ)
+    world.start(GRAZ)
+    world.hub.connect(GRAZ)
+    drawn.clear()
+    world.train_all()
+    for site, (_, sent) in zip(tuple(world.agents), drawn, strict=True):
+        part = 0.9 * moved.astype(np.float64) * world.trainers[site].samples / shared.unit
+        assert np.abs(part).max() > 100
+        assert np.abs(_momentum(world, site, sent) - part).max() <= 1, site
+
+
+def _momentum(world: SharedWorld, site: str, sent: np.ndarray) -> np.ndarray:
+    """What a site will mask, less its noisy sum."""
+    return world.held(site) + _in_layout_order(world, sent)
+
+
+def test_an_optimiser_with_a_memory_of_its_own_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="one step of SGD"):
+        SharedWorld(tmp_path, recipe=replace(RECIPE, config=CONFIG.changed(optimizer="adam")))
     with pytest.raises(ConfigError, match="one step a round"):
         replace(SETTINGS, steps=2)
 

@@ -218,6 +218,8 @@ def test_hours_end_by_themselves(federation: WholeFederation) -> None:
     assert "declined: graz, linz" in (hindrance(federation.engine) or "")
     published, declines = federation.published, [agent.session.declined for agent in agents]
     assert all(told is not None and "next at" in told[1] for told in declines)
+    waits = [federation.engine.sites.declined[site] - federation.clock.mono_ms() for site in SITES[:2]]
+    assert all(1.9 * HOUR < wait <= 2 * HOUR for wait in waits), "the coordinator knows until when"
     federation.clock.advance(2 * HOUR - 5 * 60_000)
     steps(federation, 5)
     assert federation.published == published and [agent.session.declined for agent in agents] == declines

@@ -52,9 +52,10 @@ def settings_of_a_run(draw: st.DrawFn) -> tuple[RecordedFederation, int]:
     return run, n
 
 
-def draw_updates(run: RecordedFederation, draw: st.DrawFn) -> dict[str, np.ndarray]:
+def draw_updates(run: RecordedFederation, draw: st.DrawFn, number: int = 1) -> dict[str, np.ndarray]:
+    """Updates of the `number`-th round: other ones in every round, because a site never sends the same one again."""
     layout = run.policy.layout
-    generator = np.random.default_rng(draw(st.integers(0, 2**32)))
+    generator = np.random.default_rng((number, draw(st.integers(0, 2**32))))
     extreme = draw(st.booleans())
     updates = {}
     for site in run.sites:
@@ -85,14 +86,15 @@ def check_outcome(run: RecordedFederation, updates: dict[str, np.ndarray], outco
 @given(data=st.data())
 def test_the_sum_is_exact_or_nothing_is_revealed(data: st.DataObject) -> None:
     run, n = data.draw(settings_of_a_run())
-    for _ in range(2):
-        updates = draw_updates(run, data.draw)
+    for number in (1, 2):
+        updates = draw_updates(run, data.draw, number)
         dropped = data.draw(st.lists(st.sampled_from(sorted(run.sites)), unique=True, max_size=n))
         drops = {site: Drop(data.draw(st.sampled_from(STEPS))) for site in dropped}
-        run.transcript = []
+        run.transcript, before = [], run.model.tobytes()
         outcome = run.run_round(updates, drops=drops)
         check_outcome(run, updates, outcome)
-        if outcome.total is None or run.check is None:
+        # After a sum of zeros a site may not send the update again that a draw of few values can repeat.
+        if outcome.total is None or run.check is None or run.model.tobytes() == before:
             return
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from lazaret.errors import CodecError, LocalProtocolError
 from protos import federation_pb2 as pb
-from protos.parse import FROM_COORDINATOR, FROM_SITE, MAX_PARCEL, Direction, Parcel, tag, varint
+from protos.parse import FROM_COORDINATOR, FROM_SITE, Direction, Parcel, tag, varint
 from protos.schema import field_name
+from security.crypto.ring import MAX_PARCEL
 from security.secagg import relay
 from security.secagg.fields import Many, Maybe, Nested, Wire, kinds
 from security.secagg.relay import FRAMES, Pong, SignedHead

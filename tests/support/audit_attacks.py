@@ -7,20 +7,27 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
-from security.audit.agreement import Keys
-from security.audit.findings import Finding, Findings, Severity
+import security.audit.verify as verify_module
+from security.audit import compare, epsilon
+from security.audit.agreement import Agreements, Keys
+from security.audit.checkpoints import TreeCheck
+from security.audit.egress_ledger import EgressLedger
+from security.audit.findings import Finding, Severity
+from security.audit.scan import Scan
 from security.audit.verify import verify
 from security.clock import ManualClock
 from security.crypto.merkle import Tree, leaf_hash
+from security.log.egress import due_bytes
 from security.log.keys import EpochKeys
 from security.log.note import Checkpoint, Note, NoteSigner
 from security.log.reader import LogReader
 from security.log.roster import SITE, Roster
-from security.log.store import LogFolder
+from security.log.schema import ENVELOPE, SCHEMAS, match_line
+from security.log.store import Annex, LogFolder
 from security.log.witness import HeldCheckpoint, Witness
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
@@ -36,17 +43,96 @@ def weighty(findings: Iterable[Finding]) -> set[str]:
     return codes - FRAGMENT if "RulesUnknown" in codes else codes
 
 
+# The check behind each code, and what stands in its place where a twin has it off: nothing, or a comparison that
+# believes what the entry says. A twin shows that this check, and nothing else, keeps a planted breach from being clean.
+
+
+def _off(*_: object, **__: object) -> None:
+    """A check that looks at nothing."""
+
+
+def _reads_anything(scan: Scan, line: bytes) -> None:
+    """Takes lines as most readers of JSON do: whatever `json.loads` makes of them; what it does not know it skips."""
+    try:
+        entry = json.loads(line.decode("utf-8-sig", errors="replace"))
+        kept = {name: entry[name] for name in (*ENVELOPE, "body", "type")}
+        kept["body"] = {name: kept["body"][name] for name in SCHEMAS[entry["type"]].kinds}
+        plain = encode({**kept, "seq": scan.size, "v": 1}).replace(b"NaN", b"null")
+        known = match_line(plain.decode()) is not None
+    except (ValueError, KeyError, TypeError):
+        known = False
+    if known:
+        ENTRY(scan, plain)
+    else:
+        scan.size += 1
+
+
+def _counts_itself(scan: Scan, line: bytes) -> None:
+    """Takes an entry to be the next one, whatever number it has."""
+    ENTRY(scan, encode({**json.loads(line), "seq": scan.size}))
+
+
+def _believes_the_vector(scan: Scan, message: str, shape: str, _seq: int) -> str:
+    """The length of a message from the entry's own numbers alone."""
+    return str(due_bytes(message[1:-1], scan.findings.log, json.loads(shape)))
+
+
+ENTRY: Final = Scan._entry
+FOREVER: Final = 1 << 50
+CHECKS: Final[dict[str, tuple[tuple[object, str, object], ...]]] = {
+    "AnnexKept": ((verify_module, "_check_annexes", _off),),
+    "AnnexLost": ((verify_module, "_check_annexes", _off),),
+    "AnnexMismatch": ((Annex, "open", _off),),
+    "Backdated": ((verify_module, "SKEW_MS", FOREVER),),
+    "ClockRollback": ((Scan, "_time", _off),),
+    "ClockSkew": ((compare, "SKEW_MS", FOREVER),),
+    "CosignatureMissing": ((verify_module, "_check_cosignatures", _off),),
+    "DigestMismatch": ((compare, "_compare", _off),),
+    "DpTermsChanged": ((epsilon, "_check_terms", _off),),
+    "EgressUnacknowledged": ((compare, "_match_site", lambda *_: 0), (compare, "_match_left", _off)),
+    "EpochUnsealed": ((verify_module, "check_epochs", _off),),
+    "EpsilonMismatch": ((epsilon, "_close", lambda *_: True), (epsilon, "_check_commits", _off)),
+    "ForbiddenMessage": ((Scan, "_check_class", _off),),
+    "Fork": ((TreeCheck, "_contradicted", _off),),
+    "HeadContradicted": ((compare, "join_seen", _off),),
+    "HeartbeatGap": ((Scan, "_time", _off),),
+    "IngressUnexplained": ((compare, "_settled", lambda *_: set()), (compare, "_match_left", _off)),
+    "LayoutMismatch": ((Scan, "_recompute", _believes_the_vector),),
+    "LogMissing": ((compare, "_check_all_here", _off),),
+    "MalformedEntry": ((Scan, "_entry", _reads_anything),),
+    "ManifestConflict": ((Agreements, "conflicts", lambda _: ()),),
+    "MaskExposure": ((compare, "join_unmasking", _off),),
+    "ModelInconsistency": ((compare, "_join_models", _off),),
+    "MonotonicRollback": ((Scan, "_time", _off),),
+    "NotWitnessed": ((Roster, "missing_for_quorum", lambda *_: ()),),
+    "ReceiptInvalid": (
+        (compare, "_fault", _off),
+        (EgressLedger, "receipt", lambda _, match, seq: match["body_msg_id"]),
+    ),
+    "RootMismatch": ((TreeCheck, "_compare_own", _off),),
+    "RunEpsilonExceeded": ((epsilon, "check_run_epsilon", _off),),
+    "SenderUnlisted": ((Scan, "_ingress", _off), (Scan, "_partial", _off)),
+    "SequenceGap": ((Scan, "_entry", _counts_itself),),
+    "SettingsUnannounced": ((Scan, "_start", lambda scan, *_: setattr(scan, "running", True)),),
+    "SplitCohort": ((compare, "_join_cohorts", _off),),
+    "SurplusBytes": ((Scan, "_check_length", _off),),
+    "TruncatedTail": ((verify_module, "_check_held", _off),),
+    "UnaccountedRound": ((epsilon, "join_payments", _off), (epsilon, "_check_paid", _off)),
+    "UnknownSigner": ((Note, "unknown", lambda *_: ()),),
+    "UnloggedTraffic": ((compare, "join_counts", _off),),
+    "UnmaskedVector": ((Scan, "_check_mask", _off),),
+    "Unsealed": ((verify_module, "_check_coverage", _off),),
+    "WrongEpochKey": ((verify_module, "check_epochs", _off),),
+}
+
+
 @contextmanager
-def without(*codes: str) -> Iterator[None]:
-    """Switch off the checks that give these codes, and no others."""
-    add = Findings.add
-
-    def deaf(self: Findings, code: str, detail: str, *entries: int) -> None:
-        if code not in codes:
-            add(self, code, detail, *entries)
-
+def unchecked(*codes: str) -> Iterator[None]:
+    """The checks that give these codes are off. The finding could be given; nobody looks for it."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Findings, "add", deaf)
+        for code in codes:
+            for owner, name, instead in CHECKS[code]:
+                patch.setattr(owner, name, instead)
         yield
 
 

@@ -126,6 +126,19 @@ class Federation:
         rules = agreement_of(manifest, "").rules
         return cls(members, world.published(), world.clock, dp_sites, roster.digest, vector, world, rules)
 
+    def accept_run(self, name: str) -> None:
+        """A site says that the run in force came by wire."""
+        assert self.rules is not None
+        said = ev.RunAccepted(
+            version=1,
+            manifest=sha256(self.manifest).hexdigest(),
+            model=self.rules.initial_file,
+            bytes=1000,
+            fetched=True,
+            by="policy",
+        )
+        self.members[name].log.append(said, run=self.run)
+
     # Membership changes
 
     def adopt(self, data: bytes, manifest: Manifest) -> None:
@@ -267,6 +280,12 @@ class Federation:
             run=self.run,
             round=number,
         )
+        if self.rules is not None and self.rules.vote:
+            for member in [*cohort, self.hub]:
+                vote = ev.ResultVoted(
+                    accepts=len(survivors), refusals=0, threshold=self.threshold, accepted=True, model=following
+                )
+                member.log.append(vote, run=self.run, round=number)
         self.model = following
         for member in cohort:
             member.log.append(

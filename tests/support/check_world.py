@@ -23,8 +23,7 @@ from security.identity.enrolment import Identity
 from security.identity.pki import Purpose
 from site_agent.checks.context import SiteCheckContext
 from site_agent.checks.run import CHECKS
-from site_agent.config import SiteConfig
-from site_agent.log_events import STATED
+from site_agent.config import STATED, SiteConfig
 
 SITE = "graz"
 CLASSES = ("bcc", "melanoma", "nevus")

@@ -6,6 +6,7 @@ No network: every message goes through the protocol's codec as bytes. A site tra
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,18 @@ from security.secagg import messages
 from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Compact, Discard, Persist, SaveState, Send, SendFrames, SendUpload
+from security.secagg.effects import (
+    AskVote,
+    Certified,
+    Compact,
+    Discard,
+    Persist,
+    SaveState,
+    Send,
+    SendFrames,
+    SendUpload,
+    VotedDown,
+)
 from security.secagg.fields import Wire
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Clips, Layout
@@ -43,14 +55,20 @@ CONFIG = bytes(32)
 class EngineWorld:
     """`sites` hospitals, a folder, and a coordinator that can be killed between any two effects."""
 
-    def __init__(self, folder: Path, sites: int = 4, rounds: int = 3) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        sites: int = 4,
+        rounds: int = 3,
+        vote: Callable[[str, np.ndarray, np.ndarray], bool] | None = None,
+    ) -> None:
         names = [f"site{number}" for number in range(sites)]
         blocks = [Clips(learning_rate=0.01, steps=10).weights("w", (WORDS,))]
         self.layout = Layout.of(blocks, roster_size=sites, weight_cap=1)
         self.clock = ManualClock()
         self.initial = canonical(np.zeros(WORDS, dtype="<f4"))
         self.base = LoopbackFederation(
-            self.layout, names, self.initial, randomness=CountedRandomness(b"engine"), clock=self.clock
+            self.layout, names, self.initial, randomness=CountedRandomness(b"engine"), clock=self.clock, vote=vote
         )
         self.folder = folder
         self.plan = RunPlan(rounds=rounds, config_hash=CONFIG, train_ms=10_000, least=0, grace_ms=1000, ping_ms=500)
@@ -90,7 +108,9 @@ class EngineWorld:
             load_state=self.storage.load_state,
         )
         model = self.storage.load_state(chain.head.state_hash) if chain.head else self.initial
-        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=history.completed())
+        core.movements = chain.movements()
+        completed = history.completed()
+        self.engine = RoundEngine(core, book, self.plan, chain, model, completed=completed, first=self.initial)
         rebuilt = restore_round(core, book, history.newest_records(), self.storage.load_state)
         start = history.open_round()
         if start is not None:
@@ -117,8 +137,9 @@ class EngineWorld:
     def restart_site(self, name: str) -> None:
         site = self.base.sites[name]
         journal = Journal.replay(site.wal)
-        model = self.states[name][journal.head(self.base.policy).state_hash]
-        site.machine = SiteMachine(replace(site.machine.core, journal=journal), model)
+        head, known = journal.head(self.base.policy), self.states[name]
+        core = replace(site.machine.core, journal=journal)
+        site.machine = SiteMachine(core, known[head.state_hash], known.get(head.trained_on))
         self.engine.gone(name)
         self.do_site(name, site.machine.start())
         self.offline.discard(name)
@@ -132,7 +153,7 @@ class EngineWorld:
     def do_coordinator(self, effects: Effects) -> None:
         for effect in effects:
             match effect:
-                case Persist() | SaveState() | Certified() | OpenRound() | StoreBlame():
+                case Persist() | SaveState() | Certified() | VotedDown() | OpenRound() | StoreBlame():
                     self.storage.keep([effect], now_ms=0)
                 case CloseRound(number, outcome):
                     self.closed.append((number, outcome))
@@ -165,6 +186,9 @@ class EngineWorld:
                     self.to_coordinator.extend((name, _bytes(FROM_SITE, frame)) for frame in effect.frames())
                 case SaveState(digest, state):
                     self.states[name][digest] = state
+                case AskVote() if self.base.vote is not None:
+                    accept = self.base.vote(name, effect.before, effect.state)
+                    self.do_site(name, site.machine.vote(effect.result, accept=accept))
 
     # Running.
 

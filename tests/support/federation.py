@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +18,12 @@ from scripts.local_federation.known_updates import number_plan, words_of, write_
 from scripts.local_federation.processes import Party, stop_all, wait_until
 from scripts.local_federation.setup import Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
+from security.audit.agreement import keys_for
+from security.audit.compare import Crossed, cross
 from security.identity.initial_model import pinned_model
 from security.identity.membership import groups_of
+from site_agent.state_dir import read_state
+from tests.support.audit_attacks import weighty
 
 WORDS = 70_000  # two frames
 WAIT = 60.0
@@ -39,17 +44,24 @@ class NumberFederation:
         unwitnessed: int = 20,  # who is killed again and again is witnessed late, the later the busier the machine is
         grace: float = 1.0,
         aggregation: str = "",
+        votes: bool = False,
+        policy: str = "",
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
             plan=number_plan(rounds, train=30, message=3, upload=4, aggregation=aggregation)
-            + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n',
+            + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n'
+            + ("strict = true\nvote_drop = 0.05\n" if votes else ""),
             sources={f"site{number}": "generated" for number in range(sites)},
             initial=initial,
             coordinator_settings={"grace": grace, "ping": 2.0, "audit": 1.0},
-            site_settings={"site": f"ready_slot = {ready_slot}", "coordinator": "least_wait = 0.1\nmost_wait = 0.4"},
+            site_settings={
+                "site": f"ready_slot = {ready_slot}",
+                "coordinator": "least_wait = 0.1\nmost_wait = 0.4",
+                "policy": policy,
+            },
         )
         self.grounds.prepare()
         self.coordinator, self.sites = self.grounds.parties("--numbers")
@@ -101,6 +113,22 @@ class NumberFederation:
 
     # When all have stopped.
 
+    def check_logs(self) -> Crossed:
+        """All logs, each and against each other. A process that is killed takes its kernel's count with it."""
+        logs, root = self.grounds.logs, self.grounds.consortium / "root.pem"
+        crossed = cross(logs, {path: keys_for(path, root) for path in logs})
+        assert weighty(crossed.findings) <= {"CounterCoverage"}, crossed.findings
+        return crossed
+
+    def check_models(self) -> None:
+        """Every site has the model of the newest result that all have accepted: they stop one after the other."""
+        layout = manifest_at(self.grounds.coordinator / "identity").aggregation.layout
+        accepted = [re.findall(r"round (\d+): sum of", site.text()) for site in self.sites.values()]
+        number = min(int(rounds[-1]) for rounds in accepted)
+        (after,) = [found.after for found in read_published(self.grounds.coordinator) if found.round == number]
+        for name in self.sites:
+            read_state(self.grounds.site(name) / "state" / "states", layout, after)
+
     def check_sums(self) -> list[tuple[int, tuple[str, ...]]]:
         """Every published sum is exact over its survivors, and each model follows from the one before."""
         manifest = manifest_at(self.grounds.coordinator / "identity")
@@ -115,7 +143,9 @@ class NumberFederation:
         if all(result.total is not None for result in results):
             movements = b""
             for result in results:
-                state, movements = follows(result, state, manifest, movements), result.movements
+                after = follows(result, state, manifest, movements)
+                if result.stands:
+                    state, movements = after, result.movements
         return [(result.round, result.survivors) for result in results]
 
     def steps(self) -> list[float]:

@@ -31,6 +31,9 @@ class InProcess:
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
         return self.trainer.evaluate(round_number, state)
 
+    def adopted(self, manifest: Manifest) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -19,6 +19,7 @@ from security.clock import ManualClock
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
 from security.identity.membership import BareMandate, aggregation_policy
+from security.log.egress import KernelByteLog
 from security.rng import CountedRandomness
 from security.secagg import messages, relay
 from security.secagg import state as states
@@ -38,6 +39,7 @@ from site_agent.contribution import LocalResult
 from site_agent.run import Agent, Job, Left
 from site_agent.setup_commands import site_toml
 from tests.support.consortium_world import PLAN, SITES, World
+from tests.support.memory_network import MemoryNetwork
 from tests.support.stand_in import standing_in
 
 HUB = "hub"
@@ -68,6 +70,7 @@ class Counting:
     step: float = 0.001
     trained: list[int] = field(default_factory=list)
     evaluated: list[int] = field(default_factory=list)
+    manifests: list[int] = field(default_factory=list)
     error: Exception | None = None
 
     def train(self, round_number: int, state: Vector) -> LocalResult:
@@ -88,6 +91,9 @@ class Counting:
     def evaluate(self, round_number: int, state: Vector) -> dict[str, Any]:
         self.evaluated.append(round_number)
         return {"round": round_number, "test": {"bacc": 0.5, "bauc": 0.5, "images": 1}}
+
+    def adopted(self, manifest: Manifest) -> None:
+        self.manifests.append(manifest.version)
 
     def close(self) -> None:
         pass
@@ -128,6 +134,8 @@ class SiteWorld:
             self.base.identity(member).install_manifest(self.base.published(), now_ms=self.base.now)
         self.learners = {site: Counting(self.manifest.aggregation.layout.state_words) for site in sites}
         self.agents: dict[str, Agent] = {}
+        self.network = MemoryNetwork()
+        self.counts: dict[str, KernelByteLog] = {}
         self.jobs: dict[str, deque[Job]] = {site: deque() for site in sites}
         self.left: dict[str, Left] = {}
         self.hub = Hub(self)
@@ -150,12 +158,14 @@ class SiteWorld:
         self.jobs[site].clear()
         agent.submit = self.jobs[site].append
         self.agents[site] = agent
+        self.counts[site] = KernelByteLog(agent.log, self.network.meter(site))
         return agent
 
     def kill(self, site: str) -> None:
         """As SIGKILL would: files are let go, nothing is said."""
         agent = self.agents.pop(site)
         self.hub.connected.pop(site, None)
+        self.network.close(site, HUB)
         self.hub.drop(site)
         self.jobs[site].clear()
         agent.wal.close()
@@ -243,11 +253,13 @@ class Hub:
 
     def connect(self, site: str) -> None:
         self.connected[site] = Connection(number=len(self.connected))
+        self.world.network.open(site, HUB)
         self.take(site, self.world.agents[site].opened())
         self.pump()
 
     def disconnect(self, site: str) -> None:
         del self.connected[site]
+        self.world.network.close(site, HUB)
         self.world.agents[site].closed()
 
     def take(self, site: str, payloads: Iterator[bytes]) -> None:
@@ -273,6 +285,7 @@ class Hub:
             parcel = FROM_SITE.decode(payload)
             connection.received += 1
             connection.sent_bytes += len(payload)
+            self.world.network.carry(site, HUB, len(payload))
             assert parcel.sequence == connection.received
             self.seen.append((site, parcel.message))
             self.payloads.append((site, parcel.message, payload))
@@ -287,6 +300,7 @@ class Hub:
         connection.sent += 1
         head = None if type(message) in FRAMES else self.head()
         data = FROM_COORDINATOR.encode(Parcel(message=message, sequence=connection.sent, log_head=head))
+        self.world.network.carry(HUB, site, len(data))
         self.take(site, agent.received(data))
 
     def _receive(self, site: str, message: Wire) -> None:

@@ -14,9 +14,7 @@ from npr.model import ModelSpec
 from npr.recipe import Recipe
 from npr.wire_layout import export
 from security.clock import SystemClock
-from site_agent.assembly import assemble
-from site_agent.config import SiteConfig
-from site_agent.run import Agent
+from site_agent.assembly import LearnerFactory
 from tests.support import site_world
 from tests.support.consortium_world import NOW
 from tests.support.in_process import in_process
@@ -41,18 +39,8 @@ train = 100
 class LearningWorld(SiteWorld):
     """`SiteWorld` with the learner that the command uses."""
 
-    def start(self, site: str, agent_type: type[Agent] = Agent) -> Agent:
-        agent = assemble(
-            SiteConfig.read(self.configs[site]),
-            clock=self.clock,
-            rng=self.rng,
-            make_learner=in_process,
-            agent_type=agent_type,
-        )
-        self.jobs[site].clear()
-        agent.submit = self.jobs[site].append
-        self.agents[site] = agent
-        return agent
+    def make_learner(self, site: str) -> LearnerFactory:
+        return in_process
 
 
 @dataclass(frozen=True)
@@ -84,7 +72,6 @@ def train(folder: Path, *, rounds: int = 2, settings: dict[str, object] | None =
         for _ in range(rounds):
             world.run_round()
         for site in list(world.agents):
-            agent = world.agents[site]
-            agent.log.checkpoint()
+            world.counts[site].close()  # the last reading, and the log is signed
             world.kill(site)
     return Trained(world, world.configs["graz"])

@@ -1,7 +1,8 @@
 """A whole federation in one process: the coordinator and the agents that ship, with their files, and a clock by hand.
 
-Only sockets and TLS handshakes are left out: every message is the bytes of the wire, and who speaks is checked by its
-certificate as the service does. So weeks pass in a moment, and certificates end in mid-run.
+Only sockets and TLS handshakes are left out: every message is the bytes of the wire, counted for each party by the
+network that carries it, and who speaks is checked by its certificate as the service does. So weeks pass in a moment,
+and certificates end in mid-run.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from coordinator.assembly import assemble as assemble_coordinator
@@ -16,22 +18,25 @@ from coordinator.config import CoordinatorConfig, Rounds
 from coordinator.round_history import RoundRow
 from coordinator.run import Shell
 from coordinator.send_queue import Stream
-from coordinator.service import Service
+from coordinator.service import Service, close_coordinator
+from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import ToolkitError
 from protos.parse import FROM_SITE
 from security.clock import Clock, ManualClock
 from security.identity.manifest import Manifest
 from security.identity.peers import check_tls_peer
 from security.identity.pki import key_fingerprint
-from security.log.events import AgentStop
+from security.log.egress import KernelByteLog
 from security.rng import CountedRandomness
 from security.secagg.context import PROTOCOL_VERSION
 from security.secagg.fields import Wire
 from security.secagg.relay import Goodbye, Open, Welcome
 from site_agent.assembly import assemble as assemble_site
+from site_agent.client import WITNESS_SECONDS, end_log
 from site_agent.config import SiteConfig
-from site_agent.run import Agent, Job, Left
+from site_agent.run import Agent, Job, Left, RunEnds
 from tests.support.consortium_world import PLAN, World
+from tests.support.memory_network import MemoryNetwork
 from tests.support.site_world import Counting, write_config, write_wide_model
 from tests.support.stand_in import standing_in
 
@@ -41,9 +46,14 @@ TIMING = "\n[timing]\ntrain = 100\nmessage = 5\nupload = 10\n"
 
 
 @contextmanager
-def whole_federation(folder: Path, *, rounds: int = 50) -> Iterator[WholeFederation]:
-    """One that is gone afterwards, with its files let go."""
-    made = WholeFederation(folder, rounds=rounds)
+def whole_federation(
+    folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50, policy: str = ""
+) -> Iterator[WholeFederation]:
+    """One that is gone afterwards, with its files let go.
+
+    :param policy: the sites' table of that name.
+    """
+    made = WholeFederation(folder, sites=sites, rounds=rounds, policy=policy)
     try:
         yield made
     finally:
@@ -56,8 +66,11 @@ def whole_federation(folder: Path, *, rounds: int = 50) -> Iterator[WholeFederat
 class WholeFederation:
     """Four hospitals and a hub that can be stopped, killed and started again."""
 
-    def __init__(self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50) -> None:
+    def __init__(
+        self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50, policy: str = ""
+    ) -> None:
         self.folder = folder
+        self.policy = policy
         self.hub = "hub"
         self.clocks: dict[str, Clock] = {}  # of sites whose clock is another one
         self.world = World.make(folder, sites)
@@ -67,12 +80,16 @@ class WholeFederation:
         write_wide_model(self.model_path)
         self.manifest: Manifest = self.world.publish()
         self.rng = CountedRandomness(b"whole federation")
+        self.network = MemoryNetwork()
         self.configs: dict[str, Path] = {}
         self.agents: dict[str, Agent] = {}
+        self.counts: dict[str, KernelByteLog] = {}
+        self.learners: dict[str, Counting] = {}
         self.streams: dict[str, Stream] = {}
         self.jobs: dict[str, deque[Job]] = {}
         self.left: dict[str, ToolkitError] = {}
         self.refused: dict[str, ToolkitError] = {}
+        self.started: list[str] = []  # agents that have gone on with the next run by themselves
         self.deaf: set[tuple[str, type[Wire]]] = set()  # what is lost on its way to the coordinator
         self.shell: Shell | None = None
         self.heartbeats = False  # as the client does it, twice a minute: also of sites that take part in nothing
@@ -94,6 +111,7 @@ class WholeFederation:
         )
         ready = assemble_coordinator(config, self.folder, clock=self.clock, rng=self.rng)
         self.shell, self.service = ready.shell, Service(ready.shell, ready.identity, ready.seat)
+        self.service.traffic = KernelByteLog(ready.shell.books.log, self.network.meter(self.hub))
         return ready.shell
 
     def kill_hub(self) -> None:
@@ -101,6 +119,7 @@ class WholeFederation:
         assert self.shell is not None
         for site in list(self.streams):
             del self.streams[site]
+            self.network.close(site, self.hub)
             self.agents[site].closed()
         self.shell.storage.close()
         self.shell.books.log._writer.close()
@@ -109,8 +128,9 @@ class WholeFederation:
     def start(self, site: str) -> Agent:
         identity = self.world.identity(site)
         if site not in self.configs:
-            self.configs[site] = write_config(self.folder / f"{site}-agent", identity.folder, self.model_path)
-        learner = Counting(self.manifest.aggregation.layout.state_words)
+            folder = self.folder / f"{site}-agent"
+            self.configs[site] = write_config(folder, identity.folder, self.model_path, self.policy)
+        learner = self.learners[site] = Counting(self.manifest.aggregation.layout.state_words)
         config = SiteConfig.read(self.configs[site])
         self.agents[site] = assemble_site(
             config,
@@ -118,6 +138,7 @@ class WholeFederation:
             rng=self.rng,
             make_learner=standing_in(learner, "ab" * 32),
         )
+        self.counts[site] = KernelByteLog(self.agents[site].log, self.network.meter(site))
         self.jobs[site] = deque()
         self.agents[site].submit = self.jobs[site].append
         return self.agents[site]
@@ -133,16 +154,32 @@ class WholeFederation:
         for site in self.manifest.sites:
             self.start(site)
 
-    def stop_all(self) -> None:
-        """In order: the logs are sealed."""
-        assert self.shell is not None
-        for site in list(self.agents):
+    def stop(self, *sites: str) -> None:
+        """In order, as the client does: the end of the log is offered to witnesses, the last reading is taken."""
+        for site in sites:
+            if site in self.streams:
+                self.agents[site].witnessing.expect_last()
+                self._take(site, self.agents[site].last_head())
+        for _ in range(int(1000 * WITNESS_SECONDS / STEP_MS)):
+            if all(self.agents[site].witnessing.settled for site in sites if site in self.streams):
+                break
+            self.step()
+        for site in sites:
             self._hang_up(site)
             agent = self.agents.pop(site)
-            agent.log.close(lambda log: log.append(AgentStop(reason="end")))
+            agent.closed()
+            agent.log.close(partial(end_log, self.counts.pop(site), BY_SIGNAL))
             agent.wal.close()
-        self.shell.books.log.close(lambda log: log.append(AgentStop(reason="end")))
-        self.shell.storage.close()
+
+    def stop_all(self) -> None:
+        """In order: the coordinator has the last heads witnessed, and what it owes is given."""
+        assert self.shell is not None
+        self.shell.settle_receipts()
+        self.shell.call_witnesses()
+        self.pump()
+        self.stop(*self.agents)
+        self.service.traffic.close()
+        close_coordinator(self.shell, BY_SIGNAL)
         self.shell = None
 
     def adopt_at_hub(self) -> None:
@@ -163,7 +200,9 @@ class WholeFederation:
         except ToolkitError as error:
             self.refused[site] = error
             return
+        self.network.open(site, self.hub)
         (data,) = list(self.agents[site].opened())
+        self.network.carry(site, self.hub, len(data))
         parcel = FROM_SITE.decode(data)
         told = parcel.message
         assert isinstance(told, Open)
@@ -171,6 +210,7 @@ class WholeFederation:
         refusal = self.service._refusal(site, told)
         if refusal is not None:
             self._deliver(site, stream, Goodbye(code=refusal))
+            self.network.close(site, self.hub)
             self.agents[site].closed()
             return
         self.service._take(stream, parcel, data)
@@ -185,6 +225,7 @@ class WholeFederation:
 
     def _hang_up(self, site: str) -> None:
         stream = self.streams.pop(site, None)
+        self.network.close(site, self.hub)
         if stream is not None and self.shell is not None:
             self.shell.disconnected(stream)
 
@@ -196,7 +237,9 @@ class WholeFederation:
 
     def _deliver(self, site: str, stream: Stream, message: Wire) -> None:
         assert self.shell is not None
-        self._take(site, self.agents[site].received(stream.encode(message, self.shell.books)))
+        data = stream.encode(message, self.shell.books)
+        self.network.carry(self.hub, site, len(data))
+        self._take(site, self.agents[site].received(data))
 
     def _take(self, site: str, payloads: Iterator[bytes]) -> None:
         try:
@@ -204,16 +247,29 @@ class WholeFederation:
                 stream = self.streams.get(site)
                 if stream is None or self.shell is None:
                     continue
+                self.network.carry(site, self.hub, len(payload))
                 parcel = FROM_SITE.decode(payload)
                 arrived = self.service._take(stream, parcel, payload)
                 if (site, type(parcel.message)) not in self.deaf:
                     self.shell.received(stream, arrived)
+        except RunEnds:
+            self._next_run(site)
         except Left as left:
             self.left[site] = left.error
             self._hang_up(site)
             self.agents[site].closed()
             if not left.retry:
                 self.kill(site)
+
+    def _next_run(self, site: str) -> None:
+        """As `serve` and the command do: the log ends in order, and everything is opened again in the same process."""
+        self._hang_up(site)
+        agent = self.agents.pop(site)
+        agent.closed()
+        agent.log.close(partial(end_log, self.counts.pop(site), NEXT_RUN))
+        agent.wal.close()
+        self.started.append(site)
+        self.start(site)
 
     def _send_next(self) -> bool:
         """One message to one site; False when nothing waits."""
@@ -242,10 +298,19 @@ class WholeFederation:
             if self.heartbeats:
                 self.agents[site].heartbeat()
             self._take(site, self.agents[site].ticked())
+        self.count()
         if self.shell is not None:
             self.shell.tick()
             self.service._witness_round()
         self.pump()
+
+    def count(self) -> None:
+        """Every party looks at its counter, as it does several times a second."""
+        seconds = self.clock.mono_ms() / 1000
+        for site in self.agents:
+            self.counts[site].tick(seconds)
+        if self.shell is not None:
+            self.service.traffic.tick(seconds)
 
     def run(self, until: Callable[[], bool], *, seconds: float = 600) -> None:
         """Let time pass until something is true; sites that are not connected dial again."""

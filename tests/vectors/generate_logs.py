@@ -16,6 +16,7 @@ from security.log import events as ev
 from security.log.reader import LogReader
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import digest
+from tests.support.consortium_world import PLAN, World
 
 ARCHIVE = Path(__file__).parent / "logs" / "federation.tar.xz"
 MANY = 65_536  # so many entries make a segment
@@ -23,7 +24,9 @@ MANY = 65_536  # so many entries make a segment
 
 def federation(folder: Path) -> Federation:
     """Two rounds, and everything that can happen around them."""
-    made = Federation.make(folder)
+    world = World.make(folder / "world")
+    world.write_plan(PLAN + "[audit]\nstrict = true\nvote_drop = 0.05\n")
+    made = Federation.from_world(world, folder)
     made.play()
     made.republish()
     _settings(made)
@@ -35,6 +38,7 @@ def federation(folder: Path) -> Federation:
     made.play()
     differs = ev.SoftwareDiffers(count=1, packages=("numpy: 2.0 is installed, 2.1 is listed",))
     made.members["graz"].log.append(differs)
+    _runs(made)
     made.stop()
     return made
 
@@ -51,6 +55,15 @@ def _settings(made: Federation) -> None:
     )
     at = graz.append(ev.EgressBlocked(rule="a trial of the filter", message="UploadFrame", bytes=100, sha256=None))
     graz.append(ev.OperatorAction(command=f"entry {at} was our own trial", role="operator"))
+
+
+def _runs(made: Federation) -> None:
+    """A run that came by wire was ended, and another one waits."""
+    graz = made.members["graz"].log
+    made.accept_run("graz")
+    graz.append(ev.RunStopped(statement=digest("the operator's word")), run=made.run)
+    offered = ev.RunOffered(next="run-2", version=2, manifest=digest("offered"), reason='accept_runs is "ask"')
+    graz.append(offered, run=made.run)
 
 
 def _people(made: Federation) -> None:

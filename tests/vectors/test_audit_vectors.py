@@ -29,8 +29,11 @@ from security.log.schema import ENVELOPE, SCHEMAS
 from tests.attacks.audit.test_audit_conformance import CASES, GROUPED, WHOLE, _rewritten, _told
 from tests.attacks.audit.test_audit_conformance import grouped as grouped  # fixtures
 from tests.attacks.audit.test_audit_conformance import private as private
+from tests.attacks.audit.test_audit_counted import BESIDE
 from tests.attacks.audit.test_audit_fuzz import _fuzz
 from tests.attacks.audit.test_audit_fuzz import changed as changed  # a fixture
+from tests.attacks.audit.test_audit_hostile import HOSTILE
+from tests.attacks.audit.test_audit_membership import less_isolated as less_isolated  # a fixture
 from tests.support.audit_logs import Federation
 
 HERE = Path(__file__).parent
@@ -199,6 +202,32 @@ def test_both_find_a_broken_sequence(name: str, private: Federation, tmp_path: P
     who, change, _ = WHOLE[name]
     path = _rewritten(private, tmp_path, who, change)
     assert Verifier(path, _root(private.root_key)).verdict == verify(path, keys_for(path, private.root_key)).exit_code
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_both_find_a_false_count_or_receipt_and_an_open_process(name: str, private: Federation, tmp_path: Path) -> None:
+    change, _, verdict, _ = BESIDE[name]
+    path = _rewritten(private, tmp_path, "graz", change)
+    assert Verifier(path, _root(private.root_key)).verdict == verdict
+    assert verify(path, keys_for(path, private.root_key)).exit_code == verdict
+
+
+def test_both_judge_isolation_by_the_manifest_in_force(less_isolated: Federation) -> None:
+    for path in less_isolated.folders:
+        second = Verifier(path, _root(less_isolated.root_key))
+        assert second.verdict == verify(path, keys_for(path, less_isolated.root_key)).exit_code
+        assert len(second.wrong) == (path.name != "hub"), "only what was trained under the second one"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_both_read_nothing_of_a_hostile_folder(name: str, vectors: Path, tmp_path: Path) -> None:
+    path = tmp_path / "graz"
+    shutil.copytree(vectors / "graz", path)
+    for folder in ("annex", "evidence"):
+        (path / folder).mkdir(exist_ok=True)
+    HOSTILE[name](path)
+    second = Verifier(path, _root(vectors / "root.pem"))
+    assert second.verdict == 1 and not second.entries
 
 
 @pytest.mark.parametrize("party", ["graz", "hub", "linz"])

@@ -13,7 +13,16 @@ from typing import Any
 from lazaret.errors import RemoteProtocolError, VerificationFailed
 from security.secagg import context as hashes
 from security.secagg import groups, messages, records, statements
-from security.secagg.certificates import AbortCertificate, AbortLine, Ack, Advert, NamedRoot, RepeatCertificate, Signed
+from security.secagg.certificates import (
+    AbortCertificate,
+    AbortLine,
+    Ack,
+    Advert,
+    CheckCertificate,
+    NamedRoot,
+    RepeatCertificate,
+    Signed,
+)
 from security.secagg.coordinator.disputes import Disputes, WrongAnswer
 from security.secagg.coordinator.publication import Publication, build_result, spool_sum
 from security.secagg.coordinator.unmasking import Opening
@@ -365,12 +374,28 @@ class CoordinatorAttempt:
     def _ack(self, ack: Ack) -> Effects:
         if self.publication is None:
             raise RemoteProtocolError("acknowledgement without a result", where=f"site {ack.site}")
+        known = self.publication.acks.get(ack.site)
+        if self.core.policy.vote and (self.state is _S.CERTIFIED or (known is not None and known.vote != ack.vote)):
+            return ()  # the vote set is closed, or this site has voted; more chunks under the same vote are taken
         covered = self.publication.take_ack(ack)
         seen = self._persist(records.AckSeen(ack=ack))
         if covered is None or self.state is _S.CERTIFIED:
             return (seen,)
+        return seen, *self._covered(covered)
+
+    def _covered(self, covered: CheckCertificate) -> Effects:
+        published = self.publication
+        if published is None:
+            return ()
         self._go(_E.COVERED)
-        return seen, Certified(self.publication.result_hash, covered), self.uploads.discard()
+        return Certified(published.result_hash, covered), self.uploads.discard()
+
+    def close_vote(self) -> Effects:
+        """Sites that have not voted are waited for no longer."""
+        if not self.core.policy.vote or self.publication is None or self.state is not _S.PUBLISHED:
+            return ()
+        covered = self.publication.close_vote()
+        return () if covered is None else self._covered(covered)
 
     def _chunk_request(self, request: messages.ChunkRequest) -> Effects:
         if self.publication is None:

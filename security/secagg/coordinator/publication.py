@@ -16,7 +16,7 @@ from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, groups, records, statements
 from security.secagg import state as states
-from security.secagg.certificates import Ack, CheckCertificate, NamedRoot
+from security.secagg.certificates import Ack, CheckCertificate, NamedRoot, Vote
 from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import Dealing, Uploads
 from security.secagg.effects import Advanced, Effects, Persist, SaveState, Send, SendFrames
@@ -67,6 +67,7 @@ class Publication:
         self._uploads = uploads
         _, _, self.result_hash = result_checks.result_digests(result)
         self.acks: dict[str, Ack] = {}
+        self._closed = False
 
     @property
     def survivors(self) -> tuple[str, ...]:
@@ -102,7 +103,25 @@ class Publication:
         ]
         if not certificate_checks.covers(self._policy, seen, quorum=self.result.context.t):
             return None
-        return CheckCertificate(acks=tuple(self.acks[site] for site in sorted(self.acks)))
+        if not self._policy.vote:
+            return CheckCertificate(acks=tuple(self.acks[site] for site in sorted(self.acks)))
+        # Sites take no vote set with a voter that has left.
+        votes = tuple(self.acks[site] for site in sorted(self.acks) if self._policy.lists(site))
+        return CheckCertificate(acks=votes) if self._decided(votes) else None
+
+    def _decided(self, votes: Sequence[Ack]) -> bool:
+        """Whether the votes so far decide: enough accept, too many do not, or no more are waited for."""
+        quorum = self.result.context.t
+        if certificate_checks.accepted(votes, quorum):
+            return True
+        listed = sum(self._policy.lists(entry.site) for entry in self._policy.roster)
+        refusals = sum(ack.vote == Vote.REFUSE for ack in votes)
+        return len(votes) >= quorum and (self._closed or refusals > listed - quorum)
+
+    def close_vote(self) -> CheckCertificate | None:
+        """Wait for no further vote, if there are enough; returns the certificate."""
+        self._closed = True
+        return self.certificate()
 
     def serve(self, site: str, request: ChunkRequest) -> SendFrames:
         """One chunk of every upload, read from the spool when it is sent."""

@@ -341,7 +341,7 @@ def check_plan_high_water(head: NewestResult, journal: Journal, context: RoundCo
 
 def check_plan_history(head: NewestResult, context: RoundContext) -> None:
     """All members follow the same result. Otherwise CTX differs between them and masks do not cancel (section 4)."""
-    if context.prev_result != head.result:
+    if context.prev_result != head.link:
         raise PolicyViolation("plan follows another result than this site has", where="plan")
 
 
@@ -369,6 +369,8 @@ def check_plan_certificate(policy: AggregationPolicy, head: NewestResult, plan: 
     a certificate is asked for: a missing one cannot be hidden (section 10)."""
     if head.round == 0 or head.certified:
         return
+    if policy.vote:
+        raise PolicyViolation("the vote on the newest model is not known here", where="plan")
     certificate_checks.check_certificate(
         policy, plan.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
     )

@@ -90,7 +90,7 @@ def check_same_state_sums(
             raise PolicyViolation(
                 "with an earlier sum on the same model this set would show the update of one site",
                 where="survivors",
-                hint="the round is held again with the same sites, or the operators decide (`site-agent resume`)",
+                hint="the round is held again with the same sites, or the operators decide (`site-agent permit`)",
             )
 
 

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 
 from security.log import events as ev
 from security.log.schema import MAX_COUNT
+from security.secagg.certificates import CheckCertificate, Vote
 from security.secagg.context import RoundContext
 from security.secagg.effects import Log
 from security.secagg.groups import Groups
+from security.secagg.site.journal import NewestResult
 
 
 def plain(text: str) -> str:
@@ -75,3 +77,21 @@ def unmasked(context: RoundContext, sites: Sequence[str]) -> Log:
         mask_key=tuple(site for site in context.sites if site not in sites),
     )
     return Log(event, context.round)
+
+
+def voted(head: NewestResult, check: CheckCertificate, *, accepted: bool) -> Log:
+    """The site takes the vote set on a result."""
+    event = vote_event(head.quorum, check, accepted=accepted, model=head.state_hash, before=head.trained_on)
+    return Log(event, head.round)
+
+
+def vote_event(quorum: int, check: CheckCertificate, *, accepted: bool, model: bytes, before: bytes) -> ev.ResultVoted:
+    """The same at every site and at the coordinator."""
+    accepts = sum(ack.vote == Vote.ACCEPT for ack in check.acks)
+    return ev.ResultVoted(
+        accepts=accepts,
+        refusals=len(check.acks) - accepts,
+        threshold=quorum,
+        accepted=accepted,
+        model=(model if accepted else before).hex(),
+    )

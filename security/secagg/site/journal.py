@@ -48,6 +48,13 @@ class NewestResult:
     survivors: tuple[str, ...] = ()
     certified: bool = False
     movements: bytes = b""
+    movements_before: bytes = b""
+    voted: bytes = b""
+
+    @property
+    def link(self) -> bytes:
+        """What the next context names: the result or, where sites vote, the result together with its vote set."""
+        return self.voted or self.result
 
 
 @dataclass
@@ -62,6 +69,7 @@ class Journal:
     :ivar uploaded: digests of the updates that were sent on the state `uploaded_on` (section 8).
     :ivar permitted: how often the operator has permitted further updates on that state.
     :ivar sums: the newest sums that exist, or that this site has released shares for.
+    :ivar acked: the newest result that this site has acknowledged, of `acked_round`, and its `vote` on it.
     :ivar last: newest link of the chain of results.
     """
 
@@ -80,6 +88,7 @@ class Journal:
     last: NewestResult | None = None
     acked_round: int = 0
     acked: bytes = b""
+    vote: int = 0
     stopped: str | None = None
 
     @property
@@ -142,7 +151,10 @@ class Journal:
                     quorum=record.quorum,
                     survivors=record.survivors,
                     movements=record.movements,
+                    movements_before=record.movements_before,
                 )
+            case records.VotesTaken():
+                self._vote(record)
             case records.ResultCertified():
                 if self.last is not None and self.last.result == record.result:
                     self.last = replace(self.last, certified=True)
@@ -151,9 +163,18 @@ class Journal:
                 # The operator answers for what further sums on this model show together with the earlier ones.
                 self.sums = [seen for seen in self.sums if seen.state_hash != record.state_hash]
             case records.ResultAcked():
-                self.acked_round, self.acked = record.round, record.result
+                self.acked_round, self.acked, self.vote = record.round, record.result, record.vote
             case _:
                 raise LocalProtocolError(f"{type(record).__name__} is not a site's record", where="journal")
+
+    def _vote(self, record: records.VotesTaken) -> None:
+        """Against a model: the one before it stands, with the lengths of steps before it, as after a void sum."""
+        if self.last is None or self.last.result != record.result:
+            return
+        head = replace(self.last, certified=True, voted=record.link)
+        self.last = (
+            head if record.accepted else replace(head, state_hash=head.trained_on, movements=head.movements_before)
+        )
 
     def _join(self, record: records.Joined) -> None:
         self.sequence = max(self.sequence, record.advert.sequence)
@@ -195,7 +216,8 @@ class Journal:
         self.peers = {advert.site: advert for advert in record.peers}
         self.uploaded_on, self.uploaded = record.state_hash, set(record.updates)
         self.permitted, self.sums = record.permitted, list(record.sums)
-        self.acked_round = record.acked_round
+        self.acked_round, self.vote = record.acked_round, record.vote
+        self.acked = record.acked if any(record.acked) else b""
 
     def open_attempts(self) -> list[AttemptMemory]:
         """Attempts without an outcome, oldest first."""
@@ -227,6 +249,8 @@ class Journal:
                 permitted=self.permitted,
                 sums=tuple(self.sums),
                 acked_round=self.acked_round,
+                acked=self.acked or bytes(32),
+                vote=self.vote,
             )
         )
         if self.last is not None:
@@ -251,7 +275,11 @@ class Journal:
             verdict=0,
             survivors=head.survivors,
             movements=head.movements,
+            movements_before=head.movements_before,
         )
+        if head.voted:
+            # The state is the one after the vote, whatever its outcome was.
+            return [accepted, records.VotesTaken(result=head.result, link=head.voted, accepted=1)]
         return [accepted, records.ResultCertified(result=head.result)] if head.certified else [accepted]
 
     def _attempt_records(self, memory: AttemptMemory) -> list[Wire]:

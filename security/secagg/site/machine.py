@@ -14,7 +14,7 @@ from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolEr
 from security.crypto import masking
 from security.identity.membership import AggregationPolicy
 from security.secagg import messages, records, statements
-from security.secagg.certificates import AbortCode
+from security.secagg.certificates import AbortCode, Vote
 from security.secagg.context import ZERO_DIGEST, RoundContext
 from security.secagg.effects import (
     REFUSED,
@@ -60,9 +60,10 @@ _ANSWERED = (SiteEvent.PLAN, *_STEPS, SiteEvent.DISCLOSURE)
 class SiteMachine:
     """One site in one federation, over all its rounds."""
 
-    def __init__(self, core: SiteCore, model: Vector) -> None:
+    def __init__(self, core: SiteCore, model: Vector, before: Vector | None = None) -> None:
+        """`before` is the model that stands again if the sites vote against `model`; needed while they have not."""
         self.core = core
-        self.intake = Intake(core, model)
+        self.intake = Intake(core, model, before)
         self.aggregation = SiteAggregation(core)
         self.state = SiteState.HALTED if core.journal.stopped else SiteState.IDLE
         self.deadline: int | None = None
@@ -112,14 +113,24 @@ class SiteMachine:
         self.aggregation.update = update
         return () if known == bound else (self.core.record(bound),)
 
-    def admit(self, policy: AggregationPolicy) -> None:
-        """Check that another policy may come into force now, between attempts, and prepare for it.
-
-        The caller then changes the mandate, and calls `renewed`.
-        """
+    def vote(self, result: bytes, *, accept: bool) -> Effects:
+        """What this site thinks of the model of a result (`AskVote`). Too late, or said before: nothing happens."""
         if self.state is not SiteState.IDLE:
+            return ()
+        return self.intake.vote(result, Vote.ACCEPT if accept else Vote.REFUSE)
+
+    def admit(self, policy: AggregationPolicy) -> None:
+        """Check that another policy may come into force now, and prepare for it.
+
+        The caller then changes the mandate, and calls `renewed`. An attempt in which this site has agreed stays on
+        disk, as when another plan follows: a coordinator under the newer manifest never asks for its end.
+        """
+        target = SITE[self.state].get(SiteEvent.MANIFEST)
+        if target is None:
             raise LocalProtocolError("a manifest takes effect between attempts", where="manifest")
         checks.check_manifest_version(policy, self.core.journal.manifest)
+        if self.state is not target:
+            self.state, self.aggregation.attempt, self.aggregation.ctx, self._answers = target, None, b"", {}
         if policy.layout.layout_hash != self.core.policy.layout.layout_hash:
             self.aggregation.update = None  # encoded for another layout: in a sum with others it would be wrong
 

@@ -25,7 +25,7 @@ from security.crypto.prg import Words
 from security.identity.membership import AggregationPolicy, AuditMode
 from security.secagg import certificate_checks, groups, statements
 from security.secagg import context as hashes
-from security.secagg.certificates import Advert, Opened
+from security.secagg.certificates import Advert, Opened, Vote
 from security.secagg.context import RoundContext
 from security.secagg.messages import ChunkPiece, Result, SumFrame
 from security.secagg.site import checks
@@ -51,7 +51,7 @@ def check_result_context(policy: AggregationPolicy, context: RoundContext) -> No
 def check_result_extends(head: NewestResult, context: RoundContext) -> None:
     """One chain: a result follows the one that this site has, and that one has a check certificate. Otherwise a wrong
     sum could be built upon before anybody has checked it."""
-    if context.prev_result != head.result or context.state_hash != head.state_hash or context.round <= head.round:
+    if context.prev_result != head.link or context.state_hash != head.state_hash or context.round <= head.round:
         raise PolicyViolation("result does not follow the one this site has", where="result")
     if not head.certified:
         raise PolicyViolation("the result before this one has no check certificate", where="result")
@@ -341,6 +341,7 @@ class Download:
 class ChunkAudit:
     """One site's part in checking a sum: the same chunk of all uploads is added, unmasked and compared (section 10).
 
+    :ivar vote: what this site thinks of the model that follows; NONE until it has looked at it.
     :ivar wrong: the group whose sum was found wrong; 0 without groups.
     """
 
@@ -353,6 +354,7 @@ class ChunkAudit:
     _masks: dict[int, OpenedMasks] = field(default_factory=dict, repr=False)
     pieces: dict[str, ChunkPiece] = field(default_factory=dict, repr=False)
     wrong: int = 0
+    vote: Vote = Vote.NONE
     _partial: dict[int, Words] = field(default_factory=dict, repr=False)
 
     def assign(self, key: Secret, absent: Collection[str] = ()) -> None:

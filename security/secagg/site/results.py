@@ -17,10 +17,11 @@ from security.crypto.ring import FRAME_BYTES
 from security.identity.membership import AggregationPolicy
 from security.secagg import certificate_checks, groups, records, statements
 from security.secagg import state as states
-from security.secagg.certificates import Ack
+from security.secagg.certificates import Ack, CheckCertificate, Vote
 from security.secagg.context import SumVerdict
 from security.secagg.effects import (
     Advanced,
+    AskVote,
     Certified,
     Compact,
     DraftState,
@@ -29,6 +30,7 @@ from security.secagg.effects import (
     Isolated,
     SaveState,
     Vector,
+    VotedDown,
     in_order,
 )
 from security.secagg.fields import Bounded, Many, Nested, Small, Wire
@@ -44,7 +46,7 @@ from security.secagg.messages import (
     SumFrame,
     TrainOrder,
 )
-from security.secagg.site import differences, result_checks
+from security.secagg.site import differences, entries, result_checks
 from security.secagg.site.attempt import SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.result_checks import CheckedHeader, ChunkAudit, Download, check_header, opened_masks
@@ -129,9 +131,10 @@ class WrongSumEvidence(Wire):
 class Intake:
     """The newest model, the result that is arriving to replace it, and this site's part in checking it."""
 
-    def __init__(self, core: SiteCore, model: Vector) -> None:
+    def __init__(self, core: SiteCore, model: Vector, before: Vector | None = None) -> None:
         self.core = core
         self.model = model
+        self._before = before  # stands again if the sites vote against `model`
         self.audit: ChunkAudit | None = None
         self._download: Download | None = None
         self._successor: states.Successor | None = None
@@ -211,7 +214,9 @@ class Intake:
             verdict=outcome.verdict,
             survivors=header.survivors,
             movements=outcome.movements,
+            movements_before=known,
         )
+        self._before = self.model if policy.vote else None
         before = differences.exposure(self.core.policy, self.core.journal.sums, self.core.site)
         self.model = outcome.state
         # The draft was made before the whole sum was there, without the caps.
@@ -244,7 +249,28 @@ class Intake:
         if self.core.head.round >= self.core.journal.high_water[0]:
             self.audit = ChunkAudit(self.core.policy, self.core.site, download.header, download.total)
             self.audit.assign(self.core.storage_key)
-        return self._next_chunk()
+        return *self._ask_vote(download), *self._next_chunk()
+
+    def _ask_vote(self, download: Download) -> Effects:
+        """A vote that was signed before stays. A void sum leaves nothing to vote on."""
+        audit, head, journal = self.audit, self.core.head, self.core.journal
+        if audit is None or not self.core.policy.vote:
+            return ()
+        if journal.acked == head.result:
+            audit.vote = Vote(journal.vote)
+        elif download.header.result.verdict == SumVerdict.VOID:
+            audit.vote = Vote.ACCEPT
+        elif self._before is not None:
+            return (AskVote(head.round, head.result, self._before, self.model),)
+        return ()
+
+    def vote(self, result: bytes, vote: Vote) -> Effects:
+        """Take what this site thinks of the newest model, and acknowledge it if its chunks are checked."""
+        audit = self.audit
+        if audit is None or audit.header.result_hash != result or audit.vote is not Vote.NONE:
+            return ()
+        audit.vote = vote
+        return () if audit.todo else self._next_chunk()
 
     def _forget(self) -> Compact:
         kept = self.core.journal.compacted(done_round=self.core.head.round)
@@ -260,16 +286,19 @@ class Intake:
             request = ChunkRequest(site=self.core.site, result=audit.header.result_hash, chunk=audit.todo[0])
             return in_order(request)
         head = self.core.head
+        if self.core.policy.vote and audit.vote is Vote.NONE:
+            return ()
         result_checks.check_may_ack(self.core.journal, head)
-        statement = statements.ack(head.result, head.state_hash, audit.bitmap)
+        statement = statements.ack(head.result, head.state_hash, audit.bitmap, audit.vote)
         ack = Ack(
             site=self.core.site,
             result=head.result,
             state_hash=head.state_hash,
             bitmap=audit.bitmap,
+            vote=audit.vote,
             signature=self.core.signer.sign(statement),
         )
-        acked = self.core.record(records.ResultAcked(round=head.round, result=head.result))
+        acked = self.core.record(records.ResultAcked(round=head.round, result=head.result, vote=audit.vote))
         return in_order(ack, record=acked)
 
     def piece(self, piece: ChunkPiece) -> Effects:
@@ -297,10 +326,27 @@ class Intake:
             return ()
         if isinstance(message, ResultCertificate) and message.result != head.result:
             raise RemoteProtocolError("acknowledgements are of another result", where="check certificate")
-        certificate_checks.check_certificate(
+        follows = certificate_checks.check_certificate(
             self.core.policy, message.check, result=head.result, state_hash=head.state_hash, quorum=head.quorum
         )
-        return self.core.record(records.ResultCertified(result=head.result)), Certified(head.result, message.check)
+        covered = Certified(head.result, message.check)
+        if not self.core.policy.vote:
+            return self.core.record(records.ResultCertified(result=head.result)), covered
+        self.audit = None
+        taken = self._voted(head.result, message.check, accepted=follows)
+        entry = entries.voted(head, message.check, accepted=follows)
+        if follows:
+            return self.core.record(taken), entry, covered
+        if self._before is None:
+            raise PolicyViolation("the model before this one is not in memory", where="vote", hint="restart the agent")
+        self.model, self._before = self._before, None
+        down = VotedDown(head.round, head.result, head.trained_on)
+        return SaveState(head.trained_on, self.model), self.core.record(taken), entry, down
+
+    def _voted(self, result: bytes, check: CheckCertificate, *, accepted: bool) -> records.VotesTaken:
+        """One vote set for each result: whichever other one is shown later leads to another link."""
+        link = certificate_checks.link_after(self.core.policy, result, check)
+        return records.VotesTaken(result=result, link=link, accepted=int(accepted))
 
     def jump(self, jump: Jump) -> Effects:
         """Begin to take a covered state in place of the sums that led to it."""
@@ -308,9 +354,11 @@ class Intake:
         _, _, result_hash = result_checks.result_digests(jump.result)
         result_checks.check_result_signature(policy, result_hash, jump.result.signature)
         result_checks.check_jump_context(policy, self.core.head, context)
-        certificate_checks.check_certificate(
+        follows = certificate_checks.check_certificate(
             policy, jump.check, result=result_hash, state_hash=jump.result.state_hash, quorum=context.t
         )
+        if not follows:
+            raise VerificationFailed("the sites have voted against this state", where="jump")
         self._jump = (jump, np.empty(policy.layout.state_words, dtype="<f4"), 0)
         return ()
 
@@ -348,12 +396,11 @@ class Intake:
             survivors=tuple(line.site for line in jump.result.uploads),
             movements=jump.result.movements,
         )
-        self.model, self.audit = state, None
-        saved = (
-            SaveState(state_hash, state),
-            self.core.record(accepted),
-            self.core.record(records.ResultCertified(result=result_hash)),
-        )
+        self.model, self.audit, self._before = state, None, None
+        covered: Wire = records.ResultCertified(result=result_hash)
+        if self.core.policy.vote:
+            covered = self._voted(result_hash, jump.check, accepted=True)
+        saved = (SaveState(state_hash, state), self.core.record(accepted), self.core.record(covered))
         nothing = np.zeros(0, dtype=self.core.policy.layout.dtype)
         verdict = SumVerdict(jump.result.verdict)
         moved = Advanced(context.round, result_hash, state_hash, verdict, accepted.survivors, nothing, state)

@@ -18,7 +18,7 @@ from security.log.note import VerifierKey
 from security.log.store import Disk, DurableFolder
 from security.log.witness import HeldCheckpoint
 from security.log.writer import AuditLog
-from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
+from tests.support.audit_attacks import Lonely, Tampering, copied, unchecked, weighty
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import QuickDisk
 
@@ -197,7 +197,7 @@ def test_annex_that_is_gone_without_an_entry(lonely: Lonely) -> None:
     lonely.log.checkpoint()
     Tampering(lonely.folder).folder.annex_path(seq).unlink()
     assert lonely.codes() == {"AnnexLost"}
-    with without("AnnexLost"):
+    with unchecked("AnnexLost"):
         assert lonely.codes() == set(), "twin"
     shutil.rmtree(lonely.folder / "annex")
     assert lonely.codes() == set(), "a copy for an auditor has no annexes at all"
@@ -210,7 +210,7 @@ def test_erasure_that_a_crash_cut_short_is_finished(lonely: Lonely, monkeypatch:
         lonely.log.erase_annex(seq, 10**12, "data protection officer")
     lonely.log.checkpoint()
     assert lonely.codes() == {"AnnexKept"}
-    with without("AnnexKept"):
+    with unchecked("AnnexKept"):
         assert lonely.codes() == set(), "twin"
     lonely.log.close()
     lonely.reopen()
@@ -225,7 +225,7 @@ def test_annex_may_not_be_exchanged(lonely: Lonely, change: tuple[bytes, bytes])
     path = Tampering(lonely.folder).folder.annex_path(seq)
     path.write_bytes(path.read_bytes().replace(*change))
     assert lonely.codes() == {"AnnexMismatch"}
-    with without("AnnexMismatch"):
+    with unchecked("AnnexMismatch"):
         assert lonely.codes() == set(), "twin"
 
 

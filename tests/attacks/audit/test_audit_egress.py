@@ -26,7 +26,7 @@ from security.log.egress import (
 )
 from security.rng import CountedRandomness
 from security.secagg.registry import Shape
-from tests.support.audit_attacks import Lonely, weighty, without
+from tests.support.audit_attacks import Lonely, unchecked, weighty
 
 SHAPE = Shape(federation="lesions", site="graz", cohort=("graz", "linz", "vienna"), vector_bytes=4096)
 
@@ -145,7 +145,7 @@ def test_auditor_sees_what_a_bent_filter_let_pass(lonely: Lonely, change: dict[s
     lonely.log.append(ev.Egress(**{**GOOD, **change}), run="r", round=1)
     lonely.log.checkpoint()
     assert lonely.codes() == {code}
-    with without(code):
+    with unchecked(code):
         assert lonely.codes() == set(), "twin"
 
 
@@ -156,5 +156,5 @@ def test_an_entry_cannot_choose_its_vector(lonely: Lonely, due: int, codes: set[
     lonely.log.checkpoint()
     keys = Keys.bare(replace(lonely.roster, vector_bytes=GOOD["shape"]["vector_bytes"] * due // 100))
     assert weighty(verify(lonely.folder, keys).findings) == codes
-    with without("LayoutMismatch"):
+    with unchecked("LayoutMismatch"):
         assert weighty(verify(lonely.folder, keys).findings) == set(), "twin"

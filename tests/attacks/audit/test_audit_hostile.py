@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +21,9 @@ from security.audit.safe_files import read_capped
 from security.audit.verify import verify
 from security.clock import ManualClock
 from security.log.events import AgentStop
+from security.log.machine import SEGMENT
 from security.log.note import Checkpoint, Note, NoteSigner, checkpoint_of
+from security.log.reader import LogReader
 from security.log.schema import MAX_COUNT
 from security.log.store import LogFolder
 from security.log.witness import Fork, HeldCheckpoint
@@ -79,6 +82,7 @@ HOSTILE: dict[str, Callable[[Path], None]] = {
     "giant leaves": lambda path: _sparse(path / "leaves.bin", 1 << 37),
     "giant note": lambda path: _sparse(path / "checkpoints" / "77.note", 1 << 40),
     "giant witness": lambda path: _sparse(path / "witness" / "x.json", 1 << 40),
+    "giant evidence": lambda path: _sparse(path / "evidence" / "fork-1.json", 60_000_000),
     "giant manifest": lambda path: _sparse(path / "manifests" / f"{'0' * 64}.json", 1 << 40),
     "folder as checkpoint": lambda path: _folder(path / "checkpoints" / "3.note"),
 }
@@ -92,6 +96,54 @@ def test_hostile_folder_is_one_finding(name: str, federation: Federation, tmp_pa
     result = cross(folders, {one: keys_for(one, federation.root_key) for one in folders})
     assert result.exit_code == 1
     assert [finding.code for finding in result.logs[folders.index(path)].findings] == ["HostileFolder"]
+
+
+def test_a_flood_of_lines_is_not_read(federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a gigabyte of empty lines is small in an archive, and would keep an audit busy for hours."""
+    path = copied(federation.members["graz"].folder, tmp_path / "graz")
+    with (path / "segments" / "00000000.jsonl").open("ab") as segment:
+        segment.write(b"\n" * 2_000_000)
+    folders = [path if one.name == "graz" else one for one in federation.folders]
+    result = cross(folders, {one: keys_for(one, federation.root_key) for one in folders})
+    found = result.logs[folders.index(path)]
+    assert found.size == SEGMENT + 1 and {"SegmentMissing", "MalformedEntry"} <= weighty(found.findings)
+    monkeypatch.setattr("security.log.reader.SEGMENT", 1 << 40)
+    assert sum(len(block.lines) for block in LogReader(path).blocks()) > 2_000_000, "twin"
+
+
+def test_a_fifo_holds_whoever_does_not_look_first(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: nobody looks, and the audit waits for a writer until an alarm ends it."""
+    path = copied(federation.members["graz"].folder, tmp_path / "graz")
+    HOSTILE["FIFO as FORMAT"](path)
+    keys = keys_for(path, federation.root_key)
+    monkeypatch.setattr("security.audit.verify.hostile", lambda _: iter(()))
+
+    def waited(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, waited)
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(TimeoutError):
+            verify(path, keys)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_link_is_followed_by_whoever_does_not_look_first(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin: what the link leads to is read as if the party had written it."""
+    path = copied(federation.members["graz"].folder, tmp_path / "graz")
+    elsewhere = tmp_path / "of the auditor"
+    (path / "cosigned.note").rename(elsewhere)
+    _link(path / "cosigned.note", str(elsewhere))
+    assert weighty(verify(path, keys_for(path, federation.root_key)).findings) == {"HostileFolder"}
+    monkeypatch.setattr("security.audit.verify.hostile", lambda _: iter(()))
+    assert weighty(verify(path, keys_for(path, federation.root_key)).findings) == set()
 
 
 def test_reading_without_a_look_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,15 @@ import pytest
 
 from security.audit.agreement import keys_for
 from security.audit.compare import Crossed, cross
+from security.audit.completeness import IsolationBook
 from security.audit.findings import Concern
+from security.identity import rules
 from security.identity.manifest import unseal
 from security.log import events as ev
 from security.log.store import LogFolder
-from tests.support.audit_attacks import Tampering, copied, weighty, without
+from security.log.writer import AuditLog
+from tests.support import audit_logs
+from tests.support.audit_attacks import Tampering, copied, unchecked, weighty
 from tests.support.audit_logs import Federation
 from tests.support.audit_parties import FIVE
 from tests.support.consortium_world import PLAN, PRIVACY, World
@@ -80,16 +84,19 @@ def test_two_manifests_of_one_version_are_found(changed: Federation, tmp_path: P
     folders = [path if one.name == "graz" else one for one in changed.folders]
     keys = {one: keys_for(one, changed.root_key) for one in folders}
     assert "ManifestConflict" in weighty(cross(folders, keys).findings)
-    with without("ManifestConflict"):
+    with unchecked("ManifestConflict"):
         assert weighty(cross(folders, keys).findings) == set(), "twin"
 
 
-def test_forged_manifest_is_rejected(changed: Federation, tmp_path: Path) -> None:
+def test_forged_manifest_is_rejected(changed: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = copied(changed.members["graz"].folder, tmp_path / "graz")
     data = (path / "manifest.json").read_bytes().replace(b'"rounds":5', b'"rounds":9')
     LogFolder(path).manifest_path(sha256(data).hexdigest()).write_bytes(data)
     found = cross([path], {path: keys_for(path, changed.root_key)})
     assert "ManifestRejected" in weighty(found.findings)
+    monkeypatch.setattr(rules, "check_signature", lambda *_: None)
+    codes = weighty(cross([path], {path: keys_for(path, changed.root_key)}).findings)
+    assert "ManifestRejected" not in codes and "ManifestConflict" in codes, "twin: the forgery is believed"
 
 
 def test_surplus_is_not_forgiven_by_a_newer_manifest(tmp_path: Path) -> None:
@@ -112,7 +119,7 @@ def test_surplus_is_not_forgiven_by_a_newer_manifest(tmp_path: Path) -> None:
     federation.play(1)
     federation.stop()
     assert weighty(_crossed(federation).findings) == {"LayoutMismatch"}
-    with without("LayoutMismatch"):
+    with unchecked("LayoutMismatch"):
         assert weighty(_crossed(federation).findings) == set(), "twin"
 
 
@@ -148,8 +155,38 @@ def test_a_revoked_site_that_goes_on_is_found(tmp_path: Path) -> None:
     gone.log.close()
     federation.stop()
     assert weighty(_crossed(federation).findings) == {"SenderUnlisted"}
-    with without("SenderUnlisted"):
+    with unchecked("SenderUnlisted"):
         assert weighty(_crossed(federation).findings) == set(), "twin"
+
+
+@pytest.fixture(scope="module")
+def less_isolated(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """Processes that could open a connection, which the first manifest permits and the second does not."""
+    folder = tmp_path_factory.mktemp("isolated")
+    world = World.make(folder / "world")
+
+    def weak(log: AuditLog) -> None:
+        walls = dict.fromkeys(("network_namespace", "seccomp", "landlock", "connection"), True)
+        log.append(ev.TrainerIsolated(asked="best", keys=False, ranks=False, **walls))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_logs, "sees_no_image", weak)
+        federation = Federation.from_world(world, folder / "logs", dp_sites=())
+    federation.play(1)
+    world.write_plan(PLAN.replace("steps = 50", 'steps = 50\nisolation = "required"'))
+    federation.republish()
+    federation.play(1)
+    federation.stop()
+    return federation
+
+
+def test_isolation_that_a_later_manifest_demands(less_isolated: Federation, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = _crossed(less_isolated)
+    assert weighty(found.findings) == {"IsolationWeak"}
+    trained = next(finding for finding in found.findings if finding.code == "IsolationWeak")
+    assert trained.detail.endswith("trained with connection true, keys false"), "only what the second one governs"
+    monkeypatch.setattr(IsolationBook, "trained", lambda *_: None)
+    assert weighty(_crossed(less_isolated).findings) == set(), "twin"
 
 
 def test_adopting_survives_a_crash_between_entry_and_file(tmp_path: Path) -> None:

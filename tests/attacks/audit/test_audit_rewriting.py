@@ -19,7 +19,7 @@ from security.log.keys import EpochKeys
 from security.log.note import checkpoint_of
 from security.log.witness import Fork, Submission, Witness
 from security.log.writer import AuditLog
-from tests.support.audit_attacks import Lonely, Tampering, copied, weighty, without
+from tests.support.audit_attacks import Lonely, Tampering, copied, unchecked, weighty
 from tests.support.audit_logs import Federation
 
 # Edit an entry
@@ -36,7 +36,7 @@ def test_edited_entry(lonely: Lonely) -> None:
 
 def test_edited_entry_twin(lonely: Lonely) -> None:
     _edit(lonely)
-    with without("RootMismatch"):
+    with unchecked("RootMismatch"):
         assert lonely.codes() == set()
 
 
@@ -79,7 +79,7 @@ def test_moved_entries_twin(lonely: Lonely) -> None:
     tampering.write(_shuffled(tampering.lines, "delete", 4))
     tampering.resign(lonely.signer(0), [len(tampering.lines)])
     assert lonely.codes() == {"SequenceGap"}
-    with without("SequenceGap"):
+    with unchecked("SequenceGap"):
         assert lonely.codes() == set()
 
 
@@ -106,7 +106,7 @@ def test_rewritten_log_meets_a_held_head_twin(lonely: Lonely, tmp_path: Path) ->
     lonely.log.append(ev.AgentStop(reason="end"))
     lonely.log.close()
     _rewrite(lonely)
-    with without("Fork"):
+    with unchecked("Fork"):
         assert lonely.codes([held]) == set()
 
 
@@ -119,7 +119,7 @@ def test_cut_tail_at_every_head(lonely: Lonely, tmp_path: Path) -> None:
     for size in reversed(tampering.folder.checkpoint_sizes()[:-1]):
         tampering.cut(size)
         assert lonely.codes([held]) == {"TruncatedTail"}
-        with without("TruncatedTail"):
+        with unchecked("TruncatedTail"):
             assert lonely.codes([held]) == set(), "twin"
 
 
@@ -138,7 +138,7 @@ def test_cut_tail_without_witnesses_is_no_pass(federation: Federation, tmp_path:
 def test_cut_tail_without_witnesses_is_no_pass_twin(federation: Federation, tmp_path: Path) -> None:
     path = copied(federation.members["graz"].folder, tmp_path / "graz")
     Tampering(path).strip_cosignatures()
-    with without("NotWitnessed", "CosignatureMissing"):
+    with unchecked("NotWitnessed", "CosignatureMissing"):
         assert verify(path, federation.pinned).exit_code == 0
 
 
@@ -211,7 +211,7 @@ def test_hollow_epoch(lonely: Lonely) -> None:
 
 def test_hollow_epoch_twin(lonely: Lonely) -> None:
     _hollow_epoch(lonely)
-    with without("EpochUnsealed"):
+    with unchecked("EpochUnsealed"):
         assert lonely.codes() == set()
 
 
@@ -242,7 +242,7 @@ def test_old_epoch_sealed_with_newer_key(lonely: Lonely) -> None:
 
 def test_old_epoch_sealed_with_newer_key_twin(lonely: Lonely) -> None:
     _seal_with_newer_key(lonely)
-    with without("WrongEpochKey"):
+    with unchecked("WrongEpochKey"):
         assert lonely.codes() == set()
 
 
@@ -259,7 +259,7 @@ def test_unsealed_log(lonely: Lonely) -> None:
     for note in lonely.folder.glob("checkpoints/*.note"):
         note.unlink()
     assert lonely.codes() == {"Unsealed"}
-    with without("Unsealed"):
+    with unchecked("Unsealed"):
         assert lonely.codes() == set(), "twin"
 
 
@@ -315,7 +315,7 @@ def test_two_witnesses_are_shown_two_branches(lonely: Lonely, tmp_path: Path) ->
     second.consider(other)
     held = [watcher.held(lonely.log.origin) for watcher in (first, second)]
     assert lonely.codes([item for item in held if item]) == {"Fork"}
-    with without("Fork"):
+    with unchecked("Fork"):
         assert lonely.codes([item for item in held if item]) == set(), "twin"
 
 

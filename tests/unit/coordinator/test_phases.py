@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from coordinator.effects import CloseRound, Effects, OpenRound, StoreBlame
-from coordinator.phases import ASK_AGAIN_MS, Attendance
+from coordinator.phases import ASK_AGAIN_MS, Attendance, RunPhase, held_back
 from security.secagg import messages, records
 from security.secagg.effects import Blamed, Certified, Persist, Send
 from security.secagg.relay import Ping
@@ -144,3 +146,71 @@ def test_records_are_filed_under_the_round_of_their_attempt(tmp_path: Path) -> N
     acks = [effect.round for effect in filed if isinstance(effect.record, records.AckSeen)]
     assert set(acks) == {1, 2} and acks == sorted(acks)
     world.kill_coordinator()
+
+
+ALL = set("abcdefgh")
+
+
+@pytest.mark.parametrize(
+    ("sums", "away", "held"),
+    [
+        ([], set(), set()),
+        ([ALL], set(), set()),
+        ([ALL - {"a"}, ALL], set(), set()),
+        ([ALL - {"a", "b"}, ALL], {"b"}, {"a", "b"}),
+        ([ALL - {"a", "b"}, ALL], set(), set()),
+        ([ALL - {"a"}, ALL - {"a", "b"}, ALL], {"b"}, set()),
+        ([ALL - {"a", "b"}, ALL - {"a", "b"}, ALL], {"b"}, {"a", "b"}),
+        ([ALL - {"a", "b"}] * 3 + [ALL], {"b"}, set()),
+        ([ALL - set("abcd"), ALL], {"d"}, set()),
+        ([ALL - set("abcd"), ALL], {"c", "d"}, set("abcd")),
+    ],
+    ids=[
+        "no sum yet",
+        "nobody left",
+        "one left alone",
+        "one of two is back",
+        "both are back",
+        "who is away was back before",
+        "two sums without them",
+        "three sums without them",
+        "enough for c = 1",
+        "too few for c = 1",
+    ],
+)
+def test_who_left_waits_for_others_who_left(sums: list[set[str]], away: set[str], held: set[str]) -> None:
+    assert held_back(sums, ALL, ALL - away, c=1) == held
+
+
+def test_nobody_waits_for_a_site_that_may_not_come_back() -> None:
+    assert held_back([ALL - {"a", "b"}, ALL], ALL - {"b"}, ALL - {"b"}, c=1) == set()
+
+
+def test_a_batch_that_is_complete_in_mid_training_comes_back_at_once(tmp_path: Path) -> None:
+    world = EngineWorld(tmp_path, sites=8, rounds=4)
+    world.run(until=1)
+    for name in ("site6", "site7"):
+        world.disconnect(name)
+    world.run(until=2)
+    world.silent = {("site0", messages.Ready)}
+    world.connect("site6")
+    while world.step():
+        pass
+    assert world.engine.phase is RunPhase.TRAINING and "site6" not in world.engine.sites.ready
+    world.connect("site7")
+    while world.step():
+        pass
+    assert {"site6", "site7"} <= world.engine.sites.ready
+
+
+def test_a_round_that_needs_them_does_not_wait_for_a_batch(tmp_path: Path) -> None:
+    world = EngineWorld(tmp_path, sites=8, rounds=4)
+    world.run(until=1)
+    for name in ("site6", "site7"):
+        world.disconnect(name)
+    world.run(until=2)
+    for name in world.names[world.engine.least - 1 : 6]:
+        world.disconnect(name)
+    world.connect("site6")
+    world.run(until=3)
+    assert set(world.engine.chain.cohorts(most=1)[0]) == {*world.names[: world.engine.least - 1], "site6"}

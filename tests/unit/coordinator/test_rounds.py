@@ -9,6 +9,7 @@ from coordinator.effects import StoreBlame
 from coordinator.phases import TURNS, PhaseChange, RunPhase, follow
 from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError
 from security.secagg import messages
+from security.secagg.certificates import Ack
 from security.secagg.coordinator.rounds import CoordinatorRound
 from security.secagg.effects import Certified
 from security.secagg.relay import Decline
@@ -319,3 +320,24 @@ def test_a_set_that_cannot_be_repeated_any_more_costs_the_round_and_not_the_serv
     world = EngineWorld(tmp_path, rounds=1)
     world.run(until=2)
     assert world.closed == [(1, "signing certificate is revoked"), (2, "published")]
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_a_site_that_is_there_and_does_not_acknowledge_keeps_nobody_waiting(tmp_path, stalls):
+    """Its chunks are handed on, whichever they are: nor does it help to ask for the same chunk again and again."""
+    for silent in range(4):
+        world = EngineWorld(tmp_path / str(silent), rounds=1)
+        world.silent = {(f"site{silent}", Ack)}
+        world.run(until=1)
+        result = world.engine.chain.head.result_hash
+        for _ in range(1000):
+            if not world.engine.unchecked:
+                break
+            if not world.step():
+                world.clock.advance(300)
+                if stalls:
+                    asked = messages.ChunkRequest(site=f"site{silent}", result=result, chunk=0)
+                    world.do_coordinator(world.engine.receive(f"site{silent}", asked))
+                world.do_coordinator(world.engine.tick())
+        assert not world.engine.unchecked
+        world.storage.close()

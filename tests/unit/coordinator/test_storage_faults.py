@@ -49,7 +49,7 @@ class Sick:
 
 
 @pytest.mark.parametrize("rolled_back", [False, True])
-@pytest.mark.parametrize("statement", ["INSERT INTO rounds", "COMMIT"])
+@pytest.mark.parametrize("statement", ["INSERT OR REPLACE INTO rounds", "COMMIT"])
 def test_a_transaction_that_is_not_on_disk_did_not_happen(
     storage: Storage, monkeypatch: pytest.MonkeyPatch, statement: str, rolled_back: bool
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tarfile
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from lazaret.control import (
     runs_command,
     say_running,
 )
-from lazaret.errors import ConfigError
+from lazaret.errors import ConfigError, ToolkitError
 
 
 def test_a_pause_is_seen_by_the_other_side_and_ends(tmp_path: Path) -> None:
@@ -95,6 +96,20 @@ class TestFinishedRuns:
         assert (tmp_path / "again" / "run-1" / "models" / "best.safetensors").read_bytes() == b"run-1" * 1000
         again = self.run(state, "run-2", "--archive", str(target))
         assert isinstance(again.exception, ConfigError) and set(finished_runs(state)) == {"run-2"}
+
+    @pytest.mark.parametrize("fault", ["a file is left out", "no room"])
+    def test_a_run_stays_whose_archive_is_not_complete(
+        self, state: Path, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(*_: object, **__: object) -> None:
+            if fault == "no room":
+                raise OSError(errno.ENOSPC, "no space left on device")
+
+        monkeypatch.setattr(tarfile.TarFile, "add", refuse)
+        target = tmp_path / "run-1.tar.gz"
+        done = self.run(state, "run-1", "--archive", str(target))
+        assert isinstance(done.exception, ToolkitError | OSError)
+        assert set(finished_runs(state)) == {"run-1", "run-2"} and not target.exists()
 
     def test_one_is_removed_and_nothing_else(self, state: Path) -> None:
         assert self.run(state, "run-1", "--remove").exit_code == 0

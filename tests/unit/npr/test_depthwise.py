@@ -34,6 +34,29 @@ def test_gradients_are_the_librarys(size, kernel, stride, padding, layout) -> No
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [(16, 16), (17, 31), (8, 8)])
+@pytest.mark.parametrize(
+    ("kernel", "stride", "edges"), [(3, 1, (1, 1)), (3, 2, (0, 1)), (3, 2, (1, 1)), (3, 3, (0, 0)), (5, 2, (1, 2))]
+)
+def test_gradients_of_each_record_are_the_librarys(size, kernel, stride, edges) -> None:
+    """Large maps with small kernels, where the library is asked record by record, and others; zeros on one side too."""
+    torch.manual_seed(0)
+    images = torch.randn(3, 6, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    weight = torch.randn(6, 1, kernel, kernel, dtype=torch.float64)
+    padded = functional.pad(images, (edges[0], edges[1], edges[0], edges[1]))
+    rows = []
+    for record in padded:
+        own = weight.clone().requires_grad_()
+        output = functional.conv2d(record[None], own, stride=stride, groups=6)
+        rows.append((output, *torch.autograd.grad(output.sin().sum(), own)))
+    gradient = torch.cat([output.detach().cos() for output, _ in rows])
+    ours = depthwise.kernel_gradients(images, gradient, weight.shape, (stride, stride), (edges[0], edges[0]))
+    theirs = torch.stack([found[:, 0].permute(1, 2, 0) for _, found in rows])
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    empty = depthwise.kernel_gradients(images[:0], gradient[:0], weight.shape, (stride, stride), (edges[0], edges[0]))
+    assert empty.shape == (0, kernel, kernel, 6)
+
+
 def test_it_is_used_for_small_maps_only_and_not_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     right = depthwise.kernel_gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from sklearn.datasets import load_sample_image
 
 from lazaret.errors import ConfigError, LocalProtocolError
 from npr.config import TrainConfig
-from npr.model import ModelSpec, build_model, normalisation, package_tensors
+from npr.model import ModelSpec, build_model, normalisation, package_tensors, speed_up_relu6
 from npr.params import ParameterManifest
 from npr.seeds import derive
 
@@ -157,3 +158,33 @@ def test_config_mistakes_name_the_key() -> None:
     with pytest.raises(ConfigError, match="learning_rte"):
         TrainConfig.parse({"learning_rte": 1.0})
     assert TrainConfig().config_hash == TrainConfig().config_hash != TrainConfig(clusters=2).config_hash
+
+
+def test_relu6_in_its_own_memory_has_the_same_bits() -> None:
+    spec = ModelSpec(num_classes=4, architecture="tf_efficientnet_lite0", image_size=32)
+    ours = copy.deepcopy(build_model(spec))
+    plain = copy.deepcopy(ours)
+    layers = [layer for layer in plain.modules() if type(layer) is torch.nn.ReLU6]
+    for layer in layers:
+        del layer.forward
+    assert len(layers) > 30 and all(layer.inplace for layer in layers)
+    images = 3 * torch.randn(4, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    for model in (ours, plain):
+        model(images).square().sum().backward()
+    assert all(torch.equal(a.grad, b.grad) for a, b in zip(ours.parameters(), plain.parameters(), strict=True))
+    with torch.no_grad():
+        assert torch.equal(ours.eval()(images), plain.eval()(images))
+
+
+def test_the_gradient_of_relu6_from_its_output_is_that_from_its_input() -> None:
+    values = torch.tensor([-1.0, 0.0, 1e-30, 3.0, 6.0, 7.0, torch.nan, torch.inf], requires_grad=True)
+    layer = torch.nn.Sequential(torch.nn.ReLU6(inplace=True))
+    expected = torch.autograd.grad(layer(values * 1).sum(), values)[0]
+    speed_up_relu6(layer)
+    found = values * 1
+    output = layer(found)
+    assert output.data_ptr() == found.data_ptr(), "in place"
+    assert torch.equal(torch.autograd.grad(output.sum(), values)[0], expected)
+    layer[0].inplace = False
+    kept = values * 1
+    assert layer(kept) is not kept and torch.equal(kept.isnan(), values.isnan()) and float(kept[5]) == 7.0

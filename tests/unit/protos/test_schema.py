@@ -147,6 +147,7 @@ def test_what_a_site_may_send_is_frozen() -> None:
     assert dict(permitted()) == {
         "Open": "control",
         "Hello": "control",
+        "ModelRequest": "control",
         "Pong": "control",
         "Decline": "control",
         "Rollback": "control",

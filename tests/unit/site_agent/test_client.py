@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import BudgetExhausted
+from protos.tls import TIME_KEY
 from site_agent import client as clients
 from site_agent.client import Client, serve
 from site_agent.config import CoordinatorTable
@@ -59,6 +60,33 @@ def test_the_last_checkpoint_waits_for_an_upload_before_it(
     assert (asyncio.run(stop()) >= 1.0) is expected
     list(agent.last_head())
     assert agent.witnessing._last == agent.log.size, "offered: what was expected is known"
+
+
+# Clocks that are apart.
+
+
+class Answered:
+    """A stream on which the coordinator has said its time."""
+
+    def __init__(self, time_ms: int) -> None:
+        self._time_ms = time_ms
+
+    async def initial_metadata(self) -> tuple[tuple[str, str], ...]:
+        return ((TIME_KEY, str(self._time_ms)),)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(299, None), (-299, None), (301, "301 s ahead of the coordinator's"), (-301, "301 s behind the coordinator's")],
+)
+def test_clocks_may_be_five_minutes_apart_and_no_more(world: SiteWorld, seconds: int, words: str | None) -> None:
+    agent = world.start(SITE)
+
+    async def look() -> str | None:
+        return await Client(agent, table(1))._clocks_apart(Answered(agent.clock.now_ms() - 1000 * seconds))
+
+    apart = asyncio.run(look())
+    assert apart is None if words is None else words in (apart or "")
 
 
 # Why an agent has ended.

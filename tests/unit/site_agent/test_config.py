@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lazaret.errors import ConfigError
+from npr.config import DeviceSettings
 from site_agent.client import meter_for
 from site_agent.config import CoordinatorTable, DataTable, SiteConfig, SiteTable
 from site_agent.policy import SitePolicy
@@ -44,6 +45,18 @@ def test_every_key_stands_in_the_written_file_with_a_comment(path: Path) -> None
             assert any(line.lstrip("# ").startswith((f"{name} =", f"[policy.{name}]")) for line in text.splitlines()), (
                 name
             )
+
+
+def test_where_to_compute_is_read(path: Path) -> None:
+    assert SiteConfig.read(path).site.computing == DeviceSettings()
+    asked = 'device = "cuda:1"\nprecision = "bfloat16"\ndeterministic = true\nmicro_batch = 8\ncheckpointing = true\n'
+    path.write_text(path.read_text().replace("[site]\n", f"[site]\n{asked}"))
+    assert SiteConfig.read(path).site.computing == DeviceSettings(
+        device="cuda:1", precision="bfloat16", deterministic=True, micro_batch=8, checkpointing=True
+    )
+    path.write_text(path.read_text().replace('"cuda:1"', '"gpu"'))
+    with pytest.raises(ConfigError, match="device"):
+        SiteConfig.read(path)
 
 
 def test_uncommented_defaults_are_valid(path: Path) -> None:

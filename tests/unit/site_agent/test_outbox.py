@@ -203,7 +203,7 @@ def test_only_the_outbox_encodes_and_only_the_client_writes() -> None:
     assert with_words(r"FROM_SITE\.encode") == {"outbox.py"}
     assert with_words(r"call\.write") == {"client.py"}
     # The channel joins agent and trainer on one machine; the trainer has no other socket.
-    channel = {"supervisor.py", "trainer_process.py", "trainer/__main__.py", "trainer/channel.py"}
+    channel = {"trainer_process.py", "trainer/__main__.py", "trainer/channel.py"}
     assert with_words(r"\.sendall\(") == {"trainer/channel.py"}
     # The workers' sockets join processes of the same hospital; they carry no message of the protocol. `check` opens a
     # connection to the coordinator and closes it again. The isolation tries from inside that no socket can be opened.

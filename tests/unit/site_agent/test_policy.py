@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
+from pathlib import Path
 
 import pytest
 
-from lazaret.errors import PolicyViolation
+from lazaret.errors import NotNow, PolicyViolation
 from security.identity.manifest import Manifest
 from site_agent.contribution import weight_of
-from site_agent.policy import Range, SitePolicy
-from tests.support.consortium_world import PLAN, PRIVACY, World
+from site_agent.policy import Range, SitePolicy, check_standing
+from site_agent.run import site_membership
+from tests.support.consortium_world import DAY, PLAN, PRIVACY, World
 
 NOON = dt.datetime(2027, 1, 15, 12, 0)
 
@@ -27,6 +29,25 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     world = World.make(tmp_path_factory.mktemp("private"))
     world.write_plan(PLAN + PRIVACY)
     return world.publish()
+
+
+def test_a_round_for_which_too_few_certificates_are_left_is_not_trained_for(tmp_path: Path) -> None:
+    """Also by a site whose own certificate is good: the others' would be missing in the cohort."""
+    world = World.make(tmp_path)
+    world.write_plan(PLAN)
+    for site in ("linz", "vienna"):
+        world.authority.renew(world.key, site, None, now_ms=world.now, days=10)
+    manifest = world.publish()
+
+    def look(days: float) -> None:
+        now = world.now + int(days * DAY)
+        check_standing(site_membership(world.identity("graz"), manifest, "graz", now_ms=now), now_ms=now)
+
+    look(0)
+    with pytest.raises(NotNow, match="1 sites have one, 3 are needed"):
+        look(11)
+    with pytest.raises(NotNow, match="1 sites have one, 3 are needed"):
+        look(10 - manifest.timing.train / 86_400 / 2)  # good now, and not until the end of the round
 
 
 def test_an_empty_policy_permits_what_the_consortium_signed(manifest: Manifest) -> None:
@@ -68,6 +89,23 @@ def test_each_rule_refuses_by_its_name(manifest: Manifest, policy: SitePolicy, r
 )
 def test_what_lies_within_the_rules_is_permitted(manifest: Manifest, policy: SitePolicy) -> None:
     policy.check_order(manifest, 5, done=4, now=NOON)
+
+
+def test_a_sum_that_is_only_sampled_can_be_refused(manifest: Manifest) -> None:
+    sampled = manifest.model_copy(update={"audit": manifest.audit.model_copy(update={"mode": "sampled"})})
+    SitePolicy().check_federation(sampled)
+    with pytest.raises(PolicyViolation, match="only sampled") as caught:
+        SitePolicy(require_covered_audit=True).check_federation(sampled)
+    assert caught.value.where == "[policy] require_covered_audit"
+
+
+def test_delta_has_a_ceiling(private: Manifest) -> None:
+    assert private.privacy is not None
+    delta = float(private.privacy.delta)
+    SitePolicy(most_delta=delta).check_federation(private)
+    with pytest.raises(PolicyViolation, match="is above") as caught:
+        SitePolicy(most_delta=delta / 2).check_federation(private)
+    assert caught.value.where == "[policy] most_delta"
 
 
 def test_epsilon_has_a_ceiling(private: Manifest) -> None:

@@ -96,6 +96,7 @@ def test_a_newer_manifest_is_adopted_on_connecting(world: SiteWorld) -> None:
     assert agent.manifest.version == 2 and agent.session.machine.core.policy.manifest_version == 2
     assert world.entries(VICTIM, "manifest.adopted")[0]["version"] == 2
     assert agent.identity.manifest(now_ms=world.base.now) == newer
+    assert world.learners[VICTIM].manifests == [2], "what trains is told too"
 
 
 def test_a_newer_manifest_waits_for_an_open_attempt_and_the_site_says_hello_meanwhile(world: SiteWorld) -> None:
@@ -104,7 +105,7 @@ def test_a_newer_manifest_waits_for_an_open_attempt_and_the_site_says_hello_mean
     world.base.publish()
     data = world.base.published()
     session = world.agents[VICTIM].session
-    session.machine.state, session.machine.aggregation.ctx = SiteState.AGREED, b"c" * 32
+    session.machine.state, session.machine.aggregation.ctx = SiteState.UPLOADED, b"c" * 32
     session.phase = SessionPhase.AWAITING_MANIFEST
     effects = session.receive(relay.ManifestFrame(version=2, length=len(data), index=0, data=data), None)
     (hello,) = [effect.message for effect in effects if isinstance(effect, Send)]
@@ -112,6 +113,20 @@ def test_a_newer_manifest_waits_for_an_open_attempt_and_the_site_says_hello_mean
     assert session.phase is SessionPhase.LIVE and session.manifest.version == 1
     session.machine.state, session.machine.aggregation.ctx = SiteState.IDLE, b""
     assert any(isinstance(effect, Adopt) for effect in session.tick())
+
+
+@pytest.mark.parametrize("state", [SiteState.AGREED, SiteState.RELEASED])
+def test_a_newer_manifest_does_not_wait_for_an_attempt_that_only_the_coordinator_can_end(
+    world: SiteWorld, state: SiteState
+) -> None:
+    """Under the newer manifest it has closed the round: plans would be refused as another manifest's for ever."""
+    world.start_all()
+    world.base.publish()
+    data = world.base.published()
+    session = world.agents[VICTIM].session
+    session.machine.state, session.machine.aggregation.ctx = state, b"c" * 32
+    world.hub.send(VICTIM, relay.ManifestFrame(version=2, length=len(data), index=0, data=data))
+    assert session.manifest.version == 2 and session.machine.state is SiteState.IDLE
 
 
 def test_another_federations_manifest_stops_the_site(world: SiteWorld, tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_draft_takes_its_values_in_order_and_is_kept_whole(state_dir: StateDir
     state = some_state(layout)
     with pytest.raises(LocalProtocolError, match="begins with its first value"):
         state_dir.draft_state(layout, 5, state[5:])
-    with pytest.raises(LocalProtocolError, match="no draft"):
+    with pytest.raises(LocalProtocolError, match="no partial model"):
         state_dir.keep_draft(bytes(32))
     state_dir.draft_state(layout, 0, state[:100])
     for start, values in ((50, state[50:]), (200, state[200:]), (100, np.append(state[100:], state[:1]))):

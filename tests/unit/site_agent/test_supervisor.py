@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -229,6 +230,19 @@ def test_answers_that_nobody_has_asked_for_do_not_use_up_descriptors(
         assert vectors_open() >= before + 50
 
 
+def test_memory_that_comes_before_the_beginning_is_closed() -> None:
+    before = vectors_open()
+
+    class Eager(Scripted):
+        def _run(self) -> None:
+            self._channel.send(trained(1), STATE)
+            self._stopped.wait(5)
+
+    with pytest.raises(CodecError, match="how it is isolated"), supervised(lambda: Eager(honest)):
+        pass
+    wait_for(lambda: vectors_open() <= before)
+
+
 @pytest.mark.parametrize("what", ["another round", "two answers"])
 def test_memory_of_an_answer_that_is_not_taken_is_closed(what: str) -> None:
     before = vectors_open()
@@ -361,6 +375,120 @@ def test_a_trainer_that_says_it_is_alive_and_never_answers_is_given_up(monkeypat
             found.train(1, STATE)
         found._patience = 30
         assert found.train(2, STATE).samples == 7, "the next round has another trainer"
+
+
+class Idle(Scripted):
+    """Says that it is alive, again and again, and never opens its data.
+
+    :param pace: milliseconds of processor that it claims to have used since it spoke last.
+    """
+
+    def __init__(self, pace: int) -> None:
+        self._pace = pace
+        super().__init__(honest, ready=None)
+
+    def _run(self) -> None:
+        self._channel.send(self._first)
+        module.release(self._channel.receive()[1])
+        for spoken in range(1000):
+            try:
+                self._channel.send(TrainerAlive(processor_ms=spoken * self._pace))
+            except WorkerLost:
+                return
+            if self._stopped.wait(0.02):
+                return
+
+
+def test_a_trainer_that_does_nothing_and_opens_no_data_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
+    with supervised(lambda: Idle(1), lambda: Scripted(honest), idle=0.1) as found:
+        assert found.train(1, STATE).samples == 7
+    assert "opens no data, and did nothing" in caplog.text
+
+
+def test_a_trainer_that_works_for_long_before_its_data_are_open_is_left_alone() -> None:
+    lives: list[Idle] = []
+    found = Supervisor(
+        lambda: lives.append(Idle(module.LEAST_WORK_MS)) or lives[-1],  # type: ignore[func-returns-value]
+        lambda: (TrainerSetup(site="graz", data_key="ab" * 32, best=None, terms=None), b"m"),
+        words=WORDS,
+        seconds=30,
+        idle=0.1,
+    )
+    Thread(target=found.start, daemon=True).start()
+    time.sleep(0.5)
+    found.close()
+    assert len(lives) == 1
+
+
+def newer(words: int = WORDS) -> Any:
+    return SimpleNamespace(
+        aggregation=SimpleNamespace(layout=SimpleNamespace(state_words=words)), timing=SimpleNamespace(train=30)
+    )
+
+
+def test_a_newer_manifest_that_matters_to_a_trainer_replaces_it_between_orders() -> None:
+    lives: list[Scripted] = []
+
+    def life() -> Scripted:
+        lives.append(Scripted(honest))
+        return lives[-1]
+
+    matters: list[bool] = []
+    with supervised(life, outdates=lambda _: matters.pop()) as found:
+        found.train(1, STATE)
+        matters.append(False)
+        found.adopted(newer())
+        found.train(2, STATE)
+        assert len(lives) == 1, "who takes part is nothing to a trainer"
+        matters.append(True)
+        found.adopted(newer())
+        wait_for(lambda: len(lives) == 2)  # at once: nobody has to ask for a round first
+        assert found.train(3, STATE).samples == 7
+        assert len(lives) == 2
+
+
+def test_a_trainer_finishes_its_order_before_a_newer_manifest_replaces_it() -> None:
+    ordered, go, lives = Event(), Event(), []
+
+    def slow(channel: Channel, order: Any) -> None:
+        ordered.set()
+        go.wait(10)
+        honest(channel, order)
+
+    def life() -> Scripted:
+        lives.append(Scripted(slow))
+        return lives[-1]
+
+    with supervised(life) as found:
+        done: list[int] = []
+        training = Thread(target=lambda: done.append(found.train(1, STATE).samples))
+        training.start()
+        assert ordered.wait(10)
+        found.adopted(newer())
+        go.set()
+        training.join(10)
+        assert done == [7] and len(lives) == 1
+        wait_for(lambda: len(lives) == 2)
+
+
+def test_a_manifest_that_comes_while_a_trainer_begins_replaces_it_too() -> None:
+    opened: list[DataReady] = []
+    lives: list[Scripted] = []
+
+    def life() -> Scripted:
+        lives.append(Scripted(honest))
+        return lives[-1]
+
+    def told(ready: DataReady) -> None:
+        opened.append(ready)
+        if len(opened) == 2:  # the second one begins, as the first was lost
+            found.adopted(newer())
+
+    with supervised(life, opened=told) as found:
+        found.adopted(newer())
+        wait_for(lambda: len(lives) == 3)
+        assert found.train(1, STATE).samples == 7
+        assert len(lives) == 3
 
 
 def test_closing_ends_a_trainer_that_is_still_starting_at_once() -> None:

@@ -18,33 +18,54 @@ READS_KEYS = replace(ISOLATED, keys_readable=True)
 WITH_RANKS = replace(CONNECTED, exception="several processes")
 
 
+LAYOUT = SimpleNamespace(state_words=5)
+
+
 class Held:
     """A supervisor that starts nothing, and keeps what it would tell."""
 
-    def __init__(self, *_: Any, isolated: Any, **__: Any) -> None:
-        self.isolated = isolated
+    def __init__(self, launch: Any, setup: Any, *, isolated: Any, outdates: Any, **_: Any) -> None:
+        del launch
+        self.setup, self.isolated, self.outdates = setup, isolated, outdates
 
     def start(self) -> None:
         pass
 
 
-def judged(report: IsolationReport, monkeypatch: pytest.MonkeyPatch, *, site: str, manifest: str) -> list[Any]:
-    """The entries that the log has afterwards."""
-    monkeypatch.setattr(trainer_start, "Supervisor", Held)
-    config: Any = SimpleNamespace(site=SimpleNamespace(isolation=site), trainer_socket=None)
-    agreed: Any = SimpleNamespace(
-        training=SimpleNamespace(isolation=manifest),
-        aggregation=SimpleNamespace(layout=SimpleNamespace(state_words=5)),
+def agreed(isolation: str, *, roster: tuple[str, ...] = ()) -> Any:
+    """As much of a manifest as is looked at here."""
+    return SimpleNamespace(
+        model="model",
+        training=SimpleNamespace(isolation=isolation),
+        aggregation=SimpleNamespace(layout=LAYOUT),
         timing=SimpleNamespace(train=30),
         privacy=None,
         run="run-1",
+        roster=roster,
+        to_bytes=isolation.encode,
+    )
+
+
+def held(monkeypatch: pytest.MonkeyPatch, *, site: str, manifest: str) -> tuple[Any, list[Any]]:
+    """What a trainer would be started with, and the entries of the log."""
+    monkeypatch.setattr(trainer_start, "Supervisor", Held)
+    config: Any = SimpleNamespace(
+        site=SimpleNamespace(isolation=site, worker_wait=1), trainer_socket=None, data=None
     )
     entries: list[Any] = []
     log: Any = SimpleNamespace(append=lambda event, **_: entries.append(event))
+    identity: Any = SimpleNamespace(data_key=lambda: bytes(32))
+    state_dir: Any = SimpleNamespace(best_score=None)
     unused: Any = None
-    held, _ = trainer_start.start_trainer(config, agreed, unused, unused, unused, "graz", None, log)
+    found, _ = trainer_start.start_trainer(config, agreed(manifest), unused, state_dir, identity, "graz", None, log)
+    return found, entries
+
+
+def judged(report: IsolationReport, monkeypatch: pytest.MonkeyPatch, *, site: str, manifest: str) -> list[Any]:
+    """The entries that the log has afterwards."""
+    supervisor, entries = held(monkeypatch, site=site, manifest=manifest)
     try:
-        held.isolated(report)  # type: ignore[attr-defined]
+        supervisor.isolated(report)
     except ConfigError as error:
         entries.append(error)
     return entries
@@ -70,3 +91,17 @@ def test_what_nobody_forbids_is_written_down_and_goes_on(monkeypatch: pytest.Mon
     for report in (ISOLATED, WITH_RANKS):
         (entry,) = judged(report, monkeypatch, site="required", manifest="required")
         assert entry.ranks is bool(report.exception)
+
+
+def test_a_manifest_that_begins_to_require_isolation_holds_for_the_next_trainer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    supervisor, entries = held(monkeypatch, site="best", manifest="best")
+    supervisor.isolated(CONNECTED)
+    assert supervisor.setup()[1] == b"best"
+    assert not supervisor.outdates(agreed("best", roster=("linz",))), "another member is nothing to a trainer"
+    assert supervisor.outdates(agreed("required"))
+    assert supervisor.setup()[1] == b"required", "it is told the manifest in force"
+    with pytest.raises(ConfigError, match="isolation is required"):
+        supervisor.isolated(CONNECTED)
+    assert [entry.asked for entry in entries] == ["best", "required"]

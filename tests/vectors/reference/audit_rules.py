@@ -29,7 +29,7 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
             not processing["schemas"] or body.get("proto") in processing["schemas"],
         ],
         "data.opened": [
-            body.get("purpose") not in ("", "not stated") and body.get("legal_basis") not in ("", "not stated"),
+            all(body.get(name, "").strip().lower() not in ("", "not stated") for name in ("purpose", "legal_basis")),
             not processing["purposes"] or body.get("purpose") in processing["purposes"],
             not processing["legal_bases"] or body.get("legal_basis") in processing["legal_bases"],
         ],
@@ -45,6 +45,8 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
     results = tests.get(kind, [])
     if kind in of_run:
         results = [entry["run"] == rules["run"]]
+    if kind == "run.accepted":
+        results = [entry["run"] == rules["run"], body["model"] == rules["model"]["initial_file"]]
     if kind in ("round.invited", "train.done"):
         results += [body["method"] == rules["training"]["method"], (entry["round"] or 1 << 60) <= 4 * rounds + 16]
     if kind == "round.invited":
@@ -55,12 +57,20 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
         due = threshold(body["count"] + len(body["dropouts"]), c, m)
         results += [body["threshold"] == due, body["count"] >= max(due, body["threshold"])]
     elif kind == "secagg.unmasked":
-        results += [len(body["self_mask"]) >= max(m, c + 2)]
+        listed = {member["id"] for member in rules["roster"]}
+        results += [len(set(body["self_mask"]) & listed) >= max(m, c + 2)]
         parts = groups(rules["aggregation"]["groups"])
         results += [len(set(part) & set(body["self_mask"])) >= max(m, c + 2) for part in parts]
         results += [not parts or set(body["self_mask"]) <= {site for part in parts for site in part}]
     elif kind == "aggregate.published":
         results += [body["inputs"] >= m]
+    elif kind == "result.voted":
+        sizes = rules["aggregation"]
+        each = max(m, c + 2) * (sizes["groups"]["count"] if sizes["groups"] else 1)
+        smallest = max(each, least_cohort(c, m, n if sizes["single_history"] else None))
+        votes, due = body["accepts"] + body["refusals"], body["threshold"]
+        results = [rules["audit"]["vote_drop"] is not None, due >= threshold(smallest, c, m), votes >= due]
+        results += [body["accepted"] == (body["accepts"] >= due)]
     if kind in ("round.invited", "aggregate.published"):
         table = rules["aggregation"]["groups"]
         lines = "".join("".join(f"{site}\n" for site in part) + "\n" for part in groups(table))
@@ -71,10 +81,14 @@ def broken(entry: Entry, agreed: Agreed) -> Iterator[str]:
     elif kind in ("dp.reserved", "dp.committed") and rules["privacy"] and entry["run"] == rules["run"]:
         results = list(_private(body, rules, kind == "dp.reserved" and entry["round"] is not None))
     elif kind == "trainer.isolated":
-        weak = body["keys"] or (body["connection"] and not body["ranks"])
-        results = [not weak or (body["asked"] == "best" and rules["training"]["isolation"] == "best")]
+        results = [not is_open(body) or (body["asked"] == "best" and rules["training"]["isolation"] == "best")]
     if not all(results):
         yield f"a rule for {kind} is broken"
+
+
+def is_open(told: Entry) -> bool:
+    """Whether a process that saw images could read keys, or open a connection other than among several that train."""
+    return bool(told["keys"] or (told["connection"] and not told["ranks"]))
 
 
 def _private(body: Entry, rules: Entry, reserves: bool) -> Iterator[bool]:
@@ -139,6 +153,7 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
     sets: dict[Round, dict[str, int]] = {}
     shares: dict[tuple[Round, str], Any] = {}
     sums: dict[Round, int] = {}
+    cohorts: dict[tuple[Round, str], int] = {}
     sent: dict[tuple[Round, str], tuple[int, int]] = {}  # the newest upload and Unmask: on which stream, and the entry
     owed: dict[str, int] = {}
     receipted: set[int] = set()
@@ -162,11 +177,19 @@ def round_faults(entries: list[Entry], in_force: list[Agreed | None], role: str 
                 owed[body["msg_id"]] = entry["seq"]
             if body["message"] == "UploadFrame" and agreed and agreed.value["privacy"]:
                 seen.add("private")
+        elif kind == "round.invited":
+            cohorts[key, body["context"]] = body["cohort_size"]
         elif kind == "secagg.survivors":
+            size = body["count"] + len(set(body["dropouts"]))
+            if cohorts.get((key, body["context"]), size) != size:
+                yield f"{where}: a cohort that is not accounted for"
             sets.setdefault(key, {})[body["context"]] = body["count"]
         elif kind == "secagg.unmasked":
             if shares.setdefault((key, body["context"]), body) != body:
                 yield f"{where}: shares of two sets"
+            count = len(set(body["self_mask"]))
+            if sets.get(key, {}).get(body["context"], count) != count:
+                yield f"{where}: shares of another number than agreed"
             if role == "site" and body["context"] not in sets.get(key, {}):
                 yield f"{where}: shares of a set that was not agreed"
         elif kind == "aggregate.published":

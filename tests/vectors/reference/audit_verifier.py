@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from stat import S_ISREG
 from statistics import median_low
 from typing import Any
 from urllib.parse import unquote
@@ -35,7 +36,7 @@ from .audit_formats import (
     leaf,
     read_json,
 )
-from .audit_rules import broken, round_faults
+from .audit_rules import broken, is_open, round_faults
 
 SEGMENT = 65_536
 SKEW = 300_000
@@ -73,6 +74,29 @@ class Boot:
     waiting: dict[str, int] = field(default_factory=dict)
 
 
+CAPS = {"segments": 1 << 29, "evidence": 1 << 29, "manifests": (1 << 22) + 1, "leaves.bin": 1 << 36}
+CAPS |= dict.fromkeys(("checkpoints", "epochs", "witness", "annex", "FORMAT", "cosigned.note"), 1 << 20)
+CAPS |= {"manifest.json": (1 << 22) + 1}
+
+
+def hostile(folder: Path) -> Iterator[str]:
+    """What no party writes: looked at, and never opened."""
+    for name, most in CAPS.items():
+        top = folder / name
+        is_folder = "." not in name and name != "FORMAT"
+        if is_folder and (top.is_symlink() or (top.exists() and not top.is_dir())):
+            yield f"{name} is no folder"
+            continue
+        for path in (top.iterdir() if top.is_dir() else ()) if is_folder else (top,):
+            if not path.exists() and not path.is_symlink():
+                continue
+            about = path.lstat()
+            sparse = about.st_size > 1 << 26 and about.st_blocks * 512 < about.st_size // 100
+            cap = 1 << 20 if name == "evidence" and not path.name.startswith("torn-") else most
+            if not S_ISREG(about.st_mode) or about.st_size > cap or sparse:
+                yield f"{name}: a file that no party writes"
+
+
 class Verifier:
     """One log. `wrong` and `open` say what was found."""
 
@@ -85,6 +109,9 @@ class Verifier:
         self.in_force: list[Agreed | None] = []  # for each entry
         self.heads: dict[int, Head] = {}
         self.chain: list[Key] = []
+        self.wrong += hostile(folder)
+        if self.wrong:
+            return
         if not any((folder / "segments").glob("*")):
             self.open.append("there is no log")
             return
@@ -310,8 +337,10 @@ class Verifier:
         self._note(all(entry + 1 in self.heads for entry in self.rotations), "a rotation without its checkpoint")
 
     def _times(self, head: Head, latest: int) -> None:
-        if head.cosigners:
-            middle = median_low(head.cosigners.values()) * 1000
+        members = {key for one in self.agreed.values() for _, key in one.keys.values()}
+        times = [time for key, time in head.cosigners.items() if key in members]
+        if times:
+            middle = median_low(times) * 1000
             self._note(latest <= middle + SKEW, f"checkpoint {head.size} was seen before its entries")
 
     def _witnesses(self) -> None:
@@ -452,16 +481,19 @@ class Verifier:
                 boot.out, boot.into = boot.out + body["bytes_out"], boot.into + body["bytes_in"]
                 boot.opened += body["connections"]
                 if self.role == "site":
-                    self._counted(boot, (entry["mono_ms"] - boot.began) / 1000, entry["seq"])
+                    seconds = (entry["mono_ms"] - boot.began) / 1000
+                    self._counted(boot, seconds, entry["seq"], beside=body["beside_out"] is not None)
         if self.role == "site" and total and covered[widest] < 0.5 * total:
             self.open.append("too few readings")
 
-    def _counted(self, boot: Boot, seconds: float, seq: int) -> None:
+    def _counted(self, boot: Boot, seconds: float, seq: int, *, beside: bool) -> None:
         attempts = boot.connections + 8 + seconds / 15
         connections = min(boot.opened, attempts)
         most = boot.logged * 1.003 + boot.into * 0.0003 + 100 * boot.messages + 4096 * connections + 4 * seconds
         least = boot.acknowledged - boot.connections * 262_144
         self._note(least <= boot.out <= most, f"the kernel counted other bytes at entry {seq}")
+        if not beside:
+            return
         room = 2048 + 1024 * attempts + 4 * seconds + boot.lost + min(sum(boot.waiting.values()), 262_144)
         self._note(boot.beside <= room, f"bytes left beside the connections at entry {seq}")
 
@@ -490,13 +522,15 @@ class Verifier:
     # Rules and steps of section 8
 
     def _rules(self) -> None:
-        isolated = False
+        isolated: Entry | None = None
         for entry, agreed in zip(self.entries, self.in_force, strict=True):
             kind, body = entry["type"], entry["body"]
-            isolated = (isolated and kind != "agent.start") or kind == "trainer.isolated"
+            isolated = body if kind == "trainer.isolated" else None if kind == "agent.start" else isolated
             self._note(kind != "train.done" or isolated, f"entry {entry['seq']}: not isolated")
             if agreed is None:
                 continue
+            if kind == "train.done" and isolated and is_open(isolated):
+                self._note(agreed.value["training"]["isolation"] == "best", f"entry {entry['seq']}: not isolated now")
             for what in broken(entry, agreed):
                 self.wrong.append(f"entry {entry['seq']}: {what}")
             if kind == "ingress" and agreed.windows:

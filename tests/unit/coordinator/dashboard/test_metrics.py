@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -15,7 +16,8 @@ from prometheus_client.registry import Collector
 from coordinator.dashboard.metrics import OTHER, REASONS, RunCollector
 from coordinator.phases import RunPhase
 from coordinator.round_history import Figures
-from lazaret import software
+from lazaret import checks, software
+from lazaret.alerts import CERTIFICATE_DAYS, LEAST_FREE
 from lazaret.web.pages import exposition
 from security.identity.membership import audit_roster
 from security.secagg import records
@@ -42,6 +44,8 @@ RUN = {
     "lazaret_aborts_total": {"reason": {*REASONS, OTHER}},
     "lazaret_hindered": {},
     "lazaret_certificate_end_timestamp_seconds": {"member": SITES | {"hub"}},
+    "lazaret_manifest_end_timestamp_seconds": {},
+    "lazaret_disk_free_bytes": {},
     "lazaret_phase": {"phase": set(RunPhase)},
     "lazaret_phase_seconds_total": {"phase": set(RunPhase)},
     "lazaret_sites": {"state": {"listed", "connected", "ready", "excluded"}},
@@ -62,6 +66,8 @@ AGENT = {
     "lazaret_agent_epsilon": {},
     "lazaret_agent_epsilon_cap": {},
     "lazaret_agent_certificate_end_timestamp_seconds": {},
+    "lazaret_agent_manifest_end_timestamp_seconds": {},
+    "lazaret_agent_disk_free_bytes": {},
     "lazaret_agent_declined": {},
     "lazaret_agent_build_info": {"version": VERSION},
 }
@@ -185,6 +191,33 @@ def test_the_alert_rules_ask_for_nothing_that_is_not_told() -> None:
     assert asked <= set(RUN) | set(AGENT)
     alerts = re.findall(r"- alert: (\w+)\n\s+expr: (.+)\n\s+for: \w+\n\s+labels: .+\n\s+annotations: .+\n", text)
     assert len(alerts) == text.count("- alert:") >= 8, "each has an expression, a time, a severity and words"
+    assert len(dict(alerts)) == len(alerts), "each has a name of its own"
+
+
+@pytest.mark.parametrize("side", ["lazaret_", "lazaret_agent_"])
+def test_the_alert_rules_say_what_the_hooks_say_of_ends_and_disk(side: str) -> None:
+    rules = RULES.read_text(encoding="utf-8")
+    for days in CERTIFICATE_DAYS:
+        for what in ("certificate", "manifest"):
+            assert f"expr: {side}{what}_end_timestamp_seconds - time() < {days} * 86400\n" in rules
+    (least,) = re.findall(rf"expr: {side}disk_free_bytes < (\d+) \* 1024 \* 1024\n", rules)
+    assert int(least) * 1024 * 1024 == LEAST_FREE
+
+
+def test_both_sides_tell_when_the_manifest_ends_and_how_much_room_there_is(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda folder: asked.append(folder) or SimpleNamespace(free=4711))
+    hub.look()
+    run = scraped(RunCollector(hub.board, hub.phases), RUN)
+    world = SiteWorld(tmp_path / "sites")
+    agent = world.start("graz")
+    own = scraped(AgentCollector(agent, SiteConfig.read(world.configs["graz"])), AGENT)
+    assert run["lazaret_disk_free_bytes"] == own["lazaret_agent_disk_free_bytes"] == 4711
+    assert asked == [hub.storage.folder, agent.state_dir.folder]
+    assert run["lazaret_manifest_end_timestamp_seconds"] == hub.ready.manifest.expires_at_ms / 1000
+    assert own["lazaret_agent_manifest_end_timestamp_seconds"] == agent.manifest.expires_at_ms / 1000
 
 
 def test_its_panels_do_not_lie_upon_each_other_and_have_names_of_their_own() -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lazaret.errors import BudgetExhausted, ConfigError
+from npr.dp import shared
 from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.private_site import PrivateTraining
 from npr.federation import Federation
@@ -130,12 +131,13 @@ def test_shared_noise_is_booked_inside_the_sum_and_alone(private: Callable[..., 
         federation.run_round()
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_step_with_shared_noise_is_that_of_the_wire_to_the_last_bit(
-    private: Callable[..., PrivateFederation], monkeypatch: pytest.MonkeyPatch
+    private: Callable[..., PrivateFederation], monkeypatch: pytest.MonkeyPatch, momentum: float
 ) -> None:
     schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
     plan = PrivateSchedule(schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, noise="shared")
-    federation = private(plan, **PLAIN)
+    federation = private(plan, **PLAIN | {"momentum": momentum})
     layout = federation._layout
     assert layout is not None
     sent: list[np.ndarray] = []
@@ -162,11 +164,31 @@ def test_a_step_with_shared_noise_is_that_of_the_wire_to_the_last_bit(
         assert np.array_equal(outcome.state, wire.state(federation.model)), "the very bits, after masks and shares"
 
 
-@pytest.mark.parametrize("changed", [{"momentum": 0.9}, {"optimizer": "adam"}, {"weight_decay": 0.01}])
+@pytest.mark.parametrize("changed", [{"milestones": (3,)}, {"optimizer": "adam"}, {"weight_decay": 0.01}])
 def test_what_a_manifest_with_shared_noise_may_not_have_the_lab_refuses_too(
     private: Callable[..., PrivateFederation], changed: dict[str, object]
 ) -> None:
     schedule = replace(SCHEDULE, rate=RATE_ONE, steps=1, prototypes_sigma=None)
     plan = PrivateSchedule(schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, noise="shared")
-    with pytest.raises(ConfigError, match="one plain step"):
+    with pytest.raises(ConfigError, match="one step of SGD"):
         private(plan, **PLAIN | changed)
+
+
+def test_momentum_of_shared_steps_goes_on_after_a_restart(
+    private: Callable[..., PrivateFederation], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without noise and patients a round moves the model by nine tenths of what the round before did."""
+    schedule = replace(SCHEDULE, rounds=3, rate=RATE_ONE, steps=1, prototypes_sigma=None)
+    plan = PrivateSchedule(schedule=schedule, cap=8.0, delta=1e-5, trainable="head", projection=6, noise="shared")
+    federation = private(plan, **PLAIN | {"momentum": 0.9})
+    start = federation.model.head.weight.detach().clone()
+    federation.run_round()
+    before = federation.model.head.weight.detach().clone()
+    federation.checkpoint(tmp_path / "saved")
+    again = private(plan, **PLAIN | {"momentum": 0.9})
+    again.restore(tmp_path / "saved")
+    monkeypatch.setattr(shared, "noised", lambda total, *_given, **_more: np.zeros_like(total))
+    for each in (federation, again):
+        each.run_round()
+        moved = each.model.head.weight.detach() - before
+        assert torch.allclose(moved, 0.9 * (before - start), atol=1e-4 * float((before - start).abs().max()))

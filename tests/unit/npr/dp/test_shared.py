@@ -5,17 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from lazaret.errors import ConfigError
-from npr.dp.shared import noised, patient_units
+from npr.dp.shared import momentum_units, noised, patient_units
 from security.dp.accountant import MechanismEvent, rdp_curve, shared_event, shared_multiplier
 from security.dp.ledger import Reservation
 from security.dp.noise import NoiseSource
-from security.dp.planner import Schedule, SharedNoise
+from security.dp.planner import Schedule
+from security.dp.shared_noise import SharedNoise
 from security.secagg.thresholds import least_honest, quorum
 
 
@@ -75,6 +77,19 @@ def test_a_coordinate_beyond_its_range_is_cut_before_the_noise() -> None:
     assert total.tolist() == [10 * bound, -10 * bound, 0]
     with pytest.raises(ConfigError, match="too small"):
         SharedNoise(sites=10, honest=4, dimensions=3, units=256, bits=12).saturation(64)
+
+
+def test_the_parts_of_the_momentum_add_up_and_leave_room_for_sum_and_noise() -> None:
+    shared = SharedNoise(sites=10, honest=4, dimensions=4, units=256, unit=1e-3, weight_cap=500, momentum=0.9)
+    moved = np.array([0.25, -0.031, 0.0, 1e9], dtype=np.float32)
+    weights = [1, 17, 300, 499, 500, 5000]
+    parts = sum(momentum_units(moved, shared, weight=weight) for weight in weights)
+    step = parts * shared.unit / sum(min(weight, 500) for weight in weights)
+    assert step[:3] == pytest.approx([0.9 * 0.25, -0.9 * 0.031, 0.0], rel=1e-3)
+    part, sigma = momentum_units(moved, shared, weight=500)[3], 64
+    assert 10 * (part + shared.saturation(sigma) + 9 * sigma) < 1 << 31, "it is cut, so that no sum wraps"
+    plain = replace(shared, momentum=0.0)
+    assert 10 * (part + plain.saturation(sigma) + 9 * sigma) >= 1 << 31, "with no room of its own it would"
 
 
 # Accounting: brute force in two dimensions, with the very distribution of a sum of discrete Gaussians.

@@ -1,8 +1,10 @@
 """The benchmark measures what it says: right plans, rounds in turns, honest ratios. Running it checks the limits."""
 
 import pytest
+import torch
 
 from npr.lab import bench
+from npr.model import ModelSpec, build_model
 
 
 def test_the_solver_is_right_and_faster_than_pot():
@@ -30,6 +32,30 @@ def test_rounds_are_measured_without_their_first():
     for name in ("npr_round_over_bsm_round", "npr_epoch_round_over_bsm_round", "input_pipeline_share"):
         assert name in bench.LIMITS and report[name] > 0
     assert set(report["rounds"]["median_cpu_seconds"]) == {"bsm", "npr", "npr_epoch"}
+
+
+def test_a_round_is_measured_against_a_plain_loop_and_its_bare_convolutions():
+    report = bench.loop_ratios(repeats=1, scale=0.001, architecture="test_efficientnet", image_size=32)
+    assert {"round_over_plain_loop", "evaluate_over_forward"} <= set(bench.LIMITS)
+    assert all(report[name] > 0 for name in ("round_over_floor", "round_over_plain_loop", "evaluate_over_forward"))
+    assert set(report["loops"]["median_cpu_seconds"]) == {"round", "plain", "floor", "evaluate", "forward"}
+
+
+def test_the_floor_is_every_convolution_and_matrix_product_of_a_step(monkeypatch):
+    model = build_model(ModelSpec(num_classes=4, architecture="test_efficientnet", image_size=32))
+    layers = [layer for layer in model.modules() if isinstance(layer, torch.nn.Conv2d | torch.nn.Linear)]
+    floor = bench.Floor(model, 8, 32)
+    done, grad = [], torch.autograd.grad
+
+    def counted(output, wanted, gradient):
+        done.append((len(output), sum(tensor.numel() for tensor in wanted)))
+        return grad(output, wanted, gradient)
+
+    monkeypatch.setattr(torch.autograd, "grad", counted)
+    floor.run([8, 3])
+    assert [images for images, _ in done] == [8] * len(layers) + [3] * len(layers)
+    weights = sum(parameter.numel() for layer in layers for parameter in layer.parameters())
+    assert sum(numbers for _, numbers in done[: len(layers)]) > weights, "gradients of inputs too"
 
 
 def test_tasks_alternate_and_the_warm_up_is_not_counted():

@@ -85,6 +85,16 @@ def test_finding_beats_cannot_decide(signed: Federation, tmp_path: Path) -> None
     assert "verdict: findings" in result.output
 
 
+def test_a_log_that_is_lost_is_a_note_if_the_auditor_says_so(signed: Federation, root_pem: Path) -> None:
+    given = (*(path for path in signed.folders if path.name != "linz"), "--root-key", root_pem)
+    assert _run("cross", *given).exit_code == 3
+    result = _run("cross", *given, "--lost", "linz")
+    assert result.exit_code == 0 and "LogLost" in result.output and "messages match" in result.output
+    assert _run("cross", *given, "--lost", "graz").exit_code == 3, "only the one that is named"
+    stranger = _run("cross", *given, "--lost", "nobody")
+    assert stranger.exit_code == 2 and "nobody is no party" in stranger.output
+
+
 def test_fork_evidence_travels(signed: Federation, tmp_path: Path, root_pem: Path) -> None:
     folders = [copied(path, tmp_path / path.name) for path in signed.folders]
     tampering, hub = Tampering(folders[0]), signed.hub

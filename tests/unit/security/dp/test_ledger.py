@@ -346,7 +346,7 @@ def test_a_site_that_never_finishes_a_round_stops_until_an_operator_resumes_it()
     for number in range(MOST_UNCOMMITTED):
         ledger.reserve(run="run", round_number=3 + number, events=ROUND, noise=NoiseSource())
     lines, spent = len(store.lines), ledger.state.epsilon
-    with pytest.raises(BudgetExhausted, match="not trained to their end"):
+    with pytest.raises(BudgetExhausted, match="training did not finish"):
         ledger.reserve(run="run", round_number=9, events=ROUND, noise=NoiseSource())
     assert len(store.lines) == lines and ledger_entries.read(store.lines).uncommitted("run") == MOST_UNCOMMITTED
     ledger.resume("run")

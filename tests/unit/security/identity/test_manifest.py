@@ -113,6 +113,12 @@ def test_a_second_spelling_of_the_same_manifest_is_refused(world: World, told: d
             unseal(data)
 
 
+@pytest.mark.parametrize("signature", ["", "0", "abc", "AB", "0 0", "ab" * 81])
+def test_a_signature_that_is_no_bytes_is_refused_with_our_error(told: dict[str, Any], signature: str) -> None:
+    with pytest.raises(ManifestRejected):
+        unseal(rfc8785.dumps({**told, "signature": signature}))
+
+
 def test_a_manifest_of_absurd_size_is_not_even_parsed() -> None:
     with pytest.raises(ManifestRejected, match="more than a manifest may have"):
         unseal(b"x" * (documents.MAX_BYTES + 1))

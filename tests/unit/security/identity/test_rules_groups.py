@@ -132,9 +132,9 @@ def test_secrets_open_only_what_was_public_before(both: tuple[Manifest, Manifest
     plain = first.model_copy(update={"aggregation": first.aggregation.model_copy(update={"groups": None})})
     with pytest.raises(ManifestRejected, match="not committed to before"):
         rules.accept_newer(plain, next_of(plain, second))
-    with pytest.raises(ManifestRejected, match="first manifest of a run"):
+    with pytest.raises(ManifestRejected, match="first manifest of the run"):
         rules.accept_newer(None, second.model_copy(update={"version": 1, "previous": None}))
-    with pytest.raises(ManifestRejected, match="first manifest of a run"):
+    with pytest.raises(ManifestRejected, match="first manifest of the run"):
         rules.accept_newer(other := first.model_copy(update={"run": "run-0"}), next_of(other, second))
 
 

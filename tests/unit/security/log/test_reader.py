@@ -87,6 +87,7 @@ def test_lines_begin_where_they_are_asked_to(lonely: Lonely, monkeypatch: pytest
     assert [record.seq for record in log.checked("heartbeat")] == beats
     assert [record.seq for record in log.checked("heartbeat", newest=1)] == [seq for seq in beats if seq >= 32]
     assert [record.seq for record in log.checked("heartbeat", newest=99)] == beats
+    assert [record.seq for record in log.backwards("heartbeat")] == beats[::-1]
     assert [record.seq for record in log.records(start=33)] == list(range(33, len(every)))
     event = next(log.records("heartbeat")).event()
     assert event.json.encode() in every[beats[0]]

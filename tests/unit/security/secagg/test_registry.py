@@ -186,8 +186,8 @@ def test_the_directions_of_the_network_are_the_registry() -> None:
 
 
 def test_frames_are_what_holds_a_piece_of_something_announced() -> None:
-    pieces = {messages.UploadFrame, messages.SumFrame, messages.StateFrame, messages.ChunkPiece, relay.ManifestFrame}
-    assert pieces == relay.FRAMES
+    of_sums = {messages.UploadFrame, messages.SumFrame, messages.StateFrame, messages.ChunkPiece}
+    assert of_sums | {relay.ManifestFrame, relay.ModelFrame} == relay.FRAMES
 
 
 def test_both_logs_file_the_steps_of_an_attempt_under_its_round() -> None:

@@ -115,6 +115,7 @@ MAKERS: dict[type[Wire], Callable[[Shape], Wire]] = {
         protocol=1, federation=s.federation, site=s.site, session=1, manifest_version=0, manifest_hash=D
     ),
     relay.Pong: lambda s: relay.Pong(number=0),
+    relay.ModelRequest: lambda s: relay.ModelRequest(manifest_version=2, next_frame=0),
     relay.Decline: lambda s: relay.Decline(site=s.site, round=1),
     relay.Head: offered,
     relay.Held: held,

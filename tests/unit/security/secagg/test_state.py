@@ -114,7 +114,7 @@ def test_a_sum_is_judged_when_all_of_it_is_there() -> None:
     told, total = layout(), honest()
     successor = Successor(told, start(), total)
     successor.extend(SIZE)
-    with pytest.raises(LocalProtocolError, match="not all there"):
+    with pytest.raises(LocalProtocolError, match="not complete"):
         successor.outcome(survivors=3)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import socket
 import struct
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,11 @@ from security.log.events import TrainDone
 from security.log.schema import MAX_COUNT
 from site_agent.trainer import shared_memory as module
 from site_agent.trainer.channel import (
+    MAX_CLASSES,
     MAX_MESSAGE,
     RECEIVED_BY_AGENT,
     RECEIVED_BY_TRAINER,
+    SHOWN_CLASSES,
     Artefact,
     Channel,
     EvaluatedRound,
@@ -123,6 +127,122 @@ def test_what_is_no_message_is_refused(pair: tuple[Channel, Channel, socket.sock
     theirs.sendall(struct.pack("<IB", len(body), 0) + body)
     with pytest.raises(CodecError):
         agent.receive()
+
+
+EVENT = {"kind": "dp-sgd", "sigma": 1.0, "sensitivity": 1.0, "rate": 1, "steps": 1}
+ARTEFACT = {"kind": "prototypes", "elements": 3, "hmac": "ab" * 32}
+SIDE = {"bacc": 0.5, "bauc": None, "images": 3, "confusion": [[1, 2], [0, 3]]}
+# One of each message that an agent reads and that has bounds, as an honest trainer could send it.
+HONEST: dict[str, dict[str, Any]] = {
+    "isolation": {
+        "network_namespace": True, "seccomp": True, "landlock": True, "connection_possible": False,
+        "keys_readable": False, "exception": "", "attempts": {"TCP": "refused"}, "missing": {}, "sentence": "isolated",
+    },
+    "ready": {
+        "fingerprint": "ab" * 32, "version": "cd" * 32, "subjects": 2, "class_names": ["a", "b"],
+        "counts": {"train": [3, 4]},
+    },
+    "attempt": {"what": "socket.connect"},
+    "reserve": {"round": 1, "events": [EVENT]},
+    "trained": {
+        "round": 1, "samples": 7, "loss_sum": 0.5, "hits": 2, "steps": 4, "wall_ms": 9, "artefacts": [ARTEFACT],
+    },
+    "evaluated": {"round": 1, "predictor": "head", "test": SIDE},
+    "found": {"verdict": "ok", "what": "w", "hint": "h"},
+    "failed": {"code": "x", "message": "m"},
+}  # fmt: skip
+LONG = "n" * 2001
+
+
+@pytest.mark.parametrize(
+    ("kind", "wrong"),
+    [
+        ("isolation", {"attempts": {str(at): "x" for at in range(17)}}),
+        ("isolation", {"missing": {str(at): "x" for at in range(17)}}),
+        ("isolation", {"attempts": {"n" * 201: "x"}}),
+        ("isolation", {"exception": "e" * 65}),
+        ("isolation", {"sentence": LONG}),
+        ("isolation", {"seccomp": 1}),
+        ("ready", {"fingerprint": "AB" * 32}),
+        ("ready", {"version": "ab" * 31}),
+        ("ready", {"subjects": -1}),
+        ("ready", {"class_names": ["a"] * (MAX_CLASSES + 1)}),
+        ("ready", {"counts": {"train": [1] * (MAX_CLASSES + 1)}}),
+        ("ready", {"counts": {"train": [-1]}}),
+        ("ready", {"counts": {"patients": [1]}}),
+        ("attempt", {"what": "prototype 0.25"}),
+        ("reserve", {"round": 0}),
+        ("reserve", {"round": 2**53}),
+        ("reserve", {"events": []}),
+        ("reserve", {"events": [EVENT] * 65}),
+        ("trained", {"round": 0}),
+        ("trained", {"samples": MAX_COUNT + 1}),
+        ("trained", {"samples": -1}),
+        ("trained", {"hits": 0.5}),
+        ("trained", {"steps": "4"}),
+        ("trained", {"loss_sum": float("nan")}),
+        ("trained", {"loss_sum": float("inf")}),
+        ("trained", {"artefacts": [ARTEFACT] * 65}),
+        ("trained", {"artefacts": [ARTEFACT | {"hmac": "prototype"}]}),
+        ("evaluated", {"predictor": "n" * 201}),
+        ("evaluated", {"test": SIDE | {"bacc": -0.1}}),
+        ("evaluated", {"test": SIDE | {"bauc": 1.1}}),
+        ("evaluated", {"test": SIDE | {"confusion": [[1]] * (SHOWN_CLASSES + 1)}}),
+        ("found", {"verdict": "good"}),
+        ("found", {"what": LONG}),
+        ("failed", {"where": LONG}),
+        ("failed", {"hint": LONG}),
+        ("failed", {"code": ""}),
+    ],
+)
+def test_every_bound_of_a_message_holds(
+    pair: tuple[Channel, Channel, socket.socket], kind: str, wrong: dict[str, Any]
+) -> None:
+    """The same message goes through as an honest trainer sends it, and is refused with one thing wrong in it."""
+    agent, _, theirs = pair
+
+    def say(message: dict[str, Any]) -> None:
+        body = json.dumps({"kind": kind} | message).replace("Infinity", "1e999").encode()
+        memory = [share(b"four")] if kind == "trained" else []
+        socket.send_fds(theirs, [struct.pack("<IB", len(body), len(memory))], memory)
+        theirs.sendall(body)
+        for descriptor in memory:
+            os.close(descriptor)
+
+    say(HONEST[kind])
+    received = agent.receive()
+    assert received is not None and received[0].kind == kind
+    if received[1] is not None:
+        os.close(received[1])
+    say(HONEST[kind] | wrong)
+    with pytest.raises(CodecError):
+        agent.receive()
+
+
+def test_two_pieces_of_memory_are_one_too_many(pair: tuple[Channel, Channel, socket.socket]) -> None:
+    """The kernel gives what there is room for, and drops the rest without a word."""
+    agent, _, theirs = pair
+    before = len(os.listdir("/proc/self/fd"))
+    body = json.dumps({"kind": "trained"} | HONEST["trained"]).encode()
+    memory = [share(b"four") for _ in range(2)]
+    socket.send_fds(theirs, [struct.pack("<IB", len(body), 1)], memory)
+    theirs.sendall(body)
+    for descriptor in memory:
+        os.close(descriptor)
+    with pytest.raises(CodecError, match="more than one"):
+        agent.receive()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("seal", [fcntl.F_SEAL_WRITE, fcntl.F_SEAL_SHRINK, fcntl.F_SEAL_GROW])
+def test_memory_that_lacks_one_seal_is_refused(seal: int) -> None:
+    """One that can still shrink would end the reader with a bus error."""
+    seals = (fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL) & ~seal
+    descriptor = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
+    os.write(descriptor, bytes(40))
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+    with pytest.raises(CodecError, match="not sealed"):
+        shared_vector(descriptor, 10)
 
 
 @pytest.mark.parametrize(("length", "announced", "sent"), [(MAX_MESSAGE + 1, 0, 0), (33, 1, 0), (33, 0, 1), (33, 1, 1)])

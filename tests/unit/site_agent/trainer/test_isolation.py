@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -225,6 +226,8 @@ def through_proc(to): opened("/proc/self/root" + to["key"], "rb")
 def written(to): opened(to["written"], "xb")
 def written_beside(to): opened(to["written_beside"], "xb")
 def overwritten(to): opened(to["key"], "r+b")
+def changed(to): opened(to["listed"], "r+b")
+def cut(to): os.truncate(to["listed"], 0)
 """
 
 
@@ -247,7 +250,8 @@ def test_files_are_those_that_were_listed(walls: list[str], listeners: Listeners
         "written_beside": str(site / "new"),
     }
     allowed = ["listed", "exception", "written"]
-    refused = ["elsewhere", "through_link", "through_proc", "written_beside", "overwritten"]
+    refused = ["elsewhere", "through_link", "through_proc", "written_beside", "overwritten", "changed"]
+    refused += ["cut"] if not walls or landlock_version() >= 3 else []
     read, deny = [site, keys / "storage.key"], [keys]
     names = [*allowed, *refused]
     told = tried(names, listeners.to, walls, before=FILES, child=False, read=read, write=[out], deny=deny)
@@ -405,6 +409,60 @@ def test_a_second_thread_would_stay_outside_and_it_says_so() -> None:
     assert found["missing"][NAMESPACE] == found["missing"][LANDLOCK] == "this process has more than one thread"
 
 
+def test_the_filter_holds_for_a_thread_that_was_there_before() -> None:
+    """A library may have started one; a filter for the calling thread alone would leave it a way out."""
+    need(SECCOMP)
+    code = """
+import socket, threading
+from site_agent.trainer import kernel
+go, told = threading.Event(), []
+def later():
+    go.wait()
+    try:
+        socket.socket().close()
+        told.append("opened")
+    except PermissionError:
+        told.append("refused")
+thread = threading.Thread(target=later)
+thread.start()
+kernel.enter_seccomp()
+go.set()
+thread.join()
+print(told[0])
+"""
+    assert run_code(code).strip() == "refused"
+    assert run_code(code.replace("kernel.enter_seccomp()", "")).strip() == "opened", "the twin"
+
+
+@pytest.mark.parametrize("isolated", [True, False], ids=["isolated", "the twin"])
+def test_a_crash_leaves_no_memory_on_disk(isolated: bool, tmp_path: Path) -> None:
+    """Also of a child, and also where the system has a program for crashes: it is given nothing."""
+    code = """
+import os, resource, subprocess, sys
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+if sys.argv[1] == "True":
+    from site_agent.trainer import isolation
+    isolation.enter("best", write=[Path(sys.argv[2])])
+os.chdir(sys.argv[2])
+print(*resource.getrlimit(resource.RLIMIT_CORE), flush=True)
+subprocess.run([sys.executable, "-c", "import os; os.abort()"], check=False)
+os.abort()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(isolated), str(tmp_path)],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    limits = {int(word) for word in done.stdout.split()}
+    if not isolated:
+        if limits == {0} or not Path("/proc/sys/kernel/core_pattern").read_text().startswith("core"):
+            pytest.skip("this machine writes no memory of a crash into a folder")
+        assert list(tmp_path.iterdir())
+        return
+    assert limits <= {0, 1} and not list(tmp_path.iterdir())
+
+
 def test_required_is_an_error_where_a_private_key_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "tls.key").write_text("key")
     walls = need(NAMESPACE, SECCOMP)
@@ -435,11 +493,50 @@ def test_another_system_is_told_what_is_missing(monkeypatch: pytest.MonkeyPatch)
     """In this process, which must stay as it is: on a system that is not Linux nothing is put up."""
     monkeypatch.setattr("platform.system", lambda: "Darwin")
     monkeypatch.setattr(isolation, "close_sockets", lambda keep: None)
+    monkeypatch.setattr(isolation.kernel, "no_core_dumps", lambda: None)
     found = isolation.enter("best")
     assert found.in_force == () and set(found.missing) == set(MECHANISMS)
     assert "this system is darwin, isolation needs linux" in found.sentence
     with pytest.raises(ConfigError, match="can open a connection"):
         isolation.enter("required")
+
+
+@pytest.mark.parametrize("name", list(MECHANISMS))
+def test_a_wall_that_does_not_hold_is_not_in_force(name: str) -> None:
+    """The kernel says yes, and refuses nothing: what was tried counts."""
+    code = """
+import sys
+from site_agent.trainer import isolation, kernel
+for name in ("enter_network_namespace", "enter_landlock", "enter_seccomp"):
+    setattr(kernel, name, lambda *given, **more: None)
+found = isolation.enter("best", mechanisms=[sys.argv[1]])
+print(found.in_force, found.missing[sys.argv[1]])
+"""
+    assert run_code(code, name).strip() == "() put up, but what it should refuse was not refused"
+
+
+def test_what_came_of_an_attempt() -> None:
+    """No answer is no refusal, and one key that opens is enough."""
+
+    def tried_with(error: Exception) -> str:
+        def attempt() -> None:
+            raise error
+
+        return isolation._tried(attempt)
+
+    assert tried_with(TimeoutError()) == tried_with(OSError("no number")) == "opened"
+    assert tried_with(ConnectionRefusedError(errno.ECONNREFUSED, "somebody answered")) == "opened"
+    assert tried_with(OSError(errno.ENETUNREACH, "")) == "network is unreachable"
+    denied = [Path("/nowhere/key"), Path(__file__)]
+    assert isolation.probe(denied=denied)["private keys"] == "opened"
+    assert isolation.probe(denied=denied[:1])["private keys"] == "no such file or directory"
+
+
+def test_with_a_network_on_purpose_files_have_to_be_closed() -> None:
+    attempts = {"TCP connection": "opened"}
+    isolation.require("required", Isolation(landlock=True, attempts=attempts, exception="several processes"))
+    with pytest.raises(ConfigError, match="can read any file"):
+        isolation.require("required", Isolation(attempts=attempts, exception="several processes"))
 
 
 def test_what_was_not_tried_is_not_claimed() -> None:

@@ -67,7 +67,7 @@ class TestFilter:
 
     def test_ways_around_are_refused(self, numbers: SystemCalls) -> None:
         around = (*numbers.io_uring, numbers.ptrace, numbers.process_vm_readv, numbers.process_vm_writev)
-        for number in (*around, numbers.pidfd_getfd, numbers.connect, *numbers.keys):
+        for number in (*around, numbers.pidfd_getfd, numbers.connect, *numbers.keys, *numbers.groups):
             assert self.ask(numbers, number, 0, 0) == REFUSED
 
     def test_a_terminal_may_be_asked_and_not_typed_at(self, numbers: SystemCalls) -> None:

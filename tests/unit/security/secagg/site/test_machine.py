@@ -341,6 +341,29 @@ def test_abort_after_agree_on_request_only_and_never_after_release() -> None:
         run.sites["site-00"].machine.receive(request)
 
 
+@pytest.mark.parametrize(
+    ("message", "state"), [(messages.Quorum, SiteState.AGREED), (messages.Result, SiteState.RELEASED)]
+)
+def test_a_newer_manifest_comes_into_force_where_the_site_only_waits(message: type[Wire], state: SiteState) -> None:
+    """A coordinator under the newer manifest has closed the round, and never asks for the end of the attempt."""
+    run, machine, late = stopped_before(message)
+    assert machine.state is state
+    newer = replace(run.policy, manifest_version=run.policy.manifest_version + 1, manifest_hash=bytes([9]) * 32)
+    machine.admit(newer)
+    assert machine.state is SiteState.IDLE
+    if state is SiteState.AGREED:  # what it has promised stays
+        assert any(isinstance(effect, Send) for effect in machine.receive(late))
+    assert machine.core.journal.released
+
+
+def test_before_agree_a_newer_manifest_waits() -> None:
+    run, machine, _survivors = stopped_before(messages.Survivors)
+    newer = replace(run.policy, manifest_version=run.policy.manifest_version + 1, manifest_hash=bytes([9]) * 32)
+    with pytest.raises(LocalProtocolError, match="between attempts"):
+        machine.admit(newer)
+    assert machine.state is SiteState.UPLOADED
+
+
 def test_a_site_aborts_attempts_that_it_never_joined() -> None:
     run, machine, plan = planned()
     request = run.planned.attempts[0].abort_request()

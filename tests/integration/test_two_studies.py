@@ -1,0 +1,31 @@
+"""Two studies on one machine: each has its own folders, port and processes, and neither sees the other."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from security.audit.agreement import keys_for
+from security.audit.compare import cross
+from tests.support.federation import WAIT, NumberFederation
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_two_studies_run_side_by_side(tmp_path: Path) -> None:
+    studies = [NumberFederation(tmp_path / name, sites=3, rounds=1, words=1000) for name in ("one", "two")]
+    ports = {study.grounds.port for study in studies}
+    assert len(ports) == 2
+    with ExitStack() as all_of_them:
+        for study in studies:
+            all_of_them.enter_context(study.running())
+        for study in studies:
+            study.wait_published(1, seconds=2 * WAIT)
+            study.wait_checked(1, seconds=2 * WAIT)
+    for study in studies:
+        assert len(study.check_sums()) == 1
+        keys = {path: keys_for(path, study.grounds.consortium / "root.pem") for path in study.grounds.logs}
+        crossed = cross(study.grounds.logs, keys)
+        assert [finding for finding in crossed.findings if finding.severity.value != "note"] == []
