@@ -357,9 +357,13 @@ class ChunkAudit:
     vote: Vote = Vote.NONE
     _partial: dict[int, Words] = field(default_factory=dict, repr=False)
 
-    def assign(self, key: Secret, absent: Collection[str] = ()) -> None:
-        """Decide which chunks to look at; with `absent` sites, take over what would have been theirs."""
-        wanted = assigned_chunks(self.policy, self.header, self.site, key, absent)
+    def assign(self, key: Secret, absent: Collection[str] = (), *, c: int) -> None:
+        """Decide which chunks to look at; with `absent` sites, take over what would have been theirs.
+
+        :param c: of the manifest in force, which decides how many must look at each chunk. It may be newer than the
+            one under which the sum was made.
+        """
+        wanted = assigned_chunks(self.policy, self.header, self.site, key, absent, c=c)
         self.todo += [chunk for chunk in wanted if chunk not in self.good and chunk not in self.todo]
 
     def restart_chunk(self) -> None:
@@ -412,6 +416,8 @@ def assigned_chunks(
     site: str,
     key: Secret,
     absent: Collection[str] = (),
+    *,
+    c: int | None = None,
 ) -> list[int]:
     """Covered: the chunks for which this site is among the first c + 1 by hash, so that each chunk has an honest
     checker. Sampled: a few that only this site can predict.
@@ -428,7 +434,7 @@ def assigned_chunks(
     for chunk in range(policy.chunks):
         own = certificate_checks.audit_rank(header.result_hash, chunk, site)
         before = sum(certificate_checks.audit_rank(header.result_hash, chunk, name) < own for name in present)
-        if before <= policy.c:
+        if before <= (policy.c if c is None else c):
             chosen.append(chunk)
     return chosen
 

@@ -243,12 +243,13 @@ class Intake:
     def _begin_audit(self, download: Download) -> Effects:
         if self.audit is not None and self.audit.header.result_hash == download.header.result_hash:
             self.audit.restart_chunk()
+            self.audit.assign(self.core.storage_key, c=self.core.policy.c)
             return self._next_chunk()
         self.audit = None
         # A site that has joined a later round has left this one, and does not acknowledge its result.
         if self.core.head.round >= self.core.journal.high_water[0]:
             self.audit = ChunkAudit(self.core.policy, self.core.site, download.header, download.total)
-            self.audit.assign(self.core.storage_key)
+            self.audit.assign(self.core.storage_key, c=self.core.policy.c)
         return *self._ask_vote(download), *self._next_chunk()
 
     def _ask_vote(self, download: Download) -> Effects:
@@ -312,7 +313,7 @@ class Intake:
         if self.audit is None or order.result != self.audit.header.result_hash:
             raise RemoteProtocolError("order is for a result that is not under audit", where="audit")
         waiting = bool(self.audit.todo)
-        self.audit.assign(self.core.storage_key, order.absent)
+        self.audit.assign(self.core.storage_key, order.absent, c=self.core.policy.c)
         return () if waiting else self._next_chunk()
 
     def end_audit(self) -> None:

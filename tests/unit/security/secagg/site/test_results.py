@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -130,6 +131,23 @@ def test_chunks_are_shared_out_evenly() -> None:
     ]
     assert sum(len(share) for share in shares) == run.policy.chunks * (run.policy.c + 1)
     assert assigned_chunks(run.policy, header.header, "stranger", KEY) == []
+
+
+def test_a_manifest_with_more_colluders_has_more_sites_check_a_sum_that_was_made_before_it() -> None:
+    """Else a sum that waits for its certificate when the roster grows never gets it, and the run stands still."""
+    run = federation(6, layout=long_layout(6))
+    run.hook = lambda sender, receiver, message: [] if isinstance(message, Ack) else [message]
+    run.run_round(random_updates(run.policy.layout, run.sites, 1))
+    newer = replace(run.policy, c=run.policy.c + 1)
+    checked: Counter[int] = Counter()
+    for site in run.sites.values():
+        machine = site.machine
+        audit = machine.intake.audit
+        assert audit is not None and not audit.todo
+        machine.core.mandate.policy = newer
+        machine.receive(messages.AuditOrder(result=audit.header.result_hash, absent=()))
+        checked.update({*audit.good, *audit.todo})
+    assert set(checked.values()) == {newer.c + 1} and len(checked) == newer.chunks
 
 
 def good_round(**options: Any) -> RecordedFederation:
