@@ -14,7 +14,7 @@ from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from coordinator.run_queue import RunQueue, StopFile
 from lazaret.checks import report, skip_option
-from lazaret.control import pause_commands, running_option, runs_command, say_running
+from lazaret.control import NowFile, pause_commands, running_option, runs_command, say_running
 from lazaret.errors import ConfigError
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
@@ -176,11 +176,16 @@ def check(skipped: tuple[str, ...], config_path: Path, as_json: bool) -> None:
 @click.argument("answer", metavar="[KIT|ANSWER]", type=click.Path(path_type=Path), required=False)
 @click.option("--root-fingerprint", help="Fingerprint of the consortium's root, received over another channel.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Also (or only) install this signed manifest.")
+@click.option("--unchecked", is_flag=True, help="Also while the newest sum is not checked: the run may then stall.")
 @with_config
-def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | None, config_path: Path) -> None:
+def join(
+    answer: Path | None, root_fingerprint: str | None, manifest: Path | None, unchecked: bool, config_path: Path
+) -> None:
     """Install what the consortium has sent: a kit, or its ANSWER and its manifest."""
     config, base = CoordinatorConfig.read(config_path)
     identity, now = Identity(folder=base / config.identity), SystemClock().now_ms()
+    if not unchecked:
+        _refuse_unchecked(base / config.state, now)
     if kit := kit_in(answer):
         known = compared_root(kit, identity, root_fingerprint)
         lines = kit.install(identity, base / config.initial_model, root_fingerprint=known, now_ms=now)
@@ -190,6 +195,25 @@ def join(answer: Path | None, root_fingerprint: str | None, manifest: Path | Non
         )
     for line in lines:
         say(line)
+
+
+def _refuse_unchecked(state: Path, now_ms: int) -> None:
+    """A sum belongs to the manifest it was made under: a site that has not received it cannot take it under another
+    one, and without their checks no further round begins. A coordinator that runs has it checked before it stops.
+    """
+    from coordinator.database import FILE
+    from coordinator.round_history import ReadOnlyHistory
+
+    if not (state / FILE).exists() or NowFile(state).read(now_ms=now_ms)["running"]:
+        return
+    with ReadOnlyHistory(state / FILE) as history:
+        found = history.unchecked_sum()
+    if found is not None:
+        raise ConfigError(
+            f"the sum of round {found.round} is not checked yet; under another manifest it may never be",
+            where=str(state),
+            hint="start the coordinator and stop it when the sum is checked (`coordinator status`); or --unchecked",
+        )
 
 
 @click.command()

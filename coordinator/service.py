@@ -343,10 +343,11 @@ class Service:
             self._check()
             if self.stopped.is_set():
                 patience = patience or loop.time() + STOP_SECONDS
+                # Before the witnesses are waited for: else a sum is made meanwhile, and left unchecked.
+                shell.execute(shell.engine.stop())
                 if self._may_leave(patience):
                     await self._witness_end()
                     return
-                shell.execute(shell.engine.stop())
             shell.tick()
             if shell.next_run_due:
                 self.next_run = True

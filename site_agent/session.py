@@ -164,6 +164,7 @@ class Session:
         self._held = HeldEffects()
         self._parts = ManifestParts()
         self._offered: bytes | None = None
+        self._asks_again = False  # an order came before the manifest it was given under was in force here
 
     @property
     def site(self) -> str:
@@ -192,7 +193,7 @@ class Session:
 
     def closed(self) -> None:
         """The stream is gone. What was under way is asked for again on the next one."""
-        self.phase = SessionPhase.CLOSED
+        self.phase, self._asks_again = SessionPhase.CLOSED, False
 
     def receive(self, message: Wire, head: SignedHead | None = None) -> Effects:
         """Take one message. A refusal of the message itself is an effect, never an exception."""
@@ -325,7 +326,10 @@ class Session:
     def adopted(self, newer: Membership) -> Effects:
         """The shell has checked and installed a newer manifest."""
         taken = self._take(newer)
-        return (*taken, *self._go_live()) if self.phase is SessionPhase.AWAITING_MANIFEST else taken
+        if self.phase is SessionPhase.AWAITING_MANIFEST:
+            return *taken, *self._go_live()
+        asks, self._asks_again = self._asks_again, False
+        return (*taken, *in_order(self.machine.hello())) if asks else taken
 
     def _take(self, newer: Membership) -> Effects:
         """Go on under another membership. Everything here, in the machine, the outbox and the shell reads it from the
@@ -342,7 +346,12 @@ class Session:
     def _order(self, order: messages.TrainOrder) -> Effects:
         if order.round != entries.loggable(order.round):
             raise RemoteProtocolError("round number is too far ahead", where="order")
-        effects = [*self._end_open_attempt(), *self.machine.receive(order), *self._reload()]
+        ended = self._end_open_attempt()
+        if adopting := self._adopt_when_idle():
+            # The order is under the newer manifest; an update for this one would be of no use.
+            self._asks_again = True
+            return *ended, *adopting
+        effects = [*ended, *self.machine.receive(order), *self._reload()]
         if order.round == self.training:
             return tuple(effects)
         if order.round != self._ordered[0]:

@@ -9,7 +9,7 @@ import pytest
 
 from coordinator.cli import cli as coordinator_command
 from coordinator.phases import RunPhase
-from lazaret.errors import CertificateNameMismatch
+from lazaret.errors import CertificateNameMismatch, ConfigError
 from scripts.local_federation.setup import command
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
@@ -17,6 +17,7 @@ from security.audit.verify import verify
 from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, renew
 from security.identity.pki import Role, key_fingerprint
 from security.secagg.certificates import Ack, Advert
+from security.secagg.transitions import SiteState
 from site_agent.cli import cli as site_command
 from site_agent.config import SiteConfig
 from site_agent.next_run import accept
@@ -198,6 +199,67 @@ def test_a_round_of_an_older_manifest_ends_where_it_cannot_go_on(federation: Who
     assert ended[-2:] == ["the manifest changed", None]
     federation.run_rounds(1)
     assert federation.survivors()[-1] == set(SITES) and not federation.left
+
+
+def test_an_order_is_not_trained_under_the_manifest_before_it(federation: WholeFederation) -> None:
+    """A site whose attempt is open when a hospital joins hears of the order first. The update that it would train then
+    is for the slots of the smaller roster: it could not be used, and nobody would have asked for another one.
+    """
+    world = federation.world
+    federation.start_all()
+    federation.run_rounds(1)
+    federation.deaf = {(site, Advert) for site in SITES}
+    federation.run(lambda: bool(federation.engine.round.attempts))
+    federation.pump()
+    assert federation.agents["graz"].session.machine.state is SiteState.ADVERTISED
+    world.enroll("zams")
+    federation.manifest = world.publish()
+    federation.give_manifest("zams")
+    federation.adopt_at_hub()
+    federation.deaf.clear()
+    federation.run_for(10)
+    federation.start("zams")
+    assert federation.published >= 2, "the four have not waited for the end of the training time"
+    federation.run(lambda: federation.survivors()[-1] == {*SITES, "zams"}, seconds=60)
+
+
+def joined_by_command(federation: WholeFederation, *options: str) -> None:
+    """`coordinator join --manifest`, of a coordinator that does not run."""
+    hub, manifest = federation.folder / "coordinator.toml", federation.folder / "newer.json"
+    hub.write_text('identity = "hub"\nstate = "hub-state"\nlisten = "127.0.0.1:1"\ninitial_model = "m"\n')
+    manifest.write_bytes(federation.world.published())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("coordinator.commands.SystemClock", lambda: federation.clock)
+        command(coordinator_command, "join", "--manifest", manifest, *options, "--config", hub)
+
+
+def test_a_manifest_waits_for_the_check_of_the_newest_sum(federation: WholeFederation) -> None:
+    """A coordinator that was killed before anybody had its sum: under a newer manifest no site could take it."""
+    federation.start_all()
+    federation.run_rounds(1)
+    federation.deaf = {(site, Ack) for site in SITES}
+    federation.run(lambda: federation.published == 2)
+    renewed(federation, "graz", new_keys=False)
+    federation.kill_hub()
+    with pytest.raises(ConfigError, match="the sum of round 2 is not checked yet"):
+        joined_by_command(federation)
+    federation.deaf.clear()
+    federation.start_hub()
+    federation.run(lambda: not federation.engine.auditing)
+    federation.kill_hub()
+    joined_by_command(federation)
+    federation.start_hub()
+    federation.run_rounds(1)
+
+
+def test_a_manifest_can_be_installed_before_the_check_all_the_same(federation: WholeFederation) -> None:
+    federation.start_all()
+    federation.deaf = {(site, Ack) for site in SITES}
+    federation.run(lambda: federation.published == 1)
+    renewed(federation, "graz", new_keys=False)
+    federation.kill_hub()
+    joined_by_command(federation, "--unchecked")
+    assert federation.world.identity("hub").manifest_path.read_bytes() == federation.world.published()
 
 
 def test_a_second_run_goes_on_in_the_same_logs(federation: WholeFederation) -> None:

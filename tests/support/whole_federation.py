@@ -323,6 +323,11 @@ class WholeFederation:
             self.step()
         raise AssertionError(f"did not happen: {self.rounds[-3:]}, left {self.left}, refused {self.refused}")
 
+    def run_for(self, seconds: float) -> None:
+        """Let time pass; sites that are not connected dial again."""
+        end = self.clock.mono_ms() + 1000 * seconds
+        self.run(lambda: self.clock.mono_ms() >= end, seconds=seconds + 1)
+
     # What came of it.
 
     @property

@@ -425,6 +425,24 @@ def test_between_aggregations_it_leaves_at_once_and_says_nothing(
     assert "aggregation" not in caplog.text
 
 
+def test_nothing_new_begins_while_the_last_witnesses_are_waited_for(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum that was made meanwhile would be left unchecked, under a manifest that may be replaced."""
+    stopped: list[bool] = []
+
+    async def witness_end(service: Service) -> None:
+        stopped.append(service.shell.engine._stopping)
+
+    async def scene(service: Service) -> None:
+        monkeypatch.setattr(Service, "_witness_end", witness_end)
+        service.stop()
+        await seconds_of(service._run())
+
+    play(hub, monkeypatch, scene)
+    assert stopped == [True]
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [
