@@ -20,7 +20,6 @@ from security.audit.facts import read_history
 from tests.support.federation import WAIT, NumberFederation
 
 
-
 def endings(steps: Iterable[str]) -> list[str]:
     both = ("before", "after")
     if os.environ.get("LAZARET_LONG") == "1":
