@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
@@ -65,6 +66,7 @@ def summary(grounds: Grounds, survived: list[str], alone: dict[str, Any]) -> dic
         name: read_history(path, origin="", name=name, role="")
         for name, path in zip(["coordinator", *sorted(grounds.sources)], grounds.logs, strict=True)
     }
+    written = begin_report(grounds)
     exact, checked = check_sums(grounds)
     return {
         "rounds_completed": sum(row["outcome"] == "published" for row in rounds),
@@ -76,7 +78,7 @@ def summary(grounds: Grounds, survived: list[str], alone: dict[str, Any]) -> dic
         "seconds": 0.0,
         "sites": [_site(grounds, name, histories[name], alone[name]) for name in sorted(grounds.sources)],
         "logs": [str(path) for path in grounds.logs],
-        "report": report(grounds),
+        "report": written(),
     }
 
 
@@ -99,13 +101,22 @@ def _site(grounds: Grounds, name: str, history: LogHistory, alone: dict[str, Any
     }
 
 
-def report(grounds: Grounds) -> str | None:
-    """The auditor's report over all logs; None if it could not be made."""
+def begin_report(grounds: Grounds) -> Callable[[], str | None]:
+    """The auditor's report over all logs, in a process of its own while this one goes on.
+
+    :returns: what waits for it and says where it is; None if it could not be made.
+    """
     target = grounds.folder / "report.html"
     words = ["report", *map(str, grounds.logs), "--root-key", str(grounds.consortium / "root.pem"), "-o", str(target)]
     code = "import sys; from security.audit.cli import main; main()"
-    subprocess.run([sys.executable, "-c", code, *words], cwd=ROOT, capture_output=True, check=False)
-    return str(target.resolve()) if target.exists() else None
+    null = subprocess.DEVNULL
+    process = subprocess.Popen([sys.executable, "-c", code, *words], cwd=ROOT, stdout=null, stderr=null)
+
+    def written() -> str | None:
+        process.wait()
+        return str(target.resolve()) if target.exists() else None
+
+    return written
 
 
 def show(summary: dict[str, Any], folder: Path) -> None:
