@@ -233,13 +233,19 @@ def _gradients(
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Eval mode inside, whatever mode it was in again outside."""
-    mode = model.training
-    model.eval()
+    """Eval mode inside, and every layer in the mode it was in again outside.
+
+    Written past `nn.Module.__setattr__`, which looks through all parameters at each of some hundred layers: it would
+    take a tenth of the time of a small site's evaluation.
+    """
+    learning = [layer.__dict__ for layer in model.modules() if layer.training]
+    for attributes in learning:
+        attributes["training"] = False
     try:
         yield
     finally:
-        model.train(mode)
+        for attributes in learning:
+            attributes["training"] = True
 
 
 def extract(model: SplitModel, batches: Batches) -> tuple[Tensor, Tensor]:
