@@ -46,12 +46,13 @@ class NumberFederation:
         aggregation: str = "",
         votes: bool = False,
         policy: str = "",
+        train: int = 30,
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=number_plan(rounds, train=30, message=3, upload=4, aggregation=aggregation)
+            plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation)
             + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n'
             + ("strict = true\nvote_drop = 0.05\n" if votes else ""),
             sources={f"site{number}": "generated" for number in range(sites)},
