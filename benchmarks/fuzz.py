@@ -34,6 +34,7 @@ VICTIM: Final = "site0"
 TO_COORDINATOR: Final = 0.7  # of all messages
 MEMORY_GROWTH: Final = 64e6  # bytes, over the whole run: less than what one vector of a real model needs
 DESCRIPTOR_GROWTH: Final = 40
+DAMAGED: Final = 20
 WORDS: Final = 3000
 # A site's log has receipts for what it never sent, heads that it was asked for too often and that nobody has seen, and
 # models for false rounds.
@@ -46,16 +47,18 @@ PERMITTED: Final = {"CounterCoverage"}  # a process that was restarted takes its
 class Round:
     """A federation with one party that fuzzes."""
 
-    def __init__(self, folder: Path, sites: int, seed: int, verdict: Verdict) -> None:
+    def __init__(self, folder: Path, sites: int, count: int, seed: int, verdict: Verdict) -> None:
         self.federation = NumberFederation(folder, sites=sites, rounds=100_000, words=WORDS, unwitnessed=2000, train=4)
         self.seed, self.verdict = seed, verdict
+        # Each costs a new connection: some dozens in a short run, some hundreds in a long one.
+        self._damaged = min(max(DAMAGED / count, 0.002), 0.02)
 
     def fuzzing(self, name: str) -> Party:
         grounds = self.federation.grounds
         home = grounds.coordinator if name == "coordinator" else grounds.site(name)
         config = home / ("coordinator.toml" if name == "coordinator" else "site.toml")
         role = "coordinator" if name == "coordinator" else "site"
-        words = [ENTRY, role, "--config", config, "--seed", self.seed]
+        words = [ENTRY, role, "--config", config, "--seed", self.seed, "--damaged", self._damaged]
         return Party(name, words, grounds.folder / "output" / f"{name}.log", home)
 
     def told(self, party: Party) -> dict[str, Any]:
@@ -77,7 +80,7 @@ class Round:
 
 def attack_coordinator(folder: Path, count: int, seed: int, end: float, verdict: Verdict) -> None:
     """A listed site and raw sockets against the coordinator."""
-    made = Round(folder, 5, seed, verdict)
+    made = Round(folder, 5, count, seed, verdict)
     federation = made.federation
     coordinator, honest = federation.coordinator, [f"site{number}" for number in range(4)]
     fuzzer = federation.sites[LISTED] = made.fuzzing(LISTED)
@@ -147,7 +150,7 @@ def abuse(federation: NumberFederation, count: int, seed: int, over: Callable[[]
 
 def attack_site(folder: Path, count: int, seed: int, end: float, verdict: Verdict) -> None:
     """A coordinator against one site. It may end the site's agent, which it could also do by silence; nothing else."""
-    made = Round(folder, 4, seed, verdict)
+    made = Round(folder, 4, count, seed, verdict)
     federation = made.federation
     fuzzer = federation.coordinator = made.fuzzing("coordinator")
     victim = federation.sites[VICTIM]

@@ -33,12 +33,12 @@ from site_agent.assembly import assemble
 from site_agent.config import SiteConfig
 
 VICTIM: Final = "site0"
-DAMAGED: Final = 0.01  # of all false messages; each ends its stream
 FIRST: Final = 0.05  # how often a false one stands before an honest one, be it Open
 PAUSE: Final = 0.05
 BURST: Final = 40
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
 SEED = click.option("--seed", type=int, default=0)
+DAMAGED = click.option("--damaged", type=float, default=0.01, help="Of all false messages; each ends its stream.")
 
 
 class Tally:
@@ -72,6 +72,7 @@ class FuzzingClient(client.Client):
 
     spoiler: Spoiler
     tally: Tally
+    damaged: float
     _sent = 0
     _phase = "connected"
     _head: SignedHead | None = None
@@ -105,7 +106,7 @@ class FuzzingClient(client.Client):
         await super()._write(numbered(FROM_SITE, message, self._sent, self._head))
 
     async def _false(self) -> None:
-        """One false message; one in fifty is damaged, and ends the stream."""
+        """One false message, or a damaged one, which ends the stream."""
         if self._spoilt or self._head is None or self._call is None or not self.spoiler:
             return
         if self._sent == 0 and self.spoiler.rng.random() > FIRST:
@@ -113,7 +114,7 @@ class FuzzingClient(client.Client):
         message = self.spoiler.false()
         if isinstance(message, Open) and message.session > self._session:
             return  # taken at its word, it could never come back
-        if self.spoiler.rng.random() >= DAMAGED:
+        if self.spoiler.rng.random() >= self.damaged:
             self.tally.note(self._phase, type(message).__name__)
             try:
                 await self._post(message)
@@ -153,6 +154,7 @@ class FuzzingService(Service):
 
     spoiler: Spoiler
     tally: Tally
+    damaged: float
     _phase = "connected"
     _planted: ClassVar[deque[Wire]] = deque(maxlen=500)  # false ones: new ones are made from real ones only
 
@@ -168,7 +170,7 @@ class FuzzingService(Service):
         if stream.site != VICTIM or self.tally.calm:
             await super().deliver(stream, message, context)
             return
-        if self.spoiler and self.spoiler.rng.random() < DAMAGED:
+        if self.spoiler and self.spoiler.rng.random() < self.damaged:
             data = stream.encode(message, self.shell.books)
             how, data = self.spoiler.damaged(FROM_COORDINATOR.decode(data), FROM_SITE)
             self.tally.note(self._phase, how)
@@ -205,10 +207,12 @@ def cli() -> None:
 @cli.command()
 @CONFIG
 @SEED
-def site(path: Path, seed: int) -> None:
+@DAMAGED
+def site(path: Path, seed: int, damaged: float) -> None:
     """A listed site."""
     log_to_stderr()
     tally = Tally(path.parent)
+    FuzzingClient.damaged = damaged
     FuzzingClient.tally, FuzzingClient.spoiler = tally, Spoiler(f"site {seed} {tally.lives}")
     client.Client = FuzzingClient  # type: ignore[misc]
     with ending_well():
@@ -221,10 +225,12 @@ def site(path: Path, seed: int) -> None:
 @cli.command()
 @CONFIG
 @SEED
-def coordinator(path: Path, seed: int) -> None:
+@DAMAGED
+def coordinator(path: Path, seed: int, damaged: float) -> None:
     """The coordinator."""
     log_to_stderr()
     tally = Tally(path.parent)
+    FuzzingService.damaged = damaged
     FuzzingService.tally, FuzzingService.spoiler = tally, Spoiler(f"coordinator {seed} {tally.lives}")
     with ending_well():
         run_until_stopped(*CoordinatorConfig.read(path), service_type=FuzzingService)

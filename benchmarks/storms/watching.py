@@ -60,6 +60,11 @@ class Verdict:
         return {"ok": not self.faults, "faults": self.faults} | self.figures
 
 
+def newest_accepted(site: Party) -> int:
+    """The newest round whose sum a site has accepted, as it says; 0 if there is none."""
+    return int(([0, *re.findall(r"round (\d+): sum of", site.text())])[-1])
+
+
 def check_results(federation: NumberFederation, verdict: Verdict, without: Collection[str] = ()) -> list[int]:
     """Every published sum is exact over its survivors, and the model of each site is that of a published one.
 
@@ -73,7 +78,7 @@ def check_results(federation: NumberFederation, verdict: Verdict, without: Colle
         rounds = {}
         for name, site in federation.sites.items():
             if name not in without:
-                rounds[name] = int(re.findall(r"round (\d+): sum of", site.text())[-1])
+                rounds[name] = newest_accepted(site)
                 read_state(federation.grounds.site(name) / "state" / "states", layout, after[rounds[name]])
     except Exception as error:  # whatever it is, it is the finding
         verdict.faults.append(f"sums or models: {error!r}")
