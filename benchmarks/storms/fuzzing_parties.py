@@ -35,7 +35,7 @@ from site_agent.config import SiteConfig
 VICTIM: Final = "site0"
 FIRST: Final = 0.05  # how often a false one stands before an honest one, be it Open
 PAUSE: Final = 0.05
-BURST: Final = 40
+BURST: Final = 60
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
 SEED = click.option("--seed", type=int, default=0)
 DAMAGED = click.option("--damaged", type=float, default=0.01, help="Of all false messages; each ends its stream.")
@@ -109,8 +109,6 @@ class FuzzingClient(client.Client):
         """One false message, or a damaged one, which ends the stream."""
         if self._spoilt or self._head is None or self._call is None or not self.spoiler:
             return
-        if self._sent == 0 and self.spoiler.rng.random() > FIRST:
-            return  # without Open there is no stream for all others
         message = self.spoiler.false()
         if isinstance(message, Open) and message.session > self._session:
             return  # taken at its word, it could never come back
@@ -134,7 +132,9 @@ class FuzzingClient(client.Client):
     async def _pump(self) -> None:
         while True:
             await asyncio.sleep(PAUSE)
-            for _ in range(0 if self.tally.calm or self._call is None else self.spoiler.rng.randint(1, BURST)):
+            # Before Open there is no stream yet on which others could follow.
+            quiet = self.tally.calm or self._call is None or self._sent == 0
+            for _ in range(0 if quiet else self.spoiler.rng.randint(1, BURST)):
                 await self._false()
 
     def _received(self, call: Any, data: bytes) -> Any:
