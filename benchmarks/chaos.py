@@ -224,15 +224,15 @@ def check(storm: Storm) -> None:
         verdict.expect(not twice, f"{home.name} said two things about {twice[:3]}")
 
 
-def run(seconds: float, seed: int, folder: Path | None = None) -> Verdict:
+def run(seconds: float, seed: int, *, sites: int = SITES, folder: Path | None = None) -> Verdict:
     verdict = Verdict(seed=seed)
     place = folder or Path(tempfile.mkdtemp(prefix="lazaret-chaos-"))
     start = time.monotonic()
-    names = ["coordinator", *(f"site{number}" for number in range(SITES))]
+    names = ["coordinator", *(f"site{number}" for number in range(sites))]
     try:
         with weather.links(place, names, seed) as links:
             options: dict[str, Any] = {"unwitnessed": 1000, "host": weather.HUB, "train": 8}
-            federation = NumberFederation(place / "federation", sites=SITES, rounds=100_000, words=WORDS, **options)
+            federation = NumberFederation(place / "federation", sites=sites, rounds=100_000, words=WORDS, **options)
             storm = Storm(federation, links, seed, verdict)
             with small_disks(list(federation.grounds.homes().values())) as disks:
                 storm.disks = disks

@@ -47,14 +47,13 @@ LATER: Final = 3.0  # how many times longer a start or a question may take at th
 class Soak:
     """A federation whose members come and go while it runs."""
 
-    def __init__(self, folder: Path, seed: int, verdict: Verdict) -> None:
-        self.federation = NumberFederation(folder, sites=SITES, rounds=1_000_000, words=WORDS, unwitnessed=100_000)
+    def __init__(self, folder: Path, sites: int, seed: int, verdict: Verdict) -> None:
+        self.federation = NumberFederation(folder, sites=sites, rounds=1_000_000, words=WORDS, unwitnessed=100_000)
         self.rng = Random(f"soak {seed}")
         self.verdict = verdict
         self.rows: list[dict[str, float]] = []
         self.events: dict[str, int] = {"away": 0, "joined": 0, "left": 0}
-        self._next = SITES
-        self._away: tuple[Party, int] | None = None
+        self._least, self._next = sites - 1, sites
 
     @property
     def steady(self) -> Party:
@@ -72,10 +71,11 @@ class Soak:
 
     def run(self, rounds: int, every: int, churn: int, end: float) -> None:
         """:param churn: after so many rounds somebody goes, comes back, leaves for good or joins."""
-        due = churn
-        while self.federation.published < rounds and time.monotonic() < end:
-            reached = self.federation.published + every
-            self._wait(lambda: self.federation.published >= min(reached, rounds), "the next rounds")  # noqa: B023
+        due, last = self.federation.published + churn, self.federation.published + rounds
+        self.read()
+        while self.federation.published < last and time.monotonic() < end:
+            reached = min(self.federation.published + every, last)
+            self._wait(lambda: self.federation.published >= reached, "the next rounds")  # noqa: B023
             self.read()
             if self.federation.published >= due:
                 due = self.federation.published + churn
@@ -116,7 +116,7 @@ class Soak:
         self.events["joined"] += 1
 
     def _leave(self) -> None:
-        if len(self.federation.sites) <= SITES - 1:
+        if len(self.federation.sites) <= self._least:
             return self._join()
         grounds = self.federation.grounds
         name = self.rng.choice([name for name in self.federation.sites if name != "site0"])
@@ -183,20 +183,23 @@ def _asked(code: str, *words: str) -> float:
     return round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 2)
 
 
-def run(rounds: int, seed: int, seconds: float, folder: Path | None = None) -> Verdict:
+def run(
+    rounds: int, seed: int, seconds: float, *, sites: int = SITES, ask: bool = True, folder: Path | None = None
+) -> Verdict:
+    """:param ask: how long a start, the status and an audit take, at first and at the end."""
     verdict = Verdict(seed=seed)
     place = folder or Path(tempfile.mkdtemp(prefix="lazaret-soak-"))
     start = time.monotonic()
     try:
-        soak = Soak(place / "federation", seed, verdict)
+        soak = Soak(place / "federation", sites, seed, verdict)
         with soak.federation.running():
             soak.federation.wait_published(2, seconds=WAIT)
-            first = soak.questions()
+            first = soak.questions() if ask else {}
             try:
                 soak.run(rounds, max(1, rounds // 50), max(4, rounds // 25), start + seconds)
             except GaveUp as error:
                 verdict.faults.append(str(error))
-            last = soak.questions()
+            last = soak.questions() if ask else {}
         check(soak, rounds, first, last)
     finally:
         if folder is None:

@@ -27,6 +27,7 @@ from scripts.local_federation.party import log_to_stderr
 from security.clock import SystemClock
 from security.rng import SystemRandomness
 from security.secagg.fields import Wire
+from security.secagg.messages import Hello
 from security.secagg.relay import FRAMES, Goodbye, ManifestFrame, Open, SignedHead
 from site_agent import client
 from site_agent.assembly import assemble
@@ -78,8 +79,10 @@ class FuzzingClient(client.Client):
     _head: SignedHead | None = None
     _session = 1
     _spoilt = False  # this stream has ended, whatever is sent on it
+    _opened: Any = None  # the stream on which Open was sent
 
     async def run(self) -> None:
+        self._one = asyncio.Lock()  # a stream takes one write at a time
         pump = asyncio.create_task(self._pump())
         try:
             await super().run()
@@ -92,12 +95,14 @@ class FuzzingClient(client.Client):
         message = parcel.message
         if isinstance(message, Open):
             self._sent, self._session, self._phase, self._spoilt = 0, message.session, "connected", False
+            self._opened = self._call
         if parcel.log_head is not None:
             self._head = parcel.log_head
         self.spoiler.saw(message)
-        if not self.tally.calm and self.spoiler.rng.random() < FIRST:
-            await self._false()
-        await self._post(message)
+        async with self._one:
+            if not self.tally.calm and self.spoiler.rng.random() < FIRST:
+                await self._false()
+            await self._post(message)
 
     async def _post(self, message: Wire) -> None:
         if self._spoilt or self._head is None:
@@ -112,6 +117,8 @@ class FuzzingClient(client.Client):
         message = self.spoiler.false()
         if isinstance(message, Open) and message.session > self._session:
             return  # taken at its word, it could never come back
+        if isinstance(message, Hello) and self.spoiler.rng.random() > FIRST:
+            return  # one that names an unknown result is sent away, and comes back a second later
         if self.spoiler.rng.random() >= self.damaged:
             self.tally.note(self._phase, type(message).__name__)
             try:
@@ -133,9 +140,10 @@ class FuzzingClient(client.Client):
         while True:
             await asyncio.sleep(PAUSE)
             # Before Open there is no stream yet on which others could follow.
-            quiet = self.tally.calm or self._call is None or self._sent == 0
+            quiet = self.tally.calm or self._call is None or self._call is not self._opened
             for _ in range(0 if quiet else self.spoiler.rng.randint(1, BURST)):
-                await self._false()
+                async with self._one:
+                    await self._false()
 
     def _received(self, call: Any, data: bytes) -> Any:
         self._phase = type(FROM_COORDINATOR.decode(data).message).__name__
