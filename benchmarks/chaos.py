@@ -23,7 +23,7 @@ from typing import Any, Final
 import click
 
 from benchmarks.storms import weather
-from benchmarks.storms.watching import Verdict, check_results, newest_accepted
+from benchmarks.storms.watching import ResultCount, Verdict, check_results, newest_accepted
 from benchmarks.storms.weather import Link, Weather
 from lazaret.terminal import emit, run_command, say
 from scripts.local_federation.processes import GaveUp, Party, wait_until
@@ -54,6 +54,7 @@ class Storm:
     def __init__(self, federation: NumberFederation, links: Weather, seed: int, verdict: Verdict) -> None:
         self.federation, self.links, self.verdict = federation, links, verdict
         self.rng = Random(f"chaos {seed}")
+        self.published = ResultCount(federation.coordinator)
         self.done: Counter[str] = Counter()
         self.jumped: set[str] = set()
         self.disks = False  # whether each party has a disk of its own, which can be full
@@ -161,16 +162,16 @@ class Storm:
     def calm(self) -> None:
         """Everybody accepts the sum of one and the same new round."""
         federation, deadline = self.federation, time.monotonic() + CALM_SECONDS
-        target = federation.published + 2
+        target, before = self.published() + 2, max(map(newest_accepted, federation.sites.values()))
 
         def more() -> bool:
             self.settle()
-            return federation.published >= target
+            return self.published() >= target
 
         def together() -> bool:
             self.settle()
-            newest = max(row["number"] for row in federation.rounds if row["outcome"] == "published")
-            return all(newest_accepted(site) >= newest - 1 for site in federation.sites.values())
+            accepted = [newest_accepted(site) for site in federation.sites.values()]
+            return max(accepted) - min(accepted) <= 1 and min(accepted) > before
 
         try:
             wait_until(more, f"{target} results", seconds=CALM_SECONDS)
@@ -238,9 +239,9 @@ def run(seconds: float, seed: int, *, sites: int = SITES, folder: Path | None = 
                 storm.disks = disks
                 with federation.running():
                     federation.wait_published(1, seconds=120)
-                    before = federation.published
+                    before = storm.published()
                     storm.rage(seconds)
-                    during = federation.published - before
+                    during = storm.published() - before
                     storm.calm()
                 verdict.figures |= {"happened": dict(sorted(storm.done.items())), "results_in_the_storm": during}
                 verdict.figures["lives"] = {name: party.lives for name, party in storm.parties.items()}

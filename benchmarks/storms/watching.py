@@ -36,6 +36,23 @@ class Reading:
         )
 
 
+class ResultCount:
+    """How many results a coordinator has published, from what it has said since the last look: cheap to ask often."""
+
+    def __init__(self, coordinator: Party) -> None:
+        self._output = coordinator.output
+        self._read, self._count = 0, 0
+
+    def __call__(self) -> int:
+        if self._output.exists():
+            with self._output.open("rb") as file:
+                file.seek(self._read)
+                whole, end, _ = file.read().rpartition(b"\n")
+            self._read += len(whole) + len(end)
+            self._count += whole.count(b": published")
+        return self._count
+
+
 class Verdict:
     """The figures of a run, and what was wrong; `ok` stands first."""
 
