@@ -97,12 +97,13 @@ class Service:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator has to stop")
 
     async def _talk(self, stream: Stream, context: Any) -> None:
-        """Both ways at once, until one of them ends."""
+        """Both ways at once, until one of them ends, or nothing is read any more."""
         ways: list[asyncio.Task[None]] = []
         try:
             with self._own_work():
                 self.shell.connected(stream)
             ways += [asyncio.create_task(way(stream, context)) for way in (self._read, self._write)]
+            ways.append(asyncio.create_task(stream.unread()))
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in done:
                 way.result()

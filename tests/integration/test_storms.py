@@ -21,7 +21,7 @@ pytestmark = pytest.mark.timeout(600)
 
 def test_two_thousand_false_messages_change_nothing(tmp_path: Path) -> None:
     found = fuzz.run(2000, seed=1, seconds=400, folder=tmp_path).told
-    assert found["ok"], found["faults"]
+    assert found["ok"] and found["complete"], found
     # Both ends were spoken to in every phase of a round, with messages that are false and with bytes that are none.
     for end in (found["to_coordinator"], found["to_site"]):
         assert {"TrainOrder", "Plan", "Deliver", "ResultCertificate"} <= end["by_phase"].keys()
@@ -87,7 +87,7 @@ def test_a_link_delays_loses_and_is_cut(tmp_path: Path) -> None:
 
 def test_a_few_rounds_leave_what_they_should(tmp_path: Path) -> None:
     found = soak.run(6, seed=4, seconds=300, sites=4, ask=False, folder=tmp_path).told
-    assert found["ok"], found["faults"]
+    assert found["ok"] and found["complete"], found
     assert found["per_round"]["coordinator_log_kb"] > 0 and sum(found["members"].values()) >= 1
 
 
