@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from coordinator.ingress_log import IngressLog
+from lazaret.errors import RemoteProtocolError
 from protos.parse import FROM_COORDINATOR, Parcel
 from security.secagg.fields import Wire
 from security.secagg.relay import FRAMES
@@ -22,6 +23,8 @@ from security.secagg.relay import FRAMES
 VECTORS_AT_ONCE: Final = 12
 PATIENCE_SECONDS: Final = 1.0
 LONGEST_SECONDS: Final = 4.0
+# Some hundred rounds, or half an hour of receipts: who has not read for so long does not read at all.
+MOST_QUEUED: Final = 1000
 
 
 class Turns:
@@ -98,9 +101,13 @@ class Stream:
         self._queue: deque[_Queued] = deque()
         self._wake = asyncio.Event()
         self._closing = False
+        self._overrun = asyncio.Event()  # more is waiting than a site may leave unread
 
     def put(self, messages: Iterable[Wire], *, vector: bool = False) -> None:
         """Queue messages behind everything that is already to be sent. A vector waits for its turn, unmade."""
+        if len(self._queue) >= MOST_QUEUED:
+            self._overrun.set()
+            return
         self._queue.append(_Queued(iter(messages), vector))
         self._wake.set()
 
@@ -109,6 +116,14 @@ class Stream:
         self._queue = deque([_Queued(iter(last), vector=False)])
         self._closing = True
         self._wake.set()
+
+    async def unread(self) -> None:
+        """Until a site has left too much unread: what it is owed would be kept in memory without end.
+
+        :raises RemoteProtocolError: then.
+        """
+        await self._overrun.wait()
+        raise RemoteProtocolError("it does not read what it is sent", where=f"site {self.site}")
 
     @property
     def idle(self) -> bool:

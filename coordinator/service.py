@@ -43,6 +43,7 @@ from security.secagg.relay import CloseReason, Goodbye, ManifestFrame, Open, Wel
 
 log = logging.getLogger("coordinator")
 TICK_SECONDS: Final = 0.25
+OPEN_SECONDS: Final = 20.0  # until a stream begins
 RECEIPT_SECONDS: Final = 2.0
 # With two pauses for grace and the closing of files, it ends within 15 s.
 STOP_SECONDS: Final = 8.0
@@ -96,12 +97,13 @@ class Service:
             await context.abort(grpc.StatusCode.UNAVAILABLE, "the coordinator has to stop")
 
     async def _talk(self, stream: Stream, context: Any) -> None:
-        """Both ways at once, until one of them ends."""
+        """Both ways at once, until one of them ends, or nothing is read any more."""
         ways: list[asyncio.Task[None]] = []
         try:
             with self._own_work():
                 self.shell.connected(stream)
             ways += [asyncio.create_task(way(stream, context)) for way in (self._read, self._write)]
+            ways.append(asyncio.create_task(stream.unread()))
             done, _ = await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
             for way in done:
                 way.result()
@@ -145,7 +147,11 @@ class Service:
             raise
 
     async def _open(self, site: str, spki: str, requests: AsyncIterator[bytes], context: Any) -> Stream | None:
-        data = await anext(requests, None)
+        try:
+            async with asyncio.timeout(OPEN_SECONDS):
+                data = await anext(requests, None)
+        except TimeoutError:
+            raise RemoteProtocolError("a stream without Open", where=f"site {site}") from None
         if data is None:
             return None
         with self._own_work():
@@ -276,7 +282,7 @@ class Service:
 
         :param begin: what is done once sites can connect; only then is a round opened.
         """
-        server = grpc.aio.server(options=tls.COORDINATOR_OPTIONS)
+        server = grpc.aio.server(options=tls.coordinator_options())
         handler = grpc.stream_stream_rpc_method_handler(self.converse)
         service, _, method = tls.METHOD.strip("/").partition("/")
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))

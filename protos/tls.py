@@ -9,6 +9,7 @@ before grpc.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 from typing import Any, Final
 
@@ -52,11 +53,30 @@ COORDINATOR_OPTIONS: Final = (
     *OPTIONS,
     ("grpc.http2.lookahead_bytes", (1 << 16) - 1),
     ("grpc.experimental.tcp_max_read_buffer_size", 12_288),
+    # Anybody can open a connection. One that does not become TLS, or has no stream, is closed: else a few thousand of
+    # them would take every file descriptor, and the coordinator could not write its own files. A site has one stream.
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    ("grpc.max_connection_idle_ms", 60_000),
+    ("grpc.max_concurrent_streams", 8),
 )
+OWN_DESCRIPTORS: Final = 192  # database, log, spool, pages: what connections must leave free
+MOST_CONNECTIONS: Final = 2048  # many times as many as a roster has
+LEAST_CONNECTIONS: Final = 32
 SITE_OPTIONS: Final = (*OPTIONS, ("grpc.http2.lookahead_bytes", 1 << 18))
 
 # The coordinator's clock in milliseconds, before its first message: for a site's own check, nothing else reads it.
 TIME_KEY: Final = "lazaret-time-ms"
+
+
+def coordinator_options() -> list[tuple[str, int]]:
+    """For the coordinator's server: connections leave it the descriptors that it needs itself."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_CONNECTIONS + OWN_DESCRIPTORS
+    if soft < wanted:
+        soft = min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, soft - OWN_DESCRIPTORS))
+    return [*COORDINATOR_OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
 
 
 def channel_options(proxy: str | None) -> list[tuple[str, int | str]]:

@@ -10,6 +10,7 @@ from lazaret.errors import RemoteProtocolError
 from lazaret.terminal import as_range
 from security.identity.manifest import Manifest
 from security.log import events as ev
+from security.log.schema import MAX_COUNT
 from security.secagg import relay
 from security.secagg.effects import Log
 from security.secagg.relay import SignedHead
@@ -27,6 +28,8 @@ NOT_STATED: Final = "not stated"
 def receipt(message: relay.Receipt, head: SignedHead | None, site: str, connection: int) -> Log:
     if head is None:
         raise RemoteProtocolError("a receipt comes with the checkpoint that covers it", where="receipt")
+    if max(message.entry, head.size) > MAX_COUNT:  # false data must not end our log
+        raise RemoteProtocolError("an impossible receipt", where="receipt")
     event = ev.ReceiptReceived(
         msg_id=relay.message_id(site, connection, message.sequence, from_site=True),
         head_size=head.size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -12,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.storms.watching import Reading
 from protos import tls
+from scripts.local_federation.processes import Party
 from scripts.local_federation.setup import HOST, command
 from security.consortium.cli import cli as consortium_command
 from security.identity.enrolment import Identity
@@ -184,3 +187,27 @@ def test_a_site_that_is_not_in_the_roster_is_turned_away(federation: NumberFeder
         converse(federation, tls.channel_credentials(late))
     assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
     federation.coordinator.wait_for("a peer was refused", seconds=5)
+
+
+def test_connections_of_strangers_leave_it_its_descriptors(federation: NumberFederation, tmp_path: Path) -> None:
+    """Found by fuzzing: 300 connections that never began TLS took every descriptor, and no file could be written."""
+    grounds = NumberFederation(tmp_path / "few", words=10).grounds
+    words = ["scripts.local_federation.party", "coordinator", "--config", grounds.coordinator / "coordinator.toml"]
+    few = ("prlimit", "--nofile=300")
+    coordinator = Party("coordinator", words, tmp_path / "few.log", grounds.coordinator, prefix=few)
+    held = []
+    try:
+        coordinator.start()
+        coordinator.wait_for("listening", seconds=60)
+        held = [socket.create_connection((HOST, grounds.port), timeout=10) for _ in range(400)]
+        time.sleep(1.0)
+        assert Reading.of(coordinator.pid).descriptors < 200
+        # They are closed when they do not begin TLS in time, and then a member is answered again.
+        credentials = tls.channel_credentials(Identity(folder=grounds.site("site0") / "identity"))
+        with grpc.secure_channel(f"{HOST}:{grounds.port}", credentials, options=tls.OPTIONS) as channel:
+            grpc.channel_ready_future(channel).result(timeout=30)
+        assert coordinator.code is None
+    finally:
+        for connection in held:
+            connection.close()
+        coordinator.stop()

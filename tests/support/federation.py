@@ -16,7 +16,7 @@ from coordinator.status import overview
 from lazaret.errors import ConfigError
 from scripts.local_federation.known_updates import number_plan, words_of, write_numbers
 from scripts.local_federation.processes import Party, stop_all, wait_until
-from scripts.local_federation.setup import Grounds
+from scripts.local_federation.setup import HOST, Grounds
 from scripts.local_federation.sums import follows, is_exact, manifest_at, read_published
 from security.audit.agreement import keys_for
 from security.audit.compare import Crossed, cross
@@ -46,12 +46,14 @@ class NumberFederation:
         aggregation: str = "",
         votes: bool = False,
         policy: str = "",
+        train: int = 30,
+        host: str = HOST,
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
         self.grounds = Grounds(
             folder=folder,
-            plan=number_plan(rounds, train=30, message=3, upload=4, aggregation=aggregation)
+            plan=number_plan(rounds, train=train, message=3, upload=4, aggregation=aggregation)
             + f'[audit]\nmode = "{audit}"\nmax_rounds_unwitnessed = {unwitnessed}\n'
             + ("strict = true\nvote_drop = 0.05\n" if votes else ""),
             sources={f"site{number}": "generated" for number in range(sites)},
@@ -62,6 +64,7 @@ class NumberFederation:
                 "coordinator": "least_wait = 0.1\nmost_wait = 0.4",
                 "policy": policy,
             },
+            host=host,
         )
         self.grounds.prepare()
         self.coordinator, self.sites = self.grounds.parties("--numbers")

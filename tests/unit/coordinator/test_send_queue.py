@@ -10,6 +10,7 @@ import pytest
 
 from coordinator import send_queue
 from coordinator.send_queue import Stream, Turns
+from lazaret.errors import RemoteProtocolError
 from security.secagg.fields import Wire
 from security.secagg.relay import Ping
 
@@ -176,3 +177,23 @@ def test_what_is_closed_is_not_sent_any_more() -> None:
         return found
 
     assert asyncio.run(run()) == [Ping(number=0), LAST, None]
+
+
+def test_what_a_site_leaves_unread_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_queue, "MOST_QUEUED", 5)
+
+    async def waiting(count: int) -> tuple[int, bool]:
+        stream = Stream("site", 1, "")
+        unread = asyncio.create_task(stream.unread())
+        for number in range(count):
+            stream.put([Ping(number=number)])
+        kept = 0
+        while not stream.idle:
+            kept += stream.take() is not None
+        await asyncio.wait([unread], timeout=0.05)
+        over = unread.done() and isinstance(unread.exception(), RemoteProtocolError)
+        unread.cancel()
+        return kept, over
+
+    assert asyncio.run(waiting(5)) == (5, False)
+    assert asyncio.run(waiting(50)) == (5, True)

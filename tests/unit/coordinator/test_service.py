@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from coordinator import send_queue
 from coordinator import service as module
 from coordinator.phases import RunPhase
 from coordinator.service import Service, Stopping
@@ -455,3 +456,41 @@ def test_nothing_new_begins_while_the_last_witnesses_are_waited_for(
 )
 def test_the_reason_for_the_log_is_coarse(error: Exception, reason: str) -> None:
     assert module.coarse(error) == reason
+
+
+# What a listed site may keep open.
+
+
+def test_a_site_that_never_reads_loses_its_stream(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_queue, "MOST_QUEUED", 5)
+
+    async def scene(service: Service) -> None:
+        deaf, other = Line(service, SITE), Line(service, OTHER)
+        monkeypatch.setattr(deaf, "write", lambda _: asyncio.Event().wait())
+        streams = [deaf.open(), other.open()]
+        await settled()
+        stream = service.shell.streams[SITE]
+        for number in range(20):
+            stream.put([Ping(number=number)])
+        await settled()
+        assert streams[0].done() and deaf.aborted is grpc.StatusCode.INVALID_ARGUMENT
+        assert set(service.shell.streams) == {OTHER}
+        streams[1].cancel()
+        with suppress(asyncio.CancelledError):
+            await streams[1]
+        with suppress(grpc.aio.AbortError):
+            await streams[0]
+
+    play(hub, monkeypatch, scene)
+
+
+def test_a_stream_that_never_begins_is_closed(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "OPEN_SECONDS", 0.05)
+
+    async def scene(service: Service) -> None:
+        line = Line(service, SITE)
+        with pytest.raises(grpc.aio.AbortError):
+            await asyncio.wait_for(service.converse(line._first(), line), 5)
+        assert line.aborted is grpc.StatusCode.INVALID_ARGUMENT and not service.shell.streams
+
+    play(hub, monkeypatch, scene)

@@ -208,6 +208,15 @@ def test_a_receipt_is_logged_under_the_messages_name(world: SiteWorld) -> None:
     assert entry["msg_id"] == opened["msg_id"] and entry["ingress"] == 5
 
 
+@pytest.mark.parametrize("entry", [10**15, 2**64 - 1])
+def test_an_impossible_receipt_is_refused(world: SiteWorld, entry: int) -> None:
+    """It was found by fuzzing: the log cannot hold such a number, and the agent ended."""
+    world.start(VICTIM)
+    world.hub.connect(VICTIM)
+    world.hub.send(VICTIM, relay.Receipt(sequence=1, entry=entry, path=(bytes(32),)))
+    assert world.entries(VICTIM, "receipt") == [] and world.agents[VICTIM].session.phase == "live"
+
+
 def test_witnesses_sign_what_grows_and_answer_what_does_not(world: SiteWorld) -> None:
     world.start_all()
     graz, linz = world.agents["graz"], world.agents["linz"]
