@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -18,6 +19,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.cli import cli as coordinator
+from lazaret import malloc, software
 from npr.lab.cli import cli as laboratory
 from security.audit.cli import main as audit
 from security.clock import ManualClock, SystemClock
@@ -143,6 +145,9 @@ def year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Year]:
     monkeypatch.setattr(click, "confirm", lambda *args, **kwargs: True)
     for module in (commands, kit):
         monkeypatch.setattr(module, "can_ask", lambda: True)
+    # Thirty starts in one process: the packages stay the same, and a collection that torch makes slow is not needed.
+    monkeypatch.setattr(software, "_installed", cache(software._installed))
+    monkeypatch.setattr(malloc, "give_back", lambda: None)
     yield made
     if made.federation.shell is not None:
         made.federation.kill_hub()
