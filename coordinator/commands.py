@@ -13,6 +13,7 @@ import click
 from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from coordinator.run_queue import RunQueue, StopFile
+from lazaret import archive
 from lazaret.checks import report, skip_option
 from lazaret.control import NowFile, pause_commands, running_option, runs_command, say_running
 from lazaret.errors import ConfigError
@@ -36,6 +37,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     from coordinator.assembly import read_manifest
 
     config, base = CoordinatorConfig.read(config_path)
+    archive.refuse_moved(base / config.state)
     clock, identity = SystemClock(), Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
     roster = audit_roster(manifest)

@@ -1,8 +1,8 @@
 """docs/study.md: every command of the page, in order and as it stands, for all ten hospitals, over a year.
 
-What is not as it is in life: the ten agents and the coordinator run in this process, over a network in memory and with a
-clock that is moved by hand; they train on numbers; `check` leaves out what needs images or a socket; and questions that
-two people answer on the telephone are answered with yes. The page says so.
+What is not as it is in life: the ten agents and the coordinator run in this process, over a network in memory and with
+a clock that is moved by hand; they train on numbers; `check` leaves out what needs images or a socket; and questions
+that two people answer on the telephone are answered with yes. The page says so.
 """
 
 from __future__ import annotations

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +20,8 @@ from security.identity.manifest import Manifest
 from security.log.egress import KernelByteLog
 from security.rng import CountedRandomness
 from tests.support.memory_network import MemoryNetwork
-from tests.support.whole_federation import WholeFederation
-
+from tests.support.site_world import write_config
+from tests.support.whole_federation import SITES, WholeFederation, whole_federation
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,32 @@ class StudyFolders:
 
     def identity(self, member: str) -> Identity:
         return Identity(folder=self.folder / member / "identity")
+
+
+@contextmanager
+def small_study(folder: Path, sites: tuple[str, ...] = SITES, *, rounds: int = 50) -> Iterator[StudyFederation]:
+    """A folder for each party without typing: members are copied from a federation that was enrolled once."""
+    with whole_federation(folder / "world", sites=sites, rounds=rounds) as whole:
+        for member in ("hub", *sites):
+            home = folder / member
+            home.mkdir()
+            (folder / "world" / member).rename(home / "identity")
+            shutil.copyfile(whole.model_path, home / "initial.safetensors")
+            if member == "hub":
+                text = 'identity = "identity"\nstate = "state"\nlisten = "127.0.0.1:1"\n'
+                lines = "[rounds]\ngrace = 2.0\nping = 1.0\naudit = 1.0\n"
+                (home / "coordinator.toml").write_text(text + 'initial_model = "initial.safetensors"\n' + lines)
+            else:
+                write_config(home, Path("identity"), Path("initial.safetensors"))
+        (folder / "world" / "consortium").rename(folder / "consortium")
+        made = StudyFederation(folder, whole.clock)
+    try:
+        yield made
+    finally:
+        if made.shell is not None:
+            made.kill_hub()
+        for site in list(made.agents):
+            made.kill(site)
 
 
 class StudyFederation(WholeFederation):
