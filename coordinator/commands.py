@@ -29,7 +29,7 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 
-# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+# `log-export`, `log-note`, `log-erase`, `log-archive`: what people do with the privacy log. The log records it.
 
 
 def open_for_people(config_path: Path) -> AuditLog:
@@ -48,7 +48,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     )
 
 
-log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
 
 
 def state_folder(config_path: Path) -> Path:

@@ -124,7 +124,7 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
         click.echo(f"for epsilon {epsilon:g}: noise = {cost.proposed_sigma:g}")
 
 
-# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+# `log-export`, `log-note`, `log-erase`, `log-archive`: what people do with the privacy log. The log records it.
 
 
 def open_for_people(config_path: Path) -> AuditLog:
@@ -139,7 +139,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
 
 
-log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
 
 
 def _state(path: Path) -> Path:
