@@ -48,18 +48,6 @@ def blocks() -> list[list[str]]:
     return [block.splitlines() for block in found]
 
 
-def lines() -> Iterator[list[str]]:
-    """Every line, once for each hospital that types it: from "every hospital" on to the end of its block."""
-    for block in blocks():
-        every = next((at for at, line in enumerate(block) if EVERY_HOSPITAL.fullmatch(line)), len(block))
-        yield from ([line] for line in block[:every])
-        if every < len(block):
-            left = EVERY_HOSPITAL.fullmatch(block[every])
-            sites = SITES[:-1] if left and left["left"] else SITES
-            for site in sites:
-                yield from ([re.sub(r"\bgraz\b", site, line)] for line in block[every + 1 :])
-
-
 class Year:
     """Types the page."""
 
@@ -69,6 +57,21 @@ class Year:
         self.federation = StudyFederation(folder, self.clock)
         self.typed: list[str] = []
         self.said: list[tuple[str, Result]] = []
+        self.sites, self.gone = list(SITES), set[str]()
+
+    def read(self, block: list[str]) -> None:
+        """Every line, and from "every hospital" to the end of the block once for each of them."""
+        every = next((at for at, line in enumerate(block) if EVERY_HOSPITAL.fullmatch(line)), len(block))
+        for line in block[:every]:
+            self.follow(line)
+        found = EVERY_HOSPITAL.fullmatch(block[every]) if every < len(block) else None
+        for site in list(self.sites) if found else ():
+            if site not in self.gone or not found["left"]:  # type: ignore[index]  # found, or there is no site here
+                for line in block[every + 1 :]:
+                    self.follow(re.sub(r"\bgraz\b", site, line))
+
+    def follow(self, line: str) -> None:
+        self.happen(line) if line.startswith("#") else self.type(line)
 
     def type(self, line: str) -> None:
         who, command = line.split("$ ", 1)
@@ -80,6 +83,7 @@ class Year:
             self.federation.start_hub()
         elif command == "site-agent":
             self.federation.start(who)
+            self.gone.discard(who)
         elif command.startswith("sed "):
             self.edit(home, shlex.split(command))
         else:
@@ -104,6 +108,13 @@ class Year:
             text, count = re.subn(old, new, text, flags=re.MULTILINE)
             assert count == 1, rule
         path.write_text(text)
+
+    def put(self, source: Path, site: str) -> None:
+        """Another machine, at the address of the old one."""
+        source.rename(self.folder / "new")
+        (self.folder / site).rename(self.folder / f"{site}-old")
+        (self.folder / "new").rename(self.folder / site)
+        self.sites += [site] if site not in self.sites else []
 
     def happen(self, line: str) -> None:
         """What is no command."""
@@ -133,6 +144,13 @@ class Year:
                 federation.stop_all()
             case ["stop", site]:
                 federation.stop(site)
+                self.gone.add(site)
+            case ["the", "disk", "of", site, "is", "lost"]:
+                federation.kill(site)
+                shutil.rmtree(self.folder / site)
+                self.sites.remove(site)
+            case [place, "has", "the", "place", "of", site]:
+                self.put(self.folder.joinpath(*place.split(":")), site)
             case _:
                 raise AssertionError(f"the page says what nobody does: {line}")
 
@@ -157,8 +175,8 @@ def year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Year]:
 
 @pytest.mark.timeout(300)
 def test_the_study_goes_from_the_first_mail_to_the_last_audit(year: Year) -> None:
-    for (line,) in lines():
-        year.happen(line) if line.startswith("#") else year.type(line)
+    for block in blocks():
+        year.read(block)
     (cross,) = [done.output for line, done in year.said if "privacy-audit cross" in line]
     assert "verdict: clean" in cross
     for site in SITES:
