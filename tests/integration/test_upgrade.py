@@ -1,4 +1,4 @@
-"""docs/releases.md, Upgrade: a study goes on in the same run under a newer version, and one that does not fit is refused."""
+"""docs/releases.md, Upgrade: a study goes on in its run under a newer version; one that does not fit is refused."""
 
 from __future__ import annotations
 
