@@ -40,19 +40,19 @@ function progress(data, width) {
 
 const day = (ms) => new Date(ms).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
-/** Since when a hospital is waited for: since it was last heard of, or since a deadline that it has missed. */
-function lateSince(site, deadline) {
-  if (site.state === "away") return site.seen || null;
+/** Since when a hospital is waited for: since it was last heard of, or else the run began, or since a deadline that it has missed. */
+function lateSince(site, { began, deadline }) {
+  if (site.state === "away") return site.seen || began;
   return site.state === "training" && deadline && deadline < now() ? deadline : null;
 }
 
-const sites = ({ sites: data, deadline }) => table("Hospitals and their state",
+const sites = ({ sites: data, ...since }) => table("Hospitals and their state",
   ["hospital", "state", { name: "late since", wide: true }, { name: "last contact", wide: true }, { name: "received from it", number: true }, { name: "sent to it", number: true }],
   data.map((site) => [
     site.name,
     [badge(site.state, LEVEL[site.state] ?? "none"), site.excluded ? el("span", { class: "soft" }, ` ${site.excluded}`) : "",
       site.pause ? el("span", { class: "soft" }, ` left out of the next ${site.pause} cohorts`) : ""],
-    lateSince(site, deadline) ? ago(lateSince(site, deadline)) : "–",
+    lateSince(site, since) ? ago(lateSince(site, since)) : "–",
     ago(site.seen),
     site.connected ? bytes(site.in) : "–",
     site.connected ? bytes(site.out) : "–",
@@ -64,7 +64,7 @@ const RUNS = { over: ["over", "none"], now: ["in force", "good"], waits: ["waits
 function runs(data) {
   const best = data.some((run) => run.best);
   return table("Runs of this study", [
-    "run", "state", { name: "rounds published", number: true }, { name: "from", wide: true }, { name: "to", wide: true },
+    "run", "state", { name: "rounds published", wide: true }, { name: "from", wide: true }, { name: "to", wide: true },
     ...(best ? [{ name: "best round", number: true }] : []),
   ], data.map((run) => [
     run.run,
@@ -154,7 +154,7 @@ function witnesses({ size, witnesses: seen }) {
 
 
 const logs = (data) => table("Checkpoints of privacy logs", [
-  "log", { name: "checkpoint covers", number: true }, { name: "not witnessed yet", number: true }, { name: "root", wide: true },
+  "log", { name: "checkpoint covers", number: true }, { name: "not witnessed yet", wide: true }, { name: "root", wide: true },
   { name: "witnessed by", wide: true }, "newest",
 ], data.map((one, place) => [
   place ? one.log : `${one.log} (this one)`,
@@ -181,7 +181,8 @@ function show(told) {
   document.getElementById("foot").textContent = `Lazaret ${about.version}. Read-only: nothing can be changed from here.`;
   verdict(told);
   draw("progress", told.now, progress);
-  draw("sites", { sites: told.sites, deadline: told.now.deadline }, sites);
+  const { began } = told.runs.find((run) => run.state === "now");
+  draw("sites", { sites: told.sites, deadline: told.now.deadline, began }, sites);
   draw("runs", told.runs.map((run) => (run.state === "now" ? { ...run, end: told.now.end } : run)), runs);
   draw("members", { rounds: told.members, names: told.sites.map((site) => site.name) }, members);
   draw("loss", { rows, weights: about.weights }, loss);
