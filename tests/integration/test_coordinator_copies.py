@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from coordinator.cli import cli as coordinator_command
 from lazaret import archive, files
 from lazaret.errors import ConfigError
 from security.clock import SystemClock
-from tests.integration.test_site_copies import audit_is_clean, begun, keys_of, typed
+from security.consortium.cli import cli as consortium_command
+from tests.integration.test_site_copies import audit_is_clean, begun, keys_of, site, typed
 from tests.support.study import StudyFederation, small_study
 
 pytestmark = pytest.mark.timeout(240)
@@ -77,6 +79,33 @@ def test_the_old_coordinator_starts_again_twin(study: StudyFederation, monkeypat
     old.rename(study.folder / "hub")
     study.start_hub()
     assert len([row for row in study.rounds if row.outcome == "published"]) == 1  # it has forgotten the second one
+
+
+def test_a_backup_takes_the_run_up_under_another_name(study: StudyFederation) -> None:
+    """The machine is lost. The backup has host names, configuration and the old log; the model comes from a site."""
+    begun(study)
+    target, root = study.folder / "hub.backup", study.folder / "consortium"
+    hub(study, "backup", target)
+    study.run_rounds(1)
+    study.until(lambda: all(agent.state_dir.covered.exists() for agent in study.agents.values()))
+    study.settle(4)
+    study.kill_hub()
+    shutil.rmtree(study.folder / "hub")
+    typed(coordinator_command, "restore", target, study.folder / "hub-2", "--name", "hub-2")
+    common, config = ("--dir", root, "--no-passphrase"), study.folder / "hub-2" / "coordinator.toml"
+    typed(consortium_command, "revoke", "hub", "--reason", "its disk is lost", "--dir", root)
+    typed(consortium_command, "enroll", study.folder / "hub-2" / "identity" / "request.json", "--yes", *common)
+    typed(consortium_command, "publish", *common)
+    answer, manifest = root / "answers" / "hub-2.json", root / "manifest.json"
+    typed(coordinator_command, "join", answer, "--manifest", manifest, "--config", config)  # the root is in the backup
+    handover = study.folder / "handover"
+    site(study, "graz", "handover", handover)
+    typed(coordinator_command, "recover", handover, "--config", config)
+    study.hub = "hub-2"
+    study.start_hub()
+    before = study.published
+    study.run_rounds(2)
+    assert study.published == before + 2 and study.survivors()[-1] == set(study.manifest.sites)
 
 
 def test_a_backup_has_no_key_and_takes_another_name(study: StudyFederation) -> None:

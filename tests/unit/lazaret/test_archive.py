@@ -121,6 +121,18 @@ def test_no_name_leads_out_of_the_folder(home: Path, name: str) -> None:
     assert not (home.parent / "outside").exists()
 
 
+def test_what_a_kill_left_is_in_nobodys_way(home: Path) -> None:
+    """Half an archive, and half a folder: both are begun again."""
+    target = home.parent / "graz.backup"
+    archive.partial(target).write_bytes(b"half of one")
+    (home.parent / ".new.restoring").mkdir()
+    (home.parent / ".new.restoring" / "half").touch()
+    written(home)
+    with archive.unpacked(target, home.parent / "new"):
+        pass
+    assert not (home.parent / "new" / "half").exists() and not archive.partial(target).exists()
+
+
 # A move.
 
 
