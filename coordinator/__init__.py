@@ -26,6 +26,7 @@ Imported by: coordinator.dashboard.
     status          `coordinator status`
     export          `coordinator export`
     recover         `coordinator recover`
+    backup          `backup`, `restore` and `state`
     __main__        `python -m coordinator`
     dashboard       the operator's page
 """

@@ -13,6 +13,7 @@ import click
 from coordinator.cli import with_config
 from coordinator.config import CHECK_NAMES, HIGHEST_PORT, TEMPLATE, CoordinatorConfig
 from coordinator.run_queue import RunQueue, StopFile
+from lazaret import archive
 from lazaret.checks import report, skip_option
 from lazaret.control import NowFile, pause_commands, running_option, runs_command, say_running
 from lazaret.errors import ConfigError
@@ -28,7 +29,7 @@ from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
 
-# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+# `log-export`, `log-note`, `log-erase`, `log-archive`: what people do with the privacy log. The log records it.
 
 
 def open_for_people(config_path: Path) -> AuditLog:
@@ -36,6 +37,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     from coordinator.assembly import read_manifest
 
     config, base = CoordinatorConfig.read(config_path)
+    archive.refuse_moved(base / config.state)
     clock, identity = SystemClock(), Identity(folder=base / config.identity)
     manifest = read_manifest(identity, clock)
     roster = audit_roster(manifest)
@@ -46,7 +48,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     )
 
 
-log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
 
 
 def state_folder(config_path: Path) -> Path:

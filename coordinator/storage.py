@@ -90,6 +90,10 @@ class Storage:
             raise ConfigError("another coordinator runs in this folder", where=str(path.parent)) from error
         return descriptor
 
+    def settle(self) -> None:
+        """Everything in the database file itself, and nothing beside it."""
+        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+
     def close(self) -> None:
         self._db.close()
         os.close(self._lock)
@@ -234,7 +238,7 @@ class Storage:
         """The database last: as long as it is here, a start that was cut short begins again where it stopped."""
         target = self.runs / run
         target.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._rows("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.settle()
         self._db.close()
         for name in _OF_A_RUN:
             if (self.folder / name).exists() and not (target / name).exists():

@@ -57,7 +57,7 @@ def write_atomically(path: Path, data: bytes, *, mode: int = 0o644, replace: boo
     finally:
         with contextlib.suppress(FileNotFoundError):
             beside.unlink()
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def open_private(path: Path) -> BinaryIO:
@@ -73,7 +73,7 @@ def settle(file: BinaryIO, beside: Path, path: Path) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(beside, path)
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
 def read_private(path: Path) -> bytes:
@@ -107,10 +107,10 @@ def erase(path: Path) -> None:
     except FileNotFoundError:
         return
     path.unlink()
-    _sync_directory(path.parent)
+    sync_directory(path.parent)
 
 
-def _sync_directory(path: Path) -> None:
+def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

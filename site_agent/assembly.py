@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from lazaret import malloc, software
+from lazaret import archive, malloc, software
 from lazaret.control import PauseFile
 from lazaret.errors import CertificateNameMismatch, ConfigError
 from protos.schema import schema_digest
@@ -61,6 +61,7 @@ def assemble(
     :param agent_type: the class that carries out effects.
     """
     malloc.keep_small()
+    archive.refuse_moved(config.state)
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     config.policy.check_federation(manifest)

@@ -38,6 +38,12 @@ Group = late_group(
             "log-export": "Copy the privacy log for an auditor.",
             "log-note": "Record an action of yours in the privacy log.",
             "log-erase": "Erase private annexes of entries of the privacy log.",
+            "log-archive": "Move older segments of the privacy log to another folder.",
+        },
+        "site_agent.backup": {
+            "backup": "Write a copy of this site to a file, or move it to another machine.",
+            "restore": "Make a folder of such a file.",
+            "state": "List this site's files, and which of them may be copied.",
         },
         "site_agent.model_commands": {
             "evaluate": "Evaluate this site's model on its own held-out images.",

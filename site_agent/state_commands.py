@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from lazaret import software
+from lazaret import archive, software
 from lazaret.control import pause_commands, runs_command
 from lazaret.errors import ConfigError
 from lazaret.terminal import emit, say
@@ -124,12 +124,13 @@ def _propose(config: SiteConfig, manifest: Manifest, epsilon: float, *, as_json:
         click.echo(f"for epsilon {epsilon:g}: noise = {cost.proposed_sigma:g}")
 
 
-# `log-export`, `log-note`, `log-erase`: what people do with the privacy log. The log records it.
+# `log-export`, `log-note`, `log-erase`, `log-archive`: what people do with the privacy log. The log records it.
 
 
 def open_for_people(config_path: Path) -> AuditLog:
     """This site's log, if no agent holds it. The keys in it are those of the manifest it was last used with."""
     config, clock = SiteConfig.read(config_path), SystemClock()
+    archive.refuse_moved(config.state)
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     roster = audit_roster(manifest)
@@ -138,7 +139,7 @@ def open_for_people(config_path: Path) -> AuditLog:
     return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
 
 
-log_export, log_note, log_erase = keeper_commands(open_for_people, with_config)
+log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
 
 
 def _state(path: Path) -> Path:
@@ -168,6 +169,7 @@ def handover(config_path: Path, target: Path, as_json: bool) -> None:
 
 def _held(config: SiteConfig, clock: Clock, *, dated: bool = True) -> tuple[StateDir, Manifest]:
     """This site's state directory and the manifest in force, for a command that is not the agent."""
+    archive.refuse_moved(config.state)
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock, dated=dated)
     key = identity.sealing_key()

@@ -16,6 +16,8 @@ data.json            how many images of each class are here; for the hospital's 
 initial/<digest>.safetensors    the run's initial model, where it came by wire (site_agent/next_run.py)
 evidence/            proof of lies of the coordinator, for the consortium
 covered              the newest covered result and its acknowledgements, for `site-agent handover`
+moved.json           this site has moved to another machine (lazaret/archive.py)
+earlier/<site>/      the log of a lost site that this one was restored from
 stopped              the operator's signed word that the run has ended before its last round
 log/                 the privacy log
 """

@@ -7,6 +7,7 @@ Imported by: coordinator.
 
     server       address, token and files
     state_json   the page as one JSON value
+    study        runs before and after this one, the estimated end, how far logs are witnessed
     live         what is under way now
     metrics      `/metrics`
 """

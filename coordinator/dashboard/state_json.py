@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from coordinator.dashboard.live import AWAY, EXCLUDED, Live, SiteNow
+from coordinator.dashboard.study import StudyRuns, estimated_end, with_gap
 from coordinator.effects import PUBLISHED
 from coordinator.phases import RunPhase
 from coordinator.round_history import Cohort, LastAttempt, ReadOnlyHistory
@@ -269,6 +270,7 @@ class Board:
         self.history = history
         self._reader = PageReader(history)
         self._heads = heads
+        self._study = StudyRuns(history.path.parent)
         self._live: Live | None = None
         self._history: tuple[int, PageHistory] | None = None
         self._shown: tuple[object, Response] | None = None
@@ -310,7 +312,7 @@ class Board:
     def state(self) -> Response:
         """The whole page's content."""
         live, (version, history), stamp = self.live, self._newest(), self._heads.stamp()
-        key = (live, version, stamp)
+        key = (live, version, stamp, self._study.stamp())
         if self._shown is None or self._shown[0] != key:
             self._shown = (key, Response.of(self._content(live, history), "application/json"))
         return self._shown[1]
@@ -320,16 +322,33 @@ class Board:
         rest = {
             "about": self._about,
             "health": judge(live, history, endings(self._manifest, live.now_ms)).to_json(),
-            "now": _now(live),
+            "now": _now(live) | {"end": self._end(live, history)},
+            "runs": self._study.read(self._this_run(live, history)),
             "sites": [_site(site, history) for site in live.sites],
             "columns": COLUMNS,
             "members": history.members,
             "aborts": history.aborts,
-            "logs": self._heads.read(live.head, live.log_size, live.witnessed),
+            "logs": [with_gap(one, self._manifest.coordinator.id) for one in self._logs(live)],
             "traffic": {"in": _by_size(live.received), "out": _by_size(live.sent)},
         }
         text = json.dumps(rest, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
         return f'{text[:-1]},"rounds":[{history.written}]}}'.encode()
+
+
+    def _logs(self, live: Live) -> list[dict[str, Any]]:
+        return self._heads.read(live.head, live.log_size, live.witnessed)
+
+    def _this_run(self, live: Live, history: PageHistory) -> dict[str, Any]:
+        """`best` is for the round that the sites found best, where a run has one."""
+        began = history.rounds[0][1] if history.rounds else None
+        run = {"run": self._manifest.run, "published": live.completed, "planned": live.planned}
+        return run | {"began": began, "best": None}
+
+    def _end(self, live: Live, history: PageHistory) -> int | None:
+        """No estimate while nothing goes on."""
+        if live.hindrance is not None or live.phase is RunPhase.DONE:
+            return None
+        return estimated_end(history.rounds, completed=live.completed, planned=live.planned)
 
 
 def _now(live: Live) -> dict[str, Any]:

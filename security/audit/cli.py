@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ import click
 from lazaret.errors import CannotDecide, CodecError, ConfigError, ToolkitError, VerificationFailed
 from security.audit import tools
 from security.audit.options import FILE, LOG, TARGET, as_json, emit, finish, logs, lost, one_log, root_key
+from security.log.store import ARCHIVES
 
 if TYPE_CHECKING:
     from security.audit.compare import Crossed
@@ -43,10 +45,12 @@ class _Group(click.Group):
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.option("--alerts", type=FILE, help="Send a verdict that is not clean to the [alerts] of this configuration.")
+@click.option("--segments", multiple=True, type=LOG, help="A folder with archived segments of a log; repeatable.")
 @click.pass_context
-def main(context: click.Context, alerts: Path | None) -> None:
+def main(context: click.Context, alerts: Path | None, segments: Sequence[Path]) -> None:
     """Check privacy logs: what left each site, that it was masked, its epsilon, and that it was not changed."""
     context.obj = alerts
+    context.call_on_close(partial(ARCHIVES.reset, ARCHIVES.set(tuple(segments))))
 
 
 def _with_privacy(log: Verified) -> tuple[tuple[Finding, ...], EpsilonStatement | None]:

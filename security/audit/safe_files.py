@@ -70,6 +70,7 @@ def hostile(folder: LogFolder) -> Iterator[str]:
         folder.evidence: SEGMENT_BYTES,
         folder.annex: NOTE_BYTES,
         folder.manifests: 4 * NOTE_BYTES + 1,
+        **dict.fromkeys(folder.archives(), SEGMENT_BYTES),
     }
     tops = {
         folder.format: NOTE_BYTES,

@@ -8,6 +8,7 @@ Imported by: nothing; it is run.
     authority   the folder of the authority: root, members, published manifests
     plan        `federation.toml`, and the manifest that follows from it
     show        manifests and the authority, as text and as JSON
+    backup      `backup` and `restore` of that folder
     cli         the command `consortium`
     commands    its commands, imported when they are run
 """

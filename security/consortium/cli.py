@@ -19,7 +19,11 @@ Group = late_group(
             "publish": "Sign the next version of the manifest.",
             "kit": "Write one file for each member with all that it needs.",
             "show": "Show the consortium's folder, or a manifest.",
-        }
+        },
+        "security.consortium.backup": {
+            "backup": "Write the whole folder to a file.",
+            "restore": "Make a folder of such a file, if no manifest was signed since.",
+        },
     }
 )
 

@@ -14,6 +14,7 @@ import os
 from pathlib import Path
 from typing import Final, Protocol, Self
 
+from lazaret import files
 from lazaret.errors import LedgerError
 from security.dp.ledger import LedgerAnchor, LedgerState, read
 
@@ -132,6 +133,29 @@ class FileStore:
         _sync_directory(self._ledger.parent)
         self._anchor.unlink()
         self.close()
+
+    # What a restore of a site needs (site_agent/backup.py). Each may be repeated after a kill.
+
+    def close_for_good(self, head: LedgerAnchor) -> None:
+        """Leave an anchor without a ledger: none can be begun here, and the budget counts as spent."""
+        here = self._read_anchor()
+        if here is None or here.seq < head.seq:
+            self._write_anchor(head)
+
+    def take_over(self, lines: bytes, head: LedgerAnchor) -> None:
+        """A ledger that has moved here. The anchor first: what a crash leaves counts as spent.
+
+        :raises LedgerError: if a ledger is here, or was here and this is not what became of it.
+        """
+        here, state = self._read_anchor(), read(lines.split(b"\n")[:-1])
+        kept = not self._ledger.exists() or self._ledger.read_bytes() == lines
+        if not kept or not state.contains(head) or (here is not None and not state.contains(here)):
+            raise LedgerError(
+                "another privacy ledger is here, or was", where=str(self._ledger), hint="two ledgers cannot be joined"
+            )
+        self._write_anchor(head)
+        if not self._ledger.exists():
+            files.write_atomically(self._ledger, lines, mode=0o600, replace=False)
 
     def peek(self) -> LedgerState | None:
         """The state of the ledger without its lock, to show it while an agent writes; None if there is no ledger.

@@ -135,13 +135,19 @@ class LogReader:
         self._gaps = gaps
 
     def segments(self) -> list[Path]:
-        """The segment files in order.
+        """The segment files in order, those in an archive among them.
 
         :raises AuditLogError: at a gap in their numbers, since it could hide entries.
         """
-        found = sorted(self._folder.segments.glob("*.jsonl"))
+        folders = (*self._folder.archives(), self._folder.segments)  # what is here comes before what is archived
+        by_name = {path.name: path for folder in folders for path in folder.glob("*.jsonl")}
+        found = [by_name[name] for name in sorted(by_name)]
         if not self._gaps and found != [self._folder.segment(number) for number in range(len(found))]:
-            raise AuditLogError("segment files are not numbered without gaps", where=str(self._folder.segments))
+            raise AuditLogError(
+                "segment files are not numbered without gaps",
+                where=str(self._folder.segments),
+                hint="were older ones archived? that folder must be reachable; an auditor names it with --segments",
+            )
         return found
 
     def blocks(self) -> Iterator[LineBlock]:

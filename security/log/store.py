@@ -11,6 +11,7 @@ epochs/<n>.note           endorsements of the epoch keys
 witness/                  the newest checkpoints seen of other logs
 annex/<seq>.json          what a leaf only commits to
 evidence/                 torn writes and proofs of forks
+archive                   the folder that older segments were moved to (`log-archive`), for the party itself
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -37,6 +39,12 @@ from security.log.note import Note
 
 FORMAT: Final = b"lazaret audit log 2\n"
 SALT_SIZE: Final = 32
+_MOST_NAME: Final = 400
+
+# Folders with archived segments. None: the party's own process, which follows the file `archive` of its own log. An
+# auditor is told by a person, and never by the copy of a log.
+ARCHIVES: Final[ContextVar[tuple[Path, ...] | None]] = ContextVar("archives", default=None)
+ARCHIVE_NAME: Final = "LOG"  # in an archive: whose segments they are
 
 # The one spelling of a size: other digits and leading zeros would name files that are then not found.
 is_size = re.compile(r"0|[1-9][0-9]{0,15}").fullmatch
@@ -58,10 +66,30 @@ class LogFolder:
         self.format = path / "FORMAT"
         self.manifest = path / "manifest.json"
         self.manifests = path / "manifests"
+        self.archive = path / "archive"
 
     def segment(self, number: int) -> Path:
-        """The file of one segment."""
-        return self.segments / f"{number:08d}.jsonl"
+        """The file of one segment, here or in an archive."""
+        here = self.segments / f"{number:08d}.jsonl"
+        if here.exists():
+            return here
+        return next((path for folder in self.archives() if (path := folder / here.name).exists()), here)
+
+    def archives(self) -> list[Path]:
+        """The folders with older segments of this log, as far as they are known and there."""
+        known = ARCHIVES.get()
+        if known is None:
+            known = (Path(self.archive.read_text(encoding="utf-8").strip()),) if self.archive.is_file() else ()
+        return [folder for folder in known if self._is_of_this_log(folder / ARCHIVE_NAME)]
+
+    def _is_of_this_log(self, name: Path) -> bool:
+        """By name only: what is in the segments is checked against the signed tree, as if they were here."""
+        sizes = self.checkpoint_sizes()
+        if not sizes or not name.is_file() or name.is_symlink():
+            return False
+        with name.open("rb") as file:
+            told = file.read(_MOST_NAME)
+        return self.checkpoint_path(sizes[-1]).read_bytes().split(b"\n", 1)[0] == told.strip()
 
     def checkpoint_sizes(self) -> list[int]:
         """Sizes of the signed checkpoints, smallest first."""

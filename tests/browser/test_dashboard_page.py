@@ -46,6 +46,9 @@ def test_rounds_go_by_while_one_looks(running: tuple[NumberFederation, str], wat
     assert page.locator("#sites tbody tr").count() == SITES
     assert page.locator("#rounds tbody tr").count() >= before + 2
     assert page.locator("#members rect.in").count() >= SITES
+    until(page, "document.getElementById('progress').textContent.includes('the run ends on')")
+    assert "run-1" in page.locator("#runs tbody").inner_text() and "of 40" in page.locator("#runs").inner_text()
+    assert "not witnessed yet" in page.locator("#logs thead").inner_text().lower()
     assert page.locator("#loss polyline").count() == 1
     assert "site0" in page.locator("#logs").inner_text()
     newest = page.locator("#rounds code").first.get_attribute("title")
@@ -76,6 +79,8 @@ def test_a_hospital_that_goes_away_is_seen_and_a_coordinator_that_does_as_well(
     federation.sites["site3"].kill()
     until(page, "document.getElementById('remarks').textContent.includes('not connected: site3')")
     assert "look" in page.locator("#verdict").get_attribute("class")
+    late = page.locator("#sites tbody tr", has_text="site3").locator("td").nth(2)
+    assert "ago" in late.inner_text()
     federation.coordinator.stop()
     until(page, "document.getElementById('alive').textContent.startsWith('no answer')")
     assert page.evaluate("document.body.classList.contains('stale')"), "an old picture must not pass for a new one"

@@ -14,6 +14,7 @@ import pytest
 from security.clock import SystemClock
 from security.consortium import cli, commands
 from security.consortium.authority import Authority
+from security.consortium.backup import back_up
 from security.consortium.plan import FederationPlan
 from security.identity.pki import Role
 from tests.support.consortium_world import PLAN, World, write_initial_model
@@ -52,6 +53,8 @@ def test_the_commands_of_the_page_run(
         shutil.rmtree(tmp_path / "graz")
         (tmp_path / "consortium" / "members" / "graz.json").unlink()
         World(tmp_path, Authority.open(tmp_path / "consortium"), SystemClock()).request("graz")
+    if arguments[0] == "restore":
+        back_up(Authority.open(tmp_path / "consortium"), tmp_path / arguments[1], now_ms=now())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(commands.PASSPHRASE_VARIABLE, "words")
     monkeypatch.setattr(commands.click, "confirm", lambda *args, **kwargs: True)

@@ -211,7 +211,8 @@ class WholeFederation:
         if refusal is not None:
             self._deliver(site, stream, Goodbye(code=refusal))
             self.network.close(site, self.hub)
-            self.agents[site].closed()
+            if site in self.agents:  # for some reasons it stops for good
+                self.agents[site].closed()
             return
         self.service._take(stream, parcel, data)
         manifest = self.service.manifest

@@ -21,7 +21,7 @@ function verdict(told) {
 }
 
 function progress(data, width) {
-  const { phase, completed, planned, attempt, checking, deadline } = data;
+  const { phase, completed, planned, attempt, checking, deadline, end } = data;
   const done = (width * Math.min(1, completed / planned)).toFixed(1);
   const bar = drawing(`${completed} of ${planned} rounds are published`, width, 10, [
     svg("rect", { width, height: 10, rx: 2, class: "rail" }), svg("rect", { width: done, height: 10, rx: 2, class: "c0" }),
@@ -34,19 +34,47 @@ function progress(data, width) {
     el("ol", { class: "phases" }, PHASES.map(([name, word]) =>
       el("li", { "aria-current": name === phase ? "step" : null }, word, name === phase ? step(name) : ""))),
     el("p", { class: "soft" }, facts.join(", "), ".", deadline && phase === "training"
-      ? [" A hospital that is not ready by the deadline, ", ago(deadline), ", is left out."] : "")];
+      ? [" A hospital that is not ready by the deadline, ", ago(deadline), ", is left out."] : "",
+    end > now() ? [" At the pace of the newest rounds the run ends on ", day(end), "."] : "")];
 }
 
-const sites = (data) => table("Hospitals and their state",
-  ["hospital", "state", { name: "last contact", wide: true }, { name: "received from it", number: true }, { name: "sent to it", number: true }],
+const day = (ms) => new Date(ms).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" });
+
+/** Since when a hospital is waited for: since it was last heard of, or else the run began, or since a deadline that it has missed. */
+function lateSince(site, { began, deadline }) {
+  if (site.state === "away") return site.seen || began;
+  return site.state === "training" && deadline && deadline < now() ? deadline : null;
+}
+
+const sites = ({ sites: data, ...since }) => table("Hospitals and their state",
+  ["hospital", "state", { name: "late since", wide: true }, { name: "last contact", wide: true }, { name: "received from it", number: true }, { name: "sent to it", number: true }],
   data.map((site) => [
     site.name,
     [badge(site.state, LEVEL[site.state] ?? "none"), site.excluded ? el("span", { class: "soft" }, ` ${site.excluded}`) : "",
       site.pause ? el("span", { class: "soft" }, ` left out of the next ${site.pause} cohorts`) : ""],
+    lateSince(site, since) ? ago(lateSince(site, since)) : "–",
     ago(site.seen),
     site.connected ? bytes(site.in) : "–",
     site.connected ? bytes(site.out) : "–",
   ]));
+
+const RUNS = { over: ["over", "none"], now: ["in force", "good"], waits: ["waits", "none"] };
+
+/** A column for the best round, where the runs have one. */
+function runs(data) {
+  const best = data.some((run) => run.best);
+  return table("Runs of this study", [
+    "run", "state", { name: "rounds published", wide: true }, { name: "from", wide: true }, { name: "to", wide: true },
+    ...(best ? [{ name: "best round", number: true }] : []),
+  ], data.map((run) => [
+    run.run,
+    badge(...RUNS[run.state]),
+    run.planned ? `${run.published ?? 0} of ${run.planned}` : run.published ?? "–",
+    run.began ? day(run.began) : "–",
+    run.ended ? day(run.ended) : run.end > now() ? `about ${day(run.end)}` : "–",
+    ...(best ? [run.best ?? "–"] : []),
+  ]));
+}
 
 function members({ rounds, names }, width) {
   if (!rounds.length) return el("p", { class: "soft" }, "No attempt yet.");
@@ -126,10 +154,12 @@ function witnesses({ size, witnesses: seen }) {
 
 
 const logs = (data) => table("Checkpoints of privacy logs", [
-  "log", { name: "checkpoint covers", number: true }, { name: "root", wide: true }, { name: "witnessed by", wide: true }, "newest",
+  "log", { name: "checkpoint covers", number: true }, { name: "not witnessed yet", wide: true }, { name: "root", wide: true },
+  { name: "witnessed by", wide: true }, "newest",
 ], data.map((one, place) => [
   place ? one.log : `${one.log} (this one)`,
   one.size ? `${one.size.toLocaleString("en")} entries` : "–",
+  one.gap ? `${one.gap.toLocaleString("en")} entries` : one.size ? badge("none", "good") : "–",
   digest(one.root, 16),
   one.witnesses.length ? witnesses(one) : badge("nobody yet", "look"),
   ago(Math.max(0, ...one.witnesses.map((seen) => seen.at ?? 0))),
@@ -151,7 +181,9 @@ function show(told) {
   document.getElementById("foot").textContent = `Lazaret ${about.version}. Read-only: nothing can be changed from here.`;
   verdict(told);
   draw("progress", told.now, progress);
-  draw("sites", told.sites, sites);
+  const { began } = told.runs.find((run) => run.state === "now");
+  draw("sites", { sites: told.sites, deadline: told.now.deadline, began }, sites);
+  draw("runs", told.runs.map((run) => (run.state === "now" ? { ...run, end: told.now.end } : run)), runs);
   draw("members", { rounds: told.members, names: told.sites.map((site) => site.name) }, members);
   draw("loss", { rows, weights: about.weights }, loss);
   draw("hits", { rows, weights: about.weights }, hits);

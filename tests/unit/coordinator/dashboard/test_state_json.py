@@ -63,7 +63,7 @@ def test_a_run_that_has_just_begun(hub: Hub) -> None:
     assert told["about"]["federation"] == "lesions"
     assert told["now"] | {"deadline": 0} == {
         "phase": "waiting", "round": 1, "completed": 0, "planned": 5, "least": 3, "deadline": 0, "checking": None,
-        "attempt": None,
+        "attempt": None, "end": None,
     }  # fmt: skip
     assert [(site["name"], site["state"], site["seen"]) for site in told["sites"]] == [(s, "away", None) for s in SITES]
     assert told["health"]["level"] == "bad"
