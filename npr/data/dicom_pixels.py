@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +27,18 @@ from lazaret.errors import ConfigError, DataError
 from npr.data.manifest import Decoding
 from npr.data.store import squash
 
-# pydicom prints values of odd headers through its own logger, and a value may be a name.
-logging.getLogger("pydicom").setLevel(logging.CRITICAL)
-logging.getLogger("pydicom").propagate = False
+# What reads and writes files for us, in Python. These say what is odd about a file, with the odd value: it may be a name.
+_TALKATIVE: Final = ("pydicom", "pylibjpeg", "openjpeg", "jpeg_ls", "highdicom")
+
+
+def hush() -> None:
+    """No warning and no log line of these libraries gets out. Said again for each file: others reset warnings."""
+    for name in _TALKATIVE:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.CRITICAL + 1)
+        logger.propagate = False
+    warnings.filterwarnings("ignore", module=rf"({'|'.join(_TALKATIVE)})(\.|$)")
+
 
 MODALITIES: Final = ("CT", "MR", "DX", "CR", "MG", "US", "XC", "OP", "SC", "OT")
 # OT is what many devices write into secondary captures.
@@ -96,7 +106,9 @@ class DicomView:
 
 @contextmanager
 def as_data_error(what: str, where: str, hint: str) -> Iterator[None]:
-    """pydicom and its decoders raise many types for damaged files, some only when a value is looked at."""
+    """pydicom and its decoders raise many types for damaged files, some only when a value is looked at; and they
+    print what is odd, which nobody is to see."""
+    hush()
     try:
         yield
     except DataError:
