@@ -27,7 +27,7 @@ from lazaret.errors import ConfigError, DataError
 from npr.data.manifest import Decoding
 from npr.data.store import squash
 
-# What reads and writes files for us, in Python. These say what is odd about a file, with the odd value: it may be a name.
+# These say what is odd about a file, with the odd value: it may be a name.
 _TALKATIVE: Final = ("pydicom", "pylibjpeg", "openjpeg", "jpeg_ls", "highdicom")
 
 
@@ -139,7 +139,7 @@ def frame_count(header: pydicom.Dataset, where: str) -> int:
 def render(header: pydicom.Dataset, view: DicomView, where: str, frame: int | None = None) -> NDArray[np.uint8]:
     """A frame as bytes: (rows, columns) where it is grey, (rows, columns, 3) where it has colour."""
     _check(header, where)
-    number = _frame(view.frame if frame is None else frame, frame_count(header, where), where)
+    number = frame_index(view.frame if frame is None else frame, frame_count(header, where), where)
     hint = "export uncompressed, e.g. gdcmconv --raw"
     if header.PhotometricInterpretation in GREY:
         return _grey(header, view.window, number, where, hint)
@@ -151,7 +151,7 @@ def hounsfield(path: Path, where: str) -> Floats:
     """A CT slice in Hounsfield units; padding outside the scanned circle becomes air."""
     header = read_header(path, where)
     _check(header, where)
-    number = _frame("middle", frame_count(header, where), where)
+    number = frame_index("middle", frame_count(header, where), where)
     with as_data_error("pixels cannot be read", where, "export uncompressed, e.g. gdcmconv --raw"):
         stored = pixel_array(header, index=number)
         values = _real(stored, header, number, where)
@@ -198,7 +198,7 @@ def _decodable(syntax: pydicom.uid.UID) -> bool:
         return False
 
 
-def _frame(wanted: Frame, frames: int, where: str) -> int:
+def frame_index(wanted: Frame, frames: int, where: str) -> int:
     """The index of the frame to show."""
     if wanted == "first":
         return 0

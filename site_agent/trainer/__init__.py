@@ -23,6 +23,7 @@ Imported by: site_agent, site_agent.checks.
     kernel           network namespace, seccomp and Landlock
     predictor        the site's model, ready to use
     predict          `site-agent predict`
+    reports          predictions as DICOM structured reports
     evaluation       `site-agent evaluate`
     alone            the same hospital without a federation, to compare with
     export           `site-agent export`
