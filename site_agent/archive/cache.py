@@ -2,8 +2,8 @@
 
     .fetched               the files that belong to the data set, one a line: replaced at the end of a fetch
     .lock                  held while a command works on the folder
-    .receiving             the file that is on its way; it has no other name until it is whole and on the disk
     STUDY/INSTANCE.dcm     one image
+    STUDY/.receiving       the file that is on its way; it has no other name until it is whole and on the disk
 
 A reader takes what `.fetched` lists (npr/data/dicom.py). So a fetch that was cut leaves the old data set as it was, and
 the next one finds the files that are here already.
@@ -36,13 +36,17 @@ class ArchiveCache:
     def __init__(self, folder: Path, most_bytes: int) -> None:
         self.folder = folder
         self._most = most_bytes
+        for study in self._studies():  # of a command that was killed
+            (study / _RECEIVING).unlink(missing_ok=True)
         self.used = sum(path.stat().st_size for path in self._files())
 
+    def _studies(self) -> list[Path]:
+        """Folders that are ours by their name; nothing else is counted or removed."""
+        return [path for path in self.folder.iterdir() if is_uid(path.name) and path.is_dir() and not path.is_symlink()]
+
     def _files(self) -> Iterator[Path]:
-        """All files that are ours by their name; nothing else is counted or removed."""
-        for study in self.folder.iterdir():
-            if is_uid(study.name) and study.is_dir() and not study.is_symlink():
-                yield from (path for path in study.iterdir() if path.suffix == ".dcm" and is_uid(path.stem))
+        for study in self._studies():
+            yield from (path for path in study.iterdir() if path.suffix == ".dcm" and is_uid(path.stem))
 
     def path(self, name: InstanceName) -> Path:
         return self.folder / name.study / f"{name.instance}.dcm"
@@ -55,7 +59,9 @@ class ArchiveCache:
 
         :raises ArchiveError: if it is none, or if the folder would be larger than it may be.
         """
-        beside, target = self.folder / _RECEIVING, self.path(name)
+        target = self.path(name)
+        beside = target.with_name(_RECEIVING)
+        target.parent.mkdir(mode=0o700, exist_ok=True)
         with files.open_private(beside) as file:
             size = 0
 
@@ -81,7 +87,6 @@ class ArchiveCache:
             file.flush()
             if not _is_dicom(beside):
                 raise ArchiveObjectError("the archive sent something that is no DICOM file")
-            target.parent.mkdir(mode=0o700, exist_ok=True)
             files.settle(file, beside, target)
         self.used += size
 
@@ -100,7 +105,10 @@ class ArchiveCache:
         every = list(self._files())
         for path in every:
             self._remove(path)
-        for name in (_RECEIVING, LISTING, _LOCK):
+        for study in self._studies():
+            with contextlib.suppress(OSError):
+                study.rmdir()
+        for name in (LISTING, _LOCK):
             files.erase(self.folder / name)
         with contextlib.suppress(OSError):
             self.folder.rmdir()

@@ -25,6 +25,11 @@ from npr.data.dicom_pixels import Frame, as_data_error, frame_count, frame_index
 
 _SCHEME: Final = "99LAZARET"  # private: "99" and a name of our own (DICOM PS3.3 section 8.2)
 _MEANING: Final = 64  # letters of a code's meaning
+# May be empty in a report, and may be missing in images that were made anonymous.
+_PATIENT_AND_STUDY: Final = (
+    "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate", "StudyTime",
+    "ReferringPhysicianName",
+)  # fmt: skip
 _DESCRIPTION: Final = "Predictions of a research model, not verified"
 
 
@@ -91,6 +96,9 @@ class Reports:
     def _report(self, images: Sequence[tuple[str, pydicom.Dataset, tuple[float, ...]]]) -> Any:
         sr = require_highdicom().sr
         headers = [header for _, header, _ in images]
+        for name in _PATIENT_AND_STUDY:
+            if name not in headers[0]:
+                setattr(headers[0], name, None)
         groups = [self._group(number, header, row) for number, (_, header, row) in enumerate(images, start=1)]
         observer = sr.ObserverContext(
             observer_type=codes.DCM.Device,

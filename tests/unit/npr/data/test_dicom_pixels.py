@@ -22,7 +22,8 @@ from pydicom.uid import (
 
 from lazaret.errors import ConfigError, DataError
 from npr.data.dicom_pixels import MODALITIES, DicomView, Window, as_data_error, read_header, render
-from npr.data.sources import open_catalogue
+from npr.data.identifiers import LISTING
+from npr.data.sources import inspect_images, open_catalogue, survey
 from tests.support.dicom_images import GREY, drawn, packed, saved
 
 ROWS, COLUMNS = GREY.shape
@@ -179,30 +180,29 @@ def test_what_is_not_read_is_refused_in_one_line(header, message, tmp_path):
     assert "\n" not in str(caught.value) and "somebody" not in str(caught.value)
 
 
-def test_five_hundred_damaged_files_give_one_line_each(tmp_path):
+def test_five_hundred_damaged_files_give_one_line_each_and_the_rest_is_processed(tmp_path):
     """Cut off, bytes changed, fields doubled: an image or one error, whatever the damage is."""
     originals = [
         saved(packed(drawn(GREY), syntax), tmp_path / f"{syntax.keyword}.dcm").read_bytes()
         for syntax in (ExplicitVRLittleEndian, RLELossless, JPEGLSLossless, JPEG2000Lossless, JPEGLosslessSV1)
     ]
     draw = np.random.default_rng(5)
-    read, refused, lines = 0, 0, list[str]()
-    for number in range(500):
+    rows = ["image,label,patient"]
+    for number in range(550):
         data = bytearray(originals[number % len(originals)])
-        if number % 3 == 0:
+        if number < 500 and number % 3 == 0:
             data = data[: draw.integers(1, len(data))]
-        for _ in range(int(draw.integers(0 if number % 3 == 0 else 1, 30))):
+        for _ in range(int(draw.integers(0 if number % 3 == 0 else 1, 30)) if number < 500 else 0):
             data[draw.integers(0, len(data))] = draw.integers(0, 256)
-        file = tmp_path / "damaged.dcm"
-        file.write_bytes(bytes(data))
-        try:
-            assert DicomView().read(file, "row 7", 8).shape == (8, 8, 1)
-            read += 1
-        except DataError as error:
-            refused += 1
-            lines.append(str(error))
-    assert all("row 7" in line and "\n" not in line for line in lines)
-    assert read + refused == 500 and refused > 100
+        (tmp_path / f"{number}.dcm").write_bytes(bytes(data) + number.to_bytes(2, "little") * (number >= 500))
+        rows.append(f"{number}.dcm,a,P{number}")
+    (tmp_path / "t.csv").write_text("\n".join(rows) + "\n")
+    found = survey(f"dicom:{tmp_path / 't.csv'}", image_size=8)
+    assert not found.faults and len(found.catalogue) == 550
+    lines = [str(fault.error) for fault in inspect_images(found).unreadable]
+    named = [int(line.removeprefix("t.csv row ").partition(":")[0]) - 2 for line in lines]
+    assert len(set(named)) == len(lines) > 100 and max(named) < 500  # one line each, and none of the good ones
+    assert not [line for line in lines if "\n" in line or ".dcm" in line or "somebody" in line]
 
 
 NAME = "Mustermann^Erika"
@@ -272,6 +272,30 @@ def test_rows_by_identifier(key, tmp_path, caplog):
     (tmp_path / "t.csv").write_text(f"{key},label\n1.2.3,a\n")
     with pytest.raises(DataError, match=r"row 2.*image file is missing"):
         open_catalogue(f"dicom:{tmp_path / 't.csv'}", image_size=8)
+
+
+def test_files_may_lie_elsewhere_and_a_list_says_which_are_complete(tmp_path):
+    table, folder = tmp_path / "site" / "t.csv", tmp_path / "archive"
+    for path in (table.parent, folder / "1.2"):
+        path.mkdir(parents=True)
+    headers = [drawn(GREY, PatientID=f"P{number}", StudyInstanceUID="1.2") for number in range(3)]
+    names = [saved(header, folder / "1.2" / f"{number}.dcm").name for number, header in enumerate(headers)]
+    table.write_text("StudyInstanceUID,label\n1.2,a\n")
+    source = f"dicom:{table}?files={folder}"
+    assert open_catalogue(source, image_size=8).units == ("P0", "P1", "P2")
+    (folder / LISTING).write_text(f"1.2/{names[0]}\n1.2/{names[2]}\n../site/t.csv\n")
+    found = open_catalogue(source, image_size=8)
+    assert found.ids == ("1.2/0.dcm", "1.2/2.dcm") and found.units == ("P0", "P2")
+    (folder / LISTING).write_text("")  # while it is filled for the first time
+    with pytest.raises(DataError, match=r"row 2.*image file is missing"):
+        open_catalogue(source, image_size=8)
+    with pytest.raises(DataError, match="no such folder"):
+        open_catalogue(f"dicom:{table}?files={tmp_path / 'none'}", image_size=8)
+    table.write_text("image,label\na.dcm,a\n")
+    with pytest.raises(DataError, match="names no identifiers"):
+        open_catalogue(source, image_size=8)
+    with pytest.raises(ConfigError, match="files= belongs to a table"):
+        open_catalogue(f"dicom:{folder}?files={folder}", image_size=8)
 
 
 def test_a_series_labels_all_its_files(tmp_path):
