@@ -5,7 +5,7 @@ their own (`site_agent.command_process`). Nothing here opens a connection, excep
 may train together (`workers`). What the trainer returns to the agent is one vector and figures for this hospital
 (`channel`).
 
-Imported by: site_agent, site_agent.checks.
+Imported by: site_agent, site_agent.archive, site_agent.checks.
 
     __main__         the trainer's process: isolated, then loaded
     orders           its loop: orders of the agent in, updates and figures out

@@ -26,7 +26,7 @@ def serve() -> Iterator[Serve]:
         server = WebServer(answer)
         made.append(server)
         access = ArchiveAccess(
-            host="127.0.0.1", port=server.port, root="/root", tls=None, authorization="Bearer s3cret", timeout=5
+            host="127.0.0.1", port=server.port, root="/web", tls=None, authorization="Bearer s3cret", timeout=5
         )
         return server, ArchiveClient(access, sleep=lambda seconds: None)
 
@@ -129,7 +129,7 @@ def test_refusals_have_a_number_and_no_text(serve: Serve, status: int, message: 
 
 def test_a_redirection_does_not_carry_the_token_elsewhere(serve: Serve) -> None:
     thief, _ = serve(lambda asked: listed())
-    target = {"Location": f"http://127.0.0.1:{thief.port}/root"}
+    target = {"Location": f"http://127.0.0.1:{thief.port}/web"}
     _, client = serve(lambda asked: Answer(status=302, headers=target))
     with pytest.raises(ArchiveError, match="elsewhere"):
         list(client.instances("1.2"))
@@ -187,7 +187,7 @@ def test_a_report_is_stored_when_the_archive_says_so(serve: Serve) -> None:
     server, client = serve(lambda asked: stored("1.5"))
     client.store("1.5", b"report")
     (asked,) = server.asked
-    assert asked.method == "POST" and asked.path == "/root/studies" and b"\r\n\r\nreport\r\n--" in asked.body
+    assert asked.method == "POST" and asked.path == "/web/studies" and b"\r\n\r\nreport\r\n--" in asked.body
 
 
 @pytest.mark.parametrize(
