@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,6 +30,8 @@ from npr.data.store import squash
 
 # These say what is odd about a file, with the odd value: it may be a name.
 _TALKATIVE: Final = ("pydicom", "pylibjpeg", "openjpeg", "jpeg_ls", "highdicom")
+_THEIRS: Final = rf"({'|'.join(_TALKATIVE)})(\.|$)"
+_FILTER: Final = ("ignore", None, Warning, re.compile(_THEIRS), 0)
 
 
 def hush() -> None:
@@ -37,7 +40,9 @@ def hush() -> None:
         logger = logging.getLogger(name)
         logger.setLevel(logging.CRITICAL + 1)
         logger.propagate = False
-    warnings.filterwarnings("ignore", module=rf"({'|'.join(_TALKATIVE)})(\.|$)")
+    # Only if it is not the first: to put it there again it is taken out for a moment, and other threads read files too.
+    if list(warnings.filters[:1]) != [_FILTER]:
+        warnings.filterwarnings("ignore", module=_THEIRS)
 
 
 MODALITIES: Final = ("CT", "MR", "DX", "CR", "MG", "US", "XC", "OP", "SC", "OT")

@@ -27,8 +27,8 @@ _SCHEME: Final = "99LAZARET"  # private: "99" and a name of our own (DICOM PS3.3
 _MEANING: Final = 64  # letters of a code's meaning
 # May be empty in a report, and may be missing in images that were made anonymous.
 _PATIENT_AND_STUDY: Final = (
-    "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate", "StudyTime",
-    "ReferringPhysicianName",
+    "PatientID", "PatientName", "PatientBirthDate", "PatientSex", "AccessionNumber", "StudyID", "StudyDate",
+    "StudyTime", "ReferringPhysicianName",
 )  # fmt: skip
 _DESCRIPTION: Final = "Predictions of a research model, not verified"
 

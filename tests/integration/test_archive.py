@@ -128,7 +128,7 @@ def killed(gate: Gate, after: int, *words: str | Path) -> str:
     process = subprocess.Popen(
         command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
     )
-    assert gate.holding.wait(60)
+    assert gate.holding.wait(120)
     process.send_signal(signal.SIGKILL)  # its child, which has the connection, ends with it
     told, _ = process.communicate(timeout=20)
     gate.hold_after = None
@@ -231,5 +231,6 @@ def valid_in_the_archive(hospital: Hospital, rows: dict[str, dict[str, str]], ab
 def read_by_another(content: bytes) -> None:
     """DCMTK, which checks the relations between content items as PS3.3 gives them for this kind of report."""
     done = subprocess.run(["dsrdump", "-"], input=content, capture_output=True, timeout=20, check=False)
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    told = [line for line in done.stderr.splitlines() if b"does not support this Specific Character Set" not in line]
+    assert done.returncode == 0 and not told
     assert b"Imaging Measurement Report" in done.stdout

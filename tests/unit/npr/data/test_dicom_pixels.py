@@ -21,7 +21,7 @@ from pydicom.uid import (
 )
 
 from lazaret.errors import ConfigError, DataError
-from npr.data.dicom_pixels import MODALITIES, DicomView, Window, as_data_error, read_header, render
+from npr.data.dicom_pixels import _FILTER, MODALITIES, DicomView, Window, as_data_error, read_header, render
 from npr.data.identifiers import LISTING
 from npr.data.sources import inspect_images, open_catalogue, survey
 from tests.support.dicom_images import GREY, drawn, packed, saved
@@ -230,6 +230,7 @@ def test_what_pydicom_says_about_a_file_is_heard_by_nobody(tmp_path, capfd, capl
         header = read_header(path, "row 7", pixels=False)
         with as_data_error("header cannot be read", "row 7", ""):
             _ = [str(header.get(name)) for name in ("SeriesNumber", "FrameOfReferenceUID", "PatientID")]
+        assert warnings.filters[0] == _FILTER  # the test of it in `hush` is by equality
     out, err = capfd.readouterr()
     assert not told and NAME[:4] not in out + err + caplog.text
 
