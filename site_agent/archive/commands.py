@@ -16,7 +16,7 @@ from lazaret.terminal import emit, progress, say, show_progress
 from site_agent.archive.access import open_access, secret_files
 from site_agent.archive.cache import open_cache, prepare
 from site_agent.archive.dicomweb import ArchiveClient
-from site_agent.archive.fetch import fetch
+from site_agent.archive.fetch import fetch, search
 from site_agent.archive.send import reports_in, send
 from site_agent.archive.source import KIND, ArchiveSource, check_url
 from site_agent.command_process import isolate_from_federation
@@ -52,12 +52,11 @@ def archive_fetch(config_path: Path, source: str | None, into: Path | None, as_j
     found = isolate_from_federation(config, read=read, write=[folder])
     show_progress()
     client = ArchiveClient(open_access(config, wanted.url))
-    with (
-        open_cache(folder, config.archive.most_bytes) as cache,
-        progress("searching the archive") as searching,
-        progress("fetching") as fetching,
-    ):
-        summary = fetch(client, wanted, cache, searching=searching, fetching=fetching)
+    with open_cache(folder, config.archive.most_bytes) as cache:
+        with progress("searching the archive") as tell:
+            images = search(client, wanted, tell=tell)
+        with progress("fetching") as tell:
+            summary = fetch(client, images, cache, tell=tell)
         used = cache.used
     if as_json:
         emit(summary.to_json() | {"bytes": used, "folder": str(folder), "isolation": found.to_json()})

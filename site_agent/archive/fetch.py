@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from lazaret.errors import ArchiveError, ArchiveObjectError
@@ -21,16 +22,30 @@ WITHOUT_IMAGES: Final = frozenset(
 
 
 @dataclass(kw_only=True)
+class ArchiveFindings:
+    """What a search has found.
+
+    :ivar images: each with what messages call the place that asked for it.
+    :ivar skipped: how many are of modalities that are not wanted.
+    :ivar problems: rows, never studies.
+    """
+
+    images: dict[InstanceName, str] = field(default_factory=dict)
+    skipped: int = 0
+    problems: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
 class FetchSummary:
     """What came of it, in numbers; `problems` names rows, never studies.
 
     :ivar fetched: files that came now; the others were here.
     """
 
-    studies: int = 0
-    files: int = 0
+    studies: int
+    files: int
+    skipped: int
     fetched: int = 0
-    skipped: int = 0
     problems: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -38,47 +53,43 @@ class FetchSummary:
         return {name: getattr(self, name) for name in names}
 
 
-def fetch(
-    client: ArchiveClient, source: ArchiveSource, cache: ArchiveCache, *, searching: Tell, fetching: Tell
-) -> FetchSummary:
-    """Fill the cache. Where something is missing the rest comes all the same, and the list stays as it was.
-
-    :raises ArchiveError: where the archive cannot be asked at all; what has come stays.
-    """
-    summary = FetchSummary()
-    found = _search(client, source, summary, searching)
-    summary.files, summary.studies = len(found), len({name.study for name in found})
-    for number, (name, where) in enumerate(found.items(), start=1):
-        if not cache.has(name):
-            try:
-                cache.receive(name, lambda begin, name=name: client.retrieve(name, begin))  # type: ignore[misc]
-                summary.fetched += 1
-            except ArchiveObjectError as error:
-                summary.problems.append(f"{where}: {error.message}")
-        fetching(number, len(found))
-    if not summary.problems:
-        cache.finish(found)
-    return summary
-
-
-def _search(
-    client: ArchiveClient, source: ArchiveSource, summary: FetchSummary, tell: Tell
-) -> dict[InstanceName, str]:
-    """Every image, with what messages call the place that asked for it."""
-    found: dict[InstanceName, str] = {}
+def search(client: ArchiveClient, source: ArchiveSource, *, tell: Tell) -> ArchiveFindings:
+    """:raises ArchiveError: where the archive cannot be asked."""
+    found = ArchiveFindings()
     rows = list(wanted(source.labels)) if source.labels is not None else [None]
     for number, row in enumerate(rows, start=1):
         taken, where = 0, row.where if row else "the search"
         for name in _named(client, row) if row else _chosen(client, source):
             if name.modality in WITHOUT_IMAGES or (source.modalities and name.modality not in source.modalities):
-                summary.skipped += 1
+                found.skipped += 1
             else:
-                found.setdefault(name, where)
+                found.images.setdefault(name, where)
                 taken += 1
         if not taken:
-            summary.problems.append(f"{where}: the archive has no image for it")
+            found.problems.append(f"{where}: the archive has no image for it")
         tell(number, len(rows))
     return found
+
+
+def fetch(client: ArchiveClient, found: ArchiveFindings, cache: ArchiveCache, *, tell: Tell) -> FetchSummary:
+    """Fill the cache. Where something is missing the rest comes all the same, and the list stays as it was.
+
+    :raises ArchiveError: where the archive cannot be asked at all; what has come stays.
+    """
+    images = found.images
+    summary = FetchSummary(studies=len({name.study for name in images}), files=len(images), skipped=found.skipped)
+    summary.problems += found.problems
+    for number, (name, where) in enumerate(images.items(), start=1):
+        if not cache.has(name):
+            try:
+                cache.receive(name, partial(client.retrieve, name))
+                summary.fetched += 1
+            except ArchiveObjectError as error:
+                summary.problems.append(f"{where}: {error.message}")
+        tell(number, len(images))
+    if not summary.problems:
+        cache.finish(images)
+    return summary
 
 
 def _named(client: ArchiveClient, row: Wanted) -> Iterator[InstanceName]:

@@ -27,6 +27,15 @@ class Asked:
     body: bytes
 
 
+class QuietServer(ThreadingHTTPServer):
+    """A client that is gone in the middle, as tests want it, is no reason for a traceback."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
 class WebServer:
     def __init__(self, answer: Callable[[Asked], Answer]) -> None:
         self.asked: list[Asked] = []
@@ -55,8 +64,7 @@ class WebServer:
 
             do_POST = do_GET
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        self._server = QuietServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
 
     @property

@@ -14,7 +14,7 @@ from npr.data.identifiers import LISTING
 from site_agent.archive.access import ArchiveAccess
 from site_agent.archive.cache import open_cache, prepare
 from site_agent.archive.dicomweb import ACCESSION, INSTANCE, MODALITY, SERIES, STUDY, ArchiveClient
-from site_agent.archive.fetch import FetchSummary, fetch
+from site_agent.archive.fetch import FetchSummary, fetch, search
 from site_agent.archive.source import ArchiveSource
 from tests.support.web_server import Answer, Asked, WebServer
 
@@ -72,7 +72,7 @@ def run(archive: Archive, folder: Path, table: str = "", query: str = "labels=t.
     )
     client = ArchiveClient(access, sleep=lambda seconds: None)
     with open_cache(prepare(folder / "cache"), 10_000) as cache:
-        return fetch(client, source, cache, searching=lambda *_: None, fetching=lambda *_: None)
+        return fetch(client, search(client, source, tell=lambda *_: None), cache, tell=lambda *_: None)
 
 
 def files(folder: Path) -> list[str]:
