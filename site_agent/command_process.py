@@ -216,7 +216,7 @@ def _move(staged: Path, target: Path) -> None:
 
 
 def _in_child(
-    config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None, store: Path | None
+    config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None, store: Path | None = None
 ) -> Workplace:
     read, write, deny = _readable(config, source), _writable(config), [config.identity]
     folders = Folders.make(path for path in (target, store) if path is not None)
