@@ -47,6 +47,18 @@ class DataError(ToolkitError):
     exit_code = 2
 
 
+class ArchiveError(ToolkitError):
+    """The hospital's image archive does not answer, refuses, or answers something else. Names no patient."""
+
+    code = "archive"
+
+
+class ArchiveObjectError(ArchiveError):
+    """One image or report that the archive does not give or take as it should; the others may go on."""
+
+    code = "archive-object"
+
+
 class WorkerLost(ToolkitError):
     """One of several processes that train together at a site has ended or does not answer; the round is not trained."""
 

@@ -3,16 +3,17 @@
 Benchmarks and scripts start it. Two processes: the agent has keys and
 network and sees no image; the trainer (`trainer`) sees images and has neither. What crosses between them is in
 `trainer.channel`. Only `outbox` makes bytes that leave, only `client` opens the stream to the coordinator, and nothing
-leaves that is not in the privacy log first.
+leaves that is not in the privacy log first. Commands that speak with the hospital's own archive (`archive`) are a third
+process: a network, and neither keys nor state.
 
-Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
+Imported by: site_agent.archive, site_agent.checks, site_agent.page, site_agent.trainer.
 
     cli              the command `site-agent`
     options          options that several of its commands have
     setup_commands   `init`, `join`, `renew`, `draw`, `status`
     state_commands   `ledger`, `runs`, `accept`, `pause`, `permit`, `handover` and the log commands
     model_commands   `evaluate`, `predict` and `export`
-    command_process  the isolated process in which those three see images
+    command_process  the isolated process in which those three see images; the one without keys for the archive
     config           `site.toml`
     policy           what this hospital permits
     assembly         from a configuration to a site that can run
@@ -40,4 +41,5 @@ Imported by: site_agent.checks, site_agent.page, site_agent.trainer.
     checks           `site-agent check`
     page             the hospital's own page
     trainer          the process with torch and images
+    archive          images from the hospital's archive (PACS), and reports to it
 """

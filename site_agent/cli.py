@@ -51,6 +51,11 @@ Group = late_group(
             "export": "Write this site's model and its card into a folder.",
             "worker": "Train with the agent on another machine of this hospital.",
         },
+        "site_agent.archive.commands": {
+            "archive-fetch": "Fetch images from the hospital's archive (PACS).",
+            "archive-send": "Store reports of predictions in the archive.",
+            "archive-erase": "Erase the images that were fetched.",
+        },
     }
 )
 

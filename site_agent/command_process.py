@@ -15,7 +15,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
@@ -33,12 +33,14 @@ from site_agent.options import OWN_PROCESS
 from site_agent.state_dir import read_state
 from site_agent.state_writer import read_records
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import cache_folder, card_files, data_path, image_folders, made
+from site_agent.trainer.file_access import cache_folder, card_files, data_folders, data_path, image_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.personal_state import LoggedRun, SiteRecord
 
 # What every log of an agent that is running shows: the card is about the entries up to the newest checkpoint.
 _RUNNING: Final = frozenset({"NoStop", "UnsealedTail"})
+CALLED: Final = "the command was called from inside another program"
+ARCHIVE: Final = "the hospital's archive"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,30 +49,38 @@ class Workplace:
 
     :ivar record: what was opened for it.
     :ivar target: the file or folder to write; the parent moves it to where the user wants it.
+    :ivar store: a second one, of reports.
     """
 
     isolation: Isolation
     record: SiteRecord
     target: Path | None = None
+    store: Path | None = None
 
 
 def isolate(
-    config: SiteConfig, *, source: Path | None = None, target: Path | None = None, log: bool = False
+    config: SiteConfig,
+    *,
+    source: Path | None = None,
+    target: Path | None = None,
+    store: Path | None = None,
+    log: bool = False,
 ) -> Workplace:
     """Go on in a child that is isolated. Only the child returns; this process waits for it and ends as it did.
 
     :param source: what the user wants read, besides the data of `site.toml`.
     :param target: the file or folder that the user wants written, if any.
+    :param store: the folder of reports that the user wants written besides.
     :param log: the work tells of the privacy log.
     :raises ConfigError: if `site.toml` requires isolation and it is not to be had.
     """
     record = open_record(config, log=log)
     if not OWN_PROCESS.get():
-        missing = dict.fromkeys(isolation.MECHANISMS, "the command was called from inside another program")
-        place = Workplace(isolation=Isolation(missing=missing), record=record, target=target)
+        missing = dict.fromkeys(isolation.MECHANISMS, CALLED)
+        place = Workplace(isolation=Isolation(missing=missing), record=record, target=target, store=store)
         isolation.require(config.site.isolation, place.isolation)
     else:
-        place = _in_child(config, record, source, target)
+        place = _in_child(config, record, source, target, store)
     if not place.isolation.complete:
         say(f"warning: {place.isolation.sentence}")
     return place
@@ -136,9 +146,8 @@ def _logged_run(log: Path, run: str) -> LoggedRun:
 
 def _readable(config: SiteConfig, source: Path | None) -> list[Path]:
     found = [config.initial_model, config.state / INITIAL, config.state / "memory", config.sides]
-    for path in (data_path(config.data.source), source):
-        if path is not None:
-            found += image_folders(path)
+    found += data_folders(config.data.source)
+    found += image_folders(source) if source is not None else ()
     return [path for path in found if path.exists()]
 
 
@@ -153,51 +162,98 @@ def _writable(config: SiteConfig) -> list[Path]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Folders:
-    """Made for the child alone: one for temporary files, one beside the target for what it writes."""
+    """Made for the child alone: one for temporary files, one beside each target for what it writes.
+
+    :ivar staged: by target, where the child writes it; a target that exists already is left to the child to refuse.
+    """
 
     scratch: Path
-    staging: Path | None
-    target: Path | None
+    staged: Mapping[Path, Path]
 
     @classmethod
-    def make(cls, target: Path | None) -> Folders:
-        staging = None
-        if target is not None and not target.exists():
+    def make(cls, targets: Iterable[Path] = ()) -> Folders:
+        staged = {}
+        for target in targets:
             wanted = target.absolute()
             beside = next(folder for folder in wanted.parents if folder.is_dir())
-            staging = Path(tempfile.mkdtemp(prefix=f".{wanted.name}.", suffix=".new", dir=beside))
-        return cls(scratch=Path(tempfile.mkdtemp(prefix="lazaret-")), staging=staging, target=target)
+            fresh = not target.exists()
+            folder = tempfile.mkdtemp(prefix=f".{wanted.name}.", suffix=".new", dir=beside) if fresh else wanted.parent
+            staged[target] = Path(folder) / wanted.name
+        return cls(scratch=Path(tempfile.mkdtemp(prefix="lazaret-")), staged=staged)
 
     @property
-    def staged(self) -> Path | None:
-        return self.staging / self.target.name if self.staging and self.target else self.target
+    def writable(self) -> list[Path]:
+        return [self.scratch, *(self.staged[target].parent for target in self._moved)]
+
+    @property
+    def _moved(self) -> list[Path]:
+        return [target for target, place in self.staged.items() if place != target.absolute()]
 
     def publish(self) -> None:
         """Move what the child has finished. It replaces nothing.
 
-        :raises ConfigError: if somebody else has written the target meanwhile.
+        :raises ConfigError: if somebody else has written a target meanwhile.
         """
-        if self.staging is None or self.staged is None or self.target is None or not self.staged.exists():
-            return
-        try:
-            if self.staged.is_dir():
-                self.target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self.target.mkdir()  # claims the name: a rename onto an empty folder replaces it
-                self.staged.rename(self.target)
-            else:
-                os.link(self.staged, self.target, follow_symlinks=False)
-        except FileExistsError as error:
-            raise ConfigError("refusing to overwrite what exists already", where=str(self.target)) from error
+        for target in self._moved:
+            if self.staged[target].exists():
+                _move(self.staged[target], target)
 
     def remove(self) -> None:
-        for folder in (self.scratch, self.staging):
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in self.writable:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _in_child(config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None) -> Workplace:
+def _move(staged: Path, target: Path) -> None:
+    try:
+        if staged.is_dir():
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            target.mkdir()  # claims the name: a rename onto an empty folder replaces it
+            staged.rename(target)
+        else:
+            os.link(staged, target, follow_symlinks=False)
+    except FileExistsError as error:
+        raise ConfigError("refusing to overwrite what exists already", where=str(target)) from error
+
+
+def _in_child(
+    config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None, store: Path | None = None
+) -> Workplace:
     read, write, deny = _readable(config, source), _writable(config), [config.identity]
-    folders = Folders.make(target)
+    folders = Folders.make(path for path in (target, store) if path is not None)
+    _go_on_in_child(folders)
+    card = card_files(config.site.device)
+    found = isolation.enter(
+        config.site.isolation, read=read, write=[*write, *folders.writable], deny=deny, card=card
+    )
+    staged = [None if path is None else folders.staged[path] for path in (target, store)]
+    return Workplace(isolation=found, record=record, target=staged[0], store=staged[1])
+
+
+def isolate_from_federation(config: SiteConfig, *, read: Sequence[Path], write: Sequence[Path]) -> Isolation:
+    """Go on in a child that has a network and nothing of the federation: no key, no state, no ledger.
+
+    For commands that speak with the hospital's archive. Only the child returns.
+
+    :raises ConfigError: if `site.toml` requires isolation and files cannot be closed.
+    """
+    if not OWN_PROCESS.get():
+        found = Isolation(missing=dict.fromkeys(isolation.MECHANISMS, CALLED), exception=ARCHIVE)
+        isolation.require(config.site.isolation, found)
+        return found
+    folders = Folders.make()
+    _go_on_in_child(folders)
+    deny = [config.identity, config.state, config.ledger.parent, config.ledger_anchor.parent]
+    return isolation.enter(
+        config.site.isolation,
+        read=[path for path in read if path.exists()],
+        write=[*write, *folders.writable],
+        deny=[path for path in deny if path.exists()],
+        exception=ARCHIVE,
+    )
+
+
+def _go_on_in_child(folders: Folders) -> None:
+    """Only the child returns. It is alone in its process, so that the kernel can isolate it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {*ENDING, signal.SIGCHLD})
     parent, child = os.getpid(), os.fork()
     if child:
@@ -205,10 +261,6 @@ def _in_child(config: SiteConfig, record: SiteRecord, source: Path | None, targe
     _live_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folders.scratch)
-    write += [folder for folder in (folders.scratch, folders.staging) if folder is not None]
-    card = card_files(config.site.device)
-    found = isolation.enter(config.site.isolation, read=read, write=write, deny=deny, card=card)
-    return Workplace(isolation=found, record=record, target=folders.staged)
 
 
 def _live_with(parent: int) -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr
 
 from lazaret.alerts import AlertsTable
 from lazaret.settings import read_settings
 from npr.config import DEVICE, DeviceSettings, Precision
+from site_agent.archive.source import KIND, ArchiveSource
 from site_agent.policy import SitePolicy
 
 Positive = Annotated[int, Field(ge=1)]
@@ -146,13 +147,30 @@ class MetricsTable(ConfigTable):
     listen: Annotated[str, Field(pattern=r"^\S+:[0-9]{1,5}$"), AfterValidator(_check_listened)] | None = None
 
 
+class ArchiveTable(ConfigTable):
+    """The hospital's image archive, for sources `dicomweb:`; read by the archive commands alone."""
+
+    cache: str = "archive"
+    most_bytes: Positive = 100_000_000_000
+    ca: str | None = None
+    token_file: str | None = None
+    login_file: str | None = None
+    certificate: str | None = None
+    key: str | None = None
+    timeout: Seconds = 60
+
+
 def placed(source: str, base: Path) -> str:
-    """A data source whose relative path starts at `base`: a service has another current folder than its operator."""
+    """A data source whose relative paths start at `base`: a service has another current folder than its operator."""
     kind, _, rest = source.partition(":")
-    if kind == "generated" or not rest:
+    if kind in ("generated", "dicomweb") or not rest:
         return source
     path, mark, options = rest.partition("?")
-    return f"{kind}:{(base / path).resolve()}{mark}{options}"
+    found = [
+        f"files={(base / part.removeprefix('files=')).resolve()}" if part.startswith("files=") else part
+        for part in options.split("&")
+    ]
+    return f"{kind}:{(base / path).resolve()}{mark}{'&'.join(found)}"
 
 
 class SiteConfig(ConfigTable):
@@ -165,8 +183,10 @@ class SiteConfig(ConfigTable):
     privacy: PrivacyTable = PrivacyTable()
     metrics: MetricsTable = MetricsTable()
     logging: SiteLogging = SiteLogging()
+    archive: ArchiveTable = ArchiveTable()
     alerts: AlertsTable = AlertsTable()
     path: Path = Field(default=Path("site.toml"), exclude=True)
+    _fetched: ArchiveSource | None = PrivateAttr(default=None)
 
     @classmethod
     def read(cls, path: Path) -> SiteConfig:
@@ -174,25 +194,43 @@ class SiteConfig(ConfigTable):
 
         :raises ConfigError: with the file and the key.
         """
-        found = read_settings(cls, path, written_by="site-agent init")
-        data = found.data.model_copy(update={"source": placed(found.data.source, path.parent)})
-        return found.model_copy(update={"path": path, "data": data})
+        found = read_settings(cls, path, written_by="site-agent init").model_copy(update={"path": path})
+        if not found.data.source.startswith(KIND):
+            data = found.data.model_copy(update={"source": placed(found.data.source, path.parent)})
+            return found.model_copy(update={"data": data})
+        # Whoever reads images reads files: what an archive gave is in a folder, and the archive itself is for others.
+        fetched = ArchiveSource.parse(found.data.source, path.parent)
+        data = found.data.model_copy(update={"source": fetched.local_source(found.cache)})
+        placed_there = found.model_copy(update={"data": data})
+        placed_there._fetched = fetched
+        return placed_there
 
-    def _under(self, name: str) -> Path:
+    def under(self, name: str) -> Path:
+        """A path of the file, from its own folder."""
         return (self.path.parent / name).resolve()
 
     @property
     def identity(self) -> Path:
-        return self._under(self.site.identity)
+        return self.under(self.site.identity)
 
     @property
     def state(self) -> Path:
-        return self._under(self.site.state)
+        return self.under(self.site.state)
 
     @property
     def trainer_socket(self) -> Path | None:
         """Where the agent waits for a trainer that is a service of its own; None if it starts one itself."""
-        return None if self.site.trainer_socket is None else self._under(self.site.trainer_socket)
+        return None if self.site.trainer_socket is None else self.under(self.site.trainer_socket)
+
+    @property
+    def fetched(self) -> ArchiveSource | None:
+        """The archive that the data come from, if they do."""
+        return self._fetched
+
+    @property
+    def cache(self) -> Path:
+        """The folder of files that were fetched from the archive."""
+        return self.under(self.archive.cache)
 
     @property
     def sides(self) -> Path:
@@ -201,7 +239,7 @@ class SiteConfig(ConfigTable):
 
     @property
     def initial_model(self) -> Path:
-        return self._under(self.site.initial_model)
+        return self.under(self.site.initial_model)
 
     def model_file(self, digest: str) -> Path:
         """The initial model with this SHA-256: the one that came by wire, or else the hospital's own file."""
@@ -211,11 +249,11 @@ class SiteConfig(ConfigTable):
     @property
     def ledger(self) -> Path:
         """The privacy ledger of the patients named in the file."""
-        return self._under(self.privacy.ledger) / f"{self.privacy.population}.jsonl"
+        return self.under(self.privacy.ledger) / f"{self.privacy.population}.jsonl"
 
     @property
     def ledger_anchor(self) -> Path:
-        return self._under(self.privacy.anchor) / f"{self.privacy.population}.head"
+        return self.under(self.privacy.anchor) / f"{self.privacy.population}.head"
 
     @property
     def digest(self) -> str:

@@ -55,28 +55,35 @@ def evaluate(config_path: Path, model: Any, alone: bool, as_json: bool) -> None:
 @click.argument("source", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), required=True, help="The CSV file.")
 @model_option
+@click.option(
+    "--store",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Also write DICOM structured reports into this new folder: extra [dicom]. `archive-send` sends them.",
+)
 @click.option("--batch", type=click.IntRange(1, 1024), default=32, show_default=True, help="Images at a time.")
 @with_config
 @json_option
 def predict(
-    config_path: Path, source: Path, output: Path, model: Any, batch: int, as_json: bool
+    config_path: Path, source: Path, output: Path, model: Any, store: Path | None, batch: int, as_json: bool
 ) -> None:
     """Predict a folder, a file, or the images that a CSV table lists. Nothing is sent.
 
     A file that cannot be read is named and has its problem in the table; the rest is predicted, and the exit code is 1.
     """
     config = SiteConfig.read(config_path)
-    place = isolate(config, source=source, target=output)
-    from site_agent.trainer.predict import check_target
+    place = isolate(config, source=source, target=output, store=store)
+    from site_agent.trainer.predict import check_store, check_target
     from site_agent.trainer.predict import predict as run
     from site_agent.trainer.predictor import Predictor
 
     show_progress()
     check_target(output)
+    if store is not None:
+        check_store(config.data.source, store)
     predictor = Predictor.open(config, place.record, model)
     with progress("predicting") as tell:
-        summary = run(predictor, source, place.target or output, tell=tell, batch=batch)
-    for name, problem in summary.problems:
+        summary = run(predictor, source, place.target or output, tell=tell, batch=batch, store=place.store)
+    for name, problem in (*summary.problems, *summary.unreported):
         say(f"{name}: {problem}")
     temperature = predictor.companion.temperature
     if as_json:
@@ -88,12 +95,14 @@ def predict(
         good = summary.files - len(summary.problems)
         say(predictor.trained.sentence)
         say(f"{good} of {summary.files} files predicted into {output}, {len(summary.problems)} with a problem")
+        if store is not None:
+            say(f"reports for the archive are in {store}: `site-agent archive-send {store}` sends them")
         if summary.ignored:
             say(f"{summary.ignored} other files were skipped")
         if temperature is None:
             say("not calibrated: no temperature helps on held-back validation images, or there are too few of them")
         _tell(place)
-    if summary.problems:
+    if summary.problems or summary.unreported:
         sys.exit(1)
 
 

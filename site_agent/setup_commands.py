@@ -19,6 +19,7 @@ from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.pki import Role, Subject, subject_of
+from site_agent.archive.source import KIND, absolute
 from site_agent.config import LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
@@ -124,6 +125,16 @@ legal_basis = {legal_basis}
 # noise = 1.2                         # over the clip; default: the manifest's floor. `site-agent check` proposes one
 # metrics_noise = 10.0                # book a local validation in every round; default: no validation
 # micro_batch = 64                    # images at once under differential privacy
+
+[archive]                             # the hospital's image archive (PACS), for a source dicomweb:URL?labels=TABLE
+# cache = "archive"                   # folder of the files that `site-agent archive-fetch` brings; mode 0700
+# most_bytes = 100_000_000_000        # the most that it may hold
+# ca = "pacs-ca.pem"                  # who issued the archive's certificate; default: the system's list
+# token_file = "pacs.token"           # a bearer token, or
+# login_file = "pacs.login"           # user:password; mode 0600, as all secrets
+# certificate = "pacs-client.pem"     # a client certificate, and its
+# key = "pacs-client.key"
+# timeout = 60                        # seconds without a byte before a connection is given up
 
 [metrics]
 # listen = "127.0.0.1:7481"           # figures for a Prometheus on this machine; no other address is permitted
@@ -239,6 +250,8 @@ def _checked_address(address: str) -> str:
 def _checked_source(source: str) -> str:
     from npr.data.sources import SourceName
 
+    if source.startswith(KIND):
+        return absolute(source, Path.cwd())
     SourceName.parse(source)
     return placed(source, Path.cwd())
 

@@ -12,6 +12,7 @@ Imported by: coordinator, npr, npr.dp, npr.lab, npr.methods, site_agent.
     npz         a data set in one npz file
     columns     the arrays of an npz file as columns
     dicom       DICOM files in tables or folders, rows by identifier, and the layout of RSNA-ICH
+    identifiers  names that whoever fills a folder of DICOM files and its reader agree on
     dicom_pixels  from one DICOM file to pixels: frame, rescale, window, colour
     fed_isic    Fed-ISIC2019
     generated   generated lesions, for tests and the demo

@@ -9,22 +9,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from lazaret.errors import ConfigError, DataError
 from npr.data.catalogue import NO_SITE, Catalogue
 from npr.data.columns import Arrays, read_table
 from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
 from npr.data.generated import ICH_CLASSES
+from npr.data.identifiers import IDENTIFIERS, LISTING
 from npr.data.manifest import UNITS, Row, catalogue_of, load_csv, load_folders
 from npr.data.sides import unit_key
 from npr.data.store import Fault, FaultKind, ImageStorage
 
 log = logging.getLogger("npr.data")
-
-# Columns of a table that may stand in place of `image`, from the narrowest to the widest: each row then names a file,
-# a series, a study or an order, and labels all files of it.
-IDENTIFIERS: Final = ("SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", "AccessionNumber")
 
 
 def load_dicom(
@@ -36,11 +32,15 @@ def load_dicom(
     window: Window | None = None,
     frame: int | str = "middle",
     channels: int = 1,
+    files: Path | None = None,
 ) -> Catalogue:
     """DICOM files listed by a CSV table, sorted into folders per class, or in the layout of RSNA-ICH.
 
     :param frame: first, middle, a number from 1 on, or all: every frame of a file is then an image of its own.
+    :param files: where the files are that a table names by identifiers; beside the table and below if left out.
     """
+    if files is not None and path.is_dir():
+        raise ConfigError("files= belongs to a table of identifiers", where=str(path), hint="dicom:TABLE?files=FOLDER")
     every = frame == "all"
     view = DicomView(window=window, frame="middle" if every else frame, channels=channels)  # type: ignore[arg-type]
     if path.is_dir() and any(path.glob("*.npz")):
@@ -51,7 +51,7 @@ def load_dicom(
                 hint=f"leave the class list out, or give {', '.join(ICH_CLASSES)}",
             )
         return load_rsna(path, image_size=image_size, storage=storage, view=view)
-    load = load_folders if path.is_dir() else partial(load_csv, listed=_by_identifier)
+    load = load_folders if path.is_dir() else partial(load_csv, listed=partial(_by_identifier, files=files))
     catalogue = load(
         path,
         image_size=image_size,
@@ -62,7 +62,7 @@ def load_dicom(
     )
     if catalogue.unit_kind != "image":
         return catalogue
-    root = path if path.is_dir() else path.parent
+    root = files or (path if path.is_dir() else path.parent)
     paths = [root / _file_of(name) for name in catalogue.ids]
     if storage.per_unit:
         return _by_patient(catalogue, paths, storage)
@@ -108,10 +108,13 @@ def _frames(rows: Sequence[Row], *, view: DicomView, image_size: int, storage: I
             yield replace(row, id=f"{row.id}#{number}", where=f"{row.where} frame {number}", read=read)
 
 
-def _by_identifier(path: Path, storage: ImageStorage) -> tuple[list[Row], str] | None:
+def _by_identifier(
+    path: Path, storage: ImageStorage, *, files: Path | None = None
+) -> tuple[list[Row], str] | None:
     """The rows of a table that names identifiers in place of files; None where it has none.
 
-    Files are looked for in the table's folder and below. Files that no row names are left out, and counted in the log.
+    Files are looked for in `files`, or else in the table's folder, and below. Files that no row names are left out, and
+    counted in the log.
     """
 
     def refuse(error: DataError) -> None:
@@ -121,10 +124,13 @@ def _by_identifier(path: Path, storage: ImageStorage) -> tuple[list[Row], str] |
     table = read_table(path, ("label",), known=known, refuse=refuse)
     keys = [name for name in IDENTIFIERS if name in table.columns]
     if "image" in table.columns or not keys:
-        return None
-    key = keys[0]
+        if files is None:
+            return None
+        hint = f"with files= a table has one of {', '.join(IDENTIFIERS)}, and no column `image`"
+        raise DataError("the table names no identifiers", where=path.name, hint=hint)
+    key, root = keys[0], files or path.parent
     unit = next((name for name in UNITS if name in table.columns), None)
-    files = _index(path.parent, key, storage)
+    known_files = _index(root, key, storage)
     rows, seen = list[Row](), dict[tuple[str, str], str]()
     for entry in table.entries:
         value = entry.fields[key]
@@ -137,11 +143,11 @@ def _by_identifier(path: Path, storage: ImageStorage) -> tuple[list[Row], str] |
         if seen.setdefault(whose, entry.where) != entry.where:
             refuse(DataError(f"the same {key} as in {seen[whose]}", where=entry.where, hint="name each once"))
             continue
-        found = files.get(value, [])
-        for number, file in enumerate(found or [path.parent / "no file with this identifier"], start=1):
+        found = known_files.get(value, [])
+        for number, file in enumerate(found or [root / "no file with this identifier"], start=1):
             rows.append(
                 Row(
-                    id=file.relative_to(path.parent).as_posix(),
+                    id=file.relative_to(root).as_posix(),
                     path=file,
                     label=entry.fields["label"],
                     where=f"{entry.where} file {number}" if len(found) > 1 else entry.where,
@@ -151,7 +157,7 @@ def _by_identifier(path: Path, storage: ImageStorage) -> tuple[list[Row], str] |
                 )
             )
     named = {value for value, _ in seen}
-    if left := sum(len(paths) for value, paths in files.items() if value not in named):
+    if left := sum(len(paths) for value, paths in known_files.items() if value not in named):
         log.warning("%s: no row names %d of the files", path.name, left)
     return rows, unit or "image"
 
@@ -159,7 +165,7 @@ def _by_identifier(path: Path, storage: ImageStorage) -> tuple[list[Row], str] |
 def _index(folder: Path, key: str, storage: ImageStorage) -> dict[str, list[Path]]:
     """Every DICOM file of a folder by one identifier of its header. What is no DICOM file is passed over."""
     found: dict[str, list[Path]] = defaultdict(list)
-    for file in sorted(file for file in folder.rglob("*") if file.is_file() and is_dicom(file)):
+    for file in _files_in(folder):
         try:
             header = read_header(file, "a file beside the table", pixels=False, only=[key])
             with as_data_error("header cannot be read", "a file beside the table", "export it again"):
@@ -168,6 +174,19 @@ def _index(folder: Path, key: str, storage: ImageStorage) -> dict[str, list[Path
             storage.report(Fault(kind=FaultKind.UNREADABLE, error=error))
     found.pop("", None)
     return found
+
+
+def _files_in(folder: Path) -> list[Path]:
+    """All DICOM files below a folder; of one that is filled from an archive, those that its list has.
+
+    :raises DataError: where there is no such folder.
+    """
+    if not folder.is_dir():
+        raise DataError("there is no such folder", where=str(folder), hint="`site-agent archive-fetch` fills it")
+    if not (folder / LISTING).exists():
+        return sorted(file for file in folder.rglob("*") if file.is_file() and is_dicom(file))
+    names = (folder / LISTING).read_text(encoding="ascii", errors="replace").split()
+    return [folder / name for name in names if ".." not in Path(name).parts and (folder / name).is_file()]
 
 
 def is_dicom(path: Path) -> bool:

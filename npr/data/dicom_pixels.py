@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
+import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,9 +28,22 @@ from lazaret.errors import ConfigError, DataError
 from npr.data.manifest import Decoding
 from npr.data.store import squash
 
-# pydicom prints values of odd headers through its own logger, and a value may be a name.
-logging.getLogger("pydicom").setLevel(logging.CRITICAL)
-logging.getLogger("pydicom").propagate = False
+# These say what is odd about a file, with the odd value: it may be a name.
+_TALKATIVE: Final = ("pydicom", "pylibjpeg", "openjpeg", "jpeg_ls", "highdicom")
+_THEIRS: Final = rf"({'|'.join(_TALKATIVE)})(\.|$)"
+_FILTER: Final = ("ignore", None, Warning, re.compile(_THEIRS), 0)
+
+
+def hush() -> None:
+    """No warning and no log line of these libraries gets out. Said again for each file: others reset warnings."""
+    for name in _TALKATIVE:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.CRITICAL + 1)
+        logger.propagate = False
+    # Only if it is not the first: to put it there again it is taken out for a moment, and other threads read files too.
+    if list(warnings.filters[:1]) != [_FILTER]:
+        warnings.filterwarnings("ignore", module=_THEIRS)
+
 
 MODALITIES: Final = ("CT", "MR", "DX", "CR", "MG", "US", "XC", "OP", "SC", "OT")
 # OT is what many devices write into secondary captures.
@@ -96,7 +111,9 @@ class DicomView:
 
 @contextmanager
 def as_data_error(what: str, where: str, hint: str) -> Iterator[None]:
-    """pydicom and its decoders raise many types for damaged files, some only when a value is looked at."""
+    """pydicom and its decoders raise many types for damaged files, some only when a value is looked at; and they
+    print what is odd, which nobody is to see."""
+    hush()
     try:
         yield
     except DataError:
@@ -127,7 +144,7 @@ def frame_count(header: pydicom.Dataset, where: str) -> int:
 def render(header: pydicom.Dataset, view: DicomView, where: str, frame: int | None = None) -> NDArray[np.uint8]:
     """A frame as bytes: (rows, columns) where it is grey, (rows, columns, 3) where it has colour."""
     _check(header, where)
-    number = _frame(view.frame if frame is None else frame, frame_count(header, where), where)
+    number = frame_index(view.frame if frame is None else frame, frame_count(header, where), where)
     hint = "export uncompressed, e.g. gdcmconv --raw"
     if header.PhotometricInterpretation in GREY:
         return _grey(header, view.window, number, where, hint)
@@ -139,7 +156,7 @@ def hounsfield(path: Path, where: str) -> Floats:
     """A CT slice in Hounsfield units; padding outside the scanned circle becomes air."""
     header = read_header(path, where)
     _check(header, where)
-    number = _frame("middle", frame_count(header, where), where)
+    number = frame_index("middle", frame_count(header, where), where)
     with as_data_error("pixels cannot be read", where, "export uncompressed, e.g. gdcmconv --raw"):
         stored = pixel_array(header, index=number)
         values = _real(stored, header, number, where)
@@ -186,7 +203,7 @@ def _decodable(syntax: pydicom.uid.UID) -> bool:
         return False
 
 
-def _frame(wanted: Frame, frames: int, where: str) -> int:
+def frame_index(wanted: Frame, frames: int, where: str) -> int:
     """The index of the frame to show."""
     if wanted == "first":
         return 0

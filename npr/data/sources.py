@@ -97,7 +97,7 @@ def read_class_list(value: str) -> tuple[str, ...]:
 _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
     "csv": {"classes": read_class_list},
     "folders": {"classes": read_class_list},
-    "dicom": {"classes": read_class_list, "window": _window, "frame": _frame, "channels": _channels},
+    "dicom": {"classes": read_class_list, "window": _window, "frame": _frame, "channels": _channels, "files": Path},
     "fed-isic": {"colour_constancy": _switch, "brightness": _switch},
 }
 
@@ -116,6 +116,11 @@ class SourceName:
         name, _, query = text.partition("?")
         kind, _, rest = name.partition(":")
         if not (kind == "generated" or name == "ham10000" or (kind in _BY_PATH and rest)):
+            if kind == "dicomweb":
+                raise ConfigError(
+                    "an archive is not read here: `site-agent archive-fetch` makes files of it",
+                    hint="dicomweb: belongs into site.toml; elsewhere dicom:TABLE?files=FOLDER",
+                )
             known = ", ".join(["generated", "ham10000", *(f"{name}:PATH" for name in _BY_PATH)])
             raise ConfigError(f"unknown data source {text!r}", hint=f"one of {known}")
         readers = {"partition": PartitionSpec.parse, **_OPTIONS.get(kind, {})}

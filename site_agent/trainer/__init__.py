@@ -5,7 +5,7 @@ their own (`site_agent.command_process`). Nothing here opens a connection, excep
 may train together (`workers`). What the trainer returns to the agent is one vector and figures for this hospital
 (`channel`).
 
-Imported by: site_agent, site_agent.checks.
+Imported by: site_agent, site_agent.archive, site_agent.checks.
 
     __main__         the trainer's process: isolated, then loaded
     orders           its loop: orders of the agent in, updates and figures out
@@ -23,6 +23,7 @@ Imported by: site_agent, site_agent.checks.
     kernel           network namespace, seccomp and Landlock
     predictor        the site's model, ready to use
     predict          `site-agent predict`
+    reports          predictions as DICOM structured reports
     evaluation       `site-agent evaluate`
     alone            the same hospital without a federation, to compare with
     export           `site-agent export`

@@ -25,7 +25,7 @@ from lazaret.stopping import block_signals, end, end_on_signals, leave_on_signal
 from lazaret.terminal import log_to_stderr, run_command, show_progress
 from site_agent.config import INITIAL, SiteConfig
 from site_agent.trainer import isolation, kernel
-from site_agent.trainer.file_access import cache_folder, card_files, data_path, image_folders, made
+from site_agent.trainer.file_access import cache_folder, card_files, data_folders, made
 from site_agent.trainer.isolation import Isolation
 from site_agent.trainer.ranks import RANKS, RankPlace
 
@@ -44,10 +44,9 @@ def isolate(
     :param connection: to the agent; None for a process without one.
     :param keeps: whether it keeps anything from round to round.
     """
-    source = data_path(config.data.source)
-    images = image_folders(source) if source is not None else ()
+    images = data_folders(config.data.source)
     kept = [config.state / "memory", config.state / "models", config.sides]
-    write = made(*(kept if keeps else ()), *([cache_folder()] if source is not None else ()))
+    write = made(*(kept if keeps else ()), *([cache_folder()] if images else ()))
     return isolation.enter(
         config.site.isolation,
         read=[*(path for path in (config.initial_model, config.state / INITIAL, *kept) if path.exists()), *images],

@@ -20,6 +20,19 @@ def data_path(source: str) -> Path | None:
     return Path(rest) if rest and kind != "generated" else None
 
 
+def data_folders(source: str) -> set[Path]:
+    """All that a process needs to read a data source. What `files=` names is read in place of the table's folder, in
+    which there may be keys."""
+    path = data_path(source)
+    if path is None:
+        return set()
+    options = source.partition("?")[2].split("&")
+    elsewhere = [part.removeprefix("files=") for part in options if part.startswith("files=")]
+    if not elsewhere:
+        return image_folders(path)
+    return {path.resolve()}.union(*(image_folders(Path(folder)) for folder in elsewhere))
+
+
 def image_folders(path: Path) -> set[Path]:
     """Where the files behind a name really lie: tables list files elsewhere, and folders hold links."""
     waiting = [path, *(_listed_folders(path) if path.suffix.lower() == ".csv" else ())]

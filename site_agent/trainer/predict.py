@@ -7,7 +7,7 @@ import csv
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,13 @@ import numpy as np
 
 from lazaret.errors import ConfigError, DataError, ToolkitError
 from npr.data.dicom import is_dicom
-from npr.data.dicom_pixels import DicomView
+from npr.data.dicom_pixels import DicomView, Frame
 from npr.data.fed_isic import decoding as isic_decoding
 from npr.data.manifest import SUFFIXES, Decoding, image_decoding
 from npr.data.sources import SourceName
 from npr.deployed import Pixels
 from site_agent.trainer.predictor import Predictor
+from site_agent.trainer.reports import ReportedModel, Reports, require_highdicom
 
 # Input: a folder, one file, or a table with a column `image`; decoded exactly as in training.
 
@@ -43,6 +44,7 @@ class Piece:
     """Some files: the pixels of those that could be read, and what was wrong with the others."""
 
     names: tuple[str, ...]
+    paths: tuple[Path, ...]
     problems: tuple[str | None, ...]
     pixels: Pixels
 
@@ -51,10 +53,7 @@ def decoding_for(source: str, image_size: int, channels: int) -> Decoding:
     """How files become pixels at this site: as the data set it trains on is read."""
     name = SourceName.parse(source)
     if name.kind == "dicom":
-        frame = name.options.get("frame", "middle")
-        view = DicomView(
-            window=name.options.get("window"), frame="middle" if frame == "all" else frame, channels=channels
-        )
+        view = DicomView(window=name.options.get("window"), frame=shown_frame(name.options), channels=channels)
         found = view.decoding(image_size)
     elif name.kind == "fed-isic":
         found = isic_decoding(
@@ -66,6 +65,13 @@ def decoding_for(source: str, image_size: int, channels: int) -> Decoding:
         raise ConfigError(
             f"the model takes {channels} channels, [data] source gives {found.channels}", where="site.toml [data]"
         )
+    return found
+
+
+def shown_frame(options: Mapping[str, Any]) -> Frame:
+    """Of a file with several frames one is predicted, also where each was an image of its own in training."""
+    frame: Any = options.get("frame", "middle")
+    found: Frame = "middle" if frame == "all" else frame
     return found
 
 
@@ -123,7 +129,7 @@ def pieces(found: Found, decoding: Decoding, *, size: int) -> Iterator[Piece]:
         for number, part in enumerate(parts):
             current = [future.result() for future in waiting]
             waiting = begin(parts[number + 1]) if number + 1 < len(parts) else []
-            yield _piece(tuple(name for name, _ in part), current, decoding)
+            yield _piece(part, current, decoding)
 
 
 def _decoded(path: Path, name: str, decoding: Decoding) -> Pixels | str:
@@ -136,11 +142,12 @@ def _decoded(path: Path, name: str, decoding: Decoding) -> Pixels | str:
         return f"cannot be read ({type(error).__name__})"
 
 
-def _piece(names: tuple[str, ...], read: list[Pixels | str], decoding: Decoding) -> Piece:
+def _piece(part: tuple[tuple[str, Path], ...], read: list[Pixels | str], decoding: Decoding) -> Piece:
     good = [pixels for pixels in read if not isinstance(pixels, str)]
     shape = (0, decoding.image_size, decoding.image_size, decoding.channels)
     return Piece(
-        names=names,
+        names=tuple(name for name, _ in part),
+        paths=tuple(path for _, path in part),
         problems=tuple(found if isinstance(found, str) else None for found in read),
         pixels=np.stack(good) if good else np.empty(shape, dtype=np.uint8),
     )
@@ -153,11 +160,15 @@ Tell = Callable[[int, int], None]
 
 @dataclass(kw_only=True)
 class PredictionSummary:
-    """What came of it. `problems` names files, so that it belongs on this machine's screen and nowhere else."""
+    """What came of it. `problems` names files, so that it belongs on this machine's screen and nowhere else.
+
+    :ivar unreported: files that were predicted and are in no report, if reports were asked for.
+    """
 
     files: int
     ignored: int
     problems: list[tuple[str, str]] = field(default_factory=list)
+    unreported: list[tuple[str, str]] = field(default_factory=list)
     predicted: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
@@ -168,8 +179,23 @@ class PredictionSummary:
             "ignored": self.ignored,
             "by_class": dict(self.predicted),
             "problems": [{"file": name, "problem": problem} for name, problem in self.problems],
+            "unreported": [{"file": name, "problem": problem} for name, problem in self.unreported],
             "seconds": round(self.seconds, 3),
         }
+
+
+def check_store(source: str, store: Path) -> Frame:
+    """Said before the model is loaded. Returns which frame of an image is shown to it.
+
+    :param source: of the data that the model was trained on, by which files are read.
+    """
+    name = SourceName.parse(source)
+    if name.kind != "dicom":
+        raise ConfigError("only DICOM images have reports", where="--store", hint="leave it out")
+    require_highdicom()
+    if store.exists():
+        raise ConfigError("refusing to overwrite what exists already", where=str(store), hint="choose another name")
+    return shown_frame(name.options)
 
 
 def check_target(target: Path) -> None:
@@ -180,11 +206,17 @@ def check_target(target: Path) -> None:
         raise ConfigError("folder is missing", where=str(target.parent), hint="make it first")
 
 
-def predict(predictor: Predictor, source: Path, target: Path, *, tell: Tell, batch: int = BATCH) -> PredictionSummary:
-    """Read, predict and write, `batch` images at a time; the table appears when it is complete."""
+def predict(
+    predictor: Predictor, source: Path, target: Path, *, tell: Tell, batch: int = BATCH, store: Path | None = None
+) -> PredictionSummary:
+    """Read, predict and write, `batch` images at a time; the table appears when it is complete.
+
+    :param store: a folder to make, of reports.
+    """
     check_target(target)
-    recipe = predictor.place.recipe
-    decoding = decoding_for(predictor.place.config.data.source, recipe.image_size, recipe.in_channels)
+    recipe, data = predictor.place.recipe, predictor.place.config.data.source
+    reports = _reports(predictor, check_store(data, store)) if store is not None else None
+    decoding = decoding_for(data, recipe.image_size, recipe.in_channels)
     found = find(source, decoding)
     summary = PredictionSummary(files=len(found.files), ignored=found.ignored)
     started, done = time.monotonic(), 0
@@ -192,9 +224,11 @@ def predict(predictor: Predictor, source: Path, target: Path, *, tell: Tell, bat
         writer = csv.writer(file)
         writer.writerow(header(predictor.class_names))
         for piece in pieces(found, decoding, size=batch):
-            writer.writerows(_rows(predictor, piece, summary))
+            writer.writerows(_rows(predictor, piece, summary, reports))
             done += len(piece.names)
             tell(done, len(found.files))
+        if reports is not None and store is not None:
+            summary.unreported = reports.write(store)
     summary.seconds = time.monotonic() - started
     return summary
 
@@ -203,13 +237,27 @@ def header(class_names: tuple[str, ...]) -> list[str]:
     return ["file", "predicted", *(f"p_{name}" for name in class_names), *EXPLANATION, "problem"]
 
 
-def _rows(predictor: Predictor, piece: Piece, summary: PredictionSummary) -> Iterator[list[str]]:
+def _reports(predictor: Predictor, frame: Frame) -> Reports:
+    trained = predictor.trained
+    about = ReportedModel(
+        class_names=predictor.class_names,
+        architecture=predictor.place.manifest.model.architecture,
+        digest=trained.digest,
+        round=trained.round,
+        frame=frame,
+    )
+    return Reports(model=about)
+
+
+def _rows(
+    predictor: Predictor, piece: Piece, summary: PredictionSummary, reports: Reports | None
+) -> Iterator[list[str]]:
     names, empty = predictor.class_names, [""] * (len(predictor.class_names) + 1 + len(EXPLANATION))
     explained: Iterator[tuple[Any, tuple[str, int, float]]] = iter(())
     if len(piece.pixels):
         probabilities, features = predictor.deployed.predict(piece.pixels)
         explained = zip(probabilities, predictor.nearest(features), strict=True)
-    for name, problem in zip(piece.names, piece.problems, strict=True):
+    for name, path, problem in zip(piece.names, piece.paths, piece.problems, strict=True):
         if problem is not None:
             summary.problems.append((name, problem))
             yield [name, *empty, problem]
@@ -217,6 +265,8 @@ def _rows(predictor: Predictor, piece: Piece, summary: PredictionSummary) -> Ite
         row, (owner, cluster, cosine) = next(explained)
         chosen = names[int(row.argmax())]
         summary.predicted[chosen] += 1
+        if reports is not None:
+            reports.add(name, path, row)
         yield [name, chosen, *(f"{p:.6f}" for p in row), owner, str(cluster), f"{cosine:.4f}", ""]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -55,8 +56,18 @@ class Trained:
         return self.config.parent / "state"
 
 
-def train(folder: Path, *, rounds: int = 2, settings: dict[str, object] | None = None) -> Trained:
-    """Let three sites train some rounds, and stop. `graz` has the images of the first drawn hospital."""
+def train(
+    folder: Path,
+    *,
+    rounds: int = 2,
+    settings: dict[str, object] | None = None,
+    plan: str = PLAN,
+    prepare: Callable[[Path], None] = lambda config: None,
+) -> Trained:
+    """Let three sites train some rounds, and stop. `graz` has the images of the first drawn hospital.
+
+    :param prepare: changes the configuration of `graz`.
+    """
     config = TrainConfig.parse({"method": "fednpr-per", "batch_size": 32, "learning_rate": 0.003, **(settings or {})})
     recipe = Recipe(config=config, image_size=SIZE, seed=1)
     spec = ModelSpec(architecture=ARCHITECTURE, num_classes=8, image_size=SIZE, seed=1)
@@ -64,10 +75,11 @@ def train(folder: Path, *, rounds: int = 2, settings: dict[str, object] | None =
         write = partial(export, spec=spec, recipe=recipe, rounds=ROUNDS, classes=ISIC_CLASSES)
         patch.setattr(site_world, "write_wide_model", write)
         patch.setattr(SystemClock, "now_ms", lambda self: NOW)
-        world = LearningWorld(folder, plan=PLAN)
+        world = LearningWorld(folder, plan=plan)
         for name, path in zip(("bcn", "vidir_molemax", "vidir_modern"), world.configs.values(), strict=True):
             text = path.read_text().replace('source = "generated"', f'source = "{SOURCE}"\nsite = "{name}"')
             path.write_text(text.replace("# validation = 0.1", "validation = 0.25 #"))
+        prepare(world.configs["graz"])
         world.start_all()
         for _ in range(rounds):
             world.run_round()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from npr.data.store import ImageStorage, user_cache_dir
-from site_agent.trainer.file_access import cache_folder, data_path, image_folders
+from site_agent.trainer.file_access import cache_folder, data_folders, data_path, image_folders
 
 
 def test_a_table_names_folders_elsewhere(tmp_path: Path) -> None:
@@ -32,6 +32,18 @@ def test_links_lead_to_where_images_really_lie(tmp_path: Path) -> None:
     (disk / "back").symlink_to(cases)
     (cases / "broken.png").symlink_to(tmp_path / "nowhere" / "x.png")
     assert image_folders(cases) == {cases, archive, disk}
+
+
+def test_what_files_names_is_read_and_the_folder_of_the_table_is_not(tmp_path: Path) -> None:
+    """There may be keys in it."""
+    for name in ("site", "archive"):
+        (tmp_path / name).mkdir()
+    table = tmp_path / "site" / "labels.csv"
+    table.write_text("StudyInstanceUID,label\n1.2,a\n")
+    source = f"dicom:{table}?window=1/2&files={tmp_path / 'archive'}"
+    assert data_folders(source) == {table, tmp_path / "archive"}
+    assert data_folders(f"dicom:{table}") == {table, tmp_path / "site"}
+    assert data_folders("generated") == set()
 
 
 def test_a_damaged_table_is_left_to_those_who_read_it(tmp_path: Path) -> None:
