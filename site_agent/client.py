@@ -27,7 +27,7 @@ from site_agent.config import CoordinatorTable
 import grpc  # isort: skip
 from cryptography import x509
 
-from lazaret.errors import CertificateError, CertificateUntrusted, ToolkitError, coarse
+from lazaret.errors import CertificateError, CertificateUntrusted, ConfigError, KeyUnavailable, ToolkitError, coarse
 from security.identity import pki
 from security.identity.peers import check_coordinator_certificate
 from security.identity.tls_probe import Destination, NoTls, ask
@@ -210,8 +210,10 @@ class Client:
             credentials = self._credentials(served)
         except (CertificateUntrusted, NoTls):
             return _OTHER_END
-        except CertificateError as error:
+        except (CertificateError, ConfigError) as error:
             return f"{error} ({error.hint})" if error.hint else str(error)
+        except KeyUnavailable:
+            raise
         except ToolkitError:
             return _UNREACHABLE
         async with grpc.aio.secure_channel(self.table.address, credentials, options=options) as channel:

@@ -19,6 +19,7 @@ from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.pki import Role, Subject, subject_of
+from security.identity.token import named_token, token_option
 from site_agent.config import LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
 from site_agent.options import json_option, with_config
 from site_agent.privacy import status_line
@@ -27,12 +28,13 @@ from site_agent.privacy import status_line
 
 
 @click.command()
+@token_option
 @with_config
 @json_option
-def renew(config_path: Path, as_json: bool) -> None:
+def renew(config_path: Path, place: str | None, as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
     identity = Identity(folder=SiteConfig.read(config_path).identity)
-    request = enrolment.renew(identity, Role.SITE)
+    request = enrolment.renew(identity, Role.SITE, place=named_token(place))
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
@@ -181,6 +183,7 @@ INITIAL: Final = "initial.safetensors"
 @click.option("--data", "source", help="csv:FILE, folders:DIR, dicom:DIR, npz:PATH or generated.")
 @click.option("--legal-basis", help="On which ground the images are used; the audit asks for it.")
 @click.option("--initial-model", help=f"The consortium's model file; {INITIAL} if left out.")
+@token_option
 @json_option
 def init(
     folder: Path,
@@ -190,6 +193,7 @@ def init(
     source: str | None,
     legal_basis: str | None,
     initial_model: str | None,
+    place: str | None,
     as_json: bool,
 ) -> None:
     """Make keys, a request for the consortium and a commented site.toml in FOLDER; asks for what is left out."""
@@ -212,7 +216,7 @@ def init(
         initial_model=ask(initial_model, "--initial-model", "The consortium's model file", default=INITIAL),
     )
     identity = Identity(folder=folder / "identity")
-    request = identity.create(subject)
+    request = identity.create(subject, place=named_token(place))
     write_atomically(config, text.encode(), mode=0o600)
     SiteConfig.read(config)
     if as_json:

@@ -17,11 +17,12 @@ from lazaret import files
 from lazaret.checks import Line, found, ok, problem, shared, tried, warning
 from lazaret.errors import CertificateExpired, ConfigError, ToolkitError
 from security.clock import Clock
-from security.identity import keystore, pki
-from security.identity.enrolment import Identity, read_file
+from security.identity import pki
+from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest, Member, unseal
 from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
+from security.identity.request import read_file
 from security.identity.rules import CLOCK_SKEW_MS, check_signature
 
 EXPIRY_WARNING_DAYS: Final = 30
@@ -127,7 +128,7 @@ def key_files(credentials: Credentials) -> Iterator[Line]:
 def _keys_in_use(credentials: Credentials) -> Iterator[Line]:
     identity = credentials.identity
     signing = pki.read_certificate(read_file(identity.signing_path), str(identity.signing_path))
-    yield tried("TLS key belongs to the certificate", lambda: keystore.load_tls_key(identity.tls_key_path()))
+    yield tried("TLS key belongs to the certificate", identity.tls_key)
     yield tried("signing key belongs to the certificate", lambda: identity.signing_key(signing))
     yield tried("keys for sealing, data and witnessing", lambda: _other_keys(credentials))
 
