@@ -6,10 +6,12 @@ here too, so that all commands are alike: text for people, JSON lines on request
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -77,23 +79,35 @@ def late_group(modules: Mapping[str, Mapping[str, str]]) -> type[click.Group]:
 
 def run_command(command: click.Command, program: str, *, interrupted: str = "interrupted") -> NoReturn:
     """Run a click command as a console script, and exit."""
+    code = _exit_code(command, program, interrupted)
+    # An error's traceback holds what was open, such as a connection whose thread Python waits for before it ends.
+    gc.collect()
+    sys.exit(code)
+
+
+def _exit_code(command: click.Command, program: str, interrupted: str) -> int:
     try:
         command.main(prog_name=program, standalone_mode=False)
     except ToolkitError as error:
         _complain(program, str(error), error.hint, code=error.code)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        return 2
     except (click.Abort, KeyboardInterrupt):
         _complain(program, interrupted, None)
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except OSError as error:
         # A full disk, a read-only folder: the user's to mend, so no traceback.
         where = f"{error.filename}: " if error.filename else ""
         _complain(program, f"{where}{(error.strerror or str(error)).lower()}", DISK_HINTS.get(error.errno or 0))
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    except ModuleNotFoundError:
+        raise  # `lazaret.commands` names the extra that is missing
+    except Exception:
+        traceback.print_exc()  # a bug: it is shown whole
+        return 1
+    return 0
 
 
 def _complain(program: str, message: str, hint: str | None, *, code: str = "") -> None:

@@ -127,7 +127,11 @@ def _check_order() -> None:
 
 
 def _signed_by_token(key: TokenTlsKey, anchor: bytes, certificate: bytes) -> grpc.ChannelCredentials:
-    """The handshake asks the token for its one signature. The part of gRPC that can do it is called experimental."""
+    """The handshake asks the token for its one signature. The part of gRPC that can do it is called experimental.
+
+    It starts a thread that ends with the credentials, and no program ends before it. So they are given to a channel at
+    once and kept in no variable: the traceback of an error would hold them, and a process with an error would stay.
+    """
     from grpc import experimental
 
     key.check_present()

@@ -207,7 +207,8 @@ class Client:
         options = tls.channel_options(self.table.proxy)
         try:
             served = await self._served()
-            credentials = self._credentials(served)
+            # The credentials are in no variable (`protos.tls`).
+            channel = grpc.aio.secure_channel(self.table.address, self._credentials(served), options=options)
         except (CertificateUntrusted, NoTls):
             return _OTHER_END
         except (CertificateError, ConfigError) as error:
@@ -216,7 +217,7 @@ class Client:
             raise
         except ToolkitError:
             return _UNREACHABLE
-        async with grpc.aio.secure_channel(self.table.address, credentials, options=options) as channel:
+        async with channel:
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
             except TimeoutError:

@@ -183,12 +183,12 @@ def _open(uri: TokenUri, where: str) -> Any:
     try:
         return token.open(rw=True, user_pin=pin)
     except pkcs11.PinLocked:
-        problem, hint = "the PIN is locked after too many tries", "unlock it with the maker's tool"
+        problem, hint = "is locked after too many tries", "unlock it with the maker's tool"
     except (pkcs11.PinIncorrect, pkcs11.PinInvalid, pkcs11.PinLenRange):
-        problem, hint = "the PIN is wrong", f"correct pin-source or ${PIN_VARIABLE}: too many tries lock a token"
+        problem, hint = "is wrong", f"correct pin-source or ${PIN_VARIABLE}: too many tries lock a token"
     except pkcs11.PKCS11Error as error:
-        problem, hint = f"the login fails ({_kind(error)})", "try the maker's tool with the same token"
-    raise ConfigError(problem, where=f"{where}: {uri.place}", hint=hint)
+        problem, hint = f"is not accepted ({_kind(error)})", "try the maker's tool with the same token"
+    raise ConfigError(f"the PIN of token {uri.token!r} {problem}", where=where, hint=hint)
 
 
 def _pin(uri: TokenUri, where: str) -> str:

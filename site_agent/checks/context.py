@@ -63,8 +63,8 @@ class ProbeAnswer:
 
 def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> ProbeAnswer:
     """:raises ToolkitError: if the coordinator does not let this site in."""
-    credentials = tls.channel_credentials(identity)
-    with grpc.secure_channel(table.address, credentials, options=tls.channel_options(table.proxy)) as channel:
+    options = tls.channel_options(table.proxy)
+    with grpc.secure_channel(table.address, tls.channel_credentials(identity), options=options) as channel:
         call = channel.stream_stream(tls.METHOD)(iter(()), timeout=seconds)
         try:
             metadata = dict(call.initial_metadata())
