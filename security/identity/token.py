@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from importlib import import_module
 from os import environ
 from pathlib import Path
 from threading import Lock
@@ -141,11 +140,12 @@ _opening = Lock()
 
 def _library() -> Any:
     try:
-        return import_module("pkcs11")
+        import pkcs11
     except ModuleNotFoundError as error:
         raise ConfigError(
             "a key is in a token, and python-pkcs11 is not installed", hint="pip install 'lazaret[pkcs11]'"
         ) from error
+    return pkcs11
 
 
 def _session(uri: TokenUri, where: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -342,10 +343,7 @@ def test_a_token_that_is_pulled_out_says_so(tokens: SoftTokens) -> None:
 
 
 def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> object:
-        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-    monkeypatch.setattr(token, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "pkcs11", None)
     monkeypatch.setattr(token, "_sessions", {})
     path = tmp_path / "signing.key"
     path.write_text(f"{URI}\n")
