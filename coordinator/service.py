@@ -30,9 +30,11 @@ from lazaret.stopping import stop_on_signals
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
 from security.crypto.ring import FRAME_BYTES
+from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
+from security.identity.own_issuer import issuers
 from security.identity.peers import check_tls_peer
 from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
@@ -138,7 +140,7 @@ class Service:
             now = self.shell.clock.now_ms()
             subject = check_tls_peer(self.manifest, self.identity.root(), certificate, now_ms=now)
             self.manifest.site(subject.member)
-            return tls.peer_site(context)
+            return subject.member, pki.key_fingerprint(pki.certificate_key(certificate))
         except ToolkitError as error:
             log.warning("a peer was refused: %s", error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "certificate is not accepted here")
@@ -299,7 +301,7 @@ class Service:
 
     def _bind(self, server: Any, listen: str) -> int:
         try:
-            return int(server.add_secure_port(listen, tls.server_credentials(self.identity)))
+            return int(server.add_secure_port(listen, tls.server_credentials(self.identity, issuers(self.manifest))))
         except RuntimeError as error:
             raise ConfigError(
                 "cannot listen on this address",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Any, Final
 
 from cryptography import x509
@@ -70,8 +71,11 @@ def channel_options(proxy: str | None) -> list[tuple[str, int | str]]:
     return options if proxy is None else [*options, ("grpc.http_proxy", proxy)]
 
 
-def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """The coordinator's side: a client without a certificate of this federation's root gets no stream."""
+def server_credentials(identity: Identity, issuers: Sequence[x509.Certificate] = ()) -> grpc.ServerCredentials:
+    """The coordinator's side: a client without a certificate of this federation's root gets no stream.
+
+    :param issuers: own authorities of sites. Who comes with a certificate of theirs is looked at by `peers`.
+    """
     _check_order()
     path = identity.tls_key_path()
     if keystore.token_of(path) is not None:
@@ -81,9 +85,8 @@ def server_credentials(identity: Identity) -> grpc.ServerCredentials:
             hint="`coordinator renew` makes a TLS key in a file; the signing key may stay in the token",
         )
     pair = (files.read_private(path), read_file(identity.tls_path))
-    return grpc.ssl_server_credentials(
-        [pair], root_certificates=read_file(identity.root_path), require_client_auth=True
-    )
+    anchors = read_file(identity.root_path) + b"".join(pki.to_pem(issuer).encode() for issuer in issuers)
+    return grpc.ssl_server_credentials([pair], root_certificates=anchors, require_client_auth=True)
 
 
 def channel_credentials(identity: Identity, only: x509.Certificate | None = None) -> grpc.ChannelCredentials:
@@ -94,7 +97,7 @@ def channel_credentials(identity: Identity, only: x509.Certificate | None = None
     """
     _check_order()
     anchor = read_file(identity.root_path) if only is None else pki.to_pem(only).encode()
-    certificate, path = read_file(identity.tls_path), identity.tls_key_path()
+    certificate, path = read_file(identity.shown_tls_path()), identity.tls_key_path()
     if keystore.token_of(path) is None:
         return grpc.ssl_channel_credentials(anchor, files.read_private(path), certificate)
     key = identity.tls_key()
@@ -112,13 +115,6 @@ def peer_certificate(context: Any) -> x509.Certificate:
     if len(found) != 1:
         raise CertificateError("the peer showed no certificate", where="TLS")
     return pki.read_certificate(found[0], "TLS certificate of the peer")
-
-
-def peer_site(context: Any) -> tuple[str, str]:
-    """The member that the peer's certificate names, and SHA-256 of its key; the roster says if it may talk."""
-    certificate = peer_certificate(context)
-    subject = pki.subject_of(certificate, "TLS certificate of the peer")
-    return subject.member, pki.key_fingerprint(pki.certificate_key(certificate))
 
 
 def _check_order() -> None:

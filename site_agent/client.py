@@ -240,6 +240,8 @@ class Client:
         identity.settle_tls(now_ms=now)
         pki.check_dates(identity.tls_certificate(), now, str(identity.tls_path))
         manifest = self.agent.session.manifest
+        if identity.shown_tls_path() == identity.own_tls_path:
+            identity.check_shown(manifest, now_ms=now)
         self.agent.outbox.peer = check_coordinator_certificate(
             manifest.federation, identity.root(), served, revoked=manifest.revoked, now_ms=now
         )

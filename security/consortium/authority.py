@@ -23,7 +23,7 @@ from security.crypto.signing import VerifyKey
 from security.identity import keystore, pki
 from security.identity.initial_model import InitialModel
 from security.identity.kit import Kit
-from security.identity.manifest import Count, Hash, Manifest, Member, Name, Revocation, seal, unseal
+from security.identity.manifest import Count, Hash, Manifest, MayNameIssuer, Member, Name, Revocation, seal, unseal
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.request import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.rules import accept_newer, open_manifest, sign
@@ -50,7 +50,7 @@ class Issued(BundleFile):
         return pki.read_certificate(self.certificate)
 
 
-class Enrolled(BundleFile):
+class Enrolled(BundleFile, MayNameIssuer):
     """The consortium's record of a member; the newest certificates come last."""
 
     federation: Name
@@ -86,6 +86,7 @@ class Enrolled(BundleFile):
             audit_root=self.audit_root,
             cosigner=self.cosigner,
             draw=self.draw,
+            tls_issuer=self.tls_issuer,
         )
 
 
@@ -185,6 +186,7 @@ class Authority:
             audit_root=request.audit_root,
             cosigner=request.cosigner,
             draw=request.draw,
+            tls_issuer=request.tls_issuer,
             issued=known.issued if known else (),
         )
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
@@ -217,7 +219,8 @@ class Authority:
             check_renewal(request, record)
         self._refuse_known_keys(member, tls.public_key, signing.public_key)
         # The log keys stay what they are: a log's root key is the name under which its history is known.
-        record = record.model_copy(update={"hosts": tls.hosts or record.hosts})
+        update = {"hosts": tls.hosts or record.hosts, "tls_issuer": request.tls_issuer or record.tls_issuer}
+        record = record.model_copy(update=update)
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
 
     def spread_days(self, now_ms: int, *, beside: str | None = None) -> int:

@@ -15,6 +15,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     kit             all that a member needs from the consortium, in one file
     manifest        the signed manifest as a value
     rules           which manifests are accepted, one function for each rule
+    own_issuer      TLS certificates of a site's own authority
     peers           who is at the other end of a connection
     membership      what the other packages need of a manifest
     initial_model   the file of the first model, and its layout

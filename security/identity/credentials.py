@@ -170,6 +170,7 @@ def manifest(credentials: Credentials) -> Iterator[Line]:
         )
         return
     yield ok(f"{credentials.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
+    yield from _own_certificate(credentials, opened)
     left = pki.days_left(member.certificate, credentials.now_ms)
     if left < 0:
         yield problem(
@@ -186,6 +187,27 @@ def _freshness(opened: Manifest, now_ms: int) -> Iterator[Line]:
         yield problem(f"version {opened.version} has expired: no round under it", publish)
     elif left < EXPIRY_WARNING_DAYS:
         yield warning(f"version {opened.version} expires in {left} days", publish)
+
+
+def _own_certificate(credentials: Credentials, opened: Manifest) -> Iterator[Line]:
+    """The TLS certificate of this site's own authority, if it has one."""
+    identity = credentials.identity
+    path = identity.own_tls_path
+    listed = next((member.tls_issuer for member in opened.roster if member.id == credentials.subject.member), None)
+    if not path.exists():
+        if listed is not None:
+            yield warning(f"{path}: is missing", f"have {identity.own_request_path} signed for {listed.name}")
+        return
+    if identity.shown_tls_path() != path:
+        yield warning(f"{path}: is for another TLS key", f"have {identity.own_request_path} signed anew")
+        return
+    try:
+        identity.check_shown(opened, now_ms=credentials.now_ms)
+    except ToolkitError as error:
+        yield found(error)
+        return
+    own = pki.read_certificate(read_file(path), str(path))
+    yield ok(f"TLS certificate of this site's own authority, until {own.not_valid_after_utc:%Y-%m-%d %H:%M}Z")
 
 
 def _check_listed(credentials: Credentials, opened: Manifest) -> None:

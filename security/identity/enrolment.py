@@ -22,7 +22,8 @@ from security import labels
 from security.crypto.signing import SigningKey
 from security.identity import keystore, pki, token
 from security.identity.fingerprints import same_fingerprint
-from security.identity.manifest import Manifest
+from security.identity.manifest import Manifest, TlsIssuer
+from security.identity.peers import check_tls_peer
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.request import EnrolmentAnswer, EnrolmentRequest, origin, read_file, witness_name
 from security.identity.rules import accept_newer, open_manifest
@@ -52,6 +53,15 @@ class Identity:
         return self.folder / "tls-next.pem"
 
     @property
+    def own_tls_path(self) -> Path:
+        """A TLS certificate of this site's own authority, which renews it here; it is shown instead of the root's."""
+        return self.folder / "tls-own.pem"
+
+    @property
+    def own_request_path(self) -> Path:
+        return self.folder / "tls.csr"
+
+    @property
     def signing_path(self) -> Path:
         return self.folder / "signing.pem"
 
@@ -79,6 +89,21 @@ class Identity:
 
     def tls_key_path(self) -> Path:
         return self._key_path(Purpose.TLS, pki.certificate_key(self.tls_certificate()))
+
+    def shown_tls_path(self) -> Path:
+        """The certificate to connect with: the own authority's, if there is one for the key in force."""
+        if not self.own_tls_path.exists():
+            return self.tls_path
+        own = pki.read_certificate(read_file(self.own_tls_path), str(self.own_tls_path))
+        same = own.public_key() == self.tls_certificate().public_key()
+        return self.own_tls_path if same else self.tls_path
+
+    def check_shown(self, manifest: Manifest, *, now_ms: int) -> None:
+        """What this site will show is what the manifest accepts, today. The handshake would not say why it is not."""
+        path = self.shown_tls_path()
+        certificate = pki.read_certificate(read_file(path), str(path))
+        pki.check_dates(certificate, now_ms, str(path))
+        check_tls_peer(manifest, self.root(), certificate, now_ms=now_ms)
 
     def tls_key(self) -> ec.EllipticCurvePrivateKey:
         path = self.tls_key_path()
@@ -129,9 +154,11 @@ class Identity:
         return self.folder / "keys" / f"{purpose}-{pki.key_fingerprint(key)[:16]}.key"
 
     def _new_pair(
-        self, subject: Subject, hosts: Sequence[str], place: TokenUri | None, rng: Randomness
+        self, subject: Subject, hosts: Sequence[str], place: TokenUri | None, own_name: str | None, rng: Randomness
     ) -> tuple[Ed25519PrivateKey, str, str]:
         """Fresh TLS and signing keys on disk or in a token, and the signing requests for them.
+
+        :param own_name: the host name under which this site's own authority is asked for a TLS certificate.
 
         gRPC signs in a token for a connection that it opens, not for one that it accepts: a coordinator's TLS key is a
         file in either case.
@@ -142,7 +169,16 @@ class Identity:
         tls = pki.new_tls_key() if in_token is None else token.make_tls_key(in_token, f"{name} tls", rng)
         keystore.save_private_key(self._key_path(Purpose.TLS, tls.public_key()), tls)
         keystore.save_private_key(self._key_path(Purpose.SIGNING, signing.public_key()), signing)
+        if own_name is not None:
+            files.write_atomically(self.own_request_path, pki.make_request(tls, subject.member, [own_name]).encode())
         return signing, pki.make_request(tls, subject.member, hosts), pki.make_request(signing, subject.member)
+
+    def _own_name(self) -> str | None:
+        """As in the last request to the own authority."""
+        if not self.own_request_path.exists():
+            return None
+        data = read_file(self.own_request_path).decode("ascii", "replace")
+        return pki.read_request(data, Purpose.TLS, str(self.own_request_path)).hosts[0]
 
     def create(
         self,
@@ -150,11 +186,13 @@ class Identity:
         *,
         hosts: Sequence[str] = (),
         place: TokenUri | None = None,
+        issuer: TlsIssuer | None = None,
         rng: Randomness | None = None,
     ) -> EnrolmentRequest:
         """Make every key this member needs, and the request for its certificates.
 
         :param place: the token in which the signing key is made, and the TLS key of a site; None: files.
+        :param issuer: an authority of this site's own for TLS certificates.
         """
         rng = rng or SystemRandomness()
         keys = self.folder / "keys"
@@ -167,26 +205,41 @@ class Identity:
         if place is not None:
             token.check_reachable(place, "--token")  # before anything is on disk
         keys.mkdir(mode=0o700, parents=True)
-        signing, tls_request, signing_request = self._new_pair(subject, hosts, place, rng)
+        name = issuer.name if issuer else None
+        signing, tls_request, signing_request = self._new_pair(subject, hosts, place, name, rng)
         for name in ("audit-root", "cosigner"):
             keystore.save_private_key(keys / f"{name}.key", pki.new_signing_key())
         for name in ("sealing", "data"):
             keystore.save_secret(keys / f"{name}.key", rng.bytes(32))
-        return self._finish_request(subject, signing, tls_request, signing_request, old=None)
+        return self._finish_request(subject, signing, tls_request, signing_request, old=None, issuer=issuer)
 
     def renew(
-        self, subject: Subject, *, hosts: Sequence[str] = (), place: TokenUri | None = None
+        self,
+        subject: Subject,
+        *,
+        hosts: Sequence[str] = (),
+        place: TokenUri | None = None,
+        issuer: TlsIssuer | None = None,
     ) -> EnrolmentRequest:
         """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay.
 
         :param place: the token for them; None: where the signing key in force is.
+        :param issuer: an own authority for TLS, or another one; None: as it is.
         """
         old, place = self.signing_key(self._installed(self.signing_path)), place or self.token()
-        signing, tls_request, signing_request = self._new_pair(subject, hosts, place, SystemRandomness())
-        return self._finish_request(subject, signing, tls_request, signing_request, old=old)
+        name = issuer.name if issuer else self._own_name()
+        signing, tls_request, signing_request = self._new_pair(subject, hosts, place, name, SystemRandomness())
+        return self._finish_request(subject, signing, tls_request, signing_request, old=old, issuer=issuer)
 
     def _finish_request(
-        self, subject: Subject, signing: Ed25519PrivateKey, tls: str, csr: str, *, old: SigningKey | None
+        self,
+        subject: Subject,
+        signing: Ed25519PrivateKey,
+        tls: str,
+        csr: str,
+        *,
+        old: SigningKey | None,
+        issuer: TlsIssuer | None,
     ) -> EnrolmentRequest:
         unsigned = EnrolmentRequest(
             federation=subject.federation,
@@ -197,6 +250,7 @@ class Identity:
             audit_root=str(self.audit_root(subject).key),
             cosigner=str(self.cosigner(subject).key),
             draw=draw_commitment(subject.member, self.draw_secret()).hex(),
+            tls_issuer=issuer,
         )
         signature = SigningKey(signing).sign(labels.SIGN_ENROLMENT, subject.member, unsigned.digest)
         renewal = old.sign(labels.SIGN_RENEWAL, subject.member, unsigned.digest).hex() if old else None
@@ -293,13 +347,18 @@ def _is_listed(manifest: Manifest, subject: Subject, certificate: x509.Certifica
 
 
 def renew(
-    identity: Identity, role: Role, *, hosts: Sequence[str] = (), place: TokenUri | None = None
+    identity: Identity,
+    role: Role,
+    *,
+    hosts: Sequence[str] = (),
+    place: TokenUri | None = None,
+    issuer: TlsIssuer | None = None,
 ) -> EnrolmentRequest:
     """A request for new keys of a member, for either command. What is in force stays in force until the answer."""
     subject = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
     if subject.role is not role:
         raise ConfigError(f"the certificate is of a {subject.role}", where=str(identity.tls_path))
-    return identity.renew(subject, hosts=hosts, place=place)
+    return identity.renew(subject, hosts=hosts, place=place, issuer=issuer)
 
 
 def join(

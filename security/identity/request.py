@@ -19,7 +19,8 @@ from security.crypto import encoding
 from security.crypto.signing import VerifyKey
 from security.identity import pki
 from security.identity.fingerprints import grouped
-from security.identity.manifest import Document, Hash, Name, describe
+from security.identity.manifest import Document, Hash, MayNameIssuer, Name, describe
+from security.identity.own_issuer import read_issuer
 from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
 
@@ -67,11 +68,11 @@ class BundleFile(Document):
         return encoding.dumps(self.model_dump(mode="json")) + b"\n"
 
 
-class EnrolmentRequest(BundleFile):
+class EnrolmentRequest(BundleFile, MayNameIssuer):
     """What a new or renewing member asks for. Its fingerprint is read out over another channel, such as a telephone.
 
     `signature` is by the key to be certified, `renewal` by the one that is certified now: together they say that the
-    holder of the old key wants exactly these new ones.
+    holder of the old key wants exactly these new ones. A site may name an authority of its own for TLS certificates.
     """
 
     source: ClassVar[str] = "the member's `init` or `renew` writes it, as identity/request.json"
@@ -129,6 +130,10 @@ def check_request(request: EnrolmentRequest) -> tuple[pki.CertificateRequest, pk
         raise CertificateNameMismatch("the signing requests are for another member", where=where)
     if tls.hosts and request.subject.role is not Role.COORDINATOR:
         raise CertificateNameMismatch("only a coordinator may ask for host names", where=where)
+    if request.tls_issuer is not None:
+        if request.subject.role is not Role.SITE:
+            raise CertificateNameMismatch("only a site may name an authority of its own", where=where)
+        read_issuer(request.tls_issuer, where)
     check_request_signature(request, signing, where)
     root, cosigner = VerifierKey.parse(request.audit_root), VerifierKey.parse(request.cosigner)
     names = (origin(request.subject), witness_name(request.subject))

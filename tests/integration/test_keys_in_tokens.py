@@ -17,9 +17,8 @@ pytestmark = needs_softhsm
 def test_rounds_with_keys_in_tokens_and_a_site_whose_token_is_pulled_out(tmp_path: Path) -> None:
     made = soft_tokens()
     tokens = {"consortium": "consortium", "coordinator": "coordinator", "site0": "pulled"}
-    federation = NumberFederation(
-        tmp_path, sites=4, rounds=60, words=3_000, tokens={name: made.uri(label) for name, label in tokens.items()}
-    )
+    init_words = {name: ["--token", made.uri(label)] for name, label in tokens.items()}
+    federation = NumberFederation(tmp_path, sites=4, rounds=60, words=3_000, init_words=init_words)
     identity = Identity(folder=federation.grounds.site("site0") / "identity")
     assert keystore.token_of(identity.tls_key_path()) is not None and identity.token() is not None
     site = federation.sites["site0"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +46,7 @@ class NumberFederation:
         aggregation: str = "",
         votes: bool = False,
         policy: str = "",
-        tokens: Mapping[str, str] | None = None,
+        init_words: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
@@ -63,7 +63,7 @@ class NumberFederation:
                 "coordinator": "least_wait = 0.1\nmost_wait = 0.4",
                 "policy": policy,
             },
-            tokens=tokens or {},
+            init_words=init_words or {},
         )
         self.grounds.prepare()
         self.coordinator, self.sites = self.grounds.parties("--numbers")

@@ -45,7 +45,9 @@ async def who_calls(world: World) -> tuple[str, str]:
     seen: list[tuple[str, str]] = []
 
     async def converse(requests: object, context: grpc.aio.ServicerContext) -> None:
-        seen.append(tls.peer_site(context))
+        certificate = tls.peer_certificate(context)
+        pin = pki.key_fingerprint(pki.certificate_key(certificate))
+        seen.append((pki.subject_of(certificate).member, pin))
         await context.write(b"heard")
 
     handler = grpc.stream_stream_rpc_method_handler(converse)
