@@ -26,6 +26,7 @@ from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.kernel_bytes import meter
+from lazaret.service_manager import ServiceManager
 from lazaret.stopping import stop_on_signals
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
@@ -398,12 +399,17 @@ def run_until_stopped(
     """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
     soon."""
     malloc.keep_small()
-    while _one_run(config, base, shell_type, service_type):
+    manager = ServiceManager()
+    while _one_run(config, base, shell_type, service_type, manager):
         log.info("the next run begins")
 
 
 def _one_run(
-    config: CoordinatorConfig, base: Path, shell_type: type[Shell], service_type: type[Service]
+    config: CoordinatorConfig,
+    base: Path,
+    shell_type: type[Shell],
+    service_type: type[Service],
+    manager: ServiceManager,
 ) -> bool:
     """Until the coordinator is stopped, or its run is over and another one waits: True, which is then installed."""
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
@@ -418,6 +424,7 @@ def _one_run(
             def look() -> None:
                 watch()
                 seen.look()
+                manager.alive()
 
             service.watch = look
             await service.serve(config.listen, ready.begin)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import sys
 import time
 import traceback
@@ -114,9 +115,10 @@ def _complain(program: str, message: str, hint: str | None, *, code: str = "") -
     if _json_lines:
         say(_json_line(time.time(), "error", program, message, code=code, hint=hint or ""))
         return
-    click.echo(f"{program}: error: {message}", err=True)
+    priority = f"<{_PRIORITIES[logging.ERROR]}>" if _to_journal() else ""
+    click.echo(f"{priority}{program}: error: {message}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"{priority}hint: {hint}", err=True)
 
 
 def say(message: str) -> None:
@@ -145,6 +147,30 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return _json_line(record.created, record.levelname.lower(), record.name, record.getMessage())
+
+
+# Numbers of syslog, which the journal takes from the beginning of a line (sd-daemon(3)).
+_PRIORITIES: Final = {logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
+
+
+class JournalLines(logging.Formatter):
+    """For the journal of systemd: it has the time itself, and tells warnings and errors from the rest by a number."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"<{_PRIORITIES.get(record.levelno, 6)}>{record.getMessage()}"
+
+
+def _to_journal() -> bool:
+    """Whether stderr is the journal: the variable names the file that it was then, and a pipe may be there now."""
+    try:
+        there = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{there.st_dev}:{there.st_ino}"
+
+
+def _text_lines() -> logging.Formatter:
+    return JournalLines() if _to_journal() else logging.Formatter("%(asctime)s %(message)s", TEXT_TIME)
 
 
 def log_option(command: Command) -> Command:
@@ -177,7 +203,7 @@ def log_to_stderr(program: str, log_format: str | None, *, json_lines: bool) -> 
     global _json_lines
     _json_lines = json_lines = json_lines if log_format is None else log_format == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if json_lines else logging.Formatter("%(asctime)s %(message)s", TEXT_TIME))
+    handler.setFormatter(JsonLines() if json_lines else _text_lines())
     logger = logging.getLogger(program)
     logger.setLevel(logging.INFO)
     logger.handlers = [handler]

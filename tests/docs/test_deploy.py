@@ -68,6 +68,9 @@ def test_the_units_keep_what_protects_the_hospital() -> None:
         text = (ROOT / "deploy" / name).read_text(encoding="utf-8")
         for line in ("ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "UMask=0077"):
             assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), (name, line)
+        for line in ("RestartPreventExitStatus=2", f"SyslogIdentifier={name.removesuffix('.service')}"):
+            assert line in text, (name, line)
+        assert ("WatchdogSec=15min" in text) == ("Type=notify" in text) == ("trainer" not in name), name
     agent = (ROOT / "deploy" / UNITS[1]).read_text(encoding="utf-8")
     assert "SocketBindDeny=any" in agent and "SocketBindAllow" not in agent, "nothing listens at a hospital"
     assert "MemoryDenyWriteExecute=yes" in agent, "it does not load torch"
