@@ -25,6 +25,7 @@ from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.membership import audit_roster
 from security.identity.pki import Role, Subject
+from security.identity.token import named_token, token_option
 from security.log.log_commands import keeper_commands
 from security.log.writer import AuditLog
 from security.rng import SystemRandomness
@@ -109,12 +110,13 @@ def end_run(config_path: Path, run: str, reason: str) -> None:
 @click.command()
 @with_config
 @click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; if not given, unchanged.")
+@token_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def renew(config_path: Path, hosts: tuple[str, ...], as_json: bool) -> None:
+def renew(config_path: Path, hosts: tuple[str, ...], place: str | None, as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
     config, base = CoordinatorConfig.read(config_path)
     identity = Identity(folder=base / config.identity)
-    request = enrolment.renew(identity, Role.COORDINATOR, hosts=hosts)
+    request = enrolment.renew(identity, Role.COORDINATOR, hosts=hosts, place=named_token(place))
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
@@ -134,7 +136,15 @@ LISTEN: Final = "0.0.0.0:7443"
 @click.option("--name", help="Name of this coordinator in the roster.")
 @click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; may be repeated.")
 @click.option("--listen", help=f"Address and port to listen on; {LISTEN} if left out.")
-def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[str, ...], listen: str | None) -> None:
+@token_option
+def init(
+    folder: Path,
+    federation: str | None,
+    name: str | None,
+    hosts: tuple[str, ...],
+    listen: str | None,
+    place: str | None,
+) -> None:
     """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
     config = folder / "coordinator.toml"
     if config.exists():
@@ -150,7 +160,7 @@ def init(folder: Path, federation: str | None, name: str | None, hosts: tuple[st
         raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
     folder.mkdir(parents=True, exist_ok=True)
     identity = Identity(folder=folder / "identity")
-    request = identity.create(subject, hosts=dialled)
+    request = identity.create(subject, hosts=dialled, place=named_token(place))
     text = TEMPLATE.format(identity="identity", state="state", listen=address, initial="initial.safetensors")
     config.write_text(text, "utf-8")
     say(f"keys and request are in {identity.folder}; configuration in {config}")

@@ -26,13 +26,16 @@ from lazaret.control import BY_SIGNAL, NEXT_RUN
 from lazaret.errors import CodecError, ConfigError, RemoteProtocolError, ToolkitError, coarse
 from lazaret.files import naming
 from lazaret.kernel_bytes import meter
+from lazaret.service_manager import ServiceManager
 from lazaret.stopping import stop_on_signals
 from protos.parse import FROM_SITE, Parcel
 from security.clock import SystemClock
 from security.crypto.ring import FRAME_BYTES
+from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest
 from security.identity.membership import Seat
+from security.identity.own_issuer import issuers
 from security.identity.peers import check_tls_peer
 from security.log.egress import KernelByteLog
 from security.log.events import AgentStop
@@ -140,7 +143,7 @@ class Service:
             now = self.shell.clock.now_ms()
             subject = check_tls_peer(self.manifest, self.identity.root(), certificate, now_ms=now)
             self.manifest.site(subject.member)
-            return tls.peer_site(context)
+            return subject.member, pki.key_fingerprint(pki.certificate_key(certificate))
         except ToolkitError as error:
             log.warning("a peer was refused: %s", error)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, "certificate is not accepted here")
@@ -305,7 +308,7 @@ class Service:
 
     def _bind(self, server: Any, listen: str) -> int:
         try:
-            return int(server.add_secure_port(listen, tls.server_credentials(self.identity)))
+            return int(server.add_secure_port(listen, tls.server_credentials(self.identity, issuers(self.manifest))))
         except RuntimeError as error:
             raise ConfigError(
                 "cannot listen on this address",
@@ -402,12 +405,17 @@ def run_until_stopped(
     """A coordinator from start to end. An aggregation under way is finished or aborted first, if that can be done
     soon."""
     malloc.keep_small()
-    while _one_run(config, base, shell_type, service_type):
+    manager = ServiceManager()
+    while _one_run(config, base, shell_type, service_type, manager):
         log.info("the next run begins")
 
 
 def _one_run(
-    config: CoordinatorConfig, base: Path, shell_type: type[Shell], service_type: type[Service]
+    config: CoordinatorConfig,
+    base: Path,
+    shell_type: type[Shell],
+    service_type: type[Service],
+    manager: ServiceManager,
 ) -> bool:
     """Until the coordinator is stopped, or its run is over and another one waits: True, which is then installed."""
     ready = prepare(config, base, clock=SystemClock(), rng=SystemRandomness(), shell_type=shell_type)
@@ -422,6 +430,7 @@ def _one_run(
             def look() -> None:
                 watch()
                 seen.look()
+                manager.alive()
 
             service.watch = look
             await service.serve(config.listen, ready.begin)

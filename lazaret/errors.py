@@ -195,6 +195,12 @@ class RollbackDetected(AuditLogError):
     code = "rollback"
 
 
+class KeyUnavailable(ToolkitError):
+    """A private key is in a token that does not answer. Nothing can be signed: the party ends."""
+
+    code = "key"
+
+
 class CannotDecide(ToolkitError):
     """Keys or parts are missing, so neither good nor bad can be said. Never to be shown as a pass."""
 

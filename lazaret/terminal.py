@@ -6,10 +6,13 @@ here too, so that all commands are alike: text for people, JSON lines on request
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
+import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -77,32 +80,45 @@ def late_group(modules: Mapping[str, Mapping[str, str]]) -> type[click.Group]:
 
 def run_command(command: click.Command, program: str, *, interrupted: str = "interrupted") -> NoReturn:
     """Run a click command as a console script, and exit."""
+    code = _exit_code(command, program, interrupted)
+    # An error's traceback holds what was open, such as a connection whose thread Python waits for before it ends.
+    gc.collect()
+    sys.exit(code)
+
+
+def _exit_code(command: click.Command, program: str, interrupted: str) -> int:
     try:
         command.main(prog_name=program, standalone_mode=False)
     except ToolkitError as error:
         _complain(program, str(error), error.hint, code=error.code)
-        sys.exit(error.exit_code)
+        return error.exit_code
     except click.ClickException as error:
         error.show()
-        sys.exit(2)
+        return 2
     except (click.Abort, KeyboardInterrupt):
         _complain(program, interrupted, None)
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
     except OSError as error:
         # A full disk, a read-only folder: the user's to mend, so no traceback.
         where = f"{error.filename}: " if error.filename else ""
         _complain(program, f"{where}{(error.strerror or str(error)).lower()}", DISK_HINTS.get(error.errno or 0))
-        sys.exit(1)
-    sys.exit(0)
+        return 1
+    except ModuleNotFoundError:
+        raise  # `lazaret.commands` names the extra that is missing
+    except Exception:
+        traceback.print_exc()  # a bug: it is shown whole
+        return 1
+    return 0
 
 
 def _complain(program: str, message: str, hint: str | None, *, code: str = "") -> None:
     if _json_lines:
         say(_json_line(time.time(), "error", program, message, code=code, hint=hint or ""))
         return
-    click.echo(f"{program}: error: {message}", err=True)
+    priority = f"<{_PRIORITIES[logging.ERROR]}>" if _to_journal() else ""
+    click.echo(f"{priority}{program}: error: {message}", err=True)
     if hint:
-        click.echo(f"hint: {hint}", err=True)
+        click.echo(f"{priority}hint: {hint}", err=True)
 
 
 def say(message: str) -> None:
@@ -131,6 +147,30 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return _json_line(record.created, record.levelname.lower(), record.name, record.getMessage())
+
+
+# Numbers of syslog, which the journal takes from the beginning of a line (sd-daemon(3)).
+_PRIORITIES: Final = {logging.ERROR: 3, logging.WARNING: 4, logging.INFO: 6}
+
+
+class JournalLines(logging.Formatter):
+    """For the journal of systemd: it has the time itself, and tells warnings and errors from the rest by a number."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"<{_PRIORITIES.get(record.levelno, 6)}>{record.getMessage()}"
+
+
+def _to_journal() -> bool:
+    """Whether stderr is the journal: the variable names the file that it was then, and a pipe may be there now."""
+    try:
+        there = os.fstat(sys.stderr.fileno())
+    except (OSError, ValueError):
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{there.st_dev}:{there.st_ino}"
+
+
+def _text_lines() -> logging.Formatter:
+    return JournalLines() if _to_journal() else logging.Formatter("%(asctime)s %(message)s", TEXT_TIME)
 
 
 def log_option(command: Command) -> Command:
@@ -163,7 +203,7 @@ def log_to_stderr(program: str, log_format: str | None, *, json_lines: bool) -> 
     global _json_lines
     _json_lines = json_lines = json_lines if log_format is None else log_format == "json"
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if json_lines else logging.Formatter("%(asctime)s %(message)s", TEXT_TIME))
+    handler.setFormatter(JsonLines() if json_lines else _text_lines())
     logger = logging.getLogger(program)
     logger.setLevel(logging.INFO)
     logger.handlers = [handler]

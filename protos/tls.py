@@ -11,15 +11,21 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import warnings
+from collections.abc import Sequence
 from typing import Any, Final
 
 from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from lazaret import files
-from lazaret.errors import CertificateError, LocalProtocolError
+from lazaret.errors import CertificateError, ConfigError, LocalProtocolError
 from security.crypto.ring import MAX_PARCEL
-from security.identity import pki
-from security.identity.enrolment import Identity, read_file
+from security.identity import keystore, pki
+from security.identity.enrolment import Identity
+from security.identity.request import read_file
+from security.identity.token import TokenTlsKey
 
 SUITES: Final = "GRPC_SSL_CIPHER_SUITES"
 RSA_ONLY: Final = "ECDHE-RSA-AES256-GCM-SHA384"
@@ -85,10 +91,22 @@ def channel_options(proxy: str | None) -> list[tuple[str, int | str]]:
     return options if proxy is None else [*options, ("grpc.http_proxy", proxy)]
 
 
-def server_credentials(identity: Identity) -> grpc.ServerCredentials:
-    """The coordinator's side: a client without a certificate of this federation's root gets no stream."""
-    root, key, certificate = _files(identity)
-    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=root, require_client_auth=True)
+def server_credentials(identity: Identity, issuers: Sequence[x509.Certificate] = ()) -> grpc.ServerCredentials:
+    """The coordinator's side: a client without a certificate of this federation's root gets no stream.
+
+    :param issuers: own authorities of sites. Who comes with a certificate of theirs is looked at by `peers`.
+    """
+    _check_order()
+    path = identity.tls_key_path()
+    if keystore.token_of(path) is not None:
+        raise ConfigError(
+            "gRPC cannot accept connections with a TLS key in a token",
+            where=str(path),
+            hint="`coordinator renew` makes a TLS key in a file; the signing key may stay in the token",
+        )
+    pair = (files.read_private(path), read_file(identity.tls_path))
+    anchors = read_file(identity.root_path) + b"".join(pki.to_pem(issuer).encode() for issuer in issuers)
+    return grpc.ssl_server_credentials([pair], root_certificates=anchors, require_client_auth=True)
 
 
 def channel_credentials(identity: Identity, only: x509.Certificate | None = None) -> grpc.ChannelCredentials:
@@ -97,8 +115,15 @@ def channel_credentials(identity: Identity, only: x509.Certificate | None = None
     :param only: the one certificate that is accepted. It is the only trust anchor then, so that no other certificate
         of the same root will do.
     """
-    root, key, certificate = _files(identity)
-    return grpc.ssl_channel_credentials(root if only is None else pki.to_pem(only).encode(), key, certificate)
+    _check_order()
+    anchor = read_file(identity.root_path) if only is None else pki.to_pem(only).encode()
+    certificate, path = read_file(identity.shown_tls_path()), identity.tls_key_path()
+    if keystore.token_of(path) is None:
+        return grpc.ssl_channel_credentials(anchor, files.read_private(path), certificate)
+    key = identity.tls_key()
+    if not isinstance(key, TokenTlsKey):
+        raise LocalProtocolError("the address of a key has led to no token", where=str(path))
+    return _signed_by_token(key, anchor, certificate)
 
 
 def peer_certificate(context: Any) -> x509.Certificate:
@@ -112,15 +137,29 @@ def peer_certificate(context: Any) -> x509.Certificate:
     return pki.read_certificate(found[0], "TLS certificate of the peer")
 
 
-def peer_site(context: Any) -> tuple[str, str]:
-    """The member that the peer's certificate names, and SHA-256 of its key; the roster says if it may talk."""
-    certificate = peer_certificate(context)
-    subject = pki.subject_of(certificate, "TLS certificate of the peer")
-    return subject.member, pki.key_fingerprint(pki.certificate_key(certificate))
-
-
-def _files(identity: Identity) -> tuple[bytes, bytes, bytes]:
+def _check_order() -> None:
     if _TOO_LATE:
         raise LocalProtocolError("grpc was imported before protos.tls, so TLS 1.2 could not be switched off")
-    key = files.read_private(identity.tls_key_path())
-    return read_file(identity.root_path), key, read_file(identity.tls_path)
+
+
+def _signed_by_token(key: TokenTlsKey, anchor: bytes, certificate: bytes) -> grpc.ChannelCredentials:
+    """The handshake asks the token for its one signature. The part of gRPC that can do it is called experimental.
+
+    It starts a thread that ends with the credentials, and no program ends before it. So they are given to a channel at
+    once and kept in no variable: the traceback of an error would hold them, and a process with an error would stay.
+    """
+    from grpc import experimental
+
+    key.check_present()
+    offload = getattr(experimental, "ssl_channel_credentials_with_custom_signer", None)
+    if offload is None:
+        raise ConfigError("this version of gRPC cannot use a TLS key in a token", hint="install the one that is pinned")
+
+    def sign(data: bytes, algorithm: Any, _: Any) -> bytes:
+        if algorithm != experimental.PrivateKeySignatureAlgorithm.ECDSA_SECP256R1_SHA256:
+            raise LocalProtocolError("TLS asks for another signature than ECDSA P-256", where="TLS")
+        return key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", experimental.ExperimentalApiWarning)
+        return offload(private_key_sign_fn=sign, root_certificates=anchor, certificate_chain=certificate)

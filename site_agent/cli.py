@@ -12,6 +12,7 @@ import click
 
 from lazaret import software
 from lazaret.errors import ConfigError
+from lazaret.service_manager import ServiceManager
 from lazaret.stopping import ending_well, stop_on_signals
 from lazaret.terminal import late_group, log_option, log_to_stderr, run_command
 from site_agent.options import own_process, with_config
@@ -115,7 +116,7 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
         help_agent(config, place)
         return
     with last_words(config.state):
-        again = True
+        again, manager = True, ServiceManager()
         while again:  # for every run
             agent = assemble(
                 config,
@@ -125,13 +126,18 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
                 agent_type=agent_type or Agent,
             )
             seen = AgentPresence(config, agent)
+
+            def watch(seen: AgentPresence = seen) -> None:
+                seen.look()
+                manager.alive()
+
             with open_metrics(config, agent):
                 again = asyncio.run(
                     serve(
                         agent,
                         config.coordinator,
                         until=lambda stopped: stop_on_signals(stopped.set),
-                        watch=seen.look,
+                        watch=watch,
                         ended=seen.stop,
                     )
                 )

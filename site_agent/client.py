@@ -27,7 +27,7 @@ from site_agent.config import CoordinatorTable
 import grpc  # isort: skip
 from cryptography import x509
 
-from lazaret.errors import CertificateError, CertificateUntrusted, ToolkitError, coarse
+from lazaret.errors import CertificateError, CertificateUntrusted, ConfigError, KeyUnavailable, ToolkitError, coarse
 from security.identity import pki
 from security.identity.peers import check_coordinator_certificate
 from security.identity.tls_probe import Destination, NoTls, ask
@@ -207,14 +207,17 @@ class Client:
         options = tls.channel_options(self.table.proxy)
         try:
             served = await self._served()
-            credentials = self._credentials(served)
+            # The credentials are in no variable (`protos.tls`).
+            channel = grpc.aio.secure_channel(self.table.address, self._credentials(served), options=options)
         except (CertificateUntrusted, NoTls):
             return _OTHER_END
-        except CertificateError as error:
+        except (CertificateError, ConfigError) as error:
             return f"{error} ({error.hint})" if error.hint else str(error)
+        except KeyUnavailable:
+            raise
         except ToolkitError:
             return _UNREACHABLE
-        async with grpc.aio.secure_channel(self.table.address, credentials, options=options) as channel:
+        async with channel:
             try:
                 await asyncio.wait_for(channel.channel_ready(), CONNECT_SECONDS)
             except TimeoutError:
@@ -237,6 +240,8 @@ class Client:
         identity.settle_tls(now_ms=now)
         pki.check_dates(identity.tls_certificate(), now, str(identity.tls_path))
         manifest = self.agent.session.manifest
+        if identity.shown_tls_path() == identity.own_tls_path:
+            identity.check_shown(manifest, now_ms=now)
         self.agent.outbox.peer = check_coordinator_certificate(
             manifest.federation, identity.root(), served, revoked=manifest.revoked, now_ms=now
         )

@@ -26,6 +26,7 @@ from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
 from security.identity.membership import aggregation_policy
+from security.identity.token import PIN_VARIABLE
 from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
 from site_agent.config import INITIAL, SiteConfig
@@ -260,6 +261,7 @@ def _go_on_in_child(folders: Folders) -> None:
         _wait(child, folders, before)
     _live_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    os.environ.pop(PIN_VARIABLE, None)
     os.environ["TMPDIR"] = tempfile.tempdir = str(folders.scratch)
 
 

@@ -10,10 +10,23 @@ from typing import Final
 
 import click
 
-from lazaret.terminal import config_option
+from lazaret.terminal import Command, config_option
 
 with_config = config_option(Path("site.toml"), "This site's configuration.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def issuer_options(command: Command) -> Command:
+    """An authority of the hospital's own for TLS certificates."""
+    command = click.option("--tls-name", "own_name", help="The host name in its certificates for this agent.")(command)
+    return click.option(
+        "--tls-issuer",
+        "issuer",
+        type=click.Path(path_type=Path),
+        help="The hospital's own authority issues TLS certificates too: its certificate (docs/keys.md).",
+    )(command)
+
+
 OWN_PROCESS: Final[ContextVar[bool]] = ContextVar("own_process", default=False)
 
 

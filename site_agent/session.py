@@ -29,6 +29,7 @@ from enum import StrEnum
 from typing import Final
 
 from lazaret.errors import (
+    KeyUnavailable,
     LocalProtocolError,
     NotNow,
     PolicyViolation,
@@ -199,7 +200,7 @@ class Session:
         """Take one message. A refusal of the message itself is an effect, never an exception."""
         try:
             return self._route(message, head)
-        except LocalProtocolError:
+        except (LocalProtocolError, KeyUnavailable):
             raise
         except ToolkitError as error:
             return (*self._halted(), *self._refused(message, error))

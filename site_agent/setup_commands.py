@@ -18,22 +18,29 @@ from security.identity import enrolment
 from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
+from security.identity.manifest import TlsIssuer, describe
+from security.identity.own_issuer import read_issuer
 from security.identity.pki import Role, Subject, subject_of
+from security.identity.request import read_file
+from security.identity.token import named_token, token_option
 from site_agent.archive.source import KIND, absolute
 from site_agent.config import LAST_PORT, NO_ADDRESS, CoordinatorTable, SiteConfig, placed
-from site_agent.options import json_option, with_config
+from site_agent.options import issuer_options, json_option, with_config
 from site_agent.privacy import status_line
 
 # `renew`: new keys, also during a run. The old ones stay in force until the answer of the consortium is installed.
 
 
 @click.command()
+@token_option
+@issuer_options
 @with_config
 @json_option
-def renew(config_path: Path, as_json: bool) -> None:
+def renew(config_path: Path, place: str | None, issuer: Path | None, own_name: str | None, as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
     identity = Identity(folder=SiteConfig.read(config_path).identity)
-    request = enrolment.renew(identity, Role.SITE)
+    authority = _own_authority(issuer, own_name)
+    request = enrolment.renew(identity, Role.SITE, place=named_token(place), issuer=authority)
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
@@ -192,6 +199,8 @@ INITIAL: Final = "initial.safetensors"
 @click.option("--data", "source", help="csv:FILE, folders:DIR, dicom:DIR, npz:PATH or generated.")
 @click.option("--legal-basis", help="On which ground the images are used; the audit asks for it.")
 @click.option("--initial-model", help=f"The consortium's model file; {INITIAL} if left out.")
+@token_option
+@issuer_options
 @json_option
 def init(
     folder: Path,
@@ -201,12 +210,16 @@ def init(
     source: str | None,
     legal_basis: str | None,
     initial_model: str | None,
+    place: str | None,
+    issuer: Path | None,
+    own_name: str | None,
     as_json: bool,
 ) -> None:
     """Make keys, a request for the consortium and a commented site.toml in FOLDER; asks for what is left out."""
     config = folder / "site.toml"
     if config.exists():
         raise ConfigError("there is already a configuration", where=str(config), hint="choose another folder")
+    authority = _own_authority(issuer, own_name)
     subject = Subject(
         federation=ask(federation, "--federation", "Name of the federation, as the consortium calls it"),
         role=Role.SITE,
@@ -223,16 +236,33 @@ def init(
         initial_model=ask(initial_model, "--initial-model", "The consortium's model file", default=INITIAL),
     )
     identity = Identity(folder=folder / "identity")
-    request = identity.create(subject)
+    request = identity.create(subject, place=named_token(place), issuer=authority)
     write_atomically(config, text.encode(), mode=0o600)
     SiteConfig.read(config)
     if as_json:
         emit({"config": str(config), "request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
     say(f"keys and request are in {identity.folder}, the configuration is {config}")
+    if authority is not None:
+        say(f"have {identity.own_request_path} signed by your authority, as {identity.own_tls_path}")
     say(f"send {identity.request_path} to the consortium, and read these words (or digits) out to them")
     say(phrase(request.fingerprint))
     click.echo(request.fingerprint)
+
+
+def _own_authority(path: Path | None, name: str | None) -> TlsIssuer | None:
+    """`--tls-issuer` and `--tls-name`."""
+    if path is None and name is None:
+        return None
+    if path is None or name is None:
+        raise click.UsageError("--tls-issuer and --tls-name belong together")
+    try:
+        issuer = TlsIssuer(certificate=read_file(path).decode("ascii", "replace"), name=name)
+    except ValidationError as error:
+        hint = "a name is of small letters, digits, dots and hyphens"
+        raise ConfigError(describe(error), where="--tls-issuer, --tls-name", hint=hint) from None
+    read_issuer(issuer, str(path))
+    return issuer
 
 
 def _checked_address(address: str) -> str:

@@ -22,6 +22,7 @@ from typing import Final, Protocol
 
 from lazaret.errors import ConfigError
 from lazaret.stopping import ENDING
+from security.identity.token import PIN_VARIABLE
 from site_agent.config import SiteConfig
 
 SILENCE_SECONDS: Final = 120.0
@@ -158,8 +159,9 @@ class TrainerSocket:
 
 
 def _environment() -> dict[str, str]:
-    """Without the addresses and passwords of proxies: whoever has no network needs none."""
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
+    """Without the addresses and passwords of proxies and the PIN of a token: whoever has no network needs none."""
+    hidden = PIN_VARIABLE.lower()
+    return {name: value for name, value in os.environ.items() if not name.lower().endswith(("_proxy", hidden))}
 
 
 class LookingTrainer(ChildTrainer):

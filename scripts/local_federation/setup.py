@@ -10,7 +10,7 @@ import re
 import shutil
 import socket
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -55,6 +55,7 @@ class Grounds:
     :param coordinator_settings: keys of [rounds] in coordinator.toml.
     :param site_settings: lines for tables of every site.toml; `{data}` stands for the name of the site's data.
     :param data_names: where that is another than the site's own.
+    :param init_words: more words for `init` of a site, of "coordinator" or of "consortium", such as `--token`.
     :param secrets: of the draw of groups, as the sites have opened them; see `draw`.
     """
 
@@ -66,6 +67,7 @@ class Grounds:
     coordinator_settings: Mapping[str, float | int] = field(default_factory=dict)
     site_settings: Mapping[str, str] = field(default_factory=dict)
     data_names: Mapping[str, str] = field(default_factory=dict)
+    init_words: Mapping[str, Sequence[str]] = field(default_factory=dict)
     secrets: dict[str, str] = field(default_factory=dict)
     port: int = field(default_factory=free_port)
     host: str = HOST
@@ -93,8 +95,9 @@ class Grounds:
 
     def prepare(self) -> None:
         """Root key, members, manifest, configurations."""
+        words = self.init_words.get("consortium") or ["--no-passphrase"]
         printed = json.loads(
-            command(consortium_command, "init", self.federation, "--dir", self.consortium, "--no-passphrase", "--json")
+            command(consortium_command, "init", self.federation, "--dir", self.consortium, *words, "--json")
         )
         self.make_coordinator()
         for name in self.sources:
@@ -126,7 +129,7 @@ class Grounds:
     def make_coordinator(self) -> None:
         command(
             coordinator_command, "init", self.coordinator, "--federation", self.federation, "--name", "coordinator",
-            "--host", self.host, "--listen", f"{self.host}:{self.port}",
+            "--host", self.host, "--listen", f"{self.host}:{self.port}", *self.init_words.get("coordinator", ()),
         )  # fmt: skip
         config = self.coordinator / "coordinator.toml"
         lines = "".join(f"{key} = {value}\n" for key, value in self.coordinator_settings.items())
@@ -138,7 +141,7 @@ class Grounds:
         command(
             site_command, "init", home, "--federation", self.federation, "--name", name,
             "--address", f"{self.host}:{self.port}", "--data", self.sources[name],
-            "--legal-basis", LEGAL_BASIS,
+            "--legal-basis", LEGAL_BASIS, *self.init_words.get(name, ()),
         )  # fmt: skip
         config = home / "site.toml"
         text = config.read_text()

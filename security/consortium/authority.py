@@ -21,13 +21,15 @@ from security import labels
 from security.consortium import plan as planning
 from security.crypto.signing import VerifyKey
 from security.identity import keystore, pki
-from security.identity.enrolment import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.initial_model import InitialModel
 from security.identity.kit import Kit
-from security.identity.manifest import Count, Hash, Manifest, Member, Name, Revocation, seal, unseal
+from security.identity.manifest import Count, Hash, Manifest, MayNameIssuer, Member, Name, Revocation, seal, unseal
 from security.identity.pki import Purpose, Role, Subject
+from security.identity.request import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.rules import accept_newer, open_manifest, sign
 from security.identity.tls_probe import names_of
+from security.identity.token import TokenUri, make_tls_key
+from security.rng import SystemRandomness
 
 USUAL_PORT: Final = 7443
 
@@ -48,7 +50,7 @@ class Issued(BundleFile):
         return pki.read_certificate(self.certificate)
 
 
-class Enrolled(BundleFile):
+class Enrolled(BundleFile, MayNameIssuer):
     """The consortium's record of a member; the newest certificates come last."""
 
     federation: Name
@@ -84,6 +86,7 @@ class Enrolled(BundleFile):
             audit_root=self.audit_root,
             cosigner=self.cosigner,
             draw=self.draw,
+            tls_issuer=self.tls_issuer,
         )
 
 
@@ -115,11 +118,19 @@ class Authority:
 
     @classmethod
     def create(
-        cls, folder: Path, federation: str, *, passphrase: bytes | None, now_ms: int, days: int = pki.ROOT_DAYS
+        cls,
+        folder: Path,
+        federation: str,
+        *,
+        passphrase: bytes | None,
+        place: TokenUri | None = None,
+        now_ms: int,
+        days: int = pki.ROOT_DAYS,
     ) -> Authority:
+        """:param place: the token in which the root key is made; its PIN is then what the passphrase is for a file."""
         if (folder / "root.key").exists() or (folder / "root.pem").exists():
             raise ConfigError("this folder already holds a root key", where=str(folder), hint="choose another folder")
-        key = pki.new_tls_key()
+        key = pki.new_tls_key() if place is None else make_tls_key(place, f"{federation} root", SystemRandomness())
         root = pki.make_root(key, federation, now_ms=now_ms, days=days)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         keystore.save_private_key(folder / "root.key", key, passphrase=passphrase)
@@ -175,6 +186,7 @@ class Authority:
             audit_root=request.audit_root,
             cosigner=request.cosigner,
             draw=request.draw,
+            tls_issuer=request.tls_issuer,
             issued=known.issued if known else (),
         )
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
@@ -207,7 +219,8 @@ class Authority:
             check_renewal(request, record)
         self._refuse_known_keys(member, tls.public_key, signing.public_key)
         # The log keys stay what they are: a log's root key is the name under which its history is known.
-        record = record.model_copy(update={"hosts": tls.hosts or record.hosts})
+        update = {"hosts": tls.hosts or record.hosts, "tls_issuer": request.tls_issuer or record.tls_issuer}
+        record = record.model_copy(update=update)
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
 
     def spread_days(self, now_ms: int, *, beside: str | None = None) -> int:

@@ -19,10 +19,11 @@ from security.clock import SystemClock
 from security.consortium import show as showing
 from security.consortium.authority import Authority
 from security.consortium.plan import FederationPlan
-from security.identity import pki
-from security.identity.enrolment import EnrolmentRequest, read_file
+from security.identity import keystore, pki
 from security.identity.fingerprints import grouped, phrase, same_fingerprint
+from security.identity.request import EnrolmentRequest, read_file
 from security.identity.rules import open_manifest
+from security.identity.token import named_token, token_option
 
 PASSPHRASE_VARIABLE = "LAZARET_PASSPHRASE"
 PLAIN_WIDTH = 160
@@ -150,6 +151,8 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
 
 
 def _unlock(authority: Authority, path: Path | None, none: bool) -> ec.EllipticCurvePrivateKey:
+    if keystore.token_of(authority.folder / "root.key") is not None:
+        return authority.unlock(None)  # the token asks for its PIN
     if none:
         say(DEMO_WARNING)
     elif b"BEGIN ENCRYPTED" not in files.read_private(authority.folder / "root.key"):
@@ -173,17 +176,27 @@ def _console() -> Console:
 @click.option(
     "--days", type=click.IntRange(1, 36_500), default=pki.ROOT_DAYS, show_default=True, help="Validity of the root."
 )
+@token_option
 @json_option
 def init(
-    federation: str, folder: Path, passphrase_file: Path | None, no_passphrase: bool, days: int, as_json: bool
+    federation: str,
+    folder: Path,
+    passphrase_file: Path | None,
+    no_passphrase: bool,
+    days: int,
+    place: str | None,
+    as_json: bool,
 ) -> None:
     """Make the root key of FEDERATION and a commented federation.toml."""
     pki.check_name(federation, "federation id")
-    secret = _passphrase(passphrase_file, no_passphrase, confirm=True)
-    authority = Authority.create(folder, federation, passphrase=secret, now_ms=_now(), days=days)
+    token = named_token(place)
+    if token and (passphrase_file or no_passphrase):
+        raise click.UsageError("a root key in a token has a PIN and no passphrase")
+    secret = None if token else _passphrase(passphrase_file, no_passphrase, confirm=True)
+    authority = Authority.create(folder, federation, passphrase=secret, place=token, now_ms=_now(), days=days)
     if not authority.plan_path.exists():
         files.write_atomically(authority.plan_path, PLAN.encode())
-    if secret is None:
+    if secret is None and token is None:
         say(DEMO_WARNING)
     fingerprint = pki.fingerprint(authority.root)
     if as_json:

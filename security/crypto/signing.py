@@ -45,17 +45,21 @@ class VerifyKey:
 
 
 class SigningKey:
-    """A private Ed25519 key. Prints redacted, compares in constant time, does not pickle."""
+    """A private Ed25519 key, here or in a token that signs for us. Prints redacted, compares by its public key, does
+    not pickle.
+    """
 
-    __slots__ = ("_private", "_seed", "verify_key")
+    __slots__ = ("_private", "verify_key")
     __hash__ = None  # type: ignore[assignment]  # as for Secret
 
-    def __init__(self, seed: Secret) -> None:
-        if len(seed) != KEY_BYTES:
-            raise ValueError(f"an Ed25519 seed has {KEY_BYTES} bytes")
-        self._seed = seed
-        self._private = Ed25519PrivateKey.from_private_bytes(seed.reveal())
-        self.verify_key = VerifyKey(self._private.public_key().public_bytes_raw())
+    def __init__(self, private: Ed25519PrivateKey | Secret) -> None:
+        """:param private: the key, or the seed that it is made from."""
+        if isinstance(private, Secret):
+            if len(private) != KEY_BYTES:
+                raise ValueError(f"an Ed25519 seed has {KEY_BYTES} bytes")
+            private = Ed25519PrivateKey.from_private_bytes(private.reveal())
+        self._private = private
+        self.verify_key = VerifyKey(private.public_key().public_bytes_raw())
 
     @classmethod
     def generate(cls, randomness: Randomness) -> SigningKey:
@@ -63,7 +67,8 @@ class SigningKey:
 
     @property
     def seed(self) -> Secret:
-        return self._seed
+        """A key in a token has none that can be read."""
+        return Secret(self._private.private_bytes_raw())
 
     def sign(self, label: bytes, signer: str, *fields: bytes) -> bytes:
         return self._private.sign(statement(label, signer, *fields))
@@ -71,7 +76,7 @@ class SigningKey:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, SigningKey):
             return NotImplemented
-        return self._seed == other._seed
+        return self.verify_key == other.verify_key
 
     def __repr__(self) -> str:
         return "<SigningKey redacted>"

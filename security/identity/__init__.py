@@ -1,18 +1,21 @@
 """Who is who in a federation: keys, certificates, the signed manifest, and the policy that follows from it.
 
 A site takes members, thresholds, model, code and settings from the manifest alone, never from the coordinator
-(docs/spec/secure-aggregation.md, section 2). No private key leaves the folder in which it was made.
+(docs/spec/secure-aggregation.md, section 2). No private key leaves the folder, or the token, in which it was made.
 
 Imported by: coordinator, npr, protos, security.audit, security.consortium, security.log, security.secagg,
   security.secagg.coordinator, security.secagg.site, site_agent.
 
     pki             certificates of one federation: one root; TLS and signing kept apart
     keystore        private keys and secrets on disk
-    enrolment       how a member joins: keys, request, answer
+    token           private keys that stay in a PKCS#11 token
+    request         what a member asks the consortium for, and the answer
+    enrolment       how a member joins: its folder, keys, certificates and manifest
     fingerprints    digits and phrases that two people compare over the telephone
     kit             all that a member needs from the consortium, in one file
     manifest        the signed manifest as a value
     rules           which manifests are accepted, one function for each rule
+    own_issuer      TLS certificates of a site's own authority
     peers           who is at the other end of a connection
     membership      what the other packages need of a manifest
     initial_model   the file of the first model, and its layout

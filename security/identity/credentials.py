@@ -17,11 +17,12 @@ from lazaret import files
 from lazaret.checks import Line, found, ok, problem, shared, tried, warning
 from lazaret.errors import CertificateExpired, ConfigError, ToolkitError
 from security.clock import Clock
-from security.identity import keystore, pki
-from security.identity.enrolment import Identity, read_file
+from security.identity import pki
+from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest, Member, unseal
 from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
+from security.identity.request import read_file
 from security.identity.rules import CLOCK_SKEW_MS, check_signature
 
 EXPIRY_WARNING_DAYS: Final = 30
@@ -127,7 +128,7 @@ def key_files(credentials: Credentials) -> Iterator[Line]:
 def _keys_in_use(credentials: Credentials) -> Iterator[Line]:
     identity = credentials.identity
     signing = pki.read_certificate(read_file(identity.signing_path), str(identity.signing_path))
-    yield tried("TLS key belongs to the certificate", lambda: keystore.load_tls_key(identity.tls_key_path()))
+    yield tried("TLS key belongs to the certificate", identity.tls_key)
     yield tried("signing key belongs to the certificate", lambda: identity.signing_key(signing))
     yield tried("keys for sealing, data and witnessing", lambda: _other_keys(credentials))
 
@@ -169,6 +170,7 @@ def manifest(credentials: Credentials) -> Iterator[Line]:
         )
         return
     yield ok(f"{credentials.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
+    yield from _own_certificate(credentials, opened)
     left = pki.days_left(member.certificate, credentials.now_ms)
     if left < 0:
         yield problem(
@@ -185,6 +187,27 @@ def _freshness(opened: Manifest, now_ms: int) -> Iterator[Line]:
         yield problem(f"version {opened.version} has expired: no round under it", publish)
     elif left < EXPIRY_WARNING_DAYS:
         yield warning(f"version {opened.version} expires in {left} days", publish)
+
+
+def _own_certificate(credentials: Credentials, opened: Manifest) -> Iterator[Line]:
+    """The TLS certificate of this site's own authority, if it has one."""
+    identity = credentials.identity
+    path = identity.own_tls_path
+    listed = next((member.tls_issuer for member in opened.roster if member.id == credentials.subject.member), None)
+    if not path.exists():
+        if listed is not None:
+            yield warning(f"{path}: is missing", f"have {identity.own_request_path} signed for {listed.name}")
+        return
+    if identity.shown_tls_path() != path:
+        yield warning(f"{path}: is for another TLS key", f"have {identity.own_request_path} signed anew")
+        return
+    try:
+        identity.check_shown(opened, now_ms=credentials.now_ms)
+    except ToolkitError as error:
+        yield found(error)
+        return
+    own = pki.read_certificate(read_file(path), str(path))
+    yield ok(f"TLS certificate of this site's own authority, until {own.not_valid_after_utc:%Y-%m-%d %H:%M}Z")
 
 
 def _check_listed(credentials: Credentials, opened: Manifest) -> None:

@@ -7,167 +7,30 @@ and a round that began under the old certificate can still be finished.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
-from pydantic import Field, ValidationError
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lazaret import files
-from lazaret.errors import CertificateNameMismatch, CertificateUntrusted, CodecError, ConfigError, VerificationFailed
+from lazaret.errors import CertificateNameMismatch, CertificateUntrusted, ConfigError
 from security import labels
-from security.crypto import encoding
-from security.crypto.signing import SigningKey, VerifyKey
-from security.identity import keystore, pki
-from security.identity.fingerprints import grouped, same_fingerprint
-from security.identity.manifest import Document, Hash, Manifest, Name, describe
+from security.crypto.signing import SigningKey
+from security.identity import keystore, pki, token
+from security.identity.fingerprints import same_fingerprint
+from security.identity.manifest import Manifest, TlsIssuer
+from security.identity.peers import check_tls_peer
 from security.identity.pki import Purpose, Role, Subject
+from security.identity.request import EnrolmentAnswer, EnrolmentRequest, origin, read_file, witness_name
 from security.identity.rules import accept_newer, open_manifest
-from security.log.note import KeyType, NoteSigner, VerifierKey
+from security.identity.token import TokenUri
+from security.log.note import KeyType, NoteSigner
 from security.rng import Randomness, SystemRandomness
 from security.secagg.groups import draw_commitment
-from security.secrets import Secret
-
-# Request and answer: small canonical JSON files for a mail or a USB stick. The request contains two certificate signing
-# requests. Nothing in them is secret; people compare a fingerprint over another channel to know that they are genuine.
-
-MAX_DOCUMENT: Final = 1024 * 1024
-Pem = Annotated[str, Field(max_length=4096)]
-SignatureText = Annotated[str, Field(pattern=r"^[0-9a-f]{128}$")]
-
-
-def origin(subject: Subject) -> str:
-    """The name of a party's privacy log, and of its root key."""
-    return f"{subject.member}.{subject.federation}/audit"
-
-
-def witness_name(subject: Subject) -> str:
-    """The name of the key with which a party cosigns the logs of others."""
-    return f"{subject.member}.{subject.federation}/witness"
-
-
-class BundleFile(Document):
-    """A small canonical JSON document that people carry between machines.
-
-    :cvar source: who makes it, for one who does not have it.
-    """
-
-    source: ClassVar[str] = "check the path"
-
-    @classmethod
-    def from_bytes(cls, data: bytes, where: str) -> Self:
-        if len(data) > MAX_DOCUMENT:
-            raise ConfigError(f"file is larger than {MAX_DOCUMENT} bytes", where=where)
-        try:
-            value = encoding.loads(data.removesuffix(b"\n"))
-            return cls.model_validate_json(encoding.dumps(value))
-        except CodecError as error:
-            hint = f"it may be cut off or edited; {cls.source}"
-            raise ConfigError(f"file is {error.message}", where=where, hint=hint) from error
-        except ValidationError as error:
-            raise ConfigError(describe(error), where=where, hint=f"is it the right file? {cls.source}") from None
-
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        return cls.from_bytes(read_file(path, hint=cls.source), str(path))
-
-    def to_bytes(self) -> bytes:
-        return encoding.dumps(self.model_dump(mode="json")) + b"\n"
-
-
-class EnrolmentRequest(BundleFile):
-    """What a new or renewing member asks for. Its fingerprint is read out over another channel, such as a telephone.
-
-    `signature` is by the key to be certified, `renewal` by the one that is certified now: together they say that the
-    holder of the old key wants exactly these new ones.
-    """
-
-    source: ClassVar[str] = "the member's `init` or `renew` writes it, as identity/request.json"
-
-    format: Literal["lazaret-enrolment-request/1"] = "lazaret-enrolment-request/1"
-    federation: Name
-    role: Literal["site", "coordinator"]
-    member: Name
-    tls_request: Pem
-    signing_request: Pem
-    audit_root: str
-    cosigner: str
-    draw: Hash
-    signature: SignatureText | None = None
-    renewal: SignatureText | None = None
-
-    @property
-    def subject(self) -> Subject:
-        return Subject(federation=self.federation, role=Role(self.role), member=self.member)
-
-    @property
-    def digest(self) -> bytes:
-        body: dict[str, Any] = self.model_dump(mode="json", exclude={"signature", "renewal"})
-        return hashlib.sha256(labels.ENROLMENT + encoding.dumps(body)).digest()
-
-    @property
-    def fingerprint(self) -> str:
-        return grouped(self.digest.hex())
-
-
-class EnrolmentAnswer(BundleFile):
-    """The consortium's reply: the root, and the certificates that were asked for."""
-
-    source: ClassVar[str] = "the consortium's `enroll` or `renew` writes it, as answers/NAME.json, and sends it"
-
-    format: Literal["lazaret-enrolment-answer/1"] = "lazaret-enrolment-answer/1"
-    federation: Name
-    role: Literal["site", "coordinator"]
-    member: Name
-    root_certificate: Pem
-    tls_certificate: Pem
-    signing_certificate: Pem
-
-    @property
-    def subject(self) -> Subject:
-        return Subject(federation=self.federation, role=Role(self.role), member=self.member)
-
-
-def check_request(request: EnrolmentRequest) -> tuple[pki.CertificateRequest, pki.CertificateRequest]:
-    """The two signing requests inside, if their maker holds both keys and names itself the same everywhere."""
-    where = f"request of {request.member}"
-    tls = pki.read_request(request.tls_request, Purpose.TLS, where)
-    signing = pki.read_request(request.signing_request, Purpose.SIGNING, where)
-    if {tls.member, signing.member} != {request.member}:
-        raise CertificateNameMismatch("the signing requests are for another member", where=where)
-    if tls.hosts and request.subject.role is not Role.COORDINATOR:
-        raise CertificateNameMismatch("only a coordinator may ask for host names", where=where)
-    check_request_signature(request, signing, where)
-    root, cosigner = VerifierKey.parse(request.audit_root), VerifierKey.parse(request.cosigner)
-    names = (origin(request.subject), witness_name(request.subject))
-    if (root.name, cosigner.name) != names or (root.kind, cosigner.kind) != (KeyType.LOG, KeyType.COSIGNER):
-        raise CertificateNameMismatch("the log keys are not named after this member", where=where)
-    return tls, signing
-
-
-def check_request_signature(request: EnrolmentRequest, signing: pki.CertificateRequest, where: str) -> None:
-    """The request is unchanged: no log key or TLS request was exchanged on the way."""
-    if request.signature is None or not isinstance(signing.public_key, Ed25519PublicKey):
-        raise VerificationFailed("the request is not signed", where=where)
-    key = VerifyKey(signing.public_key.public_bytes_raw())
-    key.verify(bytes.fromhex(request.signature), labels.SIGN_ENROLMENT, request.member, request.digest)
-
-
-def read_file(path: Path, *, hint: str = "check the path") -> bytes:
-    """:param hint: where the file comes from, for one who does not have it."""
-    try:
-        with open(path, "rb") as file:
-            return file.read(8 * 1024 * 1024)
-    except FileNotFoundError as error:
-        raise ConfigError("file not found", where=str(path), hint=hint) from error
-    except OSError as error:
-        reason = f"file cannot be read: {(error.strerror or 'the disk reports an error').lower()}"
-        raise ConfigError(reason, where=str(path), hint="is the path right, and may this user read it?") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +51,15 @@ class Identity:
     def next_tls_path(self) -> Path:
         """A renewed certificate for a new key, until the coordinator knows that key."""
         return self.folder / "tls-next.pem"
+
+    @property
+    def own_tls_path(self) -> Path:
+        """A TLS certificate of this site's own authority, which renews it here; it is shown instead of the root's."""
+        return self.folder / "tls-own.pem"
+
+    @property
+    def own_request_path(self) -> Path:
+        return self.folder / "tls.csr"
 
     @property
     def signing_path(self) -> Path:
@@ -218,9 +90,40 @@ class Identity:
     def tls_key_path(self) -> Path:
         return self._key_path(Purpose.TLS, pki.certificate_key(self.tls_certificate()))
 
+    def shown_tls_path(self) -> Path:
+        """The certificate to connect with: the own authority's, if there is one for the key in force."""
+        if not self.own_tls_path.exists():
+            return self.tls_path
+        own = pki.read_certificate(read_file(self.own_tls_path), str(self.own_tls_path))
+        same = own.public_key() == self.tls_certificate().public_key()
+        return self.own_tls_path if same else self.tls_path
+
+    def check_shown(self, manifest: Manifest, *, now_ms: int) -> None:
+        """What this site will show is what the manifest accepts, today. The handshake would not say why it is not."""
+        path = self.shown_tls_path()
+        certificate = pki.read_certificate(read_file(path), str(path))
+        pki.check_dates(certificate, now_ms, str(path))
+        check_tls_peer(manifest, self.root(), certificate, now_ms=now_ms)
+
+    def tls_key(self) -> ec.EllipticCurvePrivateKey:
+        path = self.tls_key_path()
+        key = keystore.load_tls_key(path)
+        _check_pair(key, pki.certificate_key(self.tls_certificate()), path)
+        return key
+
     def signing_key(self, certificate: x509.Certificate) -> SigningKey:
         """The key that the manifest's certificate of this member is for; older ones stay usable for older rounds."""
-        return keystore.load_signing_key(self._key_path(Purpose.SIGNING, pki.certificate_key(certificate)))
+        public = pki.certificate_key(certificate)
+        path = self._key_path(Purpose.SIGNING, public)
+        key = keystore.load_ed25519_key(path)
+        _check_pair(key, public, path)
+        return SigningKey(key)
+
+    def token(self) -> TokenUri | None:
+        """The token that the signing key in force is in, without the key; None if it is a file."""
+        public = pki.certificate_key(self._installed(self.signing_path))
+        uri = keystore.token_of(self._key_path(Purpose.SIGNING, public))
+        return uri and replace(uri, object=None, id=None)
 
     def audit_root(self, subject: Subject) -> NoteSigner:
         return NoteSigner(origin(subject), keystore.load_ed25519_key(self.folder / "keys" / "audit-root.key"))
@@ -250,15 +153,47 @@ class Identity:
     def _key_path(self, purpose: Purpose, key: pki.PublicKey) -> Path:
         return self.folder / "keys" / f"{purpose}-{pki.key_fingerprint(key)[:16]}.key"
 
-    def _new_pair(self, subject: Subject, hosts: Sequence[str]) -> tuple[Ed25519PrivateKey, str, str]:
-        """Fresh TLS and signing keys on disk, and the signing requests for them."""
-        tls, signing = pki.new_tls_key(), pki.new_signing_key()
+    def _new_pair(
+        self, subject: Subject, hosts: Sequence[str], place: TokenUri | None, own_name: str | None, rng: Randomness
+    ) -> tuple[Ed25519PrivateKey, str, str]:
+        """Fresh TLS and signing keys on disk or in a token, and the signing requests for them.
+
+        :param own_name: the host name under which this site's own authority is asked for a TLS certificate.
+
+        gRPC signs in a token for a connection that it opens, not for one that it accepts: a coordinator's TLS key is a
+        file in either case.
+        """
+        name = f"{subject.federation} {subject.member}"
+        signing = pki.new_signing_key() if place is None else token.make_signing_key(place, f"{name} signing", rng)
+        in_token = None if subject.role is Role.COORDINATOR else place
+        tls = pki.new_tls_key() if in_token is None else token.make_tls_key(in_token, f"{name} tls", rng)
         keystore.save_private_key(self._key_path(Purpose.TLS, tls.public_key()), tls)
         keystore.save_private_key(self._key_path(Purpose.SIGNING, signing.public_key()), signing)
+        if own_name is not None:
+            files.write_atomically(self.own_request_path, pki.make_request(tls, subject.member, [own_name]).encode())
         return signing, pki.make_request(tls, subject.member, hosts), pki.make_request(signing, subject.member)
 
-    def create(self, subject: Subject, *, hosts: Sequence[str] = (), rng: Randomness | None = None) -> EnrolmentRequest:
-        """Make every key this member needs, and the request for its certificates."""
+    def _own_name(self) -> str | None:
+        """As in the last request to the own authority."""
+        if not self.own_request_path.exists():
+            return None
+        data = read_file(self.own_request_path).decode("ascii", "replace")
+        return pki.read_request(data, Purpose.TLS, str(self.own_request_path)).hosts[0]
+
+    def create(
+        self,
+        subject: Subject,
+        *,
+        hosts: Sequence[str] = (),
+        place: TokenUri | None = None,
+        issuer: TlsIssuer | None = None,
+        rng: Randomness | None = None,
+    ) -> EnrolmentRequest:
+        """Make every key this member needs, and the request for its certificates.
+
+        :param place: the token in which the signing key is made, and the TLS key of a site; None: files.
+        :param issuer: an authority of this site's own for TLS certificates.
+        """
         rng = rng or SystemRandomness()
         keys = self.folder / "keys"
         if self.request_path.exists() or keys.exists():
@@ -267,22 +202,44 @@ class Identity:
                 where=str(self.folder),
                 hint="renew it, or choose another folder",
             )
+        if place is not None:
+            token.check_reachable(place, "--token")  # before anything is on disk
         keys.mkdir(mode=0o700, parents=True)
-        signing, tls_request, signing_request = self._new_pair(subject, hosts)
+        name = issuer.name if issuer else None
+        signing, tls_request, signing_request = self._new_pair(subject, hosts, place, name, rng)
         for name in ("audit-root", "cosigner"):
             keystore.save_private_key(keys / f"{name}.key", pki.new_signing_key())
         for name in ("sealing", "data"):
             keystore.save_secret(keys / f"{name}.key", rng.bytes(32))
-        return self._finish_request(subject, signing, tls_request, signing_request, old=None)
+        return self._finish_request(subject, signing, tls_request, signing_request, old=None, issuer=issuer)
 
-    def renew(self, subject: Subject, *, hosts: Sequence[str] = ()) -> EnrolmentRequest:
-        """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay."""
-        old = self.signing_key(self._installed(self.signing_path))
-        signing, tls_request, signing_request = self._new_pair(subject, hosts)
-        return self._finish_request(subject, signing, tls_request, signing_request, old=old)
+    def renew(
+        self,
+        subject: Subject,
+        *,
+        hosts: Sequence[str] = (),
+        place: TokenUri | None = None,
+        issuer: TlsIssuer | None = None,
+    ) -> EnrolmentRequest:
+        """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay.
+
+        :param place: the token for them; None: where the signing key in force is.
+        :param issuer: an own authority for TLS, or another one; None: as it is.
+        """
+        old, place = self.signing_key(self._installed(self.signing_path)), place or self.token()
+        name = issuer.name if issuer else self._own_name()
+        signing, tls_request, signing_request = self._new_pair(subject, hosts, place, name, SystemRandomness())
+        return self._finish_request(subject, signing, tls_request, signing_request, old=old, issuer=issuer)
 
     def _finish_request(
-        self, subject: Subject, signing: Ed25519PrivateKey, tls: str, csr: str, *, old: SigningKey | None
+        self,
+        subject: Subject,
+        signing: Ed25519PrivateKey,
+        tls: str,
+        csr: str,
+        *,
+        old: SigningKey | None,
+        issuer: TlsIssuer | None,
     ) -> EnrolmentRequest:
         unsigned = EnrolmentRequest(
             federation=subject.federation,
@@ -293,9 +250,9 @@ class Identity:
             audit_root=str(self.audit_root(subject).key),
             cosigner=str(self.cosigner(subject).key),
             draw=draw_commitment(subject.member, self.draw_secret()).hex(),
+            tls_issuer=issuer,
         )
-        key = SigningKey(Secret(signing.private_bytes_raw()))
-        signature = key.sign(labels.SIGN_ENROLMENT, subject.member, unsigned.digest)
+        signature = SigningKey(signing).sign(labels.SIGN_ENROLMENT, subject.member, unsigned.digest)
         renewal = old.sign(labels.SIGN_RENEWAL, subject.member, unsigned.digest).hex() if old else None
         request = unsigned.model_copy(update={"signature": signature.hex(), "renewal": renewal})
         files.write_atomically(self.request_path, request.to_bytes())
@@ -376,17 +333,32 @@ class Identity:
         return accept_newer(self.manifest(now_ms=now_ms), open_manifest(data, self.root(), now_ms=now_ms))
 
 
+def _check_pair(key: keystore.PrivateKey, certified: pki.PublicKey, path: Path) -> None:
+    """The address of a key in a token may lead to another one: labels are not unique, and can be given anew."""
+    if pki.key_fingerprint(key.public_key()) != pki.key_fingerprint(certified):
+        raise CertificateNameMismatch(
+            "is not the key that the certificate is for", where=str(path), hint="is the file, or the URI in it, right?"
+        )
+
+
 def _is_listed(manifest: Manifest, subject: Subject, certificate: x509.Certificate) -> bool:
     pin = pki.key_fingerprint(pki.certificate_key(certificate))
     return any(member.id == subject.member and pin in member.tls_keys for member in manifest.roster)
 
 
-def renew(identity: Identity, role: Role, *, hosts: Sequence[str] = ()) -> EnrolmentRequest:
+def renew(
+    identity: Identity,
+    role: Role,
+    *,
+    hosts: Sequence[str] = (),
+    place: TokenUri | None = None,
+    issuer: TlsIssuer | None = None,
+) -> EnrolmentRequest:
     """A request for new keys of a member, for either command. What is in force stays in force until the answer."""
     subject = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
     if subject.role is not role:
         raise ConfigError(f"the certificate is of a {subject.role}", where=str(identity.tls_path))
-    return identity.renew(subject, hosts=hosts)
+    return identity.renew(subject, hosts=hosts, place=place, issuer=issuer)
 
 
 def join(

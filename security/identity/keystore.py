@@ -3,6 +3,8 @@
 A passphrase protects a key as standard PKCS#8 with PBES2, scrypt and AES-256-CBC (RFC 8018, RFC 7914 section 7).
 `cryptography` reads that form but writes only 2,048 rounds of PBKDF2, which a stolen root key deserves better than;
 hence the few lines of DER below. `openssl pkey` opens the files too.
+
+A key file may instead hold the address of a key that stays in a token (`security.identity.token`).
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ from lazaret.files import (
     write_atomically,
 )
 from security.crypto.signing import SigningKey
+from security.identity import token
+from security.identity.token import TokenSigningKey, TokenTlsKey, TokenUri
 from security.rng import Randomness, SystemRandomness
-from security.secrets import Secret
 
 PrivateKey: TypeAlias = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
 
@@ -41,7 +44,10 @@ _INTEGER, _OCTETS, _SEQUENCE = 0x02, 0x04, 0x30
 def save_private_key(
     path: Path, key: PrivateKey, *, passphrase: bytes | None = None, rng: Randomness | None = None
 ) -> None:
-    """Write a PKCS#8 PEM file, mode 0600; never overwrites."""
+    """Write a PKCS#8 PEM file, mode 0600, or the address of a key in a token; never overwrites."""
+    if isinstance(key, TokenSigningKey | TokenTlsKey):
+        write_atomically(path, f"{key.uri}\n".encode(), mode=0o600, replace=False)
+        return
     plain = key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
@@ -54,6 +60,8 @@ def save_private_key(
 
 def load_private_key(path: Path, *, passphrase: bytes | None = None) -> PrivateKey:
     data = read_private(path)
+    if (uri := _address_in(data, path)) is not None:
+        return token.load(uri, str(path))
     if b"BEGIN ENCRYPTED" not in data:
         passphrase = None  # A passphrase offered for a key that has none is not an error of the key.
     try:
@@ -68,6 +76,17 @@ def load_private_key(path: Path, *, passphrase: bytes | None = None) -> PrivateK
     return key
 
 
+def token_of(path: Path) -> TokenUri | None:
+    """The token that a key is in; None if the key is in the file."""
+    return _address_in(read_private(path), path)
+
+
+def _address_in(data: bytes, path: Path) -> TokenUri | None:
+    if not data.startswith(token.SCHEME.encode()):
+        return None
+    return TokenUri.parse(data.decode("utf-8", "replace").strip(), str(path))
+
+
 def load_ed25519_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.Ed25519PrivateKey:
     key = load_private_key(path, passphrase=passphrase)
     if not isinstance(key, ed25519.Ed25519PrivateKey):
@@ -77,7 +96,7 @@ def load_ed25519_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.
 
 def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> SigningKey:
     """The same file as the signer that protocol machines take."""
-    return SigningKey(Secret(load_ed25519_key(path, passphrase=passphrase).private_bytes_raw()))
+    return SigningKey(load_ed25519_key(path, passphrase=passphrase))
 
 
 def load_tls_key(path: Path, *, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:

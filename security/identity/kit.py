@@ -28,8 +28,9 @@ from lazaret.errors import ConfigError, PolicyViolation, VerificationFailed
 from lazaret.files import write_atomically
 from lazaret.terminal import can_ask, say
 from security.identity import pki
-from security.identity.enrolment import EnrolmentAnswer, Identity, read_file
+from security.identity.enrolment import Identity
 from security.identity.fingerprints import phrase
+from security.identity.request import EnrolmentAnswer, read_file
 from security.identity.rules import accept_newer, open_manifest
 
 FORMAT: Final = "lazaret-kit/1"

@@ -17,7 +17,17 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+)
 
 from lazaret.errors import OTHER_VERSION, CodecError, ConfigError, ManifestRejected
 from security import labels
@@ -80,6 +90,7 @@ ClassNames = Annotated[
     Field(min_length=2, max_length=10_000),
     AfterValidator(_check_classes),
 ]
+HostName = Annotated[str, Field(pattern=r"^[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?$")]
 Setting = bool | int | Annotated[str, Field(max_length=200)]
 
 
@@ -89,11 +100,32 @@ class Document(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-class Member(Document):
+class TlsIssuer(Document):
+    """A site's own authority for TLS: the certificate that issues, and the one host name that it is asked for."""
+
+    certificate: Annotated[str, Field(max_length=8192)]
+    name: HostName
+
+
+class MayNameIssuer(Document):
+    """A document that has no trace of an own authority where there is none: its bytes are as if there were no field."""
+
+    tls_issuer: TlsIssuer | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        found: dict[str, Any] = handler(self)
+        if self.tls_issuer is None:
+            found.pop("tls_issuer", None)
+        return found
+
+
+class Member(MayNameIssuer):
     """A site or the coordinator: the one signing certificate in force, and the TLS keys it may connect with.
 
     A renewal with a new TLS key lists the old key too until its certificate ends, so that nobody is cut off in mid-run.
-    `draw` is the commitment to its secret for the draw of groups.
+    `draw` is the commitment to its secret for the draw of groups. A site may have TLS certificates of its own authority
+    (`tls_issuer`) besides those of the root, for the same keys.
     """
 
     id: Name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cryptography import x509
 
 from lazaret.errors import CertificateNameMismatch
-from security.identity import pki
+from security.identity import own_issuer, pki
 from security.identity.manifest import Manifest, Member
 from security.identity.pki import Purpose, Role, Subject
 
@@ -14,6 +14,8 @@ def check_tls_peer(
     manifest: Manifest, root: x509.Certificate, certificate: x509.Certificate, *, now_ms: int
 ) -> Subject:
     """Who a TLS peer is: its certificate is good today and its key is pinned for that very member."""
+    if (member := own_issuer.claimed(manifest, certificate)) is not None:
+        return _check_own_peer(manifest, member, certificate, now_ms=now_ms)
     subject = pki.subject_of(certificate, "TLS certificate of the peer")
     where = f"TLS certificate of {subject.role} {subject.member}"
     wanted = Subject(federation=manifest.federation, role=subject.role, member=subject.member)
@@ -21,6 +23,16 @@ def check_tls_peer(
         certificate, root, wanted, Purpose.TLS, now_ms=now_ms, revoked=manifest.revoked, where=where
     )
     check_pinned(manifest, subject, pki.key_fingerprint(key), where)
+    return subject
+
+
+def _check_own_peer(manifest: Manifest, member: Member, certificate: x509.Certificate, *, now_ms: int) -> Subject:
+    """A site that shows a certificate of its own authority."""
+    where = f"TLS certificate of site {member.id} by its own authority"
+    own_issuer.check_own(member, certificate, now_ms=now_ms)
+    pki.check_revoked(certificate, manifest.revoked, where)
+    subject = Subject(federation=manifest.federation, role=Role.SITE, member=member.id)
+    check_pinned(manifest, subject, pki.key_fingerprint(pki.certificate_key(certificate, where)), where)
     return subject
 
 

@@ -27,6 +27,7 @@ from security.dp.planner import PREFIX, PrivateSettings, Schedule
 from security.dp.shared_noise import SharedNoise
 from security.identity import pki
 from security.identity.manifest import Manifest, Member, real, unseal
+from security.identity.own_issuer import check_issuers
 from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
 from security.secagg import groups, thresholds
@@ -305,6 +306,7 @@ def check_groups(manifest: Manifest) -> None:
 CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_roster,
     check_distinct_keys,
+    check_issuers,
     check_two_sites,
     check_thresholds,
     check_audit,

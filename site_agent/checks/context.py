@@ -21,7 +21,6 @@ from lazaret import checks
 from lazaret.checks import CheckList, CheckVerdict, Line, Unchecked, shared
 from lazaret.errors import ToolkitError, WorkerLost
 from security.clock import Clock, SystemClock
-from security.identity import keystore
 from security.identity.credentials import Credentials
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
@@ -64,8 +63,8 @@ class ProbeAnswer:
 
 def knock(identity: Identity, table: CoordinatorTable, *, seconds: float = SECONDS) -> ProbeAnswer:
     """:raises ToolkitError: if the coordinator does not let this site in."""
-    credentials = tls.channel_credentials(identity)
-    with grpc.secure_channel(table.address, credentials, options=tls.channel_options(table.proxy)) as channel:
+    options = tls.channel_options(table.proxy)
+    with grpc.secure_channel(table.address, tls.channel_credentials(identity), options=options) as channel:
         call = channel.stream_stream(tls.METHOD)(iter(()), timeout=seconds)
         try:
             metadata = dict(call.initial_metadata())
@@ -144,7 +143,7 @@ class SiteCheckContext:
         if any(line.verdict is CheckVerdict.PROBLEM for line in self.served):
             raise Unchecked("the coordinator could not be asked")
         try:
-            keystore.load_tls_key(self.credentials.identity.tls_key_path())
+            self.credentials.identity.tls_key()
         except ToolkitError:
             raise Unchecked("there is no key to connect with") from None
         return knock(self.credentials.identity, self.config.coordinator)

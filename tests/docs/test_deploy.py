@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from scripts.local_federation import units
 
 ROOT = Path(__file__).parents[2]
 UNITS = ("lazaret-coordinator.service", "lazaret-site-agent.service", "lazaret-site-trainer.service")
@@ -68,12 +71,17 @@ def test_the_units_keep_what_protects_the_hospital() -> None:
         text = (ROOT / "deploy" / name).read_text(encoding="utf-8")
         for line in ("ProtectSystem=strict", "NoNewPrivileges=yes", "CapabilityBoundingSet=", "UMask=0077"):
             assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), (name, line)
+        for line in ("RestartPreventExitStatus=2", f"SyslogIdentifier={name.removesuffix('.service')}"):
+            assert line in text, (name, line)
+        assert ("WatchdogSec=15min" in text) == ("Type=notify" in text) == ("trainer" not in name), name
     agent = (ROOT / "deploy" / UNITS[1]).read_text(encoding="utf-8")
     assert "SocketBindDeny=any" in agent and "SocketBindAllow" not in agent, "nothing listens at a hospital"
     assert "MemoryDenyWriteExecute=yes" in agent, "it does not load torch"
     trainer = (ROOT / "deploy" / UNITS[2]).read_text(encoding="utf-8")
     for line in ("PrivateNetwork=yes", "IPAddressDeny=any", "InaccessiblePaths=%S/lazaret-site/identity"):
         assert line in trainer, line
+    walls = ("landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self", "seccomp")
+    assert f"SystemCallFilter={' '.join(walls)}" in trainer, "Debian 12 would refuse its own walls"
     assert "--required" in trainer, "it does not begin where a connection is possible"
     target = (ROOT / "deploy" / "lazaret-site.target").read_text(encoding="utf-8")
     assert all(f"Wants={UNITS[1]} {UNITS[2]}" in text for text in (target,))
@@ -117,3 +125,25 @@ def test_a_coordinator_needs_no_memory_that_is_written_and_run() -> None:
     if ran.returncode == 77:
         pytest.skip("this kernel has no PR_SET_MDWE")
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(("tools", "user", "reason"), [(None, 0, "not installed"), ("/bin/true", 1000, "only root")])
+def test_where_the_units_cannot_run_it_says_why(
+    monkeypatch: pytest.MonkeyPatch, tools: str | None, user: int, reason: str
+) -> None:
+    monkeypatch.setattr(units.shutil, "which", lambda name: tools)
+    monkeypatch.setattr(units.os, "geteuid", lambda: user)
+    said = CliRunner().invoke(units.main, ["--json"])
+    assert said.exit_code == 0 and reason in json.loads(said.output)["skipped"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
+def test_the_units_run() -> None:
+    done = subprocess.run([ROOT / "scripts" / "units", "--json"], capture_output=True, text=True, check=False)
+    told = json.loads(done.stdout) if done.stdout else {}
+    if "skipped" in told:
+        pytest.skip(told["skipped"])
+    assert told.get("ok") is True, done.stdout + done.stderr
+    assert told["exposure"] == {name.removesuffix(".service"): figure for name, figure in EXPOSURE.items()}

@@ -108,6 +108,7 @@ INSTALLED_AS = {
     "grpc": "grpcio",
     "grpc_health": "grpcio-health-checking",
     "ot": "pot",
+    "pkcs11": "python-pkcs11",
     "pydantic_core": "pydantic",  # one project: pydantic pins it to the exact version
     "sklearn": "scikit-learn",
 }

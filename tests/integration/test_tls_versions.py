@@ -19,6 +19,7 @@ from lazaret.errors import CertificateError, LocalProtocolError
 from protos import tls
 from security.clock import SystemClock
 from security.consortium.authority import Authority
+from security.identity import pki
 from security.identity.pki import Role
 from tests.support.consortium_world import PLAN, World, write_initial_model
 
@@ -46,7 +47,9 @@ class Names(grpc.GenericRpcHandler):
 
     def converse(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for _ in incoming:
-            yield " ".join(tls.peer_site(context)).encode()
+            certificate = tls.peer_certificate(context)
+            pin = pki.key_fingerprint(pki.certificate_key(certificate))
+            yield f"{pki.subject_of(certificate).member} {pin}".encode()
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +160,7 @@ def test_a_call_without_certificate_has_no_name() -> None:
             return {}
 
     with pytest.raises(CertificateError):
-        tls.peer_site(Plain())
+        tls.peer_certificate(Plain())
 
 
 def test_key_files_open_to_others_are_refused(world: World, tmp_path: Path) -> None:

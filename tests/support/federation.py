@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -48,6 +48,7 @@ class NumberFederation:
         policy: str = "",
         train: int = 30,
         host: str = HOST,
+        init_words: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         initial = folder / "initial.safetensors"
         write_numbers(initial, words)
@@ -65,6 +66,7 @@ class NumberFederation:
                 "policy": policy,
             },
             host=host,
+            init_words=init_words or {},
         )
         self.grounds.prepare()
         self.coordinator, self.sites = self.grounds.parties("--numbers")

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from lazaret.errors import LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
+from lazaret.errors import KeyUnavailable, LocalProtocolError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.crypto import masking
 from security.identity.membership import AggregationPolicy
 from security.secagg import messages, records, statements
@@ -151,6 +151,8 @@ class SiteMachine:
         target = step(SITE, self.state, event)
         try:
             effects = handler(message)
+        except KeyUnavailable:
+            raise  # no fault of the message, and an abort could not be signed either
         except ToolkitError as error:
             return self._failed(message, event, error)
         if event not in _OWN_STATE:

@@ -8,8 +8,10 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import click
 import pytest
@@ -164,3 +166,23 @@ def test_nobody_is_asked_without_a_terminal() -> None:
 )
 def test_a_count_is_a_range(count: int, words: str) -> None:
     assert terminal.as_range(count) == words
+
+
+@pytest.mark.parametrize("journal", [True, False])
+def test_the_journal_gets_a_number_and_no_time(tmp_path: Path, journal: bool) -> None:
+    """In a process of its own, whose stderr is the file that the variable names; or is another one."""
+    code = (
+        "from lazaret import terminal; import logging; terminal.log_to_stderr('p', None, json_lines=False);"
+        "log = logging.getLogger('p'); log.info('said'); log.warning('careful'); terminal._complain('p', 'bad', 'do')"
+    )
+    with (tmp_path / "stderr").open("wb") as file:
+        there = os.fstat(file.fileno())
+        named = f"{there.st_dev}:{there.st_ino}" if journal else "1:1"
+        environment = os.environ | {"JOURNAL_STREAM": named}
+        subprocess.run([sys.executable, "-c", code], stderr=file, env=environment, check=True, timeout=60)
+    lines = (tmp_path / "stderr").read_text().splitlines()
+    if journal:
+        assert lines == ["<6>said", "<4>careful", "<3>p: error: bad", "<3>hint: do"]
+    else:
+        assert [line.split(" ")[-1] for line in lines[:2]] == ["said", "careful"]
+        assert lines[2:] == ["p: error: bad", "hint: do"]

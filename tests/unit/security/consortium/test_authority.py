@@ -11,9 +11,10 @@ from lazaret import errors
 from lazaret.errors import ConfigError, PolicyViolation
 from security.consortium.authority import SPREAD_DAYS, SPREAD_STEP, Authority
 from security.identity import membership, peers, pki
-from security.identity.enrolment import EnrolmentRequest, Identity, renew
+from security.identity.enrolment import Identity, renew
 from security.identity.membership import AuditMode
 from security.identity.pki import Purpose, Role
+from security.identity.request import EnrolmentRequest
 from tests.support.consortium_world import DAY, NOW, PLAN, World, subject
 
 

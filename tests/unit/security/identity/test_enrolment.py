@@ -13,8 +13,11 @@ from lazaret.errors import ConfigError, ManifestRejected, VerificationFailed
 from security import labels
 from security.consortium import authority as authorities
 from security.identity import enrolment, peers, pki, rules
-from security.identity.enrolment import EnrolmentAnswer, EnrolmentRequest, Identity
+from security.identity import request as request_file
+from security.identity.enrolment import Identity
+from security.identity.fingerprints import grouped
 from security.identity.pki import Purpose, Role
+from security.identity.request import EnrolmentAnswer, EnrolmentRequest
 from security.log.note import KeyType, NoteSigner
 from tests.support.consortium_world import DAY, NOW, World, subject
 
@@ -48,11 +51,11 @@ def test_a_request_survives_the_journey(request_: EnrolmentRequest, tmp_path: Pa
     assert read == request_
     assert read.fingerprint == request_.fingerprint
     assert len(request_.fingerprint.split()) == 16
-    enrolment.check_request(read)
+    request_file.check_request(read)
 
 
 def swap_log_key(request: EnrolmentRequest) -> EnrolmentRequest:
-    theirs = NoteSigner(enrolment.origin(request.subject), pki.new_signing_key())
+    theirs = NoteSigner(request_file.origin(request.subject), pki.new_signing_key())
     return request.model_copy(update={"audit_root": str(theirs.key)})
 
 
@@ -64,15 +67,15 @@ def swap_tls_key(request: EnrolmentRequest) -> EnrolmentRequest:
 def test_a_request_changed_on_its_way_is_refused(request_: EnrolmentRequest, swap: Any) -> None:
     assert swap(request_).fingerprint != request_.fingerprint
     with pytest.raises(VerificationFailed):
-        enrolment.check_request(swap(request_))
+        request_file.check_request(swap(request_))
 
 
 @pytest.mark.parametrize("swap", [swap_log_key, swap_tls_key])
 def test_a_request_changed_on_its_way_is_refused_twin(
     request_: EnrolmentRequest, swap: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(enrolment, "check_request_signature", lambda *args: None)
-    enrolment.check_request(swap(request_))
+    monkeypatch.setattr(request_file, "check_request_signature", lambda *args: None)
+    request_file.check_request(swap(request_))
 
 
 def test_requests_that_do_not_hang_together_are_refused(
@@ -85,12 +88,12 @@ def test_requests_that_do_not_hang_together_are_refused(
         ({"signature": None}, VerificationFailed, "not signed"),
     ]:
         with pytest.raises(error, match=match):
-            enrolment.check_request(request_.model_copy(update=update))
+            request_file.check_request(request_.model_copy(update=update))
     other = world.identity("graz").cosigner(subject("graz"))
     renamed = request_.model_copy(update={"cosigner": str(other.key)})
-    monkeypatch.setattr(enrolment, "check_request_signature", lambda *args: None)
+    monkeypatch.setattr(request_file, "check_request_signature", lambda *args: None)
     with pytest.raises(errors.CertificateNameMismatch, match="not named after this member"):
-        enrolment.check_request(renamed)
+        request_file.check_request(renamed)
 
 
 def test_a_file_that_is_no_request_is_refused(tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ def test_a_file_that_is_no_request_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ConfigError) as caught:
             EnrolmentRequest.read(tmp_path / name)
         assert name in str(caught.value)
-    (tmp_path / "huge").write_bytes(b" " * (enrolment.MAX_DOCUMENT + 1))
+    (tmp_path / "huge").write_bytes(b" " * (request_file.MAX_DOCUMENT + 1))
     with pytest.raises(ConfigError, match="larger than"):
         EnrolmentRequest.read(tmp_path / "huge")
     with pytest.raises(ConfigError, match="not found"):
@@ -125,7 +128,7 @@ def test_the_root_must_be_the_announced_one(world: World, tmp_path: Path) -> Non
     with pytest.raises(errors.CertificateUntrusted, match="announced"):
         identity.install(answer, root_fingerprint="00" * 32, now_ms=NOW)
     assert not identity.root_path.exists()
-    identity.install(answer, root_fingerprint=enrolment.grouped(world.root_fingerprint).upper(), now_ms=NOW)
+    identity.install(answer, root_fingerprint=grouped(world.root_fingerprint).upper(), now_ms=NOW)
     identity.install(answer, root_fingerprint=None, now_ms=NOW)
 
 
