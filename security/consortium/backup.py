@@ -18,7 +18,7 @@ from lazaret.errors import ConfigError, ManifestRejected
 from lazaret.terminal import say
 from security.clock import SystemClock
 from security.consortium.authority import Authority
-from security.identity.enrolment import read_file
+from security.identity.request import read_file
 from security.identity.rules import open_manifest
 
 
