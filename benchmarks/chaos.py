@@ -38,7 +38,7 @@ DISK: Final = "64m"
 CALM_SECONDS: Final = 180.0
 # A process that is killed takes its kernel's count with it. Of a clock that jumped, the log says so.
 PERMITTED: Final = {"CounterCoverage"}
-JUMPED: Final = {"ClockRollback", "Backdated", "WitnessClock"}
+JUMPED: Final = {"ClockRollback", "ClockSkew", "Backdated", "WitnessClock"}
 BAD_LINKS: Final = {
     "latency": Link(delay=0.2),
     "loss": Link(delay=0.02, loss=0.02),

@@ -63,10 +63,12 @@ class Soak:
 
     def read(self) -> None:
         grounds = self.federation.grounds
-        row: dict[str, float] = {"round": self.published()}
+        row: dict[str, float] = {"round": self.published(), "life": self.federation.coordinator.lives}
         for name, party in {"coordinator": self.federation.coordinator, "site": self.steady}.items():
             now, home = Reading.of(party.pid), grounds.coordinator if name == "coordinator" else grounds.site("site0")
             row |= {f"{name}_memory_kb": now.memory / KB, f"{name}_descriptors": now.descriptors}
+            if name == "coordinator":
+                row[f"{name}_descriptors"] -= len(self.federation.sites)  # each site has a connection
             row |= {f"{name}_disk_kb": _size(home / "state") / KB, f"{name}_log_kb": _size(home / "state" / "log") / KB}
         self.rows.append(row)
 
@@ -155,11 +157,26 @@ class Soak:
         return found | {"start_s": round(Reading.of(coordinator.pid).processor, 2)}
 
     def slopes(self) -> dict[str, float]:
-        """What a round adds, after the first tenth."""
+        """What a round adds, after the first tenth. Memory is compared within one life of the coordinator, which is
+        started again whenever the roster changes."""
         rows = self.rows[len(self.rows) // 10 :]
+        lives = [row["life"] for row in rows]
+        names = [name for name in rows[0] if name not in ("round", "life")]
         rounds = [row["round"] for row in rows]
-        names = [name for name in rows[0] if name != "round"]
-        return {name: round(_slope(rounds, [row[name] for row in rows]), 4) for name in names}
+        within = [name for name in names if name.startswith("coordinator_memory")]
+        found = {}
+        for name in names:
+            values = [row[name] for row in rows]
+            pairs = (_centred(rounds, lives), _centred(values, lives)) if name in within else (rounds, values)
+            found[name] = round(_slope(*pairs), 4)
+        return found
+
+
+def _centred(values: Sequence[float], groups: Sequence[float]) -> list[float]:
+    """Each value less the mean of its group."""
+    pairs = list(zip(values, groups, strict=True))
+    means = {group: np.mean([value for value, of in pairs if of == group]) for group in set(groups)}
+    return [float(value - means[group]) for value, group in pairs]
 
 
 def _slope(xs: Sequence[float], ys: Sequence[float]) -> float:
@@ -222,6 +239,7 @@ def check(soak: Soak, rounds: int, first: dict[str, float], last: dict[str, floa
     check_results(soak.federation, verdict)
     verdict.figures |= {"rounds": done, "members": soak.events, "per_round": slopes}
     verdict.figures |= {"first": first, "last": last, "at_the_end": soak.rows[-1] if soak.rows else {}}
+    verdict.figures["course"] = soak.rows[:: max(1, len(soak.rows) // 10)]
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})

@@ -91,6 +91,14 @@ def test_a_few_rounds_leave_what_they_should(tmp_path: Path) -> None:
     assert found["per_round"]["coordinator_log_kb"] > 0 and sum(found["members"].values()) >= 1
 
 
+def test_a_restart_is_no_leak_and_a_leak_over_restarts_is_one() -> None:
+    lives = [1.0] * 5 + [2.0] * 5
+    flat, leaking = [100.0] * 5 + [130.0] * 5, [100.0, 102, 104, 106, 108] * 2
+    rounds = soak._centred(range(10), lives)
+    assert soak._slope(rounds, soak._centred(flat, lives)) == pytest.approx(0.0)
+    assert soak._slope(rounds, soak._centred(leaking, lives)) == pytest.approx(2.0)
+
+
 def test_a_small_crowd(tmp_path: Path) -> None:
     found = crowd.run([6], 20_000, 300, tmp_path).told
     assert found["ok"], found["faults"]
