@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import click
@@ -19,7 +18,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from coordinator.cli import cli as coordinator
-from lazaret import malloc, software
 from npr.lab.cli import cli as laboratory
 from security.audit.cli import main as audit
 from security.clock import ManualClock, SystemClock
@@ -27,7 +25,7 @@ from security.consortium import commands
 from security.consortium.cli import cli as consortium
 from security.identity import kit
 from site_agent.cli import cli as site_agent
-from tests.support.study import StudyFederation
+from tests.support.study import StudyFederation, quick_starts
 
 PAGE = Path(__file__).parents[2] / "docs" / "study.md"
 SITES = ("graz", "linz", "vienna", "wels", "innsbruck", "salzburg", "klagenfurt", "steyr", "villach", "krems")
@@ -163,10 +161,8 @@ def year(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Year]:
     monkeypatch.setattr(click, "confirm", lambda *args, **kwargs: True)
     for module in (commands, kit):
         monkeypatch.setattr(module, "can_ask", lambda: True)
-    # Thirty starts in one process: the packages stay the same, and a collection that torch makes slow is not needed.
-    monkeypatch.setattr(software, "_installed", cache(software._installed))
-    monkeypatch.setattr(malloc, "give_back", lambda: None)
-    yield made
+    with quick_starts():
+        yield made
     if made.federation.shell is not None:
         made.federation.kill_hub()
     for site in list(made.federation.agents):

@@ -14,14 +14,14 @@ from lazaret.errors import ConfigError
 from security.clock import SystemClock
 from security.consortium.cli import cli as consortium_command
 from tests.integration.test_site_copies import audit_is_clean, begun, keys_of, site, typed
-from tests.support.study import StudyFederation, small_study
+from tests.support.study import SITES, StudyFederation, small_study
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyFederation]:
-    with small_study(tmp_path) as made:
+    with small_study(tmp_path, SITES[:3]) as made:
         monkeypatch.setattr(SystemClock, "now_ms", lambda self: made.clock.now_ms())
         yield made
 

@@ -13,14 +13,14 @@ from security.clock import SystemClock
 from security.log.reader import LogReader
 from security.secagg.relay import Open
 from tests.integration.test_site_copies import audit_is_clean, begun
-from tests.support.study import StudyFederation, small_study
+from tests.support.study import SITES, StudyFederation, small_study
 
 pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StudyFederation]:
-    with small_study(tmp_path) as made:
+    with small_study(tmp_path, SITES[:3]) as made:
         monkeypatch.setattr(SystemClock, "now_ms", lambda self: made.clock.now_ms())
         yield made
 
