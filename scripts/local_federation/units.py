@@ -106,6 +106,8 @@ class OwnSystem:
     def running(self) -> Iterator[None]:
         packages = next(path for path in sys.path if path.endswith("site-packages"))
         words = ["systemd-nspawn", "--quiet", "-D", str(self.root), "--register=no", "--keep-unit", "--console=pipe"]
+        # What a machine lets its services do, and such a container by itself does not.
+        words += ["--system-call-filter=landlock_create_ruleset landlock_add_rule landlock_restrict_self"]
         words += [f"--bind-ro={packages}:/opt/lazaret/packages", "--boot"]
         with (self.root.parent / "console.log").open("wb") as console:
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=console, stderr=console)

@@ -146,4 +146,5 @@ def test_the_units_run() -> None:
     if "skipped" in told:
         pytest.skip(told["skipped"])
     assert told.get("ok") is True, done.stdout + done.stderr
-    assert told["exposure"] == {name.removesuffix(".service"): figure for name, figure in EXPOSURE.items()}
+    for name, figure in EXPOSURE.items():
+        assert told["exposure"][name.removesuffix(".service")] <= figure, name
