@@ -66,8 +66,15 @@ def test_all_that_is_promised_is_on_it(address: str, watch: Callable[..., Any]) 
     watched.check_calm(address)
 
 
-def test_figures_for_clinicians_are_on_it(address: str, watch: Callable[..., Any]) -> None:
-    watched = watch()
+OUTSIDE = """
+[...document.querySelectorAll("#evaluation td, #evaluation thead th, #evaluation svg")].filter((one) =>
+  one.getBoundingClientRect().right > document.getElementById("evaluation").getBoundingClientRect().right + 1).length
+"""
+
+
+@pytest.mark.parametrize("width", [1180, 900, 360])
+def test_figures_for_clinicians_are_on_it(address: str, watch: Callable[..., Any], width: int) -> None:
+    watched = watch(width)
     page = watched.open(address)
     page.wait_for_selector("#evaluation table")
     figures = drawn_figures()
@@ -78,6 +85,7 @@ def test_figures_for_clinicians_are_on_it(address: str, watch: Callable[..., Any
     assert "not recorded" in shown and "Subgroups" in shown
     page.locator("#evaluation summary").first.click()
     assert page.locator("#evaluation details[open] polyline").count() == 5, "two curves and three"
+    assert page.evaluate(OUTSIDE) == 0, "nothing is cut off"
     assert page.evaluate("window.ran") is None
     watched.check_calm(address)
 
