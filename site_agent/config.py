@@ -263,7 +263,7 @@ class SiteConfig(ConfigTable):
     @property
     def subgroup_table(self) -> Path | None:
         """A table with columns for subgroups, where it is not the one that lists the images."""
-        return None if self.evaluation.table is None else self._under(self.evaluation.table)
+        return None if self.evaluation.table is None else self.under(self.evaluation.table)
 
     @property
     def initial_model(self) -> Path:
