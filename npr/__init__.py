@@ -21,6 +21,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     deployed       a trained model as it is used and exported
     metrics        accuracy, AUC and calibration
     bootstrap      confidence intervals by patient
+    clinical       sensitivity, PR-AUC, calibration and decision curves of one class against the others
     seeds          every random draw of the learning code, from one seed
     _torchvision   makes torchvision and timm importable beside a CPU build of torch, without its compiler
     methods        federated methods, FedNPR first

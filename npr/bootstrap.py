@@ -162,12 +162,12 @@ class _Design:
                 for number, (units, seeds) in enumerate(zip(self.units, self.seeds, strict=True)):
                     rows = np.flatnonzero(picked == number)
                     if len(rows):
-                        drawn = _times(rng, len(rows), len(units)), _times(above, len(rows), len(seeds))
+                        drawn = times_drawn(rng, len(rows), len(units)), times_drawn(above, len(rows), len(seeds))
                         chunk.append(_Draw(number, rows, *drawn))
             yield chunk, size
 
 
-def _times(rng: np.random.Generator, rows: int, things: int) -> Floats:
+def times_drawn(rng: np.random.Generator, rows: int, things: int) -> Floats:
     """How often each thing is drawn, as many draws with replacement as there are things; one row per draw."""
     out = np.empty((rows, things))
     for row in out:
@@ -218,7 +218,7 @@ def bootstrap_auc(
     labels, scores = pooled(predictions)
     units, place = np.unique(np.concatenate([p.units for p in predictions]), return_inverse=True)
     rng, values = np.random.default_rng(seed), []
-    for times in _times(rng, draws, len(units)):
+    for times in times_drawn(rng, draws, len(units)):
         rows = np.repeat(np.arange(len(labels)), times[place].astype(np.int64))
         values.append(balanced_auc(labels[rows], scores[rows]))
     return _interval(balanced_auc(labels, scores), np.array(values), level, _Design.of(predictions))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -24,6 +25,9 @@ CHECK_NAMES: Final = (
     "device", "isolation", "privacy", "processing", "data", "images", "code", "trial",
 )  # fmt: skip
 
+
+# As npr/clinical.py reads it, which loads numpy; the trainer reads this file before it is isolated.
+OPERATING_POINT: Final = r"^(youden|(sensitivity|specificity)=0\.[0-9]{1,4})$"
 
 INITIAL: Final = "initial"
 """The folder in the state folder for initial models that came by wire."""
@@ -139,6 +143,24 @@ class PrivacyTable(ConfigTable):
     micro_batch: Positive = 64
 
 
+def _check_rising(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    if not bounds or any(one >= other for one, other in pairwise(bounds)):
+        raise ValueError("bounds must rise, such as [40, 60, 80]")
+    return bounds
+
+
+class EvaluationTable(ConfigTable):
+    """What `site-agent evaluate` tells, to this hospital alone."""
+
+    operating_point: Annotated[
+        str, Field(pattern=OPERATING_POINT, description="youden, or a bound such as sensitivity=0.95")
+    ] = "youden"
+    findings: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    subgroups: tuple[str, ...] = ()
+    bands: dict[str, Annotated[tuple[float | int, ...], AfterValidator(_check_rising)]] = Field(default_factory=dict)
+    table: str | None = None
+
+
 class SiteLogging(ConfigTable):
     json_lines: Annotated[bool, Field(alias="json")] = False
 
@@ -181,6 +203,7 @@ class SiteConfig(ConfigTable):
     data: DataTable
     policy: SitePolicy = SitePolicy()
     privacy: PrivacyTable = PrivacyTable()
+    evaluation: EvaluationTable = EvaluationTable()
     metrics: MetricsTable = MetricsTable()
     logging: SiteLogging = SiteLogging()
     archive: ArchiveTable = ArchiveTable()
@@ -236,6 +259,11 @@ class SiteConfig(ConfigTable):
     def sides(self) -> Path:
         """Which patients train and which are held out: the key under differential privacy, else the list."""
         return self.state / "sides"
+
+    @property
+    def subgroup_table(self) -> Path | None:
+        """A table with columns for subgroups, where it is not the one that lists the images."""
+        return None if self.evaluation.table is None else self.under(self.evaluation.table)
 
     @property
     def initial_model(self) -> Path:

@@ -16,6 +16,7 @@ import click
 from lazaret.errors import ConfigError
 from lazaret.stopping import block_signals
 from lazaret.terminal import emit, log_to_stderr, progress, say, show_progress
+from security.clock import SystemClock
 from site_agent.command_process import Workplace, isolate
 from site_agent.config import SiteConfig
 from site_agent.options import json_option, with_config
@@ -34,16 +35,26 @@ model_option = click.option(
 @click.command()
 @model_option
 @click.option("--alone", is_flag=True, help="Also train as many rounds on these images alone, to compare with.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Also write a page with plots.")
 @with_config
 @json_option
-def evaluate(config_path: Path, model: Any, alone: bool, as_json: bool) -> None:
+def evaluate(config_path: Path, model: Any, alone: bool, html: Path | None, as_json: bool) -> None:
     """Evaluate this site's model on its own held-out images. Nothing is sent."""
     config = SiteConfig.read(config_path)
-    place = isolate(config)
+    place = isolate(config, source=config.subgroup_table, target=html)
     from site_agent.trainer.evaluation import as_text, evaluate_site
 
     show_progress()
+    if html is not None:
+        from site_agent.trainer.predict import check_target
+
+        check_target(html)
     figures = evaluate_site(config, place.record, model=model, alone=alone)
+    if html is not None:
+        from site_agent.trainer.evaluation_page import write_page
+
+        write_page(figures, place.target or html, now_ms=SystemClock().now_ms())
+        say(f"{html} is for this hospital only: its figures are exact")
     if as_json:
         emit(figures | {"isolation": place.isolation.to_json()})
     else:

@@ -291,7 +291,7 @@ def _row(entry: ColumnEntry, root: Path, unit: str | None) -> Row:
         if not unit_key(fields[needed]):
             raise DataError(f"{needed} is empty", where=entry.where)
     return Row(
-        id=Path(os.path.normpath(fields["image"])).as_posix(),
+        id=image_id(fields["image"]),
         path=root / fields["image"],
         label=fields["label"],
         where=entry.where,
@@ -299,6 +299,11 @@ def _row(entry: ColumnEntry, root: Path, unit: str | None) -> Row:
         site=fields.get("site") or NO_SITE,
         side=fields.get("split"),
     )
+
+
+def image_id(written: str) -> str:
+    """What an image is called, however its path is written in a table."""
+    return Path(os.path.normpath(written)).as_posix()
 
 
 def load_folders(

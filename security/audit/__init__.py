@@ -34,6 +34,7 @@ Imported by: site_agent.
     report          what was found, as a page
     conditions      why "prototypes never left" holds, and pieces of the page
     charts          the charts of the page
+    pages           templates that escape everything, and charts as geometry
     drafts          documents drafted from logs, each sentence with its entries
     bench           what logging and verifying cost
 """

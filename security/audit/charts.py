@@ -1,98 +1,12 @@
-"""Charts as geometry: where lines, curves, boxes and words go. `templates/parts.html` draws them as inline SVG."""
+"""The charts of the report: where lines, curves, boxes and words go."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
 
 from security.audit.epsilon import EpsilonStatement
+from security.audit.pages import DASHES, WIDTH, Box, Curve, Dot, Drawing, GridLine, Label, Scale, ticks
 from security.audit.text import when
-
-WIDTH: Final = 720
-_DASHES: Final = ("", "7 4", "2 4", "10 3 2 3")
-
-
-@dataclass(frozen=True, slots=True)
-class GridLine:
-    """A horizontal line."""
-
-    left: float
-    right: float
-    y: float
-    style: str = "grid"
-
-
-@dataclass(frozen=True, slots=True)
-class Curve:
-    """A line through points, written as SVG writes them."""
-
-    points: str
-    dashes: str
-
-
-@dataclass(frozen=True, slots=True)
-class Box:
-    """A site's place in one round."""
-
-    x: float
-    y: float
-    width: float
-    style: str
-
-
-@dataclass(frozen=True, slots=True)
-class Dot:
-    """A moment, with words for who points at it."""
-
-    x: float
-    y: float
-    words: str
-
-
-@dataclass(frozen=True, slots=True)
-class Label:
-    """Words at a point."""
-
-    x: float
-    y: float
-    words: str
-    anchor: str = "start"
-    strong: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawing:
-    """All parts of a chart, drawn in this order."""
-
-    title: str
-    height: int
-    width: int = WIDTH
-    lines: list[GridLine] = field(default_factory=list)
-    curves: list[Curve] = field(default_factory=list)
-    boxes: list[Box] = field(default_factory=list)
-    dots: list[Dot] = field(default_factory=list)
-    labels: list[Label] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Scale:
-    """Maps numbers to pixels."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-
-    def __call__(self, value: float) -> float:
-        span = self.high - self.low or 1.0
-        return round(self.start + (value - self.low) / span * (self.end - self.start), 1)
-
-
-def _ticks(high: float, count: int = 4) -> list[float]:
-    """Round numbers from zero to a little below `high`."""
-    step = next(s * 10.0**e for e in range(-4, 7) for s in (1, 2, 2.5, 5) if s * 10.0**e * count >= high)
-    return [index * step for index in range(count + 1) if index * step <= high * 1.001]
 
 
 def epsilon_chart(statements: Sequence[EpsilonStatement]) -> Drawing:
@@ -101,20 +15,20 @@ def epsilon_chart(statements: Sequence[EpsilonStatement]) -> Drawing:
     cap = max(float(statement.cap) for statement in statements)
     top = max([cap, *(item.recomputed for statement in statements for item in statement.series)]) * 1.08
     longest = max(len(statement.series) for statement in statements)
-    x, y = _Scale(0, longest, left, right), _Scale(0, top, bottom, 16)
+    x, y = Scale(0, longest, left, right), Scale(0, top, bottom, 16)
     drawing = Drawing(title="epsilon after each round, and the cap", height=260)
-    for value in _ticks(top):
+    for value in ticks(top):
         drawing.lines.append(GridLine(left, right, y(value)))
         drawing.labels.append(Label(left - 8, y(value) + 4, f"{value:g}", "end"))
     drawing.lines.append(GridLine(left, right, y(cap), "cap"))
     drawing.labels.append(Label(right + 6, y(cap) + 4, f"cap {cap:g}", strong=True))
     for number, statement in enumerate(statements):
-        drawing.curves.append(Curve(_staircase(statement, x, y), _DASHES[number % 4]))
+        drawing.curves.append(Curve(_staircase(statement, x, y), DASHES[number % 4]))
     drawing.labels.extend([*_end_labels(statements, y, right + 6), *_round_labels(statements, x, bottom)])
     return drawing
 
 
-def _staircase(statement: EpsilonStatement, x: _Scale, y: _Scale) -> str:
+def _staircase(statement: EpsilonStatement, x: Scale, y: Scale) -> str:
     """A round is paid at once, so the curve goes up in steps."""
     points = [(x(0), y(0))]
     for index, item in enumerate(statement.series):
@@ -122,7 +36,7 @@ def _staircase(statement: EpsilonStatement, x: _Scale, y: _Scale) -> str:
     return " ".join(f"{px},{py}" for px, py in points)
 
 
-def _end_labels(statements: Sequence[EpsilonStatement], y: _Scale, left: float) -> list[Label]:
+def _end_labels(statements: Sequence[EpsilonStatement], y: Scale, left: float) -> list[Label]:
     """Names at the ends of the curves, pushed down where they would cover each other."""
     labels, lowest = [], 0.0
     for statement in sorted(statements, key=lambda item: -item.epsilon):
@@ -132,7 +46,7 @@ def _end_labels(statements: Sequence[EpsilonStatement], y: _Scale, left: float) 
     return labels
 
 
-def _round_labels(statements: Sequence[EpsilonStatement], x: _Scale, bottom: int) -> list[Label]:
+def _round_labels(statements: Sequence[EpsilonStatement], x: Scale, bottom: int) -> list[Label]:
     longest = max(statements, key=lambda statement: len(statement.series)).series
     every = max(1, len(longest) // 10)
     marks = [
@@ -147,7 +61,7 @@ def cohort_chart(rounds: Sequence[str], sites: Sequence[str], took_part: Mapping
     """Which site was in which sum: filled for in, ring for invited and dropped, nothing for absent."""
     left, step_y = 110, 26
     height = 40 + step_y * len(sites)
-    x = _Scale(0, len(rounds), left, WIDTH - 12)
+    x = Scale(0, len(rounds), left, WIDTH - 12)
     width = min(18.0, max(2.0, (x.end - x.start) / max(1, len(rounds)) * 0.7))
     drawing = Drawing(title="which site took part in which round", height=height)
     for row, site in enumerate(sites):
@@ -170,7 +84,7 @@ def witness_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str]]]]) -> Draw
     times = [time for _, seen in rows for time, _ in seen]
     left, step_y = 110, 26
     height = 44 + step_y * len(rows)
-    x = _Scale(min(times), max(times), left + 6, WIDTH - 18)
+    x = Scale(min(times), max(times), left + 6, WIDTH - 18)
     drawing = Drawing(title="when checkpoints were cosigned", height=height)
     for row, (name, seen) in enumerate(rows):
         y = 22 + row * step_y

@@ -16,7 +16,7 @@ from lazaret.errors import VerificationFailed
 from security.audit import text
 from security.audit.compare import Crossed
 from security.audit.findings import Severity
-from security.audit.report import environment
+from security.audit.pages import environment
 from security.audit.verify import Verified
 from security.log.reader import LogReader, Record
 

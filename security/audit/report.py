@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lazaret import software
 from security.audit import charts, text
@@ -27,11 +27,10 @@ from security.audit.conditions import (
 )
 from security.audit.facts import RoundFacts, processing_json, round_json, rounds_of
 from security.audit.findings import Concern, Finding, Severity, verdict_on
+from security.audit.pages import Drawing, environment
 from security.audit.verify import Verified
 from security.log.roster import SITE
 
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 def report_json(result: Crossed) -> dict[str, Any]:
     """The same facts for machines."""
@@ -58,31 +57,6 @@ def render(result: Crossed, *, pinned: bool, root: str | None = None, checked_ms
     facts["about"] += [("Root certificate (SHA-256)", root)] if root else []
     facts["about"] += [("Date of the check", text.when(checked_ms / 1000))] if checked_ms else []
     return environment().get_template("report.html").render(facts)
-
-
-def environment() -> Environment:
-    """Templates in which forgetting to escape is not possible, and a name without a value is an error."""
-    # Only here: no other command of an auditor needs templates.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    made = Environment(
-        loader=PackageLoader("security.audit"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_printable,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    made.filters["thousands"] = "{:,}".format
-    return made
-
-
-def _printable(value: object) -> object:
-    """What a template is about to print; only markup that templates themselves have made goes through as it is."""
-    if not isinstance(value, str) or hasattr(value, "__html__"):
-        return value
-    return "".join(c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in value)
 
 
 def page_facts(result: Crossed, pinned: bool) -> dict[str, Any]:
@@ -365,7 +339,7 @@ def _privacy(result: Crossed) -> dict[str, Any]:
     }
 
 
-def _cohorts(result: Crossed) -> charts.Drawing | None:
+def _cohorts(result: Crossed) -> Drawing | None:
     keys = rounds_of(result.histories)
     sites = [history.name for history in result.histories if history.role == SITE]
     cells: dict[tuple[str, str], str] = {}
@@ -379,7 +353,7 @@ def _cohorts(result: Crossed) -> charts.Drawing | None:
     return charts.cohort_chart([str(key[1]) for key in keys], sites, cells) if keys and sites else None
 
 
-def _witnesses(result: Crossed) -> charts.Drawing | None:
+def _witnesses(result: Crossed) -> Drawing | None:
     rows = [
         (
             history.name,

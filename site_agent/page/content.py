@@ -32,6 +32,7 @@ from security.rng import Randomness, SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.privacy import ledger_files
 from site_agent.status import COMPLETE, complete, overview, remarks
+from site_agent.trainer.personal_state import PersonalState
 
 # What was trained, from the files of the state folder. Nothing of it leaves the site.
 
@@ -67,6 +68,26 @@ def classes(path: Path) -> dict[str, Any] | None:
     except (FileNotFoundError, json.JSONDecodeError):
         return None
     return counts
+
+
+# Of each finding what the page shows; `site-agent evaluate --html` has the rest.
+_TOLD: Final = (
+    "name", "operating_point", "units", "units_with_finding", "sensitivity", "sensitivity_interval", "specificity",
+    "specificity_interval", "ppv", "ppv_interval", "npv", "npv_interval", "auc", "auc_interval", "pr_auc",
+    "pr_auc_interval", "calibration", "decision", "subgroups",
+)  # fmt: skip
+
+
+def evaluation(path: Path) -> dict[str, Any] | None:
+    """What a clinician asks for, as the last `site-agent evaluate` kept it; None before the first."""
+    try:
+        figures: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        told = {name: figures[name] for name in ("model", "round", "private", "operating_rule", "clinical_side")}
+        unit = figures[figures["clinical_side"]]["unit_kind"] if figures["clinical"] else "image"
+        findings = [{name: one[name] for name in _TOLD if name in one} for one in figures["clinical"]]
+    except (FileNotFoundError, json.JSONDecodeError, KeyError):
+        return None
+    return told | {"unit": unit, "findings": findings}
 
 
 def newest_memory(folder: Path) -> Path | None:
@@ -211,6 +232,7 @@ class Content:
         state, found = self._config.state, []
         memory = newest_memory(state / "memory")
         names = [state / name for name in ("wal", "run", "metrics.jsonl", "data.json", "pause.json", "now.json")]
+        names.append(PersonalState(state).evaluation)
         for path in (*names, self._config.ledger, *([memory] if memory else [])):
             try:
                 status = path.stat()
@@ -229,6 +251,7 @@ class Content:
             "classes": classes(state / "data.json"),
             "curves": curves(rows),
             "confusion": confusion(rows),
+            "evaluation": evaluation(PersonalState(state).evaluation),
             "prototypes": prototypes(memory) if memory else None,
         }
 

@@ -5,7 +5,7 @@ their own (`site_agent.command_process`). Nothing here opens a connection, excep
 may train together (`workers`). What the trainer returns to the agent is one vector and figures for this hospital
 (`channel`).
 
-Imported by: site_agent, site_agent.archive, site_agent.checks.
+Imported by: site_agent, site_agent.archive, site_agent.checks, site_agent.page.
 
     __main__         the trainer's process: isolated, then loaded
     orders           its loop: orders of the agent in, updates and figures out
@@ -25,6 +25,9 @@ Imported by: site_agent, site_agent.archive, site_agent.checks.
     predict          `site-agent predict`
     reports          predictions as DICOM structured reports
     evaluation       `site-agent evaluate`
+    clinical_figures  its figures of each class against the others
+    subgroups        groups of patients, from a column of the hospital's table
+    evaluation_page  its page with plots
     alone            the same hospital without a federation, to compare with
     export           `site-agent export`
     model_card       MODEL_CARD.md

@@ -24,8 +24,12 @@ from npr.metrics import (
 )
 from site_agent.config import SiteConfig
 from site_agent.trainer.alone import train_alone
+from site_agent.trainer.clinical_figures import check_findings, clinical_figures, finding_lines, with_interval
 from site_agent.trainer.personal_state import SiteRecord
 from site_agent.trainer.predictor import Predictor, Which, deploy, scores_of
+from site_agent.trainer.subgroups import check_columns, subgroups_of
+
+SideScores = tuple[Samples, Scores]
 
 
 def evaluate_site(
@@ -35,12 +39,42 @@ def evaluate_site(
 
     The images are read anyway, so that temperature and prototypes are made anew and kept for `predict`.
 
+    The figures are kept for the hospital's page.
+
     :param alone: first train as many rounds without the federation, to compare with; kept for the model card.
     """
+    check_columns(config.evaluation)
+    check_findings(config.evaluation.findings, record.manifest.model.classes)
     predictor = Predictor.open(config, record, model, refit=True)
     if alone:
         _compare_alone(predictor)
-    return figures_of(predictor)
+    scored = scores_by_side(predictor)
+    figures = figures_of(predictor, scored) | clinical_of(predictor, scored)
+    files.write_atomically(predictor.place.personal.evaluation, json.dumps(figures).encode(), mode=0o600)
+    return figures
+
+
+def scores_by_side(predictor: Predictor) -> dict[str, SideScores]:
+    """Validation and test images with what the model says of them, before calibration; sides without images are left
+    out."""
+    data = predictor.place.trainer.data
+    plain = deploy(predictor.place, predictor.trained, predictor.companion, calibrated=False)
+    sides = {"validation": data.validation, "test": data.test}
+    return {side: (some, scores_of(plain, some)) for side, some in sides.items() if some is not None and len(some)}
+
+
+def clinical_of(predictor: Predictor, scored: Mapping[str, SideScores]) -> dict[str, Any]:
+    """The figures that a clinician asks for, on the test images; without any, on the images for validation."""
+    place, companion = predictor.place, predictor.companion
+    side = "test" if "test" in scored else "validation"
+    found: list[dict[str, Any]] = []
+    if side in scored:
+        samples, scores = scored[side]
+        if companion.temperature is not None:
+            scores = with_temperature(scores, companion.temperature)
+        groups, wanted = subgroups_of(place.config, samples), place.config.evaluation.findings
+        found = clinical_figures(samples, scores, companion.class_names, companion.points, groups, wanted)
+    return {"operating_rule": companion.rule, "clinical_side": side, "clinical": found}
 
 
 def _compare_alone(predictor: Predictor) -> None:
@@ -53,7 +87,7 @@ def _compare_alone(predictor: Predictor) -> None:
             place.manifest, place.initial, place.recipe, data, rounds=rounds, device=place.device, tell=tell
         )
     about = {"run": place.manifest.run, "rounds": rounds, "data": place.fingerprint}
-    figures = about | {"test": _side(place.site, data.test, scores, None)}
+    figures = about | {"test": side_figures(place.site, data.test, scores, None)}
     files.write_atomically(place.personal.alone, json.dumps(figures).encode(), mode=0o600)
 
 
@@ -67,11 +101,10 @@ def alone_of(predictor: Predictor) -> dict[str, Any] | None:
     return figures if (figures["run"], figures["rounds"], figures["data"]) == wanted else None
 
 
-def figures_of(predictor: Predictor) -> dict[str, Any]:
+def figures_of(predictor: Predictor, scored: Mapping[str, SideScores] | None = None) -> dict[str, Any]:
     """All figures, on the validation and on the test side. The temperature was fitted on the validation side."""
     place, companion = predictor.place, predictor.companion
     data = place.trainer.data
-    plain = deploy(place, predictor.trained, companion, calibrated=False)
     figures: dict[str, Any] = {
         "site": place.site,
         "model": predictor.trained.which,
@@ -85,13 +118,12 @@ def figures_of(predictor: Predictor) -> dict[str, Any]:
         "training_images": len(data.train),
         "alone": alone_of(predictor),
     }
-    for side, samples in (("validation", data.validation), ("test", data.test)):
-        if samples is not None and len(samples):
-            figures[side] = _side(place.site, samples, scores_of(plain, samples), companion.temperature)
+    for side, (samples, scores) in (scores_by_side(predictor) if scored is None else scored).items():
+        figures[side] = side_figures(place.site, samples, scores, companion.temperature)
     return figures
 
 
-def _side(site: str, samples: Samples, scores: Scores, temperature: float | None) -> dict[str, Any]:
+def side_figures(site: str, samples: Samples, scores: Scores, temperature: float | None) -> dict[str, Any]:
     predictions = [Predictions.of(site, samples, scores)]
     labels, classes = samples.labels, samples.num_classes
     calibrated = with_temperature(scores, temperature) if temperature is not None else None
@@ -134,6 +166,8 @@ def as_text(figures: dict[str, Any]) -> str:
     else:
         images = figures["temperature_images"]
         lines.append(f"temperature {figures['temperature']:.3f}, fitted on {images} validation images")
+    if figures.get("clinical"):
+        lines += finding_lines(figures)
     if figures.get("private"):
         lines.append("these figures are exact: do not pass them on, or epsilon is no longer valid")
     shown = figures.get("test") or figures.get("validation")
@@ -154,22 +188,19 @@ def alone_line(figures: Mapping[str, Any]) -> str:
 
 def figure_text(figures: Mapping[str, Any] | None, name: str) -> str:
     """A figure and its interval, if it has one, for people."""
-    if figures is None or figures[name] is None:
-        return "none"
-    bounds = figures.get(f"{name}_interval")
-    return f"{figures[name]:.3f}" + (f" ({bounds[0]:.3f} to {bounds[1]:.3f})" if bounds else "")
+    return "none" if figures is None else with_interval(figures, name)
 
 
 def _lines(side: str, figures: dict[str, Any]) -> list[str]:
     after = figures["ece_calibrated"]
-    counted = f"{figures['images']} images of {figures['units']} {_plural(figures['unit_kind'])}"
+    counted = f"{figures['images']} images of {figures['units']} {plural(figures['unit_kind'])}"
     return [
         f"{side:<10} bacc {figure_text(figures, 'bacc')}  bauc {figure_text(figures, 'bauc')}  {counted}",
         f"{'':<10} ece {figure_text(figures, 'ece')}" + (f", {after:.3f} calibrated" if after is not None else ""),
     ]
 
 
-def _plural(unit: str) -> str:
+def plural(unit: str) -> str:
     return "studies" if unit == "study" else f"{unit}s"
 
 

@@ -81,6 +81,7 @@ def _covered(place: ModelPlace, which: Which | None, *, with_prototypes: bool) -
         predictor.companion,
         temperature=None,
         validation_images=0,
+        points=(None,) * len(predictor.companion.points),
         present=torch.ones_like(predictor.companion.present),
     )
     return replace(predictor, companion=bare, deployed=deploy(predictor.place, predictor.trained, bare))
@@ -146,6 +147,11 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         },
         "outputs": {"probabilities": "calibrated, in the order of classes", "features": "before the last layer"},
         "temperature": temperature,
+        "operating_points": {
+            name: {"rule": point.rule, "threshold": point.threshold}
+            for name, point in zip(predictor.class_names, predictor.companion.points, strict=True)
+            if point is not None
+        },
         "software": {"lazaret": software.version(), "torch": torch.__version__.split("+")[0]},
     }
 

@@ -5,6 +5,7 @@ memory/<round>.safetensors   personal head, prototypes and optimiser after a rou
 models/best.safetensors      the best personal model by local validation
 models/*-companion.safetensors   temperature and prototypes that belong to one model; never leaves
 models/alone.json            figures of training without the federation, for comparison; never leaves
+models/evaluation.json       figures of the last `site-agent evaluate`, for the hospital's page; never leaves
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from security.secagg.effects import Vector
 
 # A round can be trained again as long as the next one has no result, and the newest memory may be torn off by a kill.
 KEPT_MEMORIES: Final = 3
+EVALUATION: Final = "evaluation.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,10 @@ class PersonalState:
     @property
     def alone(self) -> Path:
         return self.models / "alone.json"
+
+    @property
+    def evaluation(self) -> Path:
+        return self.models / EVALUATION
 
     def keep_model(self, name: str, content: bytes) -> None:
         files.write_atomically(self.models / f"{name}.safetensors", content, mode=0o600)

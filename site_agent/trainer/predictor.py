@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -22,13 +22,14 @@ from torch.nn import functional
 
 from lazaret import files
 from lazaret.errors import ConfigError
+from npr.clinical import ClinicalFinding, OperatingPoint, choose_operating_point
 from npr.data.dataset import Samples
 from npr.deployed import Deployed
 from npr.device import Device, open_device, to_host
 from npr.methods import registry
 from npr.methods.base import Method
 from npr.methods.regulariser import Regulariser
-from npr.metrics import LEAST_IMAGES, Scores, helpful_temperature
+from npr.metrics import LEAST_IMAGES, Scores, helpful_temperature, with_temperature
 from npr.model import ModelSpec, SplitModel, normalisation
 from npr.prototypes import Prototypes
 from npr.recipe import Recipe, recipe_of
@@ -213,12 +214,16 @@ class Companion:
 
     :ivar temperature: None where it does not help on held-back images, or there are too few validation images to see
         that; then probabilities are the network's.
+    :ivar points: for each class the operating point that `rule` chose on the validation images, by calibrated
+        probabilities; None where there were too few of them.
     """
 
     digest: str
     class_names: tuple[str, ...]
     temperature: float | None
     validation_images: int
+    rule: str
+    points: tuple[OperatingPoint | None, ...]
     present: Tensor
     prototypes: Prototypes
 
@@ -228,6 +233,8 @@ class Companion:
             "class_names": list(self.class_names),
             "temperature": self.temperature,
             "validation_images": self.validation_images,
+            "rule": self.rule,
+            "points": [point and point.to_json() for point in self.points],
         }
         tensors = {"present": self.present, "vectors": self.prototypes.vectors, "owners": self.prototypes.owners}
         stored = {name: to_host(tensor).contiguous().clone() for name, tensor in tensors.items()}
@@ -235,13 +242,13 @@ class Companion:
 
     @classmethod
     def read(cls, place: ModelPlace, trained: Trained) -> Companion | None:
-        """The one on disk, if it belongs to this network."""
+        """The one on disk, if it belongs to this network and to the rule in `site.toml`."""
         path = place.personal.models / f"{companion_name(trained.which)}.safetensors"
         if not path.exists():
             return None
         content = files.read_private(path)
         about: dict[str, Any] = json.loads(_metadata(content).get("lazaret", "{}"))
-        if about.get("digest") != trained.digest:
+        if (about.get("digest"), about.get("rule")) != (trained.digest, place.config.evaluation.operating_point):
             return None
         tensors = {name: place.device.from_host(tensor) for name, tensor in load_tensors(content).items()}
         return cls(
@@ -249,13 +256,15 @@ class Companion:
             class_names=tuple(about["class_names"]),
             temperature=about["temperature"],
             validation_images=about["validation_images"],
+            rule=about["rule"],
+            points=tuple(point and OperatingPoint(**point) for point in about["points"]),
             present=tensors["present"],
             prototypes=Prototypes(tensors["vectors"], tensors["owners"]),
         )
 
     @classmethod
     def make(cls, place: ModelPlace, trained: Trained) -> Companion:
-        """One pass over the training images for prototypes, one over the validation images for the temperature."""
+        """One pass over the training images for prototypes, one over the validation images for the rest."""
         site, data = place.trainer.site, place.trainer.data
         prototypes = Regulariser.predicting(site, trained.model)
         made = cls(
@@ -263,14 +272,21 @@ class Companion:
             class_names=place.class_names,
             temperature=None,
             validation_images=len(data.validation) if data.validation is not None else 0,
+            rule=place.config.evaluation.operating_point,
+            points=(None,) * len(place.class_names),
             present=site.prior.present.float(),
             prototypes=prototypes,
         )
         if data.validation is None or len(data.validation) < LEAST_IMAGES:
             return made
-        scores = scores_of(deploy(place, trained, made), data.validation)
-        fitted = helpful_temperature(data.validation.labels, scores, data.validation.units)
-        return cls(**{**made.__dict__, "temperature": fitted})
+        scores, held = scores_of(deploy(place, trained, made), data.validation), data.validation
+        fitted = helpful_temperature(held.labels, scores, held.units)
+        calibrated = scores if fitted is None else with_temperature(scores, fitted)
+        points = tuple(
+            choose_operating_point(ClinicalFinding.of(held.labels, calibrated, held.units, number), made.rule)
+            for number in range(len(made.class_names))
+        )
+        return replace(made, temperature=fitted, points=points)
 
 
 def _metadata(content: bytes) -> dict[str, str]:

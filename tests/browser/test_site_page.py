@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
+from lazaret.files import write_atomically
 from security.rng import SystemRandomness
 from site_agent.config import SiteConfig
 from site_agent.page.content import OWNERS, VECTORS, open_page
 from site_agent.trainer.personal_state import PersonalState
 from tests.support.browser_pages import until
+from tests.support.clinical_world import HOSTILE, drawn_figures
 from tests.support.site_world import SiteWorld
 
 SITE = "graz"
@@ -33,7 +36,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> SiteWorld:
         side = {"bacc": 0.3 + number / 10, "bauc": 0.6, "images": 18, "confusion": CONFUSION}
         state_dir.note_metrics({"round": number, "test": side, "validation": side})
     vectors = np.random.default_rng(1).normal(size=(7, 16)).astype(np.float32)
-    PersonalState(state_dir.folder).remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
+    personal = PersonalState(state_dir.folder)
+    write_atomically(personal.evaluation, json.dumps(drawn_figures()).encode(), mode=0o600)
+    personal.remember(3, save({VECTORS: vectors, OWNERS: np.array([0, 0, 1, 1, 1, 2, 2])}))
     return made
 
 
@@ -61,9 +66,35 @@ def test_all_that_is_promised_is_on_it(address: str, watch: Callable[..., Any]) 
     watched.check_calm(address)
 
 
+OUTSIDE = """
+[...document.querySelectorAll("#evaluation td, #evaluation thead th, #evaluation svg")].filter((one) =>
+  one.getBoundingClientRect().right > document.getElementById("evaluation").getBoundingClientRect().right + 1).length
+"""
+
+
+@pytest.mark.parametrize("width", [1180, 900, 360])
+def test_figures_for_clinicians_are_on_it(address: str, watch: Callable[..., Any], width: int) -> None:
+    watched = watch(width)
+    page = watched.open(address)
+    page.wait_for_selector("#evaluation table")
+    figures = drawn_figures()
+    shown = page.locator("#evaluation").inner_text()
+    one = figures["clinical"][0]
+    low, high = one["sensitivity_interval"]
+    assert f"{one['sensitivity']:.2f} ({low:.2f}–{high:.2f})" in shown and HOSTILE in shown
+    assert "not recorded" in shown and "Subgroups" in shown
+    page.locator("#evaluation summary").first.click()
+    assert page.locator("#evaluation details[open] polyline").count() == 5, "two curves and three"
+    assert page.evaluate(OUTSIDE) == 0, "nothing is cut off"
+    assert page.evaluate("window.ran") is None
+    watched.check_calm(address)
+
+
 def test_it_fits_a_telephone(address: str, watch: Callable[..., Any]) -> None:
     watched = watch(360, 740, "dark")
-    watched.open(address).wait_for_selector("#prototypes .proto")
+    page = watched.open(address)
+    page.wait_for_selector("#prototypes .proto")
+    page.evaluate("document.querySelectorAll('#evaluation details').forEach(one => { one.open = true })")
     watched.check_narrow()
     watched.check_calm(address)
 

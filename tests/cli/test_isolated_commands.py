@@ -176,8 +176,11 @@ def test_evaluate_and_export_say_it_too(trained: Trained, tmp_path: Path, walls:
     sentence = (
         "the process that saw images could not open a connection: enforced by network namespace, seccomp, Landlock"
     )
-    figures = run("evaluate", "--config", trained.config)
+    page = tmp_path / "page.html"
+    figures = run("evaluate", "--html", page, "--config", trained.config)
     assert figures.returncode == 0 and sentence in figures.stderr, figures.stderr
+    assert "net benefit" in page.read_text() and os.listdir(tmp_path) == ["page.html"]
+    page.unlink()
     target = tmp_path / "new" / "model"
     made = run("export", target, "--config", trained.config, "--json")
     assert made.returncode == 0, made.stderr

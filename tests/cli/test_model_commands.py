@@ -247,6 +247,68 @@ def test_evaluation_has_intervals_calibration_and_the_confusion_matrix(trained: 
     assert "confusion, columns are predictions" in shown and "model newest of round 2" in shown
 
 
+def with_subgroups(trained: Trained, folder: Path) -> Path:
+    """A copy of the agent whose hospital keeps a table of ages, and wants to hear of two classes."""
+    shutil.copytree(trained.config.parent, folder)
+    data = place_of(trained).trainer.data
+    units = [*data.test.units, *(data.validation.units if data.validation else ())]
+    rows = "".join(f"{unit},{30 + 5 * (number % 9)}\n" for number, unit in enumerate(dict.fromkeys(units)))
+    (folder / "ages.csv").write_text(f"{data.test.unit_kind},age\n{rows}")
+    wanted = 'findings = ["MEL", "NV"]\nsubgroups = ["age"]\nbands = { age = [40, 60] }\ntable = "ages.csv"\n'
+    config = folder / "site.toml"
+    config.write_text(f'{config.read_text()}\n[evaluation]\noperating_point = "sensitivity=0.75"\n{wanted}')
+    return config
+
+
+def test_what_a_clinician_asks_for_is_told_drawn_and_kept(trained: Trained, tmp_path: Path) -> None:
+    config = with_subgroups(trained, tmp_path / "agent")
+    page = tmp_path / "page.html"
+    done = run("evaluate", "--html", page, "--json", "--config", config)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert [one["name"] for one in told["clinical"]] == ["MEL", "NV"] and told["clinical_side"] == "test"
+    held = place_of(trained).trainer.data.validation
+    assert held is not None
+    for number, one in enumerate(told["clinical"]):
+        point, enough = one["operating_point"], len({held.units[row] for row in np.flatnonzero(held.labels == number)})
+        assert one["with_finding"] == 4 and (point is None) == (enough < 3)
+        if point is not None:
+            counts = one["counts"]
+            assert point["sensitivity"] >= 0.75 and point["images"] == 32
+            assert one["sensitivity"] == counts["tp"] / 4 and one["specificity"] == pytest.approx(counts["tn"] / 28)
+        groups = {group["group"]: group["images"] for group in one["subgroups"]}
+        assert set(groups) == {"below 40", "40 to below 60", "60 and above"} and sum(groups.values()) == 32
+    assert stat.S_IMODE(page.stat().st_mode) == 0o600 and page.read_text().count("<svg") == 8
+    kept = tmp_path / "agent" / "state" / "models" / "evaluation.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600 and "isolation" in told
+    assert json.loads(kept.read_text()) == {name: value for name, value in told.items() if name != "isolation"}
+    again = run("evaluate", "--html", page, "--config", config)
+    assert again.returncode == 2 and "refusing to overwrite" in again.stderr
+
+
+def test_operating_points_are_kept_with_the_model(trained: Trained, tmp_path: Path) -> None:
+    """Chosen on the validation images; another rule in site.toml chooses anew; an export has the thresholds."""
+    config = with_subgroups(trained, tmp_path / "agent")
+    settings = SiteConfig.read(config)
+    predictor = Predictor.of(ModelPlace.open(settings, open_record(settings, log=True)), "best")
+    companion = predictor.companion
+    assert companion.rule == "sensitivity=0.75"
+    read = Companion.read(predictor.place, predictor.trained)
+    assert read is not None and read.points == companion.points
+    written = export(predictor, tmp_path / "m", onnx=False)
+    points = json.loads((tmp_path / "m" / "model.json").read_text())["operating_points"]
+    expected = {
+        name: {"rule": companion.rule, "threshold": point.threshold}
+        for name, point in zip(companion.class_names, companion.points, strict=True)
+        if point is not None
+    }
+    assert written["files"] and points == expected and expected, "some class has three patients"
+    config.write_text(config.read_text().replace("sensitivity=0.75", "youden"))
+    other = SiteConfig.read(config)
+    place = ModelPlace.open(other, open_record(other))
+    assert Companion.read(place, predictor.trained) is None
+
+
 def test_every_command_takes_the_same_model_and_says_which(trained: Trained, cases: Path, tmp_path: Path) -> None:
     words = ("--config", trained.config, "--json")
     evaluated = json.loads(run("evaluate", *words).stdout)
@@ -479,7 +541,7 @@ def test_an_export_under_privacy_holds_only_what_is_booked_or_public(trained: Tr
     written = export(_covered(private, "best", with_prototypes=False), tmp_path / "out", onnx=False)
     assert "hospital-only.md" in written["files"]
     sidecar = json.loads((tmp_path / "out" / "model.json").read_text())
-    assert sidecar["temperature"] is None
+    assert sidecar["temperature"] is None and sidecar["operating_points"] == {}
     card = (tmp_path / "out" / "MODEL_CARD.md").read_text()
     assert "| recall of" not in card and "| images |" not in card
     assert "recall of" in (tmp_path / "out" / "hospital-only.md").read_text()

@@ -1,4 +1,4 @@
-import { ago, bars, bytes, digest, draw, drawing, el, follow, legend, lines, svg } from "./kit.js";
+import { ago, bars, bytes, digest, draw, drawing, el, follow, legend, lines, svg, table } from "./kit.js";
 
 const SHAPES = ["circle", "square", "diamond", "triangle", "cross", "ring", "bar", "wedge"];
 const CLASSES = {
@@ -147,6 +147,67 @@ function prototypes({ told, names }, width) {
     el("figcaption", {}, `${told.points.length} prototypes after round ${told.round}; this plane holds ${share} % of their variance.`));
 }
 
+// Each class against the others, as the last `site-agent evaluate` found it.
+
+const plural = (unit) => (unit === "study" ? "studies" : `${unit}s`);
+
+function figure(one, name) {
+  if (one[name] === null || one[name] === undefined) return "–";
+  const bounds = one[`${name}_interval`];
+  return bounds ? `${one[name].toFixed(2)} (${bounds[0].toFixed(2)}–${bounds[1].toFixed(2)})` : one[name].toFixed(2);
+}
+
+const RATES = [["sensitivity", "sensitivity"], ["specificity", "specificity"], ["ppv", "pos. predictive"], ["npv", "neg. predictive"],
+  ["auc", "AUC"], ["pr_auc", "PR-AUC"]];
+
+function findings(told) {
+  const heads = ["class", `${plural(told.unit)} with it`, { name: "threshold", number: true }, ...RATES.map(([, name]) => ({ name, number: true }))];
+  return table("Each class against the others", heads, told.findings.map((one) => [
+    one.name, `${one.units_with_finding} of ${one.units}`, one.operating_point ? one.operating_point.threshold.toFixed(3) : "–",
+    ...RATES.map(([key]) => figure(one, key))]));
+}
+
+function subgroups(told) {
+  const rows = told.findings.flatMap((one) => one.subgroups.map((group) => [
+    `${group.column}: ${group.group}`, one.name, `${group.units_with_finding} of ${group.units}`,
+    ...["sensitivity", "specificity", "auc"].map((key) => figure(group, key))]));
+  if (!rows.length) return null;
+  const heads = ["subgroup", "class", { name: `${plural(told.unit)} with it`, number: true },
+    ...["sensitivity", "specificity", "AUC"].map((name) => ({ name, number: true }))];
+  return [el("h3", {}, "Subgroups"), table("Figures of subgroups", heads, rows)];
+}
+
+/** Calibration and decision curve of one class. */
+function plots(one, width) {
+  if (!one.calibration) return null;
+  const room = width > 640 ? Math.floor((width - 34) / 2) : width;
+  const percent = (points) => points.map(([x, y]) => [100 * x, y]);
+  const share = one.units_with_finding ? Math.max(...one.decision.map((point) => point.all)) : 0;
+  const shown = (key) => one.decision.filter((point) => point[key] >= -share / 3).map((point) => [point.threshold, point[key]]);
+  const seen = [{ name: "observed", points: percent(one.calibration.map((point) => [point.predicted, point.observed])) },
+    { name: "as predicted", points: [[0, 0], [100, 1]] }];
+  const decided = [["model", "by the model"], ["all", "everybody treated"]]
+    .map(([key, name]) => ({ name, points: percent(shown(key)) })).concat([{ name: "nobody", points: [[0, 0], [100, 0]] }]);
+  return el("details", {}, el("summary", {}, one.name), el("div", { class: "two plots" },
+    el("figure", {}, lines(`Calibration of ${one.name}`, seen, { width: room, from: 0, to: 1 }), legend(seen.map((each) => each.name)),
+      el("figcaption", {}, "Calibration: share that has it, by predicted probability in percent.")),
+    el("figure", {}, lines(`Decision curve of ${one.name}`, decided, { width: room }), legend(decided.map((each) => each.name)),
+      el("figcaption", {}, "Decision curve: net benefit, by threshold in percent."))));
+}
+
+function evaluation(told, width) {
+  if (!told) return none("Run site-agent evaluate. It measures the model on this hospital's own held-out images.");
+  return [
+    told.private ? el("p", { class: "bad" }, "These figures are exact, and epsilon does not cover them. Do not pass them on.") : null,
+    told.findings.length ? findings(told) : none("There are no held-out images."),
+    subgroups(told),
+    told.findings.some((one) => one.calibration) ? el("h3", {}, "Calibration and decision curves") : null,
+    told.findings.map((one) => plots(one, width)),
+    none(`The ${told.model} model, of round ${told.round}, on the ${told.clinical_side} images. In brackets: 95 % intervals over `
+      + `${plural(told.unit)} drawn again. Thresholds were chosen on the validation images. site-agent evaluate --html writes a page with all plots.`),
+  ];
+}
+
 function show(told) {
   const { about } = told;
   document.getElementById("title").textContent = about.site ? `${about.site} in ${about.federation}` : "Lazaret site";
@@ -158,6 +219,7 @@ function show(told) {
   draw("curves", told.curves, curves);
   draw("classes", told.classes, classes);
   draw("confusion", { told: told.confusion, names: told.classes }, confusion);
+  draw("evaluation", told.evaluation, evaluation);
   draw("prototypes", { told: told.prototypes, names: told.classes }, prototypes);
 }
 

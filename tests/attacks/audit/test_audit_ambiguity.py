@@ -11,7 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lazaret.errors import CodecError, LocalProtocolError, VerificationFailed
 from security.audit import report
 from security.audit.compare import cross
-from security.audit.report import environment, render
+from security.audit.pages import environment
+from security.audit.report import render
 from security.log import events as ev
 from security.log.note import Checkpoint, KeyType, Note, NoteSigner, Signature, VerifierKey, key_id
 from tests.support.audit_attacks import Lonely, Tampering, encode, unchecked

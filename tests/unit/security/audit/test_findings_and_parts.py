@@ -18,9 +18,9 @@ from lazaret.errors import (
     LocalProtocolError,
     VerificationFailed,
 )
-from security.audit.charts import Dot, Drawing, Label
 from security.audit.findings import CODES, Finding, Findings, exit_code
-from security.audit.report import Span, digest, environment
+from security.audit.pages import Dot, Drawing, Label, environment
+from security.audit.report import Span, digest
 from security.audit.text import plain, quantity, when
 from security.log import events as ev
 from security.log.note import KeyType, Note, NoteSigner, Signature, checkpoint_of
