@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -95,7 +95,7 @@ class Shell:
         self.results = 0
         self.pause = PauseFile(storage.folder)
         self.model: ModelFile | None = None  # for sites that lack it
-        self.manifest: Manifest | None = None  # for its rule of the best round
+        self.in_force: Callable[[], Manifest] | None = None  # for its rule of the best round
         self.queue = RunQueue(storage.folder)
         self.stop_word = StopFile(storage.folder)
         self.stopped = False  # the sites were told that the run ends early
@@ -285,7 +285,7 @@ class Shell:
 
     def _compare_rounds(self) -> None:
         """Keep the best model by the sites' scores; the manifest says when the run ends for want of a better one."""
-        manifest = self.manifest
+        manifest = None if self.in_force is None else self.in_force()
         if manifest is None or manifest.scores is None or (best := self.storage.history.best(manifest)) is None:
             return
         self.storage.note_best(best.round)

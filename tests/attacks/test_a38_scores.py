@@ -76,7 +76,7 @@ def summed(layout: Layout, scores: Mapping[str, int], *, silent: Sequence[str] =
     return run.run_round(updates).total
 
 
-def test_without_the_rule_a_score_is_solved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_is_solved_twin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Twin: the same manifest is believed, and sum, squares and the attacker's own score leave one solution."""
     others = tuple(rule for rule in rules.CONSISTENCY if rule is not rules.check_scores)
     monkeypatch.setattr(rules, "CONSISTENCY", others)
@@ -131,7 +131,7 @@ def test_scores_of_a_model_are_in_one_sum_at_most() -> None:
     assert not score_due(first, 1), "nobody has made the initial model"
 
 
-def test_in_two_sums_of_one_model_the_difference_is_a_score() -> None:
+def test_the_difference_of_two_sums_on_one_model_is_a_score_twin() -> None:
     """Twin: sites add their scores whenever they train. The victim and one that does not consent leave together, so
     that the sums of updates differ by two sites and are not refused; the sums of scores differ by one."""
     scores, silent = SCORES | {"bern": 33, "chur": 60, "vienna": 50}, ["wels"]
