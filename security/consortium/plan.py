@@ -165,7 +165,7 @@ def build(
     """The next manifest of this federation."""
     refuse_two_sites(plan, len(roster))
     _check_private(plan, _settings(plan, model))
-    layout, initial_state = _layout(plan, model, [member.id for member in roster])
+    layout, initial_state = _layout(plan, model, [member.id for member in roster], previous)
     return Manifest(
         federation=federation,
         version=previous.version + 1 if previous else 1,
@@ -219,7 +219,9 @@ def _check_private(plan: FederationPlan, settings: Mapping[str, bool | int | flo
         )
 
 
-def _layout(plan: FederationPlan, model: InitialModel, roster: Sequence[str]) -> tuple[Layout, str]:
+def _layout(
+    plan: FederationPlan, model: InitialModel, roster: Sequence[str], previous: Manifest | None
+) -> tuple[Layout, str]:
     shared = model.shared(plan.model.personal, local_statistics=plan.training.local_statistics)
     numbers = plan.aggregation
     clips = _clips(plan, _settings(plan, model))
@@ -232,22 +234,26 @@ def _layout(plan: FederationPlan, model: InitialModel, roster: Sequence[str]) ->
         ring_bits=numbers.ring_bits,
         loss_exponent=cap.bit_length() + LOSS_PER_SAMPLE_EXPONENT if numbers.report_metrics else None,
         hits_maximum=cap if numbers.report_metrics else None,
-        scores=_score_slots(plan, roster),
+        scores=_score_slots(plan, roster, previous),
     )
     return layout, initial_state_hash(layout, shared)
 
 
-def _score_slots(plan: FederationPlan, roster: Sequence[str]) -> tuple[str, ...]:
-    """As many as the number of consenting sites allows; the rules of a manifest compute the same."""
+def _score_slots(plan: FederationPlan, roster: Sequence[str], previous: Manifest | None) -> tuple[str, ...]:
+    """As many as the number of consenting sites allows; the rules of a manifest compute the same.
+
+    The list stays the same for a run: it may name a site that has left since.
+    """
     if plan.scores is None:
         return ()
+    before = previous.scores.sites if previous and previous.scores and previous.run == plan.run else ()
     for site in plan.scores.sites:
-        if site not in roster:
+        if site not in (*roster, *before):
             raise ConfigError(f"{site} is not enrolled", where="federation.toml [scores] sites")
     c, m = _thresholds(plan, len(roster))
     return score_slots(
         roster=len(roster),
-        consenting=len(set(plan.scores.sites)),
+        consenting=len(set(plan.scores.sites) & set(roster)),
         c=c,
         m=m,
         single_history=plan.aggregation.single_history,
