@@ -108,6 +108,7 @@ def prepare(
     desk = WitnessDesk(manifest.coordinator.id, books, witness)
     engine, first = _engine(config, seat, storage, initial, clock)
     shell = shell_type(engine, storage, books, desk, clock)
+    shell.in_force = lambda: seat.manifest
     shell.model = ModelFile(model, bytes.fromhex(manifest.model.initial_file))
     digest = hashlib.sha256(config.model_dump_json().encode()).hexdigest()
     books.log.note_settings(config=digest, who=software.account())

@@ -267,13 +267,16 @@ def recover(file: Path, config_path: Path, completed: int | None, as_json: bool)
 @click.argument("target", type=click.Path(path_type=Path))
 @with_config
 @click.option("--round", "number", type=int, help="After this round; the newest if not given.")
+@click.option("--best", is_flag=True, help="Of the best round by the hospitals' scores.")
 @click.option("--onnx", is_flag=True, help="Also write an ONNX file, and check it: extra [export].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def export(target: Path, config_path: Path, number: int | None, onnx: bool, as_json: bool) -> None:
+def export(target: Path, config_path: Path, number: int | None, best: bool, onnx: bool, as_json: bool) -> None:
     """Write the global model as safetensors, tensor by tensor, to TARGET, and its description beside it."""
     from coordinator.export import export_model
 
-    written = export_model(config_path, target, number, onnx=onnx)
+    if best and number is not None:
+        raise ConfigError("--best and --round exclude each other", where="command line")
+    written = export_model(config_path, target, number, best=best, onnx=onnx)
     if as_json:
         emit(written)
         return

@@ -31,8 +31,13 @@ FORMAT: Final = "lazaret-model/1"
 CHECKED_IMAGES: Final = 32
 
 
-def export_model(config_path: Path, target: Path, number: int | None, *, onnx: bool = False) -> dict[str, Any]:
-    """Write TARGET, the description beside it (`.json`), and with `onnx` the same network as `.onnx`."""
+def export_model(
+    config_path: Path, target: Path, number: int | None, *, best: bool = False, onnx: bool = False
+) -> dict[str, Any]:
+    """Write TARGET, the description beside it (`.json`), and with `onnx` the same network as `.onnx`.
+
+    :param best: the model of the best round by the sites' scores.
+    """
     paths = {"safetensors": target, "json": target.with_suffix(".json")} | (
         {"onnx": target.with_suffix(".onnx")} if onnx else {}
     )
@@ -43,6 +48,7 @@ def export_model(config_path: Path, target: Path, number: int | None, *, onnx: b
         require_onnx()
     config, base = CoordinatorConfig.read(config_path)
     manifest = read_manifest(Identity(folder=base / config.identity), SystemClock())
+    number = _best_round(base / config.state, manifest) if best else number
     place, digest, vector = _model(base / config.state, number)
     about = _describe(manifest, place, digest)
     tensors = {name: part.copy() for name, part in unflatten(manifest.aggregation.layout, vector).items()}
@@ -56,6 +62,18 @@ def export_model(config_path: Path, target: Path, number: int | None, *, onnx: b
     for kind, content in contents.items():
         files.write_atomically(paths[kind], content, replace=False)
     return {"round": place, "state_hash": digest, "files": digests, "checked": checked}
+
+
+def _best_round(state: Path, manifest: Manifest) -> int:
+    with ReadOnlyHistory(state / FILE) as history:
+        found = history.best(manifest)
+    if found is None:
+        raise DataError(
+            "no model has been scored",
+            where=str(state),
+            hint="the manifest needs [scores], enough hospitals that consent, and a round after the scored one",
+        )
+    return found.round
 
 
 def _refuse(paths: dict[str, Path], target: Path) -> None:

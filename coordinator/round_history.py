@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
@@ -18,16 +19,19 @@ from coordinator.effects import MANIFEST_CHANGED, PUBLISHED, RECOVERED, VOID, VO
 from coordinator.results import Link
 from lazaret.errors import OTHER_VERSION, ConfigError, DataError
 from security.crypto.prg import Words
+from security.identity.manifest import Manifest
 from security.secagg import records
 from security.secagg.certificates import CheckCertificate
 from security.secagg.coordinator.rounds import BlameBook, RoundStart
 from security.secagg.fields import Wire
-from security.secagg.fixed_point import decode_slots
+from security.secagg.fixed_point import decode_scores, decode_slots
 from security.secagg.layout import Layout
 from security.secagg.messages import Result
+from security.secagg.scores import BestRound, ScoreSum, best_of
 
 Rows = list[tuple[Any, ...]]
 Ask = Callable[..., Rows]
+BEST_ROUND: Final = "best-round"  # the one whose model is kept for an export
 COMPLETED_BEFORE: Final = "completed-before"  # models of this run that a lost coordinator has published
 WAIT_SECONDS: Final = 2.0  # for a database that another process holds
 
@@ -37,6 +41,13 @@ SELECT r.number, r.opened_ms, r.closed_ms, r.outcome, NULLIF(lower(hex(s.state_h
 FROM rounds r LEFT JOIN results s ON s.round = r.number LEFT JOIN figures f ON f.round = r.number
     LEFT JOIN traffic t ON t.round = r.number
 WHERE r.number > ? ORDER BY r.number
+"""
+# The scores in a sum are of the model that its round began with: the one that an earlier round gave.
+_SCORES: Final = """
+SELECT m.round, s.scored, s.score, s.squares
+FROM scores s JOIN rounds r ON r.number = s.round
+    JOIN results m ON m.state_hash = r.state_hash AND m.round = s.round - 1
+ORDER BY m.round
 """
 _LAST_ATTEMPTS: Final = """
 SELECT round, attempt, members, LENGTH(survivors) - LENGTH(REPLACE(survivors, ' ', '')) + 1
@@ -124,6 +135,7 @@ class Figures:
     weight: int
     loss: float | None
     hits: int | None
+    scores: ScoreSum | None = None
 
     @classmethod
     def of(cls, layout: Layout, total: Words) -> Figures | None:
@@ -132,7 +144,7 @@ class Figures:
             weight, loss, hits = decode_slots(layout, total)
         except DataError:
             return None
-        return cls(weight=weight, loss=loss, hits=hits)
+        return cls(weight=weight, loss=loss, hits=hits, scores=decode_scores(layout, total))
 
 
 # Questions.
@@ -220,10 +232,23 @@ class RoundHistory:
         return found
 
     def states_in_use(self, newest: int) -> set[bytes]:
-        """Hashes of the first state and of so many of the newest: what a restart and a late site need."""
+        """Hashes of the first state and of so many of the newest: what a restart and a late site need; and of the best
+        by the sites' scores, for an export."""
         first = self._ask("SELECT state_hash FROM rounds ORDER BY number LIMIT 1")
         last = self._ask("SELECT state_hash FROM results ORDER BY round DESC LIMIT ?", newest)
-        return {digest for (digest,) in (*first, *last)}
+        best = self._ask("SELECT state_hash FROM results WHERE round = ?", self.about(BEST_ROUND))
+        return {digest for (digest,) in (*first, *last, *best)}
+
+    def scores(self) -> dict[int, ScoreSum]:
+        """What consenting sites scored, by the round that gave the model."""
+        return {row[0]: ScoreSum(count=row[1], total=row[2], squares=row[3]) for row in self._ask(_SCORES)}
+
+    def best(self, manifest: Manifest) -> BestRound | None:
+        """The best model so far, by the rule of the manifest; None without scores."""
+        if manifest.scores is None:
+            return None
+        scored = ((number, found.mean) for number, found in self.scores().items())
+        return best_of(scored, least_gain=Fraction(manifest.scores.least_gain))
 
     # What the aggregation machine has said.
 

@@ -26,8 +26,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +45,9 @@ from lazaret.control import PauseFile
 from lazaret.errors import DataError, PolicyViolation, RemoteProtocolError, ToolkitError
 from security.clock import Clock
 from security.crypto.ring import FRAME_BYTES
+from security.identity.manifest import Manifest
 from security.secagg import records, statements
+from security.secagg.context import SumVerdict
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.spool import Gone
 from security.secagg.effects import Advanced, Blamed, Certified, Discard, Ended, Persist, Send, SendFrames, VotedDown
@@ -93,6 +95,7 @@ class Shell:
         self.results = 0
         self.pause = PauseFile(storage.folder)
         self.model: ModelFile | None = None  # for sites that lack it
+        self.in_force: Callable[[], Manifest] | None = None  # for its rule of the best round
         self.queue = RunQueue(storage.folder)
         self.stop_word = StopFile(storage.folder)
         self.stopped = False  # the sites were told that the run ends early
@@ -276,7 +279,19 @@ class Shell:
                 self.results += 1
                 figures = Figures.of(self.engine.core.policy.layout, effect.total)
                 if figures is not None:
-                    self.storage.note_figures(effect.round, figures)
+                    good = effect.verdict == SumVerdict.GOOD
+                    self.storage.note_figures(effect.round, figures if good else replace(figures, scores=None))
+                    self._compare_rounds()
+
+    def _compare_rounds(self) -> None:
+        """Keep the best model by the sites' scores; the manifest says when the run ends for want of a better one."""
+        manifest = None if self.in_force is None else self.in_force()
+        if manifest is None or manifest.scores is None or (best := self.storage.history.best(manifest)) is None:
+            return
+        self.storage.note_best(best.round)
+        if best.ends(manifest.scores.patience) and self.stop_word.reason(manifest.run) is None:
+            reason = f"{best.since} models were no better than that of round {best.round}, by the sites' scores"
+            self.stop_word.set(manifest.run, reason)
 
     def _previous_number(self) -> int:
         return self.engine.previous.start.round if self.engine.previous else 0

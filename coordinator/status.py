@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from coordinator.config import CoordinatorConfig
 from coordinator.database import FILE
-from coordinator.round_history import ReadOnlyHistory, UncheckedSum
+from coordinator.round_history import ReadOnlyHistory, RoundHistory, UncheckedSum
 from coordinator.run_queue import RunQueue, StopFile
 from lazaret.alerts import Alerts, certificate_alerts, disk_alert, manifest_alerts
 from lazaret.control import BY_SIGNAL, NEXT_RUN, NowFile, PauseFile
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity, installed_manifest
 from security.identity.manifest import Manifest
+from security.secagg.layout import SCORED
 
 if TYPE_CHECKING:
     from coordinator.run import Shell
@@ -61,6 +62,7 @@ def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
     with ReadOnlyHistory(base / config.state / FILE) as history:
         rounds, sessions = history.rounds(), history.sessions()
         unchecked, completed = history.unchecked_sum(), history.completed()
+        scores = scores_json(history, manifest)
     pause = PauseFile(base / config.state).read()
     ends = certificate_ends(manifest)
     return {
@@ -73,6 +75,7 @@ def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
         "queue": [one.manifest.run for one in RunQueue(base / config.state).runs()],
         "paused": None if pause is None else pause.reason,
         "service": NowFile(base / config.state).read(now_ms=now),
+        "scores": scores,
         "rounds": [row._asdict() for row in rounds],
         "sites": [
             {"site": site, "last_connected_ms": sessions.get(site, (0, None))[1], "certificate_ends_ms": ends[site]}
@@ -82,6 +85,40 @@ def overview(config_path: Path, clock: Clock | None = None) -> dict[str, Any]:
         "manifest_version": manifest.version,
         "manifest_ends_ms": manifest.expires_at_ms,
     }
+
+
+def scores_json(history: RoundHistory, manifest: Manifest) -> dict[str, Any] | None:
+    """What consenting hospitals scored, and the best round by it; None where the manifest asks for no scores."""
+    rule = manifest.scores
+    if rule is None:
+        return None
+    best = history.best(manifest)
+    return {
+        "figure": rule.figure,
+        "hospitals": len(rule.sites),
+        "summed": manifest.aggregation.layout.has(SCORED),
+        "patience": rule.patience,
+        "least_gain": rule.least_gain,
+        "best": None if best is None else best.round,
+        "since_best": None if best is None else best.since,
+        "models": [
+            {"round": number, "mean": float(one.mean), "spread": one.spread, "hospitals": one.count}
+            for number, one in history.scores().items()
+        ],
+    }
+
+
+def _scores_line(told: dict[str, Any]) -> str:
+    if not told["summed"]:
+        return "scores: none are summed, because too few hospitals consent (docs/consortium.md)"
+    if told["best"] is None:
+        return "scores: no model has been scored yet"
+    one = next(model for model in told["models"] if model["round"] == told["best"])
+    spread = "" if one["spread"] is None else f", spread {one['spread']:.3f}"
+    return (
+        f"best round so far: {one['round']}, mean {told['figure']} score {one['mean']:.3f}{spread} "
+        f"over {one['hospitals']} hospitals; {told['since_best']} scored since"
+    )
 
 
 def certificate_ends(manifest: Manifest) -> dict[str, int]:
@@ -104,6 +141,8 @@ def lines(status: dict[str, Any], now_ms: int) -> list[str]:
         found.append("the run is complete")
     if status["ended_early"] is not None:
         found.append(f"the run ends before its last round: {status['ended_early']}")
+    if status["scores"] is not None:
+        found.append(_scores_line(status["scores"]))
     if status["queue"]:
         found.append(f"runs that wait: {', '.join(status['queue'])}")
     waits = status["service"].get("hindrance") if status["service"]["running"] else None

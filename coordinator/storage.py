@@ -32,7 +32,7 @@ from coordinator.effects import (
     StoreBlame,
     Stored,
 )
-from coordinator.round_history import COMPLETED_BEFORE, Figures, RoundHistory, Rows, check_format
+from coordinator.round_history import BEST_ROUND, COMPLETED_BEFORE, Figures, RoundHistory, Rows, check_format
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
@@ -197,6 +197,14 @@ class Storage:
         with self._transaction() as db:
             row = (number, figures.weight, figures.loss, figures.hits)
             db.execute("INSERT OR REPLACE INTO figures VALUES (?, ?, ?, ?)", row)
+            if (found := figures.scores) is not None:
+                row = (number, found.count, found.total, found.squares)
+                db.execute("INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?)", row)
+
+    def note_best(self, number: int) -> None:
+        """Keep the model of this round for an export, however old it grows."""
+        with self._transaction() as db:
+            db.execute("INSERT OR REPLACE INTO about VALUES (?, ?)", (BEST_ROUND, str(number)))
 
     def note_traffic(self, number: int, bytes_in: int, bytes_out: int) -> None:
         """Keep what a round has moved."""

@@ -304,7 +304,7 @@ def helpful_temperature(labels: Labels, scores: Scores, units: Sequence[str]) ->
         if fitted is None or other is None:
             return None
         held_back[half] = with_temperature(scores[half], other)
-    falls = (_cross_entropy, expected_calibration_error)
+    falls = (cross_entropy, expected_calibration_error)
     return fitted if all(figure(labels, held_back) < figure(labels, scores) for figure in falls) else None
 
 
@@ -312,7 +312,8 @@ def _shuffled(unit: str) -> bytes:
     return hashlib.sha256(unit.encode()).digest()
 
 
-def _cross_entropy(labels: Labels, scores: Scores) -> float:
+def cross_entropy(labels: Labels, scores: Scores) -> float:
+    """Mean of -log p of the true class."""
     return float(-_log(scores)[np.arange(len(labels)), labels].mean())
 
 

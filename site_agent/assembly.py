@@ -65,6 +65,7 @@ def assemble(
     identity = Identity(folder=config.identity)
     site, manifest = read_membership(identity, clock)
     config.policy.check_federation(manifest)
+    config.policy.check_consent(manifest, site)
     initial, start = pinned_model(config.model_file(manifest.model.initial_file), manifest)
     state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=rng)
     state_dir.claim(manifest.run)

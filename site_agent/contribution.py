@@ -48,11 +48,13 @@ def encode(
     config_hash: bytes,
     weights: Weights,
     share_metrics: bool,
+    score: int | None = None,
     private: bool = False,
 ) -> tuple[PendingUpdate, int]:
     """Encode once: the same words serve every attempt of the round. Also returns how many values were reduced to their
     clip.
 
+    :param score: of this site, in 64ths, where it consents and the layout has slots for it.
     :param private: reduce values beyond their clip, and send no metrics: refusing or measuring would be a release.
         An update of whole numbers, as shared noise makes it, is placed as it is.
 
@@ -68,6 +70,7 @@ def encode(
         weight=weight_of(result.samples, weights, layout.weight_cap),
         loss=(result.loss_sum if share_metrics else 0.0) if layout.has(LOSS) else None,
         hits=(result.hits if share_metrics else 0) if layout.has(HITS) else None,
+        score=score,
         saturate=private,
     )
     update = PendingUpdate(round=round_number, state_hash=state_hash, config_hash=config_hash, words=encoded.words)

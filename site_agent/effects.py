@@ -13,12 +13,16 @@ from security.secagg.site.attempt import PendingUpdate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Train:
-    """Begin the local work of a round; its end comes back as `Session.trained` or `Session.failed`."""
+    """Begin the local work of a round; its end comes back as `Session.trained` or `Session.failed`.
+
+    :param scores: whether sites that consent add their scores of this model (`score_due`).
+    """
 
     round: int
     state: Vector = field(repr=False)
     state_hash: bytes
     config_hash: bytes
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,7 @@ from lazaret.errors import (
     VerificationFailed,
 )
 from security.crypto.ring import FRAME_BYTES
+from security.identity import pki
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
@@ -115,6 +116,9 @@ def check_permitted(config: SiteConfig, offered: Manifest) -> None:
     :raises ToolkitError: by the rule that does not permit the run.
     """
     config.policy.check_federation(offered)
+    identity = Identity(folder=config.identity)
+    ours = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
+    config.policy.check_consent(offered, ours.member)
     absent = [name for name in config.policy.required_classes if name not in offered.model.classes]
     if absent:
         raise PolicyViolation(f"the run has no class {absent[0]!r}", where="[policy] required_classes")

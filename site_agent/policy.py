@@ -55,6 +55,7 @@ class SitePolicy(BaseModel):
     require_covered_audit: bool = False
     required_classes: tuple[str, ...] = ()
     share_metrics: bool = True
+    share_scores: bool = False
     accept_runs: Literal["ask", "within_policy"] = "ask"
 
     def check_federation(self, manifest: Manifest) -> None:
@@ -72,6 +73,15 @@ class SitePolicy(BaseModel):
         if self.require_covered_audit and manifest.audit.mode != "covered":
             raise _refused("require_covered_audit", "sums are only sampled in this federation")
         self._check_privacy(manifest)
+
+    def check_consent(self, manifest: Manifest, site: str) -> None:
+        """Who consents to scores is in the manifest, and must be in this table too.
+
+        :raises PolicyViolation: if the manifest counts on scores of this hospital that it does not give. To send
+            nothing instead would leave the others' scores among fewer sites than the manifest promises.
+        """
+        if manifest.scored(site) and not self.share_scores:
+            raise _refused("share_scores", "the manifest lists this hospital among those whose scores are summed")
 
     def _check_privacy(self, manifest: Manifest) -> None:
         if self.require_privacy and manifest.privacy is None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from lazaret import malloc
-from lazaret.errors import AuditLogError, CodecError, LocalProtocolError, PolicyViolation, ToolkitError
+from lazaret.errors import AuditLogError, CodecError, DataError, LocalProtocolError, PolicyViolation, ToolkitError
 from protos.parse import FROM_COORDINATOR
 from security.clock import Clock
 from security.identity.enrolment import Identity
@@ -58,6 +58,7 @@ from security.secagg.effects import (
 from security.secagg.layout import Layout
 from security.secagg.messages import Jump, Result
 from security.secagg.relay import ModelFrame, ModelRequest
+from security.secagg.scores import on_grid
 from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.result_checks import result_digests
 from security.secagg.state import state_hash
@@ -133,7 +134,7 @@ class Agent:
     newest: int = 0
     _shown: Result | None = None  # the newest result and jump that came, until they are covered or in force
     _landing: Jump | None = None
-    _scores: dict[bytes, float | None] = field(default_factory=dict)  # of models, for votes
+    _scores: dict[bytes, dict[str, Any]] = field(default_factory=dict)  # of models on the validation side
 
     @property
     def manifest(self) -> Manifest:
@@ -299,6 +300,7 @@ class Agent:
     def _train(self, job: Train) -> Finish:
         layout = self.seat.layout
         try:
+            score = self._own_score(job)
             result = self.learner.train(job.round, job.state)
             update, cut = contribution.encode(
                 layout,
@@ -308,6 +310,7 @@ class Agent:
                 config_hash=job.config_hash,
                 weights=self.seat.manifest.training.weights,
                 share_metrics=self.policy.share_metrics,
+                score=score,
                 private=self.seat.manifest.privacy is not None,
             )
         except ToolkitError as error:
@@ -331,7 +334,7 @@ class Agent:
         except ToolkitError as error:
             failure = error
             return lambda: (Complain(failure),)
-        if self.seat.policy.vote:
+        if self.seat.policy.vote or self.seat.manifest.scored(self.session.site):
             self._score(state, figures)
         return lambda: self._note_figures(figures)
 
@@ -342,7 +345,7 @@ class Agent:
         if self.session.machine.core.head.certified:
             return lambda: ()  # the vote is over
         try:
-            old, new = (self._validation(asked.round, state) for state in (asked.before, asked.state))
+            old, new = (self._validation(asked.round, state).get("bacc") for state in (asked.before, asked.state))
         except ToolkitError as error:
             failure = error
             return lambda: (Complain(failure),)
@@ -354,8 +357,28 @@ class Agent:
         log.info("round %d: this site %s the model (%.3f, before it %.3f)", asked.round, words, new, old)
         return lambda: self.session.voted(asked.result, accept=accept)
 
-    def _validation(self, round_number: int, state: Vector) -> float | None:
-        """Balanced accuracy on the validation side; of the newest two models it is kept."""
+    def _own_score(self, job: Train) -> int | None:
+        """In 64ths, of the model that the round begins with; None where this site adds none (`scores`).
+
+        :raises ToolkitError: where it should and cannot. Then it sends no update either: zeros would leave the others'
+            scores among fewer sites than the manifest promises.
+        """
+        manifest, site = self.seat.manifest, self.session.site
+        if manifest.scores is None or not (job.scores and manifest.scored(site)):
+            return None
+        self.policy.check_consent(manifest, site)
+        name = manifest.scores.figure
+        figure = self._validation(job.round - 1, job.state).get({"auc": "bauc"}.get(name, name))
+        if figure is None:
+            raise DataError(
+                "this hospital has no validation side to score the model on; nothing was sent",
+                where=f"round {job.round}",
+                hint="set [data] validation, or have the consortium take this hospital off [scores] sites in a new run",
+            )
+        return on_grid(figure, name)
+
+    def _validation(self, round_number: int, state: Vector) -> dict[str, Any]:
+        """Figures of the validation side, empty without one; of the newest two models they are kept."""
         key = state_hash(state)
         if key not in self._scores:
             self._score(state, self.learner.evaluate(round_number, state))
@@ -364,7 +387,7 @@ class Agent:
     def _score(self, state: Vector, figures: dict[str, Any]) -> None:
         # Without a validation side, the best model's figures are those of the test side, which decides nothing.
         own = figures.get("validation") if figures.get("validation") != figures.get("test") else None
-        self._scores = dict([*self._scores.items(), (state_hash(state), (own or {}).get("bacc"))][-2:])
+        self._scores = dict([*self._scores.items(), (state_hash(state), own or {})][-2:])
 
     def _note_figures(self, figures: dict[str, Any]) -> Effects:
         if figures:
@@ -387,6 +410,7 @@ class Agent:
             self.identity.settle_tls(now_ms=now, known_there=True)
             manifest.site(self.session.site)
             self.policy.check_federation(manifest)
+            self.policy.check_consent(manifest, self.session.site)
         except ToolkitError as error:
             raise Left(error, retry=False) from error
         newer = site_membership(self.identity, manifest, self.session.site, now_ms=now)

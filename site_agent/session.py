@@ -48,6 +48,7 @@ from security.secagg.fields import Wire
 from security.secagg.relay import MAX_DECLINE, CloseReason, Goodbye, ManifestParts, SignedHead
 from security.secagg.site import entries
 from security.secagg.site.attempt import PendingUpdate
+from security.secagg.site.journal import score_due
 from security.secagg.site.machine import SiteMachine
 from security.secagg.statements import run_stop, verify
 from security.secagg.transitions import SITE, SiteEvent, SiteState
@@ -370,7 +371,13 @@ class Session:
         head = self.machine.core.head
         effects.append(log_events.model_received(self.manifest, order.round, head.state_hash, self.seat.destination))
         state = self.machine.intake.model
-        job = Train(round=order.round, state=state, state_hash=head.state_hash, config_hash=order.config_hash)
+        job = Train(
+            round=order.round,
+            state=state,
+            state_hash=head.state_hash,
+            config_hash=order.config_hash,
+            scores=score_due(head, order.round),
+        )
         return (*effects, job)
 
     def _end_open_attempt(self) -> Effects:

@@ -164,6 +164,7 @@ legal_basis = {legal_basis}
 # most_delta = 1e-5                   # refuse federations with a larger delta
 # require_covered_audit = false       # refuse federations whose sums are only sampled
 # required_classes = ["melanoma"]     # refuse to train while one of these has no training image here
+# share_scores = false                # true: consent to scores of models inside the masked sum; see docs/consortium.md
 # share_metrics = true                # add training loss and hit counts to the masked sum; false sends zeros
 # accept_runs = "ask"                 # a new run waits for `site-agent accept`; or "within_policy"
 

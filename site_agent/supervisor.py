@@ -446,4 +446,5 @@ class Order:
 
 def _scores(side: SideScores) -> dict[str, Any]:
     scores: dict[str, Any] = {"bacc": side.bacc, "bauc": side.bauc, "images": side.images}
+    scores |= {} if side.loss is None else {"loss": side.loss}
     return scores if side.confusion is None else scores | {"confusion": [list(row) for row in side.confusion]}

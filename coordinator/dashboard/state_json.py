@@ -17,7 +17,7 @@ from coordinator.dashboard.study import StudyRuns, estimated_end, with_gap
 from coordinator.effects import PUBLISHED
 from coordinator.phases import RunPhase
 from coordinator.round_history import Cohort, LastAttempt, ReadOnlyHistory
-from coordinator.status import certificate_ends, endings
+from coordinator.status import certificate_ends, endings, scores_json
 from lazaret import software
 from lazaret.errors import CodecError, LocalProtocolError
 from lazaret.web.http import Response
@@ -53,13 +53,15 @@ class PageHistory:
     aborts: list[dict[str, Any]]
     sessions: dict[str, int]
     excluded: dict[str, str]
+    scores: dict[str, Any] | None = None
 
 
 class PageReader:
     """Reads what has changed since the last time, and remembers the rest."""
 
-    def __init__(self, history: ReadOnlyHistory) -> None:
+    def __init__(self, history: ReadOnlyHistory, manifest: Manifest) -> None:
         self.history = history
+        self._manifest = manifest
         self._settled: list[list[Any]] = []
         self._written = ""
 
@@ -75,6 +77,7 @@ class PageReader:
             ],
             sessions={site: seen for site, (_, seen) in self.history.sessions().items()},
             excluded={site: reason for site, (reason, _) in self.history.exclusions().items()},
+            scores=scores_json(self.history, self._manifest),
         )
 
     def _rounds(self) -> tuple[list[list[Any]], str]:
@@ -268,7 +271,7 @@ class Board:
 
     def __init__(self, manifest: Manifest, history: ReadOnlyHistory, heads: LogCheckpoints) -> None:
         self.history = history
-        self._reader = PageReader(history)
+        self._reader = PageReader(history, manifest)
         self._heads = heads
         self._study = StudyRuns(history.path.parent)
         self._live: Live | None = None
@@ -327,6 +330,7 @@ class Board:
             "sites": [_site(site, history) for site in live.sites],
             "columns": COLUMNS,
             "members": history.members,
+            "scores": history.scores,
             "aborts": history.aborts,
             "logs": [with_gap(one, self._manifest.coordinator.id) for one in self._logs(live)],
             "traffic": {"in": _by_size(live.received), "out": _by_size(live.sent)},

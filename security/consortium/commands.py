@@ -96,6 +96,12 @@ learning_rate = 0.001                 # (required)
 # packages = []                       # digests of the software that may run, as agent.start logs them; empty: any
 # schemas = []                        # the same for the wire schema
 
+# [scores]                            # which round is best, by scores inside the masked sum; see docs/consortium.md
+# sites = ["graz", "linz"]            # hospitals that consent, with share_scores = true in their policies
+# figure = "bacc"                     # or "auc" or "loss", on each hospital's validation images
+# patience = 0                        # models that may be no better before the run ends; 0: it never does
+# least_gain = 0.0
+
 # [privacy]                           # differential privacy at every site; a site may be stricter, never less strict
 # epsilon = 8
 # delta = 0.00001                     # at most 0.001, and at most one in least_patients

@@ -39,6 +39,7 @@ from security.identity.manifest import (
     Privacy,
     Processing,
     Revocation,
+    ScoreTable,
     Setting,
     Timing,
     Training,
@@ -50,6 +51,7 @@ from security.identity.membership import COVERED_ROSTER, DAY_MS
 from security.identity.rules import TWO_SITES_HINT
 from security.secagg import thresholds
 from security.secagg.layout import Block, Clips, Layout
+from security.secagg.scores import score_slots
 
 Real = Annotated[float, Field(gt=0, allow_inf_nan=False)] | Annotated[int, Field(gt=0)]
 # A cross-entropy of 16 per sample is far worse than guessing among a million classes.
@@ -126,6 +128,13 @@ class ProcessingPlan(Document):
     schemas: tuple[Hash, ...] = ()
 
 
+class ScoresPlan(Document):
+    figure: Literal["bacc", "auc", "loss"] = "bacc"
+    sites: Annotated[tuple[Name, ...], Field(min_length=1)]
+    patience: Count = 0
+    least_gain: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] = 0.0
+
+
 class FederationPlan(Document):
     run: Name
     model: ModelPlan
@@ -135,6 +144,7 @@ class FederationPlan(Document):
     timing: TimingPlan = TimingPlan()
     privacy: PrivacyPlan | None = None
     processing: ProcessingPlan = ProcessingPlan()
+    scores: ScoresPlan | None = None
 
     @classmethod
     def read(cls, path: Path) -> FederationPlan:
@@ -155,7 +165,7 @@ def build(
     """The next manifest of this federation."""
     refuse_two_sites(plan, len(roster))
     _check_private(plan, _settings(plan, model))
-    layout, initial_state = _layout(plan, model, len(roster))
+    layout, initial_state = _layout(plan, model, [member.id for member in roster], previous)
     return Manifest(
         federation=federation,
         version=previous.version + 1 if previous else 1,
@@ -173,6 +183,7 @@ def build(
         privacy=_privacy(plan),
         processing=Processing(**plan.processing.model_dump()),
         revocations=tuple(revocations),
+        scores=_scores(plan),
     )
 
 
@@ -208,7 +219,9 @@ def _check_private(plan: FederationPlan, settings: Mapping[str, bool | int | flo
         )
 
 
-def _layout(plan: FederationPlan, model: InitialModel, sites: int) -> tuple[Layout, str]:
+def _layout(
+    plan: FederationPlan, model: InitialModel, roster: Sequence[str], previous: Manifest | None
+) -> tuple[Layout, str]:
     shared = model.shared(plan.model.personal, local_statistics=plan.training.local_statistics)
     numbers = plan.aggregation
     clips = _clips(plan, _settings(plan, model))
@@ -216,13 +229,47 @@ def _layout(plan: FederationPlan, model: InitialModel, sites: int) -> tuple[Layo
     cap = numbers.weight_cap
     layout = Layout.of(
         blocks,
-        roster_size=sites,
+        roster_size=len(roster),
         weight_cap=cap,
         ring_bits=numbers.ring_bits,
         loss_exponent=cap.bit_length() + LOSS_PER_SAMPLE_EXPONENT if numbers.report_metrics else None,
         hits_maximum=cap if numbers.report_metrics else None,
+        scores=_score_slots(plan, roster, previous),
     )
     return layout, initial_state_hash(layout, shared)
+
+
+def _score_slots(plan: FederationPlan, roster: Sequence[str], previous: Manifest | None) -> tuple[str, ...]:
+    """As many as the number of consenting sites allows; the rules of a manifest compute the same.
+
+    The list stays the same for a run: it may name a site that has left since.
+    """
+    if plan.scores is None:
+        return ()
+    before = previous.scores.sites if previous and previous.scores and previous.run == plan.run else ()
+    for site in plan.scores.sites:
+        if site not in (*roster, *before):
+            raise ConfigError(f"{site} is not enrolled", where="federation.toml [scores] sites")
+    c, m = _thresholds(plan, len(roster))
+    return score_slots(
+        roster=len(roster),
+        consenting=len(set(plan.scores.sites) & set(roster)),
+        c=c,
+        m=m,
+        single_history=plan.aggregation.single_history,
+        groups=plan.aggregation.groups is not None,
+        private=plan.privacy is not None,
+    )
+
+
+def _scores(plan: FederationPlan) -> ScoreTable | None:
+    asked = plan.scores
+    if asked is None:
+        return None
+    gain = decimal_text(asked.least_gain)
+    return ScoreTable(
+        figure=asked.figure, sites=tuple(sorted(set(asked.sites))), patience=asked.patience, least_gain=gain
+    )
 
 
 def _settings(plan: FederationPlan, model: InitialModel) -> dict[str, bool | int | float | str]:
@@ -333,11 +380,10 @@ def _setting(value: bool | int | float | str) -> Setting:
 
 def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregation:
     asked = plan.aggregation
-    default = thresholds.default_colluders(sites, two_sites=asked.allow_two_sites)
-    colluders = default if asked.colluders is None else asked.colluders
+    colluders, least = _thresholds(plan, sites)
     return Aggregation(
         colluders=colluders,
-        least_survivors=asked.least_survivors or (2 if sites == 2 else thresholds.LEAST_SURVIVORS),
+        least_survivors=least,
         single_history=asked.single_history,
         allow_two_sites=asked.allow_two_sites,
         key_agreement=asked.key_agreement,
@@ -347,6 +393,14 @@ def _aggregation(plan: FederationPlan, sites: int, layout: Layout) -> Aggregatio
         groups=_groups(asked),
         layout=layout,
     )
+
+
+def _thresholds(plan: FederationPlan, sites: int) -> tuple[int, int]:
+    """Colluders and least survivors, asked for or by the size of the roster."""
+    asked = plan.aggregation
+    default = thresholds.default_colluders(sites, two_sites=asked.allow_two_sites)
+    colluders = default if asked.colluders is None else asked.colluders
+    return colluders, asked.least_survivors or (2 if sites == 2 else thresholds.LEAST_SURVIVORS)
 
 
 def _groups(asked: AggregationPlan) -> GroupTable | None:

@@ -34,7 +34,7 @@ from security import labels
 from security.crypto import encoding
 from security.identity import pki
 from security.secagg import thresholds
-from security.secagg.layout import MAX_ROSTER, Layout
+from security.secagg.layout import MAX_ROSTER, SCORED, Layout
 
 FORMAT: Final = "lazaret-manifest/2"
 MAX_BYTES: Final = 4 * 1024 * 1024
@@ -272,6 +272,21 @@ class Processing(Document):
     schemas: Annotated[tuple[Hash, ...], Field(max_length=64)]
 
 
+class ScoreTable(Document):
+    """Scores of sites on their own validation sides, inside the sum, and the rule by which a round is the best.
+
+    :ivar figure: what is scored: balanced accuracy, balanced AUC or mean cross-entropy.
+    :ivar sites: who consents. It is public, and fixed for the whole run.
+    :ivar patience: scored models that may follow the best one before the run ends early; 0: it never does.
+    :ivar least_gain: by how much the mean must grow for a model to be better.
+    """
+
+    figure: Literal["bacc", "auc", "loss"]
+    sites: Annotated[tuple[Name, ...], Field(min_length=1, max_length=MAX_ROSTER)]
+    patience: Count
+    least_gain: DecimalText
+
+
 class Revocation(Document):
     certificate: Hash
     member: Name
@@ -297,9 +312,12 @@ class Manifest(Document):
     privacy: Privacy | None
     processing: Processing
     revocations: tuple[Revocation, ...]
+    scores: ScoreTable | None = None
 
     @classmethod
     def from_dict(cls, value: object, where: str = "manifest") -> Self:
+        if isinstance(value, dict) and value.get("scores", {}) is None:
+            raise ManifestRejected("scores: left out where there are none", where=where, hint="ask the consortium")
         if isinstance(value, dict) and value.get("format", FORMAT) != FORMAT:
             raise ManifestRejected(f"is not a manifest of the format {FORMAT}", where=where, hint=OTHER_VERSION)
         try:
@@ -317,7 +335,8 @@ class Manifest(Document):
         return self.coordinator, *self.roster
 
     def to_dict(self) -> dict[str, Any]:
-        return self.model_dump(mode="python")
+        """Without scores there is no such key: manifests that never had it keep their bytes."""
+        return self.model_dump(mode="python", exclude=None if self.scores is not None else {"scores"})
 
     def to_bytes(self) -> bytes:
         return encoding.dumps(self.to_dict())
@@ -345,6 +364,11 @@ class Manifest(Document):
     @property
     def sites(self) -> tuple[str, ...]:
         return tuple(member.id for member in self.roster)
+
+    def scored(self, site: str) -> bool:
+        """Whether this site adds its score to the sum."""
+        listed = self.scores is not None and site in self.scores.sites
+        return listed and self.aggregation.layout.has(SCORED)
 
     def days_left(self, now_ms: int) -> int:
         """Whole days until it expires; negative afterwards."""

@@ -32,6 +32,8 @@ from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
 from security.secagg import groups, thresholds
 from security.secagg.certificates import MAX_MOVEMENTS
+from security.secagg.layout import SCORE_MAXIMA
+from security.secagg.scores import score_slots
 
 # Order of the base point of P-256 (SEC 2, section 2.4.2).
 P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
@@ -273,6 +275,29 @@ def check_version_one(manifest: Manifest) -> None:
         raise ManifestRejected("version 1, and only it, has no predecessor", where=_where(manifest))
 
 
+def check_scores(manifest: Manifest) -> None:
+    """Slots for scores exist where enough sites consent, and nowhere else: with fewer, a sum tells a site's score."""
+    listed = () if manifest.scores is None else manifest.scores.sites
+    if list(listed) != sorted(set(listed)):
+        raise ManifestRejected("sites that consent to scores must be distinct and sorted", where=_where(manifest))
+    numbers = manifest.aggregation
+    allowed = score_slots(
+        roster=len(manifest.roster),
+        consenting=len(set(listed) & set(manifest.sites)),
+        c=numbers.colluders,
+        m=numbers.least_survivors,
+        single_history=numbers.single_history,
+        groups=numbers.groups is not None,
+        private=manifest.privacy is not None,
+    )
+    if tuple(block.name for block in numbers.layout.blocks if block.name in SCORE_MAXIMA) != allowed:
+        raise PolicyViolation(
+            "the slots for scores are not those that the number of consenting sites allows",
+            where=f"{_where(manifest)} [scores]",
+            hint="a run keeps its slots: if sites have left, the consortium begins a new run",
+        )
+
+
 def check_configs(manifest: Manifest) -> None:
     hashes_ = manifest.training.config_hashes
     if list(hashes_) != sorted(set(hashes_)):
@@ -314,6 +339,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_privacy,
     check_movement,
     check_groups,
+    check_scores,
     check_expiry,
     check_version_one,
     check_configs,
@@ -409,12 +435,13 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         # The lengths of the newest steps are part of a run's state, as many as the window has.
         or offered.aggregation.movement_window != current.aggregation.movement_window
         or (offered.audit.vote_drop is None) != (current.audit.vote_drop is None)
+        or offered.scores != current.scores
         or _promise(offered) != _promise(current)
         or not _keeps_noise(_shared_noise(current), _shared_noise(offered))
     ):
         raise ManifestRejected(
-            f"changes the model, the method, the tensors, the movement window, the vote or the privacy of run "
-            f"{current.run!r}",
+            f"changes the model, the method, the tensors, the movement window, the vote, the scores or the privacy "
+            f"of run {current.run!r}",
             where=_where(offered),
             hint="the consortium must give a changed model a new run id",
         )

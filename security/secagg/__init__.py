@@ -22,6 +22,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     certificate_checks   what makes such a set valid
     layout               where each tensor is in the vector, and its clip (section 7)
     fixed_point          from floats to ring elements and back (section 7)
+    scores               sites' scores in the sum, where enough of them consent, and the best round by them (section 7)
     state                the next model from a sum, with the same bytes at every site (section 10)
     groups               groups of sites whose sums are opened apart and combined by a median (section 10)
     handover             a covered result and its model in one file, for a replacement of a lost coordinator

@@ -18,7 +18,20 @@ import numpy.typing as npt
 
 from lazaret.errors import DataError, LocalProtocolError
 from security.crypto.prg import Words
-from security.secagg.layout import HITS, LOSS, WEIGHT, Block, Layout, Run, power_of_two_above
+from security.secagg.layout import (
+    HITS,
+    LOSS,
+    SCORE,
+    SCORE_GRID,
+    SCORED,
+    SQUARES,
+    WEIGHT,
+    Block,
+    Layout,
+    Run,
+    power_of_two_above,
+)
+from security.secagg.scores import ScoreSum
 
 CHUNK_WORDS = 65_536
 Floats = npt.NDArray[Any]  # float32 or float64
@@ -39,11 +52,13 @@ def encode(
     weight: int,
     loss: float | None = None,
     hits: int | None = None,
+    score: int | None = None,
     saturate: bool = False,
 ) -> Encoded:
     """Encode one site's update, a flat float vector in the order of the layout's tensors.
 
     :param weight: the site's sample count, at least 1; what exceeds the weight cap counts as the cap.
+    :param score: in 64ths, of a site that consents; a site without one adds zeros and is not counted.
     :param saturate: for differential privacy: cut values to their clips and count them, instead of refusing. A refusal
         that depends on the data would be a release of its own. NaN and infinity are refused in either mode.
     """
@@ -67,6 +82,7 @@ def encode(
         np.copyto(signed[part], product, casting="unsafe")
     signed[layout.slot(WEIGHT)] = weight
     _encode_auxiliary(layout, signed, loss, hits, saturate=saturate)
+    _encode_score(layout, signed, score)
     return Encoded(words, saturated)
 
 
@@ -77,6 +93,7 @@ def place(
     weight: int,
     loss: float | None = None,
     hits: int | None = None,
+    score: int | None = None,
     saturate: bool = True,
 ) -> Encoded:
     """Whole numbers at their places, for noise that sites share: they have their noise already, so nothing is cut here.
@@ -93,6 +110,7 @@ def place(
     signed[: layout.state_words] = units
     signed[layout.slot(WEIGHT)] = min(max(1, weight), layout.weight_cap)
     _encode_auxiliary(layout, signed, loss, hits, saturate=saturate)
+    _encode_score(layout, signed, score)
     return Encoded(words, 0)
 
 
@@ -145,6 +163,18 @@ def _encode_auxiliary(layout: Layout, signed: Words, loss: float | None, hits: i
         signed[layout.slot(HITS)] = min(max(hits, 0), maximum)
 
 
+def _encode_score(layout: Layout, signed: Words, score: int | None) -> None:
+    if score is None:
+        return
+    if not layout.has(SCORED):
+        raise LocalProtocolError("the layout has no slot for scores")
+    if not 0 <= score <= SCORE_GRID:
+        raise DataError(f"score {score} is not in 0..{SCORE_GRID}; nothing was sent", where="slot score")
+    signed[layout.slot(SCORED)], signed[layout.slot(SCORE)] = 1, score
+    if layout.has(SQUARES):
+        signed[layout.slot(SQUARES)] = score * score
+
+
 def _loss_word(block: Block, loss: float, quantum: int, *, saturate: bool) -> int:
     clip = math.ldexp(1.0, block.clip_exponent)
     if not math.isfinite(loss) or (abs(loss) > clip and not saturate):
@@ -188,6 +218,16 @@ def decode_slots(layout: Layout, total: Words) -> tuple[int, float | None, int |
     if layout.has(HITS):
         hits = int(signed[layout.slot(HITS)][0])
     return weight, loss, hits
+
+
+def decode_scores(layout: Layout, total: Words) -> ScoreSum | None:
+    """What the consenting sites of a sum scored; None without slots, or where no site has added a score."""
+    if not layout.has(SCORED):
+        return None
+    signed = total.view(layout.signed_dtype)
+    count, score = (int(signed[layout.slot(name)][0]) for name in (SCORED, SCORE))
+    squares = int(signed[layout.slot(SQUARES)][0]) if layout.has(SQUARES) else None
+    return ScoreSum(count=count, total=score, squares=squares) if count > 0 else None
 
 
 def step_size(layout: Layout, run: Run, weight: int) -> Any:

@@ -29,8 +29,16 @@ STATE_KINDS: Final = ("mean", "statistic")
 WEIGHT: Final = "weight"
 LOSS: Final = "loss"
 HITS: Final = "hits"
+SCORED: Final = "scored"
+SCORE: Final = "score"
+SQUARES: Final = "score_squares"
+SCORE_GRID: Final = 64
 # The only numbers beside the weight that may travel. A class count or a prototype has no name here, hence no slot.
-AUXILIARY: Final[Mapping[str, Kind]] = {LOSS: "sum", HITS: "count"}
+AUXILIARY: Final[Mapping[str, Kind]] = {
+    LOSS: "sum", HITS: "count", SCORED: "count", SCORE: "count", SQUARES: "count",
+}  # fmt: skip
+# The largest value of one site in a slot of scores (`scores`).
+SCORE_MAXIMA: Final[Mapping[str, int]] = {SCORED: 1, SCORE: SCORE_GRID, SQUARES: SCORE_GRID**2}
 
 MAX_ROSTER: Final = 255
 MAX_BLOCK_WORDS: Final = 2**24  # keeps the movement sum of a block inside 63 bits
@@ -183,8 +191,11 @@ class Layout:
                 raise ConfigError(
                     f"auxiliary slot {slot.name!r} is not allowed",
                     where="layout",
-                    hint="only one loss sum and one hit count travel with the update; see docs/threat-model.md",
+                    hint="only a loss sum, a hit count and sums of scores travel; see docs/threat-model.md",
                 )
+        scores = [slot for slot in slots if slot.name in SCORE_MAXIMA]
+        if [(slot.name, slot.maximum) for slot in scores] not in (list(SCORE_MAXIMA.items())[:n] for n in (0, 2, 3)):
+            raise _bad(SCORE, "scores are a number of sites, a sum and perhaps a sum of squares, each with its maximum")
 
     def _require_no_overflow(self) -> None:
         """Recompute N * max|z| <= 2^(k-1) - 1 for every slot: then no sum of at most N sites wraps."""
@@ -207,6 +218,7 @@ class Layout:
         ring_bits: int = DEFAULT_BITS,
         loss_exponent: int | None = None,
         hits_maximum: int | None = None,
+        scores: Sequence[str] = (),
     ) -> Layout:
         """Append the weight and the auxiliary slots that are asked for."""
         slots = [Block(name=WEIGHT, shape=(1,), kind="count", maximum=weight_cap)]
@@ -214,6 +226,7 @@ class Layout:
             slots.append(Block(name=LOSS, shape=(1,), kind="sum", clip_exponent=loss_exponent))
         if hits_maximum is not None:
             slots.append(Block(name=HITS, shape=(1,), kind="count", maximum=hits_maximum))
+        slots += [Block(name=name, shape=(1,), kind="count", maximum=SCORE_MAXIMA[name]) for name in scores]
         return cls(blocks=(*tensors, *slots), roster_size=roster_size, weight_cap=weight_cap, ring_bits=ring_bits)
 
     @property

@@ -22,7 +22,8 @@ from security import labels
 from security.crypto.prg import Words
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import CHUNK_WORDS, step_size
-from security.secagg.layout import HITS, LOSS, WEIGHT, Layout
+from security.secagg.layout import HITS, LOSS, SCORE, SCORED, SQUARES, WEIGHT, Layout
+from security.secagg.scores import fault_in
 
 State = npt.NDArray[np.float32]
 _EXPONENT_BITS: Final = np.uint32(0x7F80_0000)
@@ -286,7 +287,15 @@ def judge(layout: Layout, signed: Words, *, survivors: int) -> str:
         return "the loss sum is out of range"
     if layout.has(HITS) and not 0 <= int(signed[layout.slot(HITS)][0]) <= survivors * layout.block(HITS).maximum:
         return "the hit count is out of range"
-    return ""
+    return _score_fault(layout, signed, survivors)
+
+
+def _score_fault(layout: Layout, signed: Words, survivors: int) -> str:
+    if not layout.has(SCORED):
+        return ""
+    count, total = (int(signed[layout.slot(name)][0]) for name in (SCORED, SCORE))
+    squares = int(signed[layout.slot(SQUARES)][0]) if layout.has(SQUARES) else None
+    return fault_in(count, total, squares, survivors=survivors)
 
 
 def step_lengths(layout: Layout, signed: Words) -> list[int]:

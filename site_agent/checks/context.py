@@ -21,6 +21,7 @@ from lazaret import checks
 from lazaret.checks import CheckList, CheckVerdict, Line, Unchecked, shared
 from lazaret.errors import ToolkitError, WorkerLost
 from security.clock import Clock, SystemClock
+from security.identity import pki
 from security.identity.credentials import Credentials
 from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel, pinned_model
@@ -116,6 +117,12 @@ class SiteCheckContext:
     @property
     def manifest(self) -> Manifest:
         return self.credentials.manifest
+
+    @property
+    def member(self) -> str:
+        """Our own name, by our certificate."""
+        identity = self.credentials.identity
+        return pki.subject_of(identity.tls_certificate(), str(identity.tls_path)).member
 
     @property
     def destination(self) -> Destination:

@@ -50,6 +50,8 @@ def policy(context: SiteCheckContext) -> Iterator[Line]:
     """What the policy would refuse at the first order is reported now."""
     ours, manifest = context.config.policy, context.manifest
     yield tried("permits this federation", lambda: ours.check_federation(manifest))
+    if manifest.scores is not None:
+        yield tried("agrees with the manifest on scores", lambda: ours.check_consent(manifest, context.member))
     if manifest.privacy is not None:
         yield tried("has no rule that would make epsilon invalid", ours.check_private)
     sites = len(manifest.roster)

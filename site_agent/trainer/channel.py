@@ -243,6 +243,7 @@ class SideScores:
     bacc: Share | None
     bauc: Share | None
     images: Natural
+    loss: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     confusion: Annotated[tuple[Counts, ...], Field(max_length=SHOWN_CLASSES)] | None = None
 
 

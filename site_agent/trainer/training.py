@@ -29,7 +29,7 @@ from npr.dp.private_site import Bookings, PrivateTraining
 from npr.methods import registry
 from npr.methods.base import Kind, Method
 from npr.methods.site import Site
-from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix
+from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix, cross_entropy
 from npr.model import SplitModel, normalisation
 from npr.params import ParameterManifest
 from npr.recipe import check_code, recipe_of
@@ -208,6 +208,7 @@ class Trainer:
                 figures[side] = {
                     "bacc": _finite(balanced_accuracy(samples.labels, scores)),
                     "bauc": _finite(balanced_auc(samples.labels, scores)),
+                    "loss": _finite(cross_entropy(samples.labels, scores)),
                     "images": len(samples),
                     "confusion": confusion_matrix(samples.labels, scores.argmax(axis=1), scores.shape[1]).tolist(),
                 }

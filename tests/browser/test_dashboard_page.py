@@ -10,9 +10,13 @@ from typing import Any
 import pytest
 
 from coordinator.effects import CloseRound
+from coordinator.round_history import RoundHistory
 from scripts.local_federation.setup import free_port
+from security.identity.manifest import ScoreTable
 from security.secagg import records
 from security.secagg.effects import Persist
+from security.secagg.layout import SCORE, SCORED, SQUARES, Layout
+from security.secagg.scores import ScoreSum
 from tests.support.browser_pages import until
 from tests.support.federation import NumberFederation
 from tests.support.hub_world import Hub, Sample
@@ -109,6 +113,30 @@ def test_text_stays_text(hub: Hub, watch: Callable[..., Any]) -> None:
         assert HOSTILE in page.locator("#remarks").inner_text()
         assert page.locator("main img, main script").count() == 0
         assert page.evaluate("window.ran") is None
+        watched.check_calm(server.url)
+
+
+@pytest.mark.parametrize("width", [1180, 360])
+def test_the_best_round_is_shown(
+    hub: Hub, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """By a rule and slots that the manifest of this hub does not have; sums of scores as the database holds them."""
+    rule = ScoreTable(figure="bacc", sites=("site0", "site1", "site2", "site3"), patience=3, least_gain="0.01")
+    numbers = hub.board._manifest.aggregation
+    blocks = [block for block in numbers.layout.blocks if block.kind in ("mean", "statistic")]
+    layout = Layout.of(blocks, roster_size=4, weight_cap=numbers.layout.weight_cap, scores=(SCORED, SCORE, SQUARES))
+    changed = {"scores": rule, "aggregation": numbers.model_copy(update={"layout": layout})}
+    monkeypatch.setattr(hub.board._reader, "_manifest", hub.board._manifest.model_copy(update=changed))
+    totals = {1: 150, 2: 190, 3: 180}
+    sums = {number: ScoreSum(count=4, total=total, squares=total**2 // 4 + 9) for number, total in totals.items()}
+    monkeypatch.setattr(RoundHistory, "scores", lambda self: sums)
+    with hub.serving() as server:
+        watched = watch(width)
+        page = watched.open(server.url)
+        page.wait_for_selector("#scores svg")
+        assert page.locator("#scores polyline").count() == 1
+        assert "Best so far: round 2, 0.742, spread 0.023, 4 hospitals." in page.locator("#scores").inner_text()
+        watched.check_narrow()
         watched.check_calm(server.url)
 
 

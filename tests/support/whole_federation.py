@@ -47,13 +47,14 @@ TIMING = "\n[timing]\ntrain = 100\nmessage = 5\nupload = 10\n"
 
 @contextmanager
 def whole_federation(
-    folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50, policy: str = ""
+    folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50, policy: str = "", more: str = ""
 ) -> Iterator[WholeFederation]:
     """One that is gone afterwards, with its files let go.
 
     :param policy: the sites' table of that name.
+    :param more: of the consortium's plan.
     """
-    made = WholeFederation(folder, sites=sites, rounds=rounds, policy=policy)
+    made = WholeFederation(folder, sites=sites, rounds=rounds, policy=policy, more=more)
     try:
         yield made
     finally:
@@ -66,8 +67,10 @@ def whole_federation(
 class WholeFederation:
     """Four hospitals and a hub that can be stopped, killed and started again."""
 
+    learner_type: type[Counting] = Counting
+
     def __init__(
-        self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50, policy: str = ""
+        self, folder: Path, *, sites: tuple[str, ...] = SITES, rounds: int = 50, policy: str = "", more: str = ""
     ) -> None:
         self.folder = folder
         self.policy = policy
@@ -75,7 +78,7 @@ class WholeFederation:
         self.clocks: dict[str, Clock] = {}  # of sites whose clock is another one
         self.world = World.make(folder, sites)
         self.clock: ManualClock = self.world.clock  # type: ignore[assignment]
-        self.world.write_plan(PLAN.replace("rounds = 5", f"rounds = {rounds}") + TIMING)
+        self.world.write_plan(PLAN.replace("rounds = 5", f"rounds = {rounds}") + TIMING + more)
         self.model_path = self.world.authority.folder / "initial.safetensors"
         write_wide_model(self.model_path)
         self.manifest: Manifest = self.world.publish()
@@ -130,7 +133,7 @@ class WholeFederation:
         if site not in self.configs:
             folder = self.folder / f"{site}-agent"
             self.configs[site] = write_config(folder, identity.folder, self.model_path, self.policy)
-        learner = self.learners[site] = Counting(self.manifest.aggregation.layout.state_words)
+        learner = self.learners[site] = self.learner_type(self.manifest.aggregation.layout.state_words)
         config = SiteConfig.read(self.configs[site])
         self.agents[site] = assemble_site(
             config,

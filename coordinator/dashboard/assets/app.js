@@ -113,6 +113,19 @@ const figures = (key, words, [from, to]) => ({ rows, weights }, width) => {
 const loss = figures("loss", ["Training loss per image", "Training loss, summed over hospitals"], [null, null]);
 const hits = figures("hits", ["Training accuracy", "Correctly classified training images, summed over hospitals"], [0, 1]);
 
+function scores(told, width) {
+  if (!told) return null;
+  if (!told.summed) return el("p", { class: "soft" }, "Scores are not summed: too few hospitals consent.");
+  if (!told.models.length) return el("p", { class: "soft" }, "No model has been scored yet.");
+  const title = `Mean ${told.figure} score on validation images`;
+  const best = told.models.find((one) => one.round === told.best);
+  const spread = best.spread === null ? "" : `, spread ${best.spread.toFixed(3)}`;
+  return el("figure", {}, lines(title, [{ points: told.models.map((one) => [one.round, one.mean]) }], { width }),
+    el("figcaption", {}, `${title}, by the round that gave the model, over the hospitals that consent. `,
+      el("strong", {}, `Best so far: round ${best.round}, ${best.mean.toFixed(3)}${spread}, ${best.hospitals} hospitals.`),
+      " One lying hospital can choose it."));
+}
+
 function aborts(data) {
   if (!data.length) return el("p", { class: "soft" }, "None.");
   const rows = data.slice(0, all ? data.length : 8).map((one) => [
@@ -187,6 +200,7 @@ function show(told) {
   draw("members", { rounds: told.members, names: told.sites.map((site) => site.name) }, members);
   draw("loss", { rows, weights: about.weights }, loss);
   draw("hits", { rows, weights: about.weights }, hits);
+  draw("scores", told.scores, scores);
   draw("aborts", told.aborts, aborts);
   draw("rounds", { rows, shownAll: all }, rounds);
   draw("logs", told.logs, logs);

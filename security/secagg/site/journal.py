@@ -57,6 +57,16 @@ class NewestResult:
         return self.voted or self.result
 
 
+def score_due(head: NewestResult, round_number: int) -> bool:
+    """Whether scores of the newest model go into the sum of this round: in the round right after the one that made it.
+
+    So they are in one sum at most. On the same model a score is the same number each time: after a void or a lost
+    round, or a vote against a model, two sums over other sites would show one site's score as their difference. It
+    depends on the chain alone, so that all sites of a cohort add their scores, or none does.
+    """
+    return head.round > 0 and head.trained_on != head.state_hash and round_number == head.round + 1
+
+
 @dataclass
 class Journal:
     """Everything that must survive a restart. Nothing in it is secret, except the sealed answers.

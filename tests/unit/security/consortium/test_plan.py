@@ -10,7 +10,7 @@ from safetensors.numpy import load_file, save_file
 
 from lazaret.errors import ConfigError, PolicyViolation, ToolkitError
 from security.consortium.commands import PLAN as TEMPLATE
-from security.consortium.plan import FederationPlan, refuse_two_sites
+from security.consortium.plan import FederationPlan, ScoresPlan, refuse_two_sites
 from security.consortium.show import warnings
 from security.identity.initial_model import InitialModel
 from security.secagg.layout import Clips
@@ -38,6 +38,7 @@ def test_the_template_is_a_plan_and_shows_every_default(tmp_path: Path) -> None:
         )
         .replace('"<64 hex digits>"', f'"{"00" * 32}"')
         .replace("# [privacy]", "[privacy]")
+        .replace("# [scores]", "[scores]")
     )
     told = plan_of(tmp_path, uncommented)
     assert told.timing == plan.timing
@@ -46,6 +47,7 @@ def test_the_template_is_a_plan_and_shows_every_default(tmp_path: Path) -> None:
     given |= {"clip_exponents": {"blocks.0.*": 3}}
     assert told.aggregation.model_dump() == given
     assert told.privacy is not None
+    assert told.scores == ScoresPlan(sites=("graz", "linz")) and plan.scores is None
 
 
 @pytest.mark.parametrize(
