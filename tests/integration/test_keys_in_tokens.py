@@ -37,7 +37,7 @@ def test_rounds_with_keys_in_tokens_and_a_site_whose_token_is_pulled_out(tmp_pat
         assert stop.body["reason"] == "key"
         site.start()
         site.wait_for("sum of 4 sites accepted", times=2, seconds=60)
-        federation.wait_published(federation.published + 2)  # its log is witnessed with the next rounds
+        federation.wait_published(federation.published + 6)  # its log is witnessed with the next rounds
     assert PIN not in "".join(party.text() for party in federation.parties)
     sums = federation.check_sums()
     with_it = ["site0" in survivors for _, survivors in sums]

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from security.identity import token
+
 PIN = "2468-not-in-any-message"
 _PLACES = ("/usr/lib/softhsm/libsofthsm2.so", "/usr/lib64/softhsm/libsofthsm2.so", "/usr/lib64/pkcs11/libsofthsm2.so")
 MODULE = next((place for place in _PLACES if Path(place).exists()), None)
@@ -57,6 +59,12 @@ class SoftTokens:
 
     def put_back(self, label: str) -> None:
         (self.folder / label).rename(self._places[label])
+        if token._sessions:
+            # softhsm2 in this process has lost count of its tokens: it begins anew, as in a new process.
+            import pkcs11
+
+            token._sessions.clear()
+            pkcs11.lib(MODULE).finalize()
 
 
 @cache
