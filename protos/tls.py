@@ -60,8 +60,9 @@ COORDINATOR_OPTIONS: Final = (
     ("grpc.http2.lookahead_bytes", (1 << 16) - 1),
     ("grpc.experimental.tcp_max_read_buffer_size", 12_288),
     # Anybody can open a connection. One that does not become TLS, or has no stream, is closed: else a few thousand of
-    # them would take every file descriptor, and the coordinator could not write its own files. A site has one stream.
-    ("grpc.server_handshake_timeout_ms", 10_000),
+    # them would take every file descriptor, and the coordinator could not write its own files. A site has one stream,
+    # and tries for 20 s to begin TLS: on a busy machine or a bad line it may need them.
+    ("grpc.server_handshake_timeout_ms", 20_000),
     ("grpc.max_connection_idle_ms", 60_000),
     ("grpc.max_concurrent_streams", 8),
 )

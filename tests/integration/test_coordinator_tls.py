@@ -205,7 +205,7 @@ def test_connections_of_strangers_leave_it_its_descriptors(federation: NumberFed
         # They are closed when they do not begin TLS in time, and then a member is answered again.
         credentials = tls.channel_credentials(Identity(folder=grounds.site("site0") / "identity"))
         with grpc.secure_channel(f"{HOST}:{grounds.port}", credentials, options=tls.OPTIONS) as channel:
-            grpc.channel_ready_future(channel).result(timeout=30)
+            grpc.channel_ready_future(channel).result(timeout=60)
         assert coordinator.code is None
     finally:
         for connection in held:
