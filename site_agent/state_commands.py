@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -136,7 +137,15 @@ def open_for_people(config_path: Path) -> AuditLog:
     roster = audit_roster(manifest)
     keys = identity.folder / "keys" / "epochs"
     party = roster.by_name[site]
-    return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
+    return AuditLog.open(
+        config.state / "log",
+        keys,
+        party=party,
+        roster=roster,
+        clock=clock,
+        rng=SystemRandomness(),
+        ml_dsa=partial(identity.log_ml_dsa, party.origin),
+    )
 
 
 log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)

@@ -23,7 +23,7 @@ from security.identity.manifest import Manifest, Member, unseal
 from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.request import read_file
-from security.identity.rules import CLOCK_SKEW_MS, check_signature
+from security.identity.rules import CLOCK_SKEW_MS, check_signatures
 
 EXPIRY_WARNING_DAYS: Final = 30
 
@@ -243,8 +243,8 @@ def _manifest_made(credentials: Credentials) -> Iterator[tuple[dt.datetime, str]
     if not credentials.identity.manifest_path.exists():
         return
     try:
-        content, signature = unseal(read_file(credentials.identity.manifest_path))
-        check_signature(content, signature, credentials.identity.root())
+        content, signatures = unseal(read_file(credentials.identity.manifest_path))
+        check_signatures(content, signatures, credentials.identity.root())
     except ToolkitError:
         return  # the check of the manifest reports it
     yield dt.datetime.fromtimestamp(content.issued_at_ms / 1000, dt.UTC), f"manifest version {content.version}"
