@@ -22,7 +22,7 @@ from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest, Member, unseal
 from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
-from security.identity.request import read_file
+from security.identity.request import origin, read_file
 from security.identity.rules import CLOCK_SKEW_MS, check_signatures
 
 EXPIRY_WARNING_DAYS: Final = 30
@@ -176,6 +176,16 @@ def manifest(credentials: Credentials) -> Iterator[Line]:
         yield problem(
             f"the signing certificate in the manifest ended {-left} days ago",
             "a renewal needs a new manifest as well: ask the consortium to publish one",
+        )
+
+
+def _check_log_ml_dsa(credentials: Credentials, member: Member) -> None:
+    signer = credentials.identity.log_ml_dsa(origin(credentials.subject))
+    if signer.key.public.hex() != member.log_ml_dsa:
+        raise ConfigError(
+            "is not the key that the manifest lists",
+            where=str(credentials.identity.ml_dsa_path),
+            hint="restore the file from a backup: without it the privacy log signs no head, and nothing is sent",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,12 @@ from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from lazaret.errors import AuditLogError, ConfigError, ManifestRejected, PolicyViolation
 from security import labels
 from security.clock import ManualClock
-from security.identity import second_signature
-from security.identity.enrolment import EnrolmentRequest
+from security.identity import credentials, second_signature
+from security.identity.enrolment import EnrolmentRequest, Identity
 from security.identity.keystore import load_signing_key
 from security.identity.manifest import seal, unseal
 from security.identity.membership import audit_roster
+from security.identity.pki import Role
 from security.identity.rules import sign
 from security.log.writer import AuditLog
 from security.rng import CountedRandomness
@@ -104,6 +106,23 @@ def test_some_members_with_a_key_are_refused(on: World) -> None:
         second_signature.check_ml_dsa(manifest.model_copy(update={"coordinator": bare}))
     with pytest.raises(ManifestRejected, match="for some members"):
         second_signature.check_ml_dsa(manifest.model_copy(update={"root_ml_dsa": None}))
+
+
+def test_check_looks_for_the_listed_key(on: World, tmp_path: Path) -> None:
+    shutil.copytree(on.folder / "graz", tmp_path / "graz")
+    identity = Identity(folder=tmp_path / "graz")
+    identity.install_manifest(on.published(), now_ms=on.now)
+
+    def said() -> list[tuple[str, str]]:
+        told = credentials.manifest(credentials.Credentials(identity, Role.SITE, on.clock, program="site-agent"))
+        return [(str(line.verdict), line.what) for line in told if "ml-dsa" in line.what.lower()]
+
+    assert [status for status, _ in said()] == ["ok"]
+    identity.ml_dsa_path.unlink()
+    assert [status for status, _ in said()] == ["problem"]
+    shutil.copy(on.identity("linz").ml_dsa_path, identity.ml_dsa_path)
+    ((status, text),) = said()
+    assert status == "problem" and "not the key that the manifest lists" in text
 
 
 def test_the_key_in_root_pem_is_one_ml_dsa_key(tmp_path: Path) -> None:
