@@ -166,14 +166,11 @@ class Authority:
         return key
 
     def unlock_ml_dsa(self, passphrase: bytes | None) -> MLDSA65PrivateKey:
-        """The root's second key. The first time it is made, and `root.pem` gets its public key, for auditors."""
+        """The root's second key, made the first time."""
         path = self.folder / "root-ml-dsa.key"
         if not path.exists():
             keystore.save_private_key(path, MLDSA65PrivateKey.generate(), passphrase=passphrase)
-        key = keystore.load_ml_dsa_key(path, passphrase=passphrase)
-        both = pki.to_pem(self.root).encode() + public_pem(key.public_key())
-        files.write_atomically(self.folder / "root.pem", both)
-        return key
+        return keystore.load_ml_dsa_key(path, passphrase=passphrase)
 
     def members(self) -> Iterator[Enrolled]:
         for path in sorted((self.folder / "members").glob("*.json")):
@@ -395,6 +392,10 @@ class Authority:
         accept_newer(previous, open_manifest(data, self.root, now_ms=now_ms, where="new manifest"))
         files.write_atomically(self._history_path(manifest.version), data, replace=False)
         files.write_atomically(self.manifest_path, data)
+        if ml_dsa is not None:
+            # For auditors, who take no manifest without a signature of this key once they have it.
+            both = pki.to_pem(self.root).encode() + public_pem(ml_dsa.public_key())
+            files.write_atomically(self.folder / "root.pem", both)
         return manifest
 
     def write_kits(self, names: Sequence[str], address: str | None, *, now_ms: int) -> Iterator[tuple[str, Path]]:

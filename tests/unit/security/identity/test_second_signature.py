@@ -58,6 +58,7 @@ def test_who_has_no_key_keeps_it_from_being_turned_on(tmp_path: Path) -> None:
     with pytest.raises(PolicyViolation, match="no ML-DSA key of the logs of graz, hub"):
         world.publish()
     assert not world.authority.manifest_path.exists()
+    assert b"PUBLIC KEY" not in (world.authority.folder / "root.pem").read_bytes()
 
 
 def test_a_log_keeps_its_key(on: World) -> None:
