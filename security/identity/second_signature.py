@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey, MLDSA65PublicKey
 
@@ -85,12 +86,12 @@ def public_pem(key: MLDSA65PublicKey) -> bytes:
 
 def key_in(pem: bytes, where: str) -> str | None:
     """The root's ML-DSA key, as manifests name it; None if the file has only the certificate."""
-    found = _PUBLIC_KEY.findall(pem)
-    if not found:
+    if b"PUBLIC KEY" not in pem:
         return None
+    found = _PUBLIC_KEY.findall(pem)
     try:
-        key = serialization.load_pem_public_key(found[0])
-    except ValueError:
+        key = serialization.load_pem_public_key(b"".join(found))
+    except (ValueError, UnsupportedAlgorithm):
         key = None
     if len(found) != 1 or not isinstance(key, MLDSA65PublicKey):
         raise ConfigError("the key after the root certificate is no ML-DSA-65 key", where=where)

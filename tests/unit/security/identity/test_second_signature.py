@@ -129,7 +129,7 @@ def test_check_looks_for_the_listed_key(on: World, tmp_path: Path) -> None:
 def test_the_key_in_root_pem_is_one_ml_dsa_key(tmp_path: Path) -> None:
     pem = second_signature.public_pem(MLDSA65PrivateKey.generate().public_key())
     assert second_signature.key_in(b"", "x") is None
-    for wrong in (pem + pem, pem.replace(b"M", b"N", 1), pem[:200] + pem[-30:]):
+    for wrong in (pem + pem, pem.replace(b"M", b"N", 1), pem[:200] + pem[-30:], pem[:-10], pem.replace(b"A", b"-", 1)):
         with pytest.raises(ConfigError, match="no ML-DSA-65 key"):
             second_signature.key_in(wrong, "root.pem")
 
