@@ -171,6 +171,8 @@ def manifest(credentials: Credentials) -> Iterator[Line]:
         return
     yield ok(f"{credentials.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
     yield from _own_certificate(credentials, opened)
+    if member.log_ml_dsa is not None:
+        yield tried("ML-DSA key of the privacy log is the listed one", lambda: _check_log_ml_dsa(credentials, member))
     left = pki.days_left(member.certificate, credentials.now_ms)
     if left < 0:
         yield problem(
