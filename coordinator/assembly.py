@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -167,9 +168,9 @@ def _open_log(
     storage: Storage, identity: Identity, manifest: Manifest, roster: Roster, clock: Clock, rng: Randomness
 ) -> AuditLog:
     party = roster.by_name[manifest.coordinator.id]
-    keys = identity.folder / "keys" / "epochs"
+    keys, ml_dsa = identity.folder / "keys" / "epochs", partial(identity.log_ml_dsa, party.origin)
     if (storage.log / "FORMAT").exists():
-        log = AuditLog.open(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng)
+        log = AuditLog.open(storage.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa)
         data = identity.manifest_path.read_bytes()
         known = (storage.log / "manifest.json").read_bytes()
         if known != data:
@@ -186,6 +187,7 @@ def _open_log(
         root=identity.audit_root(_subject(manifest)),
         clock=clock,
         rng=rng,
+        ml_dsa=ml_dsa,
     )
     _note_peers(log, None, manifest)
     return log

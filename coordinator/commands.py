@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -20,7 +21,7 @@ from lazaret.errors import ConfigError
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
-from security.identity.enrolment import Identity
+from security.identity.enrolment import Identity, ml_dsa_option
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.membership import audit_roster
@@ -45,7 +46,13 @@ def open_for_people(config_path: Path) -> AuditLog:
     keys = identity.folder / "keys" / "epochs"
     party = roster.by_name[manifest.coordinator.id]
     return AuditLog.open(
-        base / config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness()
+        base / config.state / "log",
+        keys,
+        party=party,
+        roster=roster,
+        clock=clock,
+        rng=SystemRandomness(),
+        ml_dsa=partial(identity.log_ml_dsa, party.origin),
     )
 
 
@@ -111,12 +118,13 @@ def end_run(config_path: Path, run: str, reason: str) -> None:
 @with_config
 @click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; if not given, unchanged.")
 @token_option
+@ml_dsa_option
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
-def renew(config_path: Path, hosts: tuple[str, ...], place: str | None, as_json: bool) -> None:
+def renew(config_path: Path, hosts: tuple[str, ...], place: str | None, ml_dsa: bool, as_json: bool) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
     config, base = CoordinatorConfig.read(config_path)
     identity = Identity(folder=base / config.identity)
-    request = enrolment.renew(identity, Role.COORDINATOR, hosts=hosts, place=named_token(place))
+    request = enrolment.renew(identity, Role.COORDINATOR, hosts=hosts, place=named_token(place), ml_dsa=ml_dsa)
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
@@ -137,6 +145,7 @@ LISTEN: Final = "0.0.0.0:7443"
 @click.option("--host", "hosts", multiple=True, help="Name or address that sites connect to; may be repeated.")
 @click.option("--listen", help=f"Address and port to listen on; {LISTEN} if left out.")
 @token_option
+@ml_dsa_option
 def init(
     folder: Path,
     federation: str | None,
@@ -144,6 +153,7 @@ def init(
     hosts: tuple[str, ...],
     listen: str | None,
     place: str | None,
+    ml_dsa: bool,
 ) -> None:
     """Make keys, a request for the consortium and a commented coordinator.toml in FOLDER; asks for what is left out."""
     config = folder / "coordinator.toml"
@@ -160,7 +170,7 @@ def init(
         raise ConfigError("is not of the form host:port", where="--listen", hint=f"for example {LISTEN}")
     folder.mkdir(parents=True, exist_ok=True)
     identity = Identity(folder=folder / "identity")
-    request = identity.create(subject, hosts=dialled, place=named_token(place))
+    request = identity.create(subject, hosts=dialled, place=named_token(place), ml_dsa=ml_dsa)
     text = TEMPLATE.format(identity="identity", state="state", listen=address, initial="initial.safetensors")
     config.write_text(text, "utf-8")
     say(f"keys and request are in {identity.folder}; configuration in {config}")

@@ -1,8 +1,10 @@
 """The mutation run behind `scripts/mutants`: changes one security-relevant line at a time and asks the tests.
 
 `mutants.toml` lists the places with the change to make at each, and the tests that should notice it. A mutant is killed
-if one of them fails. One that survives must say why it is redundant. Nothing is written: each mutant lives in a forked
-process, in which the changed functions take the place of the original ones, wherever those are held.
+if one of them fails that passes without the change. One that survives must say why it is redundant. Tests are asked in
+the order of the list; naming first the one that notices a change (`file::test`) makes the run short. Nothing is
+written: each mutant lives in a forked process, in which the changed functions take the place of the original ones,
+wherever those are held.
 """
 
 from __future__ import annotations
@@ -14,10 +16,11 @@ import json
 import os
 import signal
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any, Final
@@ -105,34 +108,58 @@ def read_mutants(path: Path = LIST) -> list[Mutant]:
     return [Mutant(**{**row, "tests": tuple(row["tests"])}) for row in rows]
 
 
-def in_a_fork(tests: tuple[str, ...], mutant: Mutant | None = None) -> int:
-    """Run tests in a process of their own, with or without a change; a run without end counts as failed."""
+class FirstFailure:
+    """Notes for pytest which test was the first to fail."""
+
+    test = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.test:
+            self.test = report.nodeid
+
+
+def in_a_fork(test: str, mutant: Mutant | None = None) -> tuple[int, str]:
+    """Run tests in a process of their own, with or without a change; a run without end counts as failed.
+
+    :returns: the exit code, and the first test that failed.
+    """
+    there, here = os.pipe()
     child = os.fork()
     if child:
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    code = BROKEN
+        os.close(here)
+        with open(there, encoding="utf-8") as told:
+            failed = told.read()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), failed or test
+    code, first = BROKEN, FirstFailure()
     try:
         signal.alarm(SECONDS)
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
         if mutant is None or mutant.apply():
-            code = OK
-            for test in tests:
-                if (code := int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", test]))) != OK:
-                    break
+            code = int(pytest.main(["-q", "-x", "-p", "no:cacheprovider", test], plugins=[first]))
+            os.write(here, first.test.encode())
     finally:
         os._exit(code)
 
 
-def judge(mutant: Mutant) -> str:
-    """`killed`, `explained` or `survived`."""
-    code = in_a_fork(mutant.tests, mutant)
-    if code in (FAILED, -signal.SIGALRM):
-        return "killed"
-    if code != OK:
-        raise NoSuchPlace(f"{mutant.name}: the change is no program, or changes nothing")
-    return "explained" if mutant.redundant else "survived"
+@cache
+def passes(test: str) -> bool:
+    """Whether a test passes as the code is: one that fails anyway would kill every mutant."""
+    return in_a_fork(test)[0] == OK
+
+
+def judge(mutant: Mutant) -> tuple[str, str]:
+    """`killed`, with the test that noticed it, `explained` or `survived`."""
+    for test in mutant.tests:
+        code, noticed = in_a_fork(test, mutant)
+        if code in (FAILED, -signal.SIGALRM):
+            if not passes(noticed):
+                raise click.ClickException(f"{noticed} fails without any change: run it first")
+            return "killed", noticed
+        if code != OK:
+            raise NoSuchPlace(f"{mutant.name}: the change is no program, or changes nothing")
+    return "explained" if mutant.redundant else "survived", ""
 
 
 @click.command()
@@ -145,16 +172,16 @@ def main(as_json: bool, only: str) -> None:
     sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "vectors")]
     for mutant in chosen:
         mutant.source()
-    # What all of them need is imported once, and a test that fails without a change would kill every mutant.
+    # What all of them need is imported once.
     with contextlib.redirect_stdout(io.StringIO()):
         pytest.main(["-q", "--collect-only", "-p", "no:cacheprovider", *tests])
-    if in_a_fork(tests) != OK:
-        raise click.ClickException("the tests fail without any change: run them first")
     verdicts: dict[str, list[str]] = {"killed": [], "explained": [], "survived": []}
     for number, mutant in enumerate(chosen, start=1):
-        verdict = judge(mutant)
+        began = time.monotonic()
+        verdict, noticed = judge(mutant)
         verdicts[verdict].append(mutant.name)
-        click.echo(f"{number}/{len(chosen)} {verdict}: {mutant.name}", err=True)
+        took = f"{time.monotonic() - began:.0f} s"
+        click.echo(f"{number}/{len(chosen)} {verdict} {noticed} {took}: {mutant.name}", err=True)
     report = {
         "mutants": len(chosen),
         "killed": len(verdicts["killed"]),

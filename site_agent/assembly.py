@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from lazaret import archive, malloc, software
@@ -162,8 +163,11 @@ def open_log(
     """The privacy log, begun or gone on with, under the manifest in force."""
     roster, manifest, site = seat.roster, seat.manifest, seat.signer.site
     party, keys, data = roster.by_name[site], identity.folder / "keys" / "epochs", identity.manifest_path.read_bytes()
+    ml_dsa = partial(identity.log_ml_dsa, party.origin)
     if (state_dir.log / "FORMAT").exists():
-        log = AuditLog.open(state_dir.log, keys, party=party, roster=roster, clock=clock, rng=rng)
+        log = AuditLog.open(
+            state_dir.log, keys, party=party, roster=roster, clock=clock, rng=rng, ml_dsa=ml_dsa
+        )
         if (state_dir.log / "manifest.json").read_bytes() != data:
             log.adopt_manifest(data, manifest.version, roster)
         return log
@@ -177,6 +181,7 @@ def open_log(
         root=identity.audit_root(_subject(manifest, site)),
         clock=clock,
         rng=rng,
+        ml_dsa=ml_dsa,
     )
 
 

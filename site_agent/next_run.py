@@ -41,6 +41,7 @@ from security.identity.manifest import Manifest
 from security.log.events import RunAccepted, RunOffered
 from security.log.writer import AuditLog
 from security.secagg.relay import ModelFrame, ModelRequest
+from security.secagg.site.journal import most_updates
 from site_agent.config import INITIAL, SiteConfig
 from site_agent.privacy import LEDGER_HINT, PrivatePlan, check_terms, ledger_files
 
@@ -141,6 +142,8 @@ def weaker(current: Manifest, offered: Manifest) -> str | None:
         return "its sums are only sampled"
     if current.audit.vote_drop is not None and offered.audit.vote_drop is None:
         return "its sites do not vote on models"
+    if current.audit.vote_drop is None and offered.audit.vote_drop is not None:
+        return f"its sites vote on models, and send up to {most_updates(vote=True)} updates on one that stands"
     if offered.model.classes != current.model.classes:
         return f"it has other classes: {', '.join(offered.model.classes)}"
     if offered.model.code_digest != current.model.code_digest:

@@ -15,7 +15,7 @@ from lazaret.files import write_atomically
 from lazaret.terminal import ask, emit, say
 from security.clock import SystemClock
 from security.identity import enrolment
-from security.identity.enrolment import Identity
+from security.identity.enrolment import Identity, ml_dsa_option
 from security.identity.fingerprints import phrase
 from security.identity.kit import compared_root, kit_in
 from security.identity.manifest import TlsIssuer, describe
@@ -35,12 +35,15 @@ from site_agent.privacy import status_line
 @token_option
 @issuer_options
 @with_config
+@ml_dsa_option
 @json_option
-def renew(config_path: Path, place: str | None, issuer: Path | None, own_name: str | None, as_json: bool) -> None:
+def renew(
+    config_path: Path, place: str | None, issuer: Path | None, own_name: str | None, ml_dsa: bool, as_json: bool
+) -> None:
     """Make new TLS and signing keys and a request for the consortium, signed with the key it replaces."""
     identity = Identity(folder=SiteConfig.read(config_path).identity)
     authority = _own_authority(issuer, own_name)
-    request = enrolment.renew(identity, Role.SITE, place=named_token(place), issuer=authority)
+    request = enrolment.renew(identity, Role.SITE, place=named_token(place), issuer=authority, ml_dsa=ml_dsa)
     if as_json:
         emit({"request": str(identity.request_path), "fingerprint": request.fingerprint})
         return
@@ -202,6 +205,7 @@ INITIAL: Final = "initial.safetensors"
 @click.option("--initial-model", help=f"The consortium's model file; {INITIAL} if left out.")
 @token_option
 @issuer_options
+@ml_dsa_option
 @json_option
 def init(
     folder: Path,
@@ -214,6 +218,7 @@ def init(
     place: str | None,
     issuer: Path | None,
     own_name: str | None,
+    ml_dsa: bool,
     as_json: bool,
 ) -> None:
     """Make keys, a request for the consortium and a commented site.toml in FOLDER; asks for what is left out."""
@@ -237,7 +242,7 @@ def init(
         initial_model=ask(initial_model, "--initial-model", "The consortium's model file", default=INITIAL),
     )
     identity = Identity(folder=folder / "identity")
-    request = identity.create(subject, place=named_token(place), issuer=authority)
+    request = identity.create(subject, place=named_token(place), issuer=authority, ml_dsa=ml_dsa)
     write_atomically(config, text.encode(), mode=0o600)
     SiteConfig.read(config)
     if as_json:

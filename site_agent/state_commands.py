@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -25,7 +26,7 @@ from security.rng import SystemRandomness
 from security.secagg import certificate_checks
 from security.secagg.handover import Handover
 from security.secagg.records import ResultAccepted, ResultCertified, UpdatesPermitted, VotesTaken
-from security.secagg.site.journal import MAX_UPDATES_ON_ONE_STATE, Journal
+from security.secagg.site.journal import Journal, most_updates
 from site_agent import next_run
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
@@ -136,7 +137,15 @@ def open_for_people(config_path: Path) -> AuditLog:
     roster = audit_roster(manifest)
     keys = identity.folder / "keys" / "epochs"
     party = roster.by_name[site]
-    return AuditLog.open(config.state / "log", keys, party=party, roster=roster, clock=clock, rng=SystemRandomness())
+    return AuditLog.open(
+        config.state / "log",
+        keys,
+        party=party,
+        roster=roster,
+        clock=clock,
+        rng=SystemRandomness(),
+        ml_dsa=partial(identity.log_ml_dsa, party.origin),
+    )
 
 
 log_export, log_note, log_erase, log_archive = keeper_commands(open_for_people, with_config)
@@ -284,14 +293,15 @@ def permit(config_path: Path, reason: str) -> None:
     wal = WriteAheadLog(state_dir.wal)
     try:
         journal = Journal.replay(wal.records)
-        state = journal.head(aggregation_policy(manifest, now_ms=clock.now_ms())).state_hash
+        policy = aggregation_policy(manifest, now_ms=clock.now_ms())
+        state, most = journal.head(policy).state_hash, most_updates(vote=policy.vote)
         # Either it has no update left on this model, or there is a sum on it that a further one could be compared with.
         summed = any(seen.state_hash == state for seen in journal.sums)
-        if journal.uploaded_on != state or (journal.updates_left and not summed):
+        if journal.uploaded_on != state or (journal.updates_left(vote=policy.vote) and not summed):
             raise ConfigError(
                 "this site does not wait for its operator",
                 where=str(state_dir.wal),
-                hint=f"it stops after {MAX_UPDATES_ON_ONE_STATE} different updates on one model, or when a further "
+                hint=f"it stops after {most} different updates on one model, or when a further "
                 "sum on the same model would show one site's update",
             )
         with closing(open_for_people(config_path)) as log:
@@ -300,4 +310,4 @@ def permit(config_path: Path, reason: str) -> None:
         wal.append(UpdatesPermitted(state_hash=state))
     finally:
         wal.close()
-    say(f"this site sends up to {MAX_UPDATES_ON_ONE_STATE} more updates on model {state.hex()[:16]}; start the agent")
+    say(f"this site sends up to {most} more updates on model {state.hex()[:16]}; start the agent")

@@ -17,12 +17,12 @@ from lazaret.control import BY_SIGNAL, NEXT_RUN, NowFile, PauseFile
 from lazaret.errors import ToolkitError
 from security.clock import Clock, SystemClock
 from security.identity.enrolment import Identity
-from security.identity.membership import aggregation_policy
+from security.identity.membership import AggregationPolicy, aggregation_policy
 from security.log.events import TrainerIsolated
 from security.log.reader import LogReader
 from security.log.store import LogFolder
 from security.rng import SystemRandomness
-from security.secagg.site.journal import Journal, NewestResult
+from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
 from site_agent.config import SiteConfig
 from site_agent.privacy import budget_status, ledger_files
@@ -45,7 +45,8 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
     site, manifest = read_membership(identity, clock, dated=False)
     state_dir = StateDir(config.state, site=site, sealing_key=identity.sealing_key(), randomness=SystemRandomness())
     journal = Journal.replay(read_records(state_dir.wal))
-    head = journal.head(aggregation_policy(manifest, now_ms=now))
+    policy = aggregation_policy(manifest, now_ms=now, dp_active=manifest.privacy is not None)
+    head = journal.head(policy)
     heads = LogFolder(state_dir.log).checkpoint_sizes() if state_dir.log.exists() else []
     pause = PauseFile(config.state).read()
     return {
@@ -60,7 +61,7 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
         "certified": head.certified,
         "update_of_round": journal.update.round if journal.update else None,
         "stopped": journal.stopped,
-        "waits_for_operator": _waits_for_operator(journal, head, private=manifest.privacy is not None),
+        "waits_for_operator": _waits_for_operator(journal, policy),
         "evidence": sorted(str(path) for path in state_dir.evidence.glob("*")),
         "log": str(state_dir.log),
         "log_size": heads[-1] if heads else 0,
@@ -73,9 +74,11 @@ def overview(config: SiteConfig, clock: Clock | None = None) -> dict[str, Any]:
     }
 
 
-def _waits_for_operator(journal: Journal, head: NewestResult, *, private: bool) -> bool:
+def _waits_for_operator(journal: Journal, policy: AggregationPolicy) -> bool:
     """Whether this site sends nothing more on its model before `site-agent permit`."""
-    return not private and journal.uploaded_on == head.state_hash and journal.updates_left == 0
+    if policy.dp_active or journal.uploaded_on != journal.head(policy).state_hash:
+        return False
+    return journal.updates_left(vote=policy.vote) == 0
 
 
 def _isolation(log: Path) -> dict[str, Any] | None:

@@ -140,6 +140,10 @@ class Agreements:
         """Whose cosignatures count for a log, in any version."""
         return tuple(dict.fromkeys(key for one in self.versions for key in one.roster.cosigners_for(origin)))
 
+    def ml_dsa_keys(self, origin: str) -> tuple[VerifierKey, ...]:
+        """The ML-DSA keys that a log has had in any version."""
+        return tuple(party.ml_dsa for party in self.parties(origin) if party.ml_dsa is not None)
+
     @cached_property
     def observers(self) -> frozenset[VerifierKey]:
         """Witnesses that were a member in no version: they may sign at any time, also under an older manifest."""
@@ -244,12 +248,14 @@ def _privacy_of(manifest: Manifest) -> AgreedPrivacy | None:
 def keys_for(path: Path, root_key: Path | None) -> Keys:
     """Every manifest in a log folder, checked where the auditor brought the consortium's root."""
     root = read_root(root_key)
+    known_key = read_root_ml_dsa(root_key)
     folder = LogFolder(path)
     problems: list[Finding] = []
     files = [*list_files(folder.manifests, problems, limit=MOST_MANIFESTS)]
     if folder.manifest.is_file():
         files.append(folder.manifest)
-    found: dict[str, Agreement] = {}
+    found: dict[str, Manifest] = {}
+    agreed: dict[str, Agreement] = {}
     for file in files:
         try:
             data = read_capped(file, MANIFEST_BYTES)
@@ -258,16 +264,45 @@ def keys_for(path: Path, root_key: Path | None) -> Keys:
                 continue
             if file.parent == folder.manifests and file.name != f"{digest}.json":
                 raise ConfigError("its name is not the digest of its content", where=file.name)
-            found[digest] = agreement_of(open_signed(data, root, file.name), digest)
+            manifest = open_signed(data, root, file.name)
+            found[digest], agreed[digest] = manifest, agreement_of(manifest, digest)
         except ToolkitError as error:
             detail = f"{file.name[:80]}: {error.message}"
             problems.append(Finding(code="ManifestRejected", log="", detail=detail))
-    return Keys(agreements=Agreements(by_digest=found, problems=tuple(problems)), pinned=root is not None)
+    for digest, reason in unvouched(found, known_key):
+        detail = f"version {agreed.pop(digest).version} {reason}"
+        problems.append(Finding(code="ManifestRejected", log="", detail=detail))
+    return Keys(agreements=Agreements(by_digest=agreed, problems=tuple(problems)), pinned=root is not None)
+
+
+def unvouched(found: Mapping[str, Manifest], known: str | None) -> list[tuple[str, str]]:
+    """Manifests that a forger of ECDSA signatures could have made, with the reason why they do not count.
+
+    One that names the root's ML-DSA key has its signature. One that does not counts if the version after it, which
+    counts, names its digest; and if the auditor has not brought the key, also before the first version that names it.
+
+    :param known: the root's ML-DSA key, if the auditor has brought it.
+    """
+    versions = sorted(found.items(), key=lambda item: item[1].version)
+    first = next((one for _, one in versions if one.root_ml_dsa is not None), None)
+    key = known or (first.root_ml_dsa if first is not None else None)
+    wrong, named = [], set[str]()
+    for digest, manifest in reversed(versions):
+        before = known is None and (first is None or manifest.version < first.version)
+        if manifest.root_ml_dsa == key or manifest.digest.hex() in named:
+            named.add(manifest.previous or "")
+        elif not before:
+            wrong.append((digest, "is not signed with the root's ML-DSA key, and no later version names it"))
+    return wrong
 
 
 def manifest_from(path: Path, root_key: Path | None) -> Manifest:
     """A manifest file that the auditor gave."""
-    return open_signed(read_capped(path, MANIFEST_BYTES), read_root(root_key), str(path))
+    from security.identity.second_signature import check_root_key
+
+    manifest = open_signed(read_capped(path, MANIFEST_BYTES), read_root(root_key), str(path))
+    check_root_key(manifest, read_root_ml_dsa(root_key))
+    return manifest
 
 
 def roster_from(path: Path, root_key: Path | None) -> Roster:
@@ -289,14 +324,21 @@ def read_root(root_key: Path | None) -> Certificate | None:
         raise ConfigError("the root certificate cannot be read", where=str(root_key)) from error
 
 
+def read_root_ml_dsa(root_key: Path | None) -> str | None:
+    """The root's ML-DSA key after its certificate, if the consortium has turned it on."""
+    from security.identity.second_signature import key_in
+
+    return None if root_key is None else key_in(read_capped(root_key, 1 << 16), str(root_key))
+
+
 def open_signed(data: bytes, root: Certificate | None, where: str) -> Manifest:
     """Dates are not checked: a log is audited years after its certificates have ended."""
     from security.identity.manifest import unseal
-    from security.identity.rules import check_federation, check_signature
+    from security.identity.rules import check_federation, check_signatures
 
-    manifest, signature = unseal(data, where)
+    manifest, signatures = unseal(data, where)
     if root is not None:
-        check_signature(manifest, signature, root)
+        check_signatures(manifest, signatures, root)
         check_federation(manifest, root)
     return manifest
 

@@ -27,6 +27,7 @@ class VerifiedCheckpoint:
     note: Note
     epochs: tuple[int, ...]
     cosigners: Mapping[VerifierKey, int] = field(default_factory=dict)
+    ml_dsa: frozenset[VerifierKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,8 @@ def read_checkpoints(
     A witness is anybody who was a member in any version; which of them make a quorum, `witnessed` decides.
     """
     known = bool(agreements.versions)
-    keys = (*(chain.keys if chain else ()), *agreements.cosigners_for(findings.log))
+    others = (*agreements.cosigners_for(findings.log), *agreements.ml_dsa_keys(findings.log))
+    keys = (*(chain.keys if chain else ()), *others)
     strange = [path.name for path in folder.checkpoints.glob("*") if not _is_checkpoint_name(path.name)]
     for name in strange:
         findings.add("BadHead", f"checkpoints/ holds {name[:40]!r}, which is no head")
@@ -103,7 +105,8 @@ def _read_checkpoint(
         findings.add("BadSignature", f"{where} is not signed by the log itself")
         return None
     times = {key: time for key, time in verified.items() if key.kind is KeyType.COSIGNER and time is not None}
-    return VerifiedCheckpoint(checkpoint=checkpoint, note=note, epochs=epochs, cosigners=times)
+    second = frozenset(key for key in verified if key.kind is KeyType.ML_DSA)
+    return VerifiedCheckpoint(checkpoint=checkpoint, note=note, epochs=epochs, cosigners=times, ml_dsa=second)
 
 
 def witnessed(
@@ -168,6 +171,29 @@ def check_epochs(checkpoints: Checkpoints, rotations: Sequence[int], findings: F
     for number, entry in enumerate(rotations):
         if entry not in sealed:
             findings.add("EpochUnsealed", f"no head of size {entry + 1} seals epoch {number}", entry)
+
+
+def check_ml_dsa(
+    signed: Sequence[VerifiedCheckpoint],
+    roster_at: Callable[[int], Roster | None],
+    agreements: Agreements,
+    findings: Findings,
+) -> None:
+    """Every checkpoint has the ML-DSA signature that the manifest in force asks for.
+
+    The newest one has it if any version asks for it: a log that never takes over such a version could be forged by
+    whoever forges Ed25519 signatures.
+    """
+    keys = agreements.ml_dsa_keys(findings.log)
+    for one in signed:
+        size = one.checkpoint.size
+        roster = roster_at(max(size - 1, 0))
+        party = roster.by_origin.get(findings.log) if roster is not None else None
+        due = {party.ml_dsa} if party is not None and party.ml_dsa is not None else set()
+        if one is signed[-1] and keys:
+            due = due or {keys[0]}
+        if not due <= one.ml_dsa:
+            findings.add("BadSignature", f"head {size} has no ML-DSA signature, which the manifest asks for", size - 1)
 
 
 class TreeCheck:

@@ -101,12 +101,12 @@ class Claim:
     subject: ClaimSubject
     proofs: tuple[Proof, ...]
 
-    def entries(self, root: VerifierKey) -> list[dict[str, Any]]:
+    def entries(self, root: VerifierKey, ml_dsa: VerifierKey | None = None) -> list[dict[str, Any]]:
         """The entries, each proven to be in the log that `root` speaks for, and to be about the subject.
 
         :raises VerificationFailed: if one is not.
         """
-        found = [proof.check(root) for proof in self.proofs]
+        found = [proof.check(root, ml_dsa) for proof in self.proofs]
         numbers = [entry["seq"] for entry in found]
         if not found or numbers != sorted(set(numbers)):
             raise VerificationFailed("the entries are not in order", where=str(self.subject))
@@ -194,7 +194,7 @@ class Claim:
         party = roster.by_origin.get(origin)
         if party is None or party.name != claim.subject.name or party.role != claim.subject.role:
             raise VerificationFailed("the manifest knows no such party with this log", where=str(claim.subject))
-        if claim.page(claim.entries(party.root)).encode() != data:
+        if claim.page(claim.entries(party.root, party.ml_dsa)).encode() != data:
             raise VerificationFailed("the page says something else than its entries", where=str(claim.subject))
         return claim
 
@@ -202,8 +202,10 @@ class Claim:
         """Names on the page that the manifest does not know: anybody can write a signature line."""
         proof = self.proofs[0]
         origin = checkpoint_of(proof.note).origin
-        chain = EpochChain.verify(origin, roster.by_origin[origin].root, proof.endorsements)
-        return [line.name for line in proof.note.unknown((*chain.keys, *roster.cosigners_for(origin)))]
+        party = roster.by_origin[origin]
+        chain = EpochChain.verify(origin, party.root, proof.endorsements)
+        second = () if party.ml_dsa is None else (party.ml_dsa,)
+        return [line.name for line in proof.note.unknown((*chain.keys, *second, *roster.cosigners_for(origin)))]
 
 
 def make_claim(path: Path, subject: ClaimSubject) -> Claim:

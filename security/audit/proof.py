@@ -64,8 +64,8 @@ class Proof:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise CodecError("not a proof of an entry") from error
 
-    def check(self, root: VerifierKey) -> dict[str, Any]:
-        """The entry, if it is in the log that `root` speaks for.
+    def check(self, root: VerifierKey, ml_dsa: VerifierKey | None = None) -> dict[str, Any]:
+        """The entry, if it is in the log that `root` speaks for, and `ml_dsa` where the manifest lists one.
 
         :raises VerificationFailed: if that is not shown.
         """
@@ -74,6 +74,8 @@ class Proof:
             raise VerificationFailed("the proof is of another log", where=checkpoint.origin)
         chain = EpochChain.verify(checkpoint.origin, root, self.endorsements)
         self.note.verify(chain.keys)
+        if ml_dsa is not None:
+            self.note.verify((ml_dsa,))
         leaf = leaf_hash(self.line)
         verify_inclusion(leaf=leaf, index=self.index, size=checkpoint.size, path=self.path, root=checkpoint.root)
         entry = read_line(self.line)
@@ -127,7 +129,7 @@ def _check_entry(proof: Proof, manifest: Path | None, root_key: Path | None) -> 
     if manifest is None:
         return Checked(proves=None, detail=f"{origin}: whose key signed this is not known")
     roster = roster_from(manifest, root_key)
-    entry = proof.check(_root_of(roster, origin))
+    entry = proof.check(_root_of(roster, origin), roster.by_origin[origin].ml_dsa)
     witnesses = proof.witnesses(roster)
     seen = ", ".join(f"{name} {when(time)}" for name, time in sorted(witnesses.items()))
     return Checked(

@@ -184,7 +184,7 @@ def claim(subject: str, logs: Sequence[Path], root_key: Path | None, output: Pat
     party = verified.agreements.party(verified.origin)
     if party is None:
         raise ConfigError("no manifest lists this log", where=str(found[0]))
-    page = made.page(made.entries(party.root))
+    page = made.page(made.entries(party.root, party.ml_dsa))
     if output is None:
         click.echo(page, nl=False)
     else:

@@ -21,6 +21,7 @@ from security.audit.agreement import AgreedRules, Agreements, Keys
 from security.audit.checkpoints import (
     Checkpoints,
     check_epochs,
+    check_ml_dsa,
     read_checkpoints,
     verify_fork,
     verify_held,
@@ -108,6 +109,7 @@ def verify(path: Path, keys: Keys, held: Sequence[HeldCheckpoint] = ()) -> Verif
     _check_manifest(folder, scan, findings)
     _check_counted(genesis, scan, findings)
     check_epochs(checkpoints, scan.rotations, findings)
+    check_ml_dsa(signed, lambda seq: _roster_at(scan, seq), agreements, findings)
     _check_chain_length(chain, scan, findings)
     _check_coverage(checkpoints, scan, findings)
     _check_times(checkpoints, scan, agreements.observers, findings)

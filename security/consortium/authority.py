@@ -14,6 +14,7 @@ from typing import Final, Literal
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret import files
 from lazaret.errors import ConfigError, PolicyViolation, VerificationFailed
@@ -23,10 +24,22 @@ from security.crypto.signing import VerifyKey
 from security.identity import keystore, pki
 from security.identity.initial_model import InitialModel
 from security.identity.kit import Kit
-from security.identity.manifest import Count, Hash, Manifest, MayNameIssuer, Member, Name, Revocation, seal, unseal
+from security.identity.manifest import (
+    Count,
+    Hash,
+    Manifest,
+    MayNameIssuer,
+    Member,
+    MlDsaKey,
+    Name,
+    Revocation,
+    seal,
+    unseal,
+)
 from security.identity.pki import Purpose, Role, Subject
 from security.identity.request import BundleFile, EnrolmentAnswer, EnrolmentRequest, Pem, check_request, read_file
 from security.identity.rules import accept_newer, open_manifest, sign
+from security.identity.second_signature import public_pem, sign_ml_dsa
 from security.identity.tls_probe import names_of
 from security.identity.token import TokenUri, make_tls_key
 from security.rng import SystemRandomness
@@ -60,6 +73,7 @@ class Enrolled(BundleFile, MayNameIssuer):
     audit_root: str
     cosigner: str
     draw: Hash
+    log_ml_dsa: MlDsaKey = None
     issued: tuple[Issued, ...]
 
     @property
@@ -74,7 +88,7 @@ class Enrolled(BundleFile, MayNameIssuer):
     def active(self) -> bool:
         return all(self.standing(purpose) for purpose in Purpose)
 
-    def listing(self, now_ms: int) -> Member:
+    def listing(self, now_ms: int, *, ml_dsa: bool = False) -> Member:
         """The member as a manifest lists it: the newest signing certificate, and the TLS keys of all that still run."""
         running = [entry.parsed for entry in self.standing(Purpose.TLS) if pki.days_left(entry.parsed, now_ms) >= 0]
         running = running or [self.standing(Purpose.TLS)[-1].parsed]
@@ -87,6 +101,7 @@ class Enrolled(BundleFile, MayNameIssuer):
             cosigner=self.cosigner,
             draw=self.draw,
             tls_issuer=self.tls_issuer,
+            log_ml_dsa=self.log_ml_dsa if ml_dsa else None,
         )
 
 
@@ -150,6 +165,13 @@ class Authority:
             raise ConfigError("root key and root certificate do not belong together", where=str(self.folder))
         return key
 
+    def unlock_ml_dsa(self, passphrase: bytes | None) -> MLDSA65PrivateKey:
+        """The root's second key, made the first time."""
+        path = self.folder / "root-ml-dsa.key"
+        if not path.exists():
+            keystore.save_private_key(path, MLDSA65PrivateKey.generate(), passphrase=passphrase)
+        return keystore.load_ml_dsa_key(path, passphrase=passphrase)
+
     def members(self) -> Iterator[Enrolled]:
         for path in sorted((self.folder / "members").glob("*.json")):
             yield Enrolled.read(path)
@@ -174,6 +196,7 @@ class Authority:
             )
         if known is not None:
             check_same_log(request, known)
+            check_same_ml_dsa(request, known)
         tls, signing = check_request(request)
         if request.role == Role.COORDINATOR.value and not tls.hosts:
             raise ConfigError("a coordinator's request must name the hosts it is reached at", where=request.member)
@@ -187,6 +210,7 @@ class Authority:
             cosigner=request.cosigner,
             draw=request.draw,
             tls_issuer=request.tls_issuer,
+            log_ml_dsa=request.log_ml_dsa or (known.log_ml_dsa if known else None),
             issued=known.issued if known else (),
         )
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
@@ -219,7 +243,12 @@ class Authority:
             check_renewal(request, record)
         self._refuse_known_keys(member, tls.public_key, signing.public_key)
         # The log keys stay what they are: a log's root key is the name under which its history is known.
-        update = {"hosts": tls.hosts or record.hosts, "tls_issuer": request.tls_issuer or record.tls_issuer}
+        check_same_ml_dsa(request, record)
+        update = {
+            "hosts": tls.hosts or record.hosts,
+            "tls_issuer": request.tls_issuer or record.tls_issuer,
+            "log_ml_dsa": request.log_ml_dsa or record.log_ml_dsa,
+        }
         record = record.model_copy(update=update)
         return self._issue(key, record, tls.public_key, signing.public_key, now_ms=now_ms, days=days)
 
@@ -323,8 +352,18 @@ class Authority:
             return None
         return open_manifest(read_file(self.manifest_path), self.root, now_ms=now_ms, where=str(self.manifest_path))
 
-    def publish(self, key: ec.EllipticCurvePrivateKey, plan: planning.FederationPlan, *, now_ms: int) -> Manifest:
-        """Sign the next manifest, read it back the way a site will, and only then write it."""
+    def publish(
+        self,
+        key: ec.EllipticCurvePrivateKey,
+        plan: planning.FederationPlan,
+        *,
+        ml_dsa: MLDSA65PrivateKey | None = None,
+        now_ms: int,
+    ) -> Manifest:
+        """Sign the next manifest, read it back the way a site will, and only then write it.
+
+        :param ml_dsa: the root's second key, with which a plan with `ml_dsa = true` is signed too.
+        """
         previous = self._finish_interrupted(self.latest(now_ms=now_ms), now_ms)
         active = [record for record in self.members() if record.active]
         coordinators = [record for record in active if record.role == "coordinator"]
@@ -335,20 +374,28 @@ class Authority:
                 hint="enrol or revoke one",
             )
         self._refuse_old_run(plan.run, previous)
+        twice = ml_dsa is not None
+        if twice:
+            check_all_have_ml_dsa(active)
         manifest = planning.build(
             plan,
             InitialModel.read(self.folder / plan.model.initial),
             federation=self.federation,
             previous=previous,
-            roster=[record.listing(now_ms) for record in active if record.role == "site"],
-            coordinator=coordinators[0].listing(now_ms),
+            roster=[record.listing(now_ms, ml_dsa=twice) for record in active if record.role == "site"],
+            coordinator=coordinators[0].listing(now_ms, ml_dsa=twice),
             revocations=self.revocations(now_ms),
+            root_ml_dsa=ml_dsa.public_key().public_bytes_raw().hex() if ml_dsa is not None else None,
             now_ms=now_ms,
         )
-        data = seal(manifest, sign(manifest, key))
+        data = seal(manifest, sign(manifest, key), b"" if ml_dsa is None else sign_ml_dsa(manifest, ml_dsa))
         accept_newer(previous, open_manifest(data, self.root, now_ms=now_ms, where="new manifest"))
         files.write_atomically(self._history_path(manifest.version), data, replace=False)
         files.write_atomically(self.manifest_path, data)
+        if ml_dsa is not None:
+            # For auditors, who take no manifest without a signature of this key once they have it.
+            both = pki.to_pem(self.root).encode() + public_pem(ml_dsa.public_key())
+            files.write_atomically(self.folder / "root.pem", both)
         return manifest
 
     def write_kits(self, names: Sequence[str], address: str | None, *, now_ms: int) -> Iterator[tuple[str, Path]]:
@@ -415,6 +462,26 @@ def check_same_log(request: EnrolmentRequest, known: Enrolled) -> None:
             f"{request.member} was the name of another member, which has its own log",
             where=f"request of {request.member}",
             hint=f"choose a new name, such as {request.member}-2; or, if the old folder is complete, `renew` in it",
+        )
+
+
+def check_same_ml_dsa(request: EnrolmentRequest, known: Enrolled) -> None:
+    """Like the other keys of a log, its ML-DSA key stays; a log that has none may get one."""
+    if known.log_ml_dsa is not None and request.log_ml_dsa not in (None, known.log_ml_dsa):
+        raise PolicyViolation(
+            f"the log of {request.member} has another ML-DSA key",
+            where=f"request of {request.member}",
+            hint="keys/log-ml-dsa.key was made anew: put the old one back, or choose a new name for a new log",
+        )
+
+
+def check_all_have_ml_dsa(active: Sequence[Enrolled]) -> None:
+    if missing := [record.member for record in active if record.log_ml_dsa is None]:
+        raise PolicyViolation(
+            f"no ML-DSA key of the logs of {', '.join(missing)}",
+            where="federation.toml [audit] ml_dsa",
+            hint="each runs `site-agent renew --ml-dsa` (or `coordinator renew --ml-dsa`); then "
+            "`consortium renew NAME --request FILE`",
         )
 
 

@@ -82,6 +82,7 @@ learning_rate = 0.001                 # (required)
 # vote_drop = 0.05                    # sites vote against a model that is worse than the one before by more than this
 # max_rounds_unwitnessed = 3
 # witnesses = []                      # keys of a regulator or an ethics board: `privacy-audit witness-key` makes one
+# ml_dsa = false                      # true: ML-DSA-65 signatures too on manifests and log heads; there is no way back
 
 [timing]                              # seconds
 # train = 3600
@@ -157,14 +158,18 @@ def _passphrase(path: Path | None, none: bool, *, confirm: bool = False) -> byte
 
 
 def _unlock(authority: Authority, path: Path | None, none: bool) -> ec.EllipticCurvePrivateKey:
+    return authority.unlock(_root_secret(authority, path, none))
+
+
+def _root_secret(authority: Authority, path: Path | None, none: bool) -> bytes | None:
     if keystore.token_of(authority.folder / "root.key") is not None:
-        return authority.unlock(None)  # the token asks for its PIN
+        return None  # the token asks for its PIN
     if none:
         say(DEMO_WARNING)
     elif b"BEGIN ENCRYPTED" not in files.read_private(authority.folder / "root.key"):
         say(DEMO_WARNING)
-        return authority.unlock(None)
-    return authority.unlock(_passphrase(path, none))
+        return None
+    return _passphrase(path, none)
 
 
 def _now() -> int:
@@ -333,8 +338,13 @@ def publish(
     """Sign the next version of the manifest: members, rules, initial model, clips, revocations."""
     authority = Authority.open(folder)
     plan = FederationPlan.read(plan_path or authority.plan_path)
-    key = _unlock(authority, passphrase_file, no_passphrase)
-    manifest = authority.publish(key, plan, now_ms=_now())
+    secret = _root_secret(authority, passphrase_file, no_passphrase)
+    key, second = authority.unlock(secret), None
+    if plan.audit.ml_dsa:
+        if keystore.token_of(authority.folder / "root.key") is not None:
+            secret = _passphrase(passphrase_file, no_passphrase)  # tokens make no ML-DSA keys: that one is a file
+        second = authority.unlock_ml_dsa(secret)
+    manifest = authority.publish(key, plan, ml_dsa=second, now_ms=_now())
     summary = showing.manifest_summary(manifest, _now())
     for warning in summary["warnings"]:
         say(f"note: {warning}")

@@ -102,6 +102,7 @@ class AuditPlan(Document):
     vote_drop: Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)] | None = None
     max_rounds_unwitnessed: Positive = 3
     witnesses: tuple[VerifierKey, ...] = ()
+    ml_dsa: bool = False
 
 
 class TimingPlan(Document):
@@ -160,9 +161,12 @@ def build(
     roster: Sequence[Member],
     coordinator: Member,
     revocations: Sequence[Revocation],
+    root_ml_dsa: str | None = None,
     now_ms: int,
 ) -> Manifest:
     """The next manifest of this federation."""
+    if plan.audit.ml_dsa != (root_ml_dsa is not None):
+        raise ConfigError("the root's ML-DSA key belongs to ml_dsa = true", where="federation.toml [audit] ml_dsa")
     refuse_two_sites(plan, len(roster))
     _check_private(plan, _settings(plan, model))
     layout, initial_state = _layout(plan, model, [member.id for member in roster], previous)
@@ -184,6 +188,7 @@ def build(
         processing=Processing(**plan.processing.model_dump()),
         revocations=tuple(revocations),
         scores=_scores(plan),
+        root_ml_dsa=root_ml_dsa,
     )
 
 

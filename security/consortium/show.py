@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 from typing import Any, Final
 
 from rich.console import Console
@@ -61,10 +62,18 @@ def manifest_summary(manifest: Manifest, now_ms: int) -> dict[str, Any]:
         "weight_cap": layout.weight_cap,
         "layout": layout.layout_hash.hex(),
         "audit": manifest.audit.mode,
+        "root_ml_dsa": _second_key(manifest),
         "privacy": manifest.privacy.model_dump() if manifest.privacy else None,
         "revoked": [revocation.model_dump() for revocation in manifest.revocations],
         "warnings": warnings(manifest) + expiring(manifest, now_ms),
     }
+
+
+def _second_key(manifest: Manifest) -> str | None:
+    """SHA-256 of the root's ML-DSA key, which people compare; None without one."""
+    if manifest.root_ml_dsa is None:
+        return None
+    return hashlib.sha256(bytes.fromhex(manifest.root_ml_dsa)).hexdigest()
 
 
 def expiring(manifest: Manifest, now_ms: int) -> list[str]:
@@ -126,6 +135,7 @@ def print_manifest(console: Console, summary: dict[str, Any], blocks: list[dict[
         ("a round needs", f"{summary['least_cohort']} sites; {summary['colluders']} may collude with the coordinator"),
         ("the sum is", "checked in full" if summary["audit"] == "covered" else "spot-checked only"),
         ("privacy", _privacy(summary["privacy"])),
+        *([("ML-DSA-65", f"signed too, with the key {grouped(second)}")] if (second := summary["root_ml_dsa"]) else []),
     )
     console.print(facts)
     roster = Table("site", "signing certificate", "days left", box=None, pad_edge=False)

@@ -1,4 +1,5 @@
-"""Ed25519 signatures over tagged statements (docs/spec/secure-aggregation.md, "Bytes that are signed").
+"""Ed25519 signatures over tagged statements (docs/spec/secure-aggregation.md, "Bytes that are signed"), and the check
+of ML-DSA-65 signatures (FIPS 204), which stand beside others on manifests and log heads: they are verified in years.
 
 A statement is ``label || TLV(signer) || TLV(field)*``. The label says what kind of statement it is, so a signature
 made for one purpose verifies for no other; every field carries its length, so no two lists of fields share bytes.
@@ -11,6 +12,7 @@ from typing import NoReturn
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PublicKey
 
 from lazaret.errors import VerificationFailed
 from security.crypto import encoding
@@ -19,11 +21,21 @@ from security.secrets import Secret
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
+ML_DSA_KEY_BYTES = 1952
+ML_DSA_SIGNATURE_BYTES = 3309
 
 
 def statement(label: bytes, signer: str, *fields: bytes) -> bytes:
     """Return the bytes that are signed."""
     return label + encoding.text(signer) + b"".join(encoding.tlv(field) for field in fields)
+
+
+def verify_ml_dsa(public: bytes, signature: bytes, message: bytes) -> None:
+    """Return if `signature` is that of an ML-DSA-65 key over the message; raise otherwise, without saying why."""
+    try:
+        MLDSA65PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        raise VerificationFailed("signature does not verify") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ Imported by: coordinator, npr, protos, security.audit, security.consortium, secu
     fingerprints    digits and phrases that two people compare over the telephone
     kit             all that a member needs from the consortium, in one file
     manifest        the signed manifest as a value
+    second_signature  ML-DSA-65 beside the root's ECDSA signature, where the consortium has turned it on
     rules           which manifests are accepted, one function for each rule
     own_issuer      TLS certificates of a site's own authority
     peers           who is at the other end of a connection

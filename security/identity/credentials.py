@@ -22,8 +22,8 @@ from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest, Member, unseal
 from security.identity.peers import check_pinned
 from security.identity.pki import Purpose, Role, Subject
-from security.identity.request import read_file
-from security.identity.rules import CLOCK_SKEW_MS, check_signature
+from security.identity.request import origin, read_file
+from security.identity.rules import CLOCK_SKEW_MS, check_signatures
 
 EXPIRY_WARNING_DAYS: Final = 30
 
@@ -171,11 +171,23 @@ def manifest(credentials: Credentials) -> Iterator[Line]:
         return
     yield ok(f"{credentials.subject.member} is in it, with this certificate, among {len(opened.roster)} sites")
     yield from _own_certificate(credentials, opened)
+    if member.log_ml_dsa is not None:
+        yield tried("ML-DSA key of the privacy log is the listed one", lambda: _check_log_ml_dsa(credentials, member))
     left = pki.days_left(member.certificate, credentials.now_ms)
     if left < 0:
         yield problem(
             f"the signing certificate in the manifest ended {-left} days ago",
             "a renewal needs a new manifest as well: ask the consortium to publish one",
+        )
+
+
+def _check_log_ml_dsa(credentials: Credentials, member: Member) -> None:
+    signer = credentials.identity.log_ml_dsa(origin(credentials.subject))
+    if signer.key.public.hex() != member.log_ml_dsa:
+        raise ConfigError(
+            "is not the key that the manifest lists",
+            where=str(credentials.identity.ml_dsa_path),
+            hint="restore the file from a backup: without it the privacy log signs no head, and nothing is sent",
         )
 
 
@@ -243,8 +255,8 @@ def _manifest_made(credentials: Credentials) -> Iterator[tuple[dt.datetime, str]
     if not credentials.identity.manifest_path.exists():
         return
     try:
-        content, signature = unseal(read_file(credentials.identity.manifest_path))
-        check_signature(content, signature, credentials.identity.root())
+        content, signatures = unseal(read_file(credentials.identity.manifest_path))
+        check_signatures(content, signatures, credentials.identity.root())
     except ToolkitError:
         return  # the check of the manifest reports it
     yield dt.datetime.fromtimestamp(content.issued_at_ms / 1000, dt.UTC), f"manifest version {content.version}"

@@ -12,9 +12,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import click
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret import files
 from lazaret.errors import CertificateNameMismatch, CertificateUntrusted, ConfigError
@@ -31,6 +33,10 @@ from security.identity.token import TokenUri
 from security.log.note import KeyType, NoteSigner
 from security.rng import Randomness, SystemRandomness
 from security.secagg.groups import draw_commitment
+
+ml_dsa_option = click.option(
+    "--ml-dsa", is_flag=True, help="Make an ML-DSA-65 key for the privacy log too; the consortium asks for it."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +134,15 @@ class Identity:
     def audit_root(self, subject: Subject) -> NoteSigner:
         return NoteSigner(origin(subject), keystore.load_ed25519_key(self.folder / "keys" / "audit-root.key"))
 
+    @property
+    def ml_dsa_path(self) -> Path:
+        """Signs the heads of the log beside the epoch keys, where the manifest lists it."""
+        return self.folder / "keys" / "log-ml-dsa.key"
+
+    def log_ml_dsa(self, log: str) -> NoteSigner:
+        """:param log: the log's name."""
+        return NoteSigner(log, keystore.load_ml_dsa_key(self.ml_dsa_path), KeyType.ML_DSA)
+
     def cosigner(self, subject: Subject) -> NoteSigner:
         key = keystore.load_ed25519_key(self.folder / "keys" / "cosigner.key")
         return NoteSigner(witness_name(subject), key, KeyType.COSIGNER)
@@ -187,12 +202,14 @@ class Identity:
         hosts: Sequence[str] = (),
         place: TokenUri | None = None,
         issuer: TlsIssuer | None = None,
+        ml_dsa: bool = False,
         rng: Randomness | None = None,
     ) -> EnrolmentRequest:
         """Make every key this member needs, and the request for its certificates.
 
         :param place: the token in which the signing key is made, and the TLS key of a site; None: files.
         :param issuer: an authority of this site's own for TLS certificates.
+        :param ml_dsa: make an ML-DSA-65 key for the log too; it is a file.
         """
         rng = rng or SystemRandomness()
         keys = self.folder / "keys"
@@ -211,6 +228,7 @@ class Identity:
             keystore.save_private_key(keys / f"{name}.key", pki.new_signing_key())
         for name in ("sealing", "data"):
             keystore.save_secret(keys / f"{name}.key", rng.bytes(32))
+        self._add_ml_dsa(ml_dsa)
         return self._finish_request(subject, signing, tls_request, signing_request, old=None, issuer=issuer)
 
     def renew(
@@ -220,6 +238,7 @@ class Identity:
         hosts: Sequence[str] = (),
         place: TokenUri | None = None,
         issuer: TlsIssuer | None = None,
+        ml_dsa: bool = False,
     ) -> EnrolmentRequest:
         """A request for new TLS and signing keys, signed with the signing key in force. Log keys stay.
 
@@ -229,7 +248,12 @@ class Identity:
         old, place = self.signing_key(self._installed(self.signing_path)), place or self.token()
         name = issuer.name if issuer else self._own_name()
         signing, tls_request, signing_request = self._new_pair(subject, hosts, place, name, SystemRandomness())
+        self._add_ml_dsa(ml_dsa)
         return self._finish_request(subject, signing, tls_request, signing_request, old=old, issuer=issuer)
+
+    def _add_ml_dsa(self, wanted: bool) -> None:
+        if wanted and not self.ml_dsa_path.exists():
+            keystore.save_private_key(self.ml_dsa_path, MLDSA65PrivateKey.generate())
 
     def _finish_request(
         self,
@@ -251,6 +275,7 @@ class Identity:
             cosigner=str(self.cosigner(subject).key),
             draw=draw_commitment(subject.member, self.draw_secret()).hex(),
             tls_issuer=issuer,
+            log_ml_dsa=self.log_ml_dsa(origin(subject)).key.public.hex() if self.ml_dsa_path.exists() else None,
         )
         signature = SigningKey(signing).sign(labels.SIGN_ENROLMENT, subject.member, unsigned.digest)
         renewal = old.sign(labels.SIGN_RENEWAL, subject.member, unsigned.digest).hex() if old else None
@@ -333,7 +358,7 @@ class Identity:
         return accept_newer(self.manifest(now_ms=now_ms), open_manifest(data, self.root(), now_ms=now_ms))
 
 
-def _check_pair(key: keystore.PrivateKey, certified: pki.PublicKey, path: Path) -> None:
+def _check_pair(key: Ed25519PrivateKey | ec.EllipticCurvePrivateKey, certified: pki.PublicKey, path: Path) -> None:
     """The address of a key in a token may lead to another one: labels are not unique, and can be given anew."""
     if pki.key_fingerprint(key.public_key()) != pki.key_fingerprint(certified):
         raise CertificateNameMismatch(
@@ -353,12 +378,13 @@ def renew(
     hosts: Sequence[str] = (),
     place: TokenUri | None = None,
     issuer: TlsIssuer | None = None,
+    ml_dsa: bool = False,
 ) -> EnrolmentRequest:
     """A request for new keys of a member, for either command. What is in force stays in force until the answer."""
     subject = pki.subject_of(identity.tls_certificate(), str(identity.tls_path))
     if subject.role is not role:
         raise ConfigError(f"the certificate is of a {subject.role}", where=str(identity.tls_path))
-    return identity.renew(subject, hosts=hosts, place=place, issuer=issuer)
+    return identity.renew(subject, hosts=hosts, place=place, issuer=issuer, ml_dsa=ml_dsa)
 
 
 def join(

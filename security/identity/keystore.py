@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 from cryptography.hazmat.primitives import padding, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
@@ -28,7 +29,7 @@ from security.identity import token
 from security.identity.token import TokenSigningKey, TokenTlsKey, TokenUri
 from security.rng import Randomness, SystemRandomness
 
-PrivateKey: TypeAlias = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey
+PrivateKey: TypeAlias = ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey | MLDSA65PrivateKey
 
 # 16 MiB and five passes: as costly to guess as N = 2^17, and within the 32 MiB that the openssl command allows.
 SCRYPT_N: Final = 2**14
@@ -71,7 +72,7 @@ def load_private_key(path: Path, *, passphrase: bytes | None = None) -> PrivateK
     except ValueError as error:
         hint = "check the passphrase" if passphrase is not None else "restore the file from a backup"
         raise ConfigError("key does not open", where=str(path), hint=hint) from error
-    if not isinstance(key, ed25519.Ed25519PrivateKey | ec.EllipticCurvePrivateKey):
+    if not isinstance(key, PrivateKey):
         raise ConfigError("key is of a kind this toolkit does not use", where=str(path))
     return key
 
@@ -97,6 +98,13 @@ def load_ed25519_key(path: Path, *, passphrase: bytes | None = None) -> ed25519.
 def load_signing_key(path: Path, *, passphrase: bytes | None = None) -> SigningKey:
     """The same file as the signer that protocol machines take."""
     return SigningKey(load_ed25519_key(path, passphrase=passphrase))
+
+
+def load_ml_dsa_key(path: Path, *, passphrase: bytes | None = None) -> MLDSA65PrivateKey:
+    key = load_private_key(path, passphrase=passphrase)
+    if not isinstance(key, MLDSA65PrivateKey):
+        raise ConfigError("not an ML-DSA-65 key", where=str(path), hint="restore the file from a backup")
+    return key
 
 
 def load_tls_key(path: Path, *, passphrase: bytes | None = None) -> ec.EllipticCurvePrivateKey:

@@ -13,25 +13,28 @@ import math
 import re
 import unicodedata
 from decimal import Decimal
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
     PlainValidator,
     SerializerFunctionWrapHandler,
     ValidationError,
+    ValidationInfo,
     model_serializer,
 )
 
 from lazaret.errors import OTHER_VERSION, CodecError, ConfigError, ManifestRejected
 from security import labels
 from security.crypto import encoding
+from security.crypto.signing import ML_DSA_KEY_BYTES, ML_DSA_SIGNATURE_BYTES
 from security.identity import pki
 from security.secagg import thresholds
 from security.secagg.layout import MAX_ROSTER, SCORED, Layout
@@ -76,6 +79,13 @@ def _read_layout(value: object) -> Layout:
         raise ValueError(str(error)) from error
 
 
+def _not_null(value: object, info: ValidationInfo) -> object:
+    """In a document there is one way to have no such key: it is left out."""
+    if value is None and info.mode == "json":
+        raise ValueError("is null; it must be left out")
+    return value
+
+
 Name = Annotated[str, Field(pattern=pki.NAME_PATTERN)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -83,6 +93,12 @@ DecimalText = Annotated[str, AfterValidator(_check_decimal)]
 Count = Annotated[int, Field(ge=0, le=encoding.MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=encoding.MAX_INT)]
 VerifierKey = Annotated[str, Field(pattern=r"^[!-*,-~]{1,200}\+[0-9a-f]{8}\+[A-Za-z0-9+/]{44}$")]
+# The raw bytes of a public ML-DSA-65 key, in documents of consortia that have turned it on.
+MlDsaKey = Annotated[
+    Annotated[str, Field(pattern=rf"^[0-9a-f]{{{2 * ML_DSA_KEY_BYTES}}}$")] | None,
+    BeforeValidator(_not_null),
+    Field(exclude_if=lambda value: value is None),
+]
 LayoutField = Annotated[Layout, PlainValidator(_read_layout), PlainSerializer(Layout.to_dict)]
 Phrase = Annotated[str, Field(pattern=r"^[ -~]{1,200}$")]
 ClassNames = Annotated[
@@ -125,7 +141,8 @@ class Member(MayNameIssuer):
 
     A renewal with a new TLS key lists the old key too until its certificate ends, so that nobody is cut off in mid-run.
     `draw` is the commitment to its secret for the draw of groups. A site may have TLS certificates of its own authority
-    (`tls_issuer`) besides those of the root, for the same keys.
+    (`tls_issuer`) besides those of the root, for the same keys. `log_ml_dsa` signs the heads of its log beside the
+    epoch keys that `audit_root` leads to.
     """
 
     id: Name
@@ -134,6 +151,7 @@ class Member(MayNameIssuer):
     draw: Hash
     audit_root: VerifierKey
     cosigner: VerifierKey
+    log_ml_dsa: MlDsaKey = None
 
     @property
     def certificate(self) -> x509.Certificate:
@@ -295,6 +313,8 @@ class Revocation(Document):
 
 
 class Manifest(Document):
+    """One version. With `root_ml_dsa`, it and all later ones need a signature of this key too."""
+
     format: Literal["lazaret-manifest/2"] = FORMAT
     federation: Name
     version: Positive
@@ -313,6 +333,7 @@ class Manifest(Document):
     processing: Processing
     revocations: tuple[Revocation, ...]
     scores: ScoreTable | None = None
+    root_ml_dsa: MlDsaKey = None
 
     @classmethod
     def from_dict(cls, value: object, where: str = "manifest") -> Self:
@@ -394,17 +415,26 @@ def describe(error: ValidationError) -> str:
 
 
 class Envelope(Document):
-    """The file: the manifest and the root's signature over its digest."""
+    """The file: the manifest and the root's signatures over its digest."""
 
     manifest: dict[str, Any]
     signature: Annotated[str, Field(pattern=r"^([0-9a-f]{2}){1,80}$")]
+    ml_dsa: Annotated[str, Field(pattern=rf"^([0-9a-f]{{{2 * ML_DSA_SIGNATURE_BYTES}}})$")] = ""
 
 
-def seal(manifest: Manifest, signature: bytes) -> bytes:
-    return encoding.dumps({"manifest": manifest.to_dict(), "signature": signature.hex()}) + b"\n"
+class SignatureSet(NamedTuple):
+    """The root's signatures on one manifest: ECDSA on each, ML-DSA-65 where the manifest asks for it, else empty."""
+
+    ecdsa: bytes
+    ml_dsa: bytes = b""
 
 
-def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, bytes]:
+def seal(manifest: Manifest, signature: bytes, ml_dsa: bytes = b"") -> bytes:
+    second = {"ml_dsa": ml_dsa.hex()} if ml_dsa else {}
+    return encoding.dumps({"manifest": manifest.to_dict(), "signature": signature.hex(), **second}) + b"\n"
+
+
+def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, SignatureSet]:
     """Parse the file strictly: one canonical form, no unknown key. Says nothing yet about who signed it."""
     if len(data) > MAX_BYTES:
         raise ManifestRejected(f"{len(data)} bytes are more than a manifest may have", where=where, hint=_FETCH)
@@ -415,7 +445,8 @@ def unseal(data: bytes, where: str = "manifest") -> tuple[Manifest, bytes]:
         raise ManifestRejected(f"manifest is {error.message}", where=where, hint=_FETCH) from error
     except ValidationError as error:
         raise ManifestRejected(describe(error), where=where, hint=_FETCH) from None
-    return Manifest.from_dict(envelope.manifest, where), bytes.fromhex(envelope.signature)
+    signatures = SignatureSet(bytes.fromhex(envelope.signature), bytes.fromhex(envelope.ml_dsa))
+    return Manifest.from_dict(envelope.manifest, where), signatures
 
 
 def real(text: str) -> float:

@@ -28,7 +28,7 @@ from security.crypto.encoding import MAX_INT
 from security.crypto.key_agreement import SUITE, SUITES
 from security.crypto.signing import VerifyKey
 from security.identity.manifest import Aggregation, Manifest, Member
-from security.log.note import VerifierKey
+from security.log.note import KeyType, VerifierKey
 from security.log.roster import COORDINATOR, SITE, Party, Roster
 from security.secagg import thresholds
 from security.secagg.groups import Groups, drawn
@@ -333,7 +333,10 @@ def audit_roster(manifest: Manifest) -> Roster:
 
 def _party(member: Member, role: str) -> Party:
     root, cosigner = VerifierKey.parse(member.audit_root), VerifierKey.parse(member.cosigner)
-    return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner)
+    ml_dsa = None
+    if member.log_ml_dsa is not None:
+        ml_dsa = VerifierKey(name=root.name, kind=KeyType.ML_DSA, public=bytes.fromhex(member.log_ml_dsa))
+    return Party(name=member.id, role=role, origin=root.name, root=root, cosigner=cosigner, ml_dsa=ml_dsa)
 
 
 # One membership, and the one place where a party keeps it.

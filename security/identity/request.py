@@ -19,7 +19,7 @@ from security.crypto import encoding
 from security.crypto.signing import VerifyKey
 from security.identity import pki
 from security.identity.fingerprints import grouped
-from security.identity.manifest import Document, Hash, MayNameIssuer, Name, describe
+from security.identity.manifest import Document, Hash, MayNameIssuer, MlDsaKey, Name, describe
 from security.identity.own_issuer import read_issuer
 from security.identity.pki import Purpose, Role, Subject
 from security.log.note import KeyType, VerifierKey
@@ -86,6 +86,7 @@ class EnrolmentRequest(BundleFile, MayNameIssuer):
     audit_root: str
     cosigner: str
     draw: Hash
+    log_ml_dsa: MlDsaKey = None
     signature: SignatureText | None = None
     renewal: SignatureText | None = None
 

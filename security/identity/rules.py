@@ -20,15 +20,22 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature, encode_dss_signature
 
 from lazaret.errors import ConfigError, ManifestRejected, PolicyViolation
-from security import labels
-from security.crypto.signing import statement
 from security.dp.filter import check_delta
 from security.dp.planner import PREFIX, PrivateSettings, Schedule
 from security.dp.shared_noise import SharedNoise
 from security.identity import pki
-from security.identity.manifest import Manifest, Member, real, unseal
+from security.identity.manifest import Manifest, Member, SignatureSet, real, unseal
 from security.identity.own_issuer import check_issuers
 from security.identity.pki import Purpose, Role, Subject
+from security.identity.second_signature import (
+    FETCH_AGAIN,
+    check_ml_dsa,
+    check_ml_dsa_kept,
+    check_ml_dsa_signature,
+    log_keys,
+    signed_bytes,
+)
+from security.identity.second_signature import where_of as _where
 from security.log.note import KeyType, VerifierKey
 from security.secagg import groups, thresholds
 from security.secagg.certificates import MAX_MOVEMENTS
@@ -47,8 +54,8 @@ TWO_SITES_HINT: Final = (
 
 def open_manifest(data: bytes, root: x509.Certificate, *, now_ms: int, where: str = "manifest") -> Manifest:
     """Read a manifest file and accept it only if this root signed it and it keeps every rule."""
-    manifest, signature = unseal(data, where)
-    check_signature(manifest, signature, root)
+    manifest, signatures = unseal(data, where)
+    check_signatures(manifest, signatures, root)
     check_federation(manifest, root)
     check_clock(manifest, root, now_ms)
     check_certificates(manifest, root)
@@ -58,12 +65,14 @@ def open_manifest(data: bytes, root: x509.Certificate, *, now_ms: int, where: st
 
 
 def sign(manifest: Manifest, key: ec.EllipticCurvePrivateKey) -> bytes:
-    r, s = decode_dss_signature(key.sign(_signed_bytes(manifest), ec.ECDSA(hashes.SHA256())))
+    r, s = decode_dss_signature(key.sign(signed_bytes(manifest), ec.ECDSA(hashes.SHA256())))
     return encode_dss_signature(r, min(s, P256_ORDER - s))
 
 
-def _signed_bytes(manifest: Manifest) -> bytes:
-    return statement(labels.SIGN_MANIFEST, manifest.federation, manifest.digest)
+def check_signatures(manifest: Manifest, signatures: SignatureSet, root: x509.Certificate) -> None:
+    """All that the manifest asks for. Which ML-DSA key it must name, `check_ml_dsa_kept` knows from the one before."""
+    check_signature(manifest, signatures.ecdsa, root)
+    check_ml_dsa_signature(manifest, signatures.ml_dsa)
 
 
 def check_signature(manifest: Manifest, signature: bytes, root: x509.Certificate) -> None:
@@ -72,12 +81,12 @@ def check_signature(manifest: Manifest, signature: bytes, root: x509.Certificate
         raise ManifestRejected("the root certificate holds no ECDSA key", where="root certificate")
     try:
         check_one_form(signature)
-        key.verify(signature, _signed_bytes(manifest), ec.ECDSA(hashes.SHA256()))
+        key.verify(signature, signed_bytes(manifest), ec.ECDSA(hashes.SHA256()))
     except (InvalidSignature, ValueError):
         raise ManifestRejected(
             "the signature is not this consortium's",
             where=_where(manifest),
-            hint="fetch the manifest again; if that does not help, compare the root's fingerprint with the consortium",
+            hint=FETCH_AGAIN,
         ) from None
 
 
@@ -131,6 +140,7 @@ def check_distinct_keys(manifest: Manifest) -> None:
     keys = [key for member in manifest.members for key in (member.signing_key, *_note_keys(member))]
     keys += [key.public for key in _observers(manifest)]
     pins = [pin for member in manifest.members for pin in member.tls_keys]
+    pins += [key for key in (manifest.root_ml_dsa, *log_keys(manifest)) if key is not None]
     if len(set(keys)) != len(keys) or len(set(pins)) != len(pins):
         raise ManifestRejected("a key appears twice", where=_where(manifest))
 
@@ -332,6 +342,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_roster,
     check_distinct_keys,
     check_issuers,
+    check_ml_dsa,
     check_two_sites,
     check_thresholds,
     check_audit,
@@ -358,6 +369,7 @@ def accept_newer(current: Manifest | None, offered: Manifest) -> Manifest:
         check_not_older(current, offered)
         check_chain(current, offered)
         check_run(current, offered)
+        check_ml_dsa_kept(current, offered)
     check_draw(current, offered)
     return offered
 
@@ -471,7 +483,3 @@ def _keeps_noise(current: SharedNoise | None, offered: SharedNoise | None) -> bo
 
 def _members(manifest: Manifest) -> list[tuple[Member, Role]]:
     return [(manifest.coordinator, Role.COORDINATOR), *((member, Role.SITE) for member in manifest.roster)]
-
-
-def _where(manifest: Manifest) -> str:
-    return f"manifest version {manifest.version}"

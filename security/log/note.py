@@ -17,9 +17,11 @@ from typing import Final
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PrivateKey
 
 from lazaret.errors import CodecError, LocalProtocolError, VerificationFailed
 from security.crypto.merkle import HASH_SIZE
+from security.crypto.signing import KEY_BYTES, ML_DSA_KEY_BYTES, verify_ml_dsa
 
 MAX_SIGNATURES: Final = 64
 MAX_NOTE: Final = 1 << 18
@@ -33,10 +35,14 @@ COSIGNATURE_BYTES: Final = 72  # eight of time, 64 of Ed25519
 
 
 class KeyType(IntEnum):
-    """Signature types assigned by C2SP signed-note."""
+    """Signature types of C2SP signed-note; 0xff is for types of one's own, which have a name (`_ML_DSA`)."""
 
     LOG = 0x01
     COSIGNER = 0x04
+    ML_DSA = 0xFF
+
+
+_ML_DSA: Final = b"lazaret-ml-dsa-65"
 
 
 def _unbase64(text: str, what: str) -> bytes:
@@ -51,7 +57,8 @@ def _unbase64(text: str, what: str) -> bytes:
 
 def key_id(name: str, kind: KeyType, public: bytes) -> bytes:
     """First four bytes of SHA-256(name, newline, type, key)."""
-    return sha256(name.encode() + b"\n" + bytes([kind]) + public).digest()[:4]
+    own = _ML_DSA if kind is KeyType.ML_DSA else b""
+    return sha256(name.encode() + b"\n" + bytes([kind]) + own + public).digest()[:4]
 
 
 def check_key_name(name: str) -> None:
@@ -70,8 +77,8 @@ class VerifierKey:
 
     def __post_init__(self) -> None:
         check_key_name(self.name)
-        if len(self.public) != 32:
-            raise CodecError("an Ed25519 key is 32 bytes")
+        if len(self.public) != (ML_DSA_KEY_BYTES if self.kind is KeyType.ML_DSA else KEY_BYTES):
+            raise CodecError("a public key has the wrong length")
 
     @property
     def id(self) -> bytes:
@@ -101,6 +108,9 @@ class VerifierKey:
         """Check one signature over a note's text; gives the time of a cosignature in seconds, else None."""
         timestamp: int | None = None
         message = text.encode()
+        if self.kind is KeyType.ML_DSA:
+            verify_ml_dsa(self.public, signature, message)
+            return None
         if self.kind is KeyType.COSIGNER:
             if len(signature) != COSIGNATURE_BYTES:
                 raise VerificationFailed("signature does not verify")
@@ -124,7 +134,9 @@ class NoteSigner:
 
     __slots__ = ("_private", "key")
 
-    def __init__(self, name: str, private: Ed25519PrivateKey, kind: KeyType = KeyType.LOG) -> None:
+    def __init__(
+        self, name: str, private: Ed25519PrivateKey | MLDSA65PrivateKey, kind: KeyType = KeyType.LOG
+    ) -> None:
         self._private = private
         self.key = VerifierKey(name=name, kind=kind, public=private.public_key().public_bytes_raw())
 
@@ -135,7 +147,7 @@ class NoteSigner:
 
     def sign(self, text: str) -> Signature:
         """Sign a note's text as a log or root key does."""
-        if self.key.kind is not KeyType.LOG:
+        if self.key.kind is KeyType.COSIGNER:
             raise LocalProtocolError("a cosigner key signs heads only, with a time: use cosign")
         return Signature(name=self.key.name, key_id=self.key.id, value=self._private.sign(text.encode()))
 

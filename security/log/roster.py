@@ -27,12 +27,15 @@ class Party:
     origin: str
     root: VerifierKey
     cosigner: VerifierKey
+    ml_dsa: VerifierKey | None = None  # signs the heads of this log beside its epoch keys, where the manifest lists it
 
     def __post_init__(self) -> None:
         if self.role not in (SITE, COORDINATOR):
             raise ConfigError(f"a party is a site or the coordinator, not {self.role!r}", where=self.name)
         if self.root.kind is not KeyType.LOG or self.cosigner.kind is not KeyType.COSIGNER:
             raise ConfigError("root and cosigner keys are mixed up", where=self.name)
+        if self.ml_dsa is not None and (self.ml_dsa.kind, self.ml_dsa.name) != (KeyType.ML_DSA, self.origin):
+            raise ConfigError("the ML-DSA key is not of this log", where=self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,7 @@ class AuditLog:
         clock: Clock,
         rng: Randomness,
         newest: Note | None = None,
+        ml_dsa: Callable[[], NoteSigner] | None = None,
     ) -> None:
         self._machine = machine
         self._writer = writer
@@ -95,6 +96,7 @@ class AuditLog:
         self._clock = clock
         self._rng = rng
         self._newest = newest
+        self._ml_dsa = ml_dsa
         self._leaves = machine.size  # how many are in leaves.bin
         self._sealed_ms = clock.mono_ms()
         self.witnessed = 0  # size of the newest checkpoint that got a quorum since this start
@@ -115,8 +117,12 @@ class AuditLog:
         clock: Clock,
         rng: Randomness,
         disk: Disk | None = None,
+        ml_dsa: Callable[[], NoteSigner] | None = None,
     ) -> AuditLog:
-        """Start a log: the root key endorses epoch 0, the genesis entry names all keys, a checkpoint is signed."""
+        """Start a log: the root key endorses epoch 0, the genesis entry names all keys, a checkpoint is signed.
+
+        :param ml_dsa: loads the key that signs heads too, where the manifest lists one; `open` has the same.
+        """
         if root.key != party.root:
             raise LocalProtocolError("the root key is not the one in the roster", where=party.origin)
         writer = DurableFolder(folder, disk or Disk())
@@ -132,7 +138,16 @@ class AuditLog:
             first = endorse(root, Endorsement(origin=party.origin, epoch=0, key=signer.key))
             writer.disk.publish(writer.epochs / "0.note", first.encode())
             machine = LogMachine(party.origin)
-            log = cls(machine=machine, writer=writer, keys=keys, signer=signer, roster=roster, clock=clock, rng=rng)
+            log = cls(
+                machine=machine,
+                writer=writer,
+                keys=keys,
+                signer=signer,
+                roster=roster,
+                clock=clock,
+                rng=rng,
+                ml_dsa=ml_dsa,
+            )
             log.append(
                 LogGenesis(
                     format=1,
@@ -162,6 +177,7 @@ class AuditLog:
         clock: Clock,
         rng: Randomness,
         disk: Disk | None = None,
+        ml_dsa: Callable[[], NoteSigner] | None = None,
     ) -> AuditLog:
         """Go on with a log: check it against its checkpoints, set a torn write aside, settle the keys after a crash."""
         writer = DurableFolder(folder, disk or Disk())
@@ -179,6 +195,7 @@ class AuditLog:
                 clock=clock,
                 rng=rng,
                 newest=found.newest,
+                ml_dsa=ml_dsa,
             )
             log._settle_epoch(found.chain)
             if found.torn:
@@ -267,12 +284,22 @@ class AuditLog:
             return self._publish_checkpoint(self._signer)
 
     def _publish_checkpoint(self, *signers: NoteSigner) -> Note:
-        note = self._machine.checkpoint(*signers)
+        note = self._machine.checkpoint(*signers, *self._beside())
         self._writer.disk.publish(self._writer.checkpoint_path(self.size), note.encode())
         self._writer.write_leaves([self._machine.tree.leaf(seq) for seq in range(self._leaves, self.size)])
         self._leaves = self.size
         self._newest, self._sealed_ms = note, self._clock.mono_ms()
         return note
+
+    def _beside(self) -> tuple[NoteSigner, ...]:
+        """The key that signs every head too, where the manifest lists one. It is of no epoch, and stays."""
+        party = self._roster.by_origin.get(self.origin)
+        if party is None or party.ml_dsa is None:
+            return ()
+        signer = self._ml_dsa() if self._ml_dsa is not None else None
+        if signer is None or signer.key != party.ml_dsa:
+            raise self._machine.fail("the manifest lists another ML-DSA key for this log than the one in its folder")
+        return (signer,)
 
     def rotate(self, reason: str) -> Note:
         """Begin the next epoch: new key, entry, checkpoint signed by both keys, old key erased. Survives any crash."""

@@ -144,7 +144,7 @@ def test_the_operators_release_is_for_three_more_and_survives_a_restart() -> Non
         for ignored in (bytes(32), state):
             run._do_site(name, (run.machine(name).core.record(UpdatesPermitted(state_hash=ignored)),))
         run.restart_site(name)
-        assert run.machine(name).core.journal.updates_left == 3
+        assert run.machine(name).core.journal.updates_left(vote=False) == 3
     run.machine("site-03").core.journal.permitted = 1  # its own operator releases it too
     for number in (4, 5, 6):
         assert voided(run, number).verdict is SumVerdict.VOID
@@ -153,7 +153,7 @@ def test_the_operators_release_is_for_three_more_and_survives_a_restart() -> Non
 
 def test_after_three_void_sums_each_operator_decides_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were the operator's word not counted, no command could bring the run back."""
-    monkeypatch.setattr(Journal, "updates_left", property(lambda self: max(0, 3 - len(self.uploaded))))
+    monkeypatch.setattr(Journal, "updates_left", lambda self, **_: max(0, 3 - len(self.uploaded)))
     run = stopped(4)
     for name in run.honest:
         permit(run, name)

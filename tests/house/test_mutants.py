@@ -19,7 +19,11 @@ def test_there_are_enough_and_no_two_are_the_same() -> None:
 def test_each_place_is_in_the_code_once(mutant: Mutant) -> None:
     assert (ROOT / mutant.file).read_text(encoding="utf-8").count(mutant.was) == 1
     assert mutant.was != mutant.now
-    assert mutant.tests and all((ROOT / test.partition("::")[0]).exists() for test in mutant.tests)
+    assert mutant.tests
+    for test in mutant.tests:
+        file, _, name = test.partition("::")
+        assert not name or f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), test
+        assert (ROOT / file).exists(), test
 
 
 def test_a_change_takes_the_place_of_the_function() -> None:

@@ -36,7 +36,8 @@ def test_the_model_before_it_stands(federation: NumberFederation) -> None:
     federation.check_sums()
     results = {result.round: result for result in read_published(federation.grounds.coordinator)}
     assert not results[2].stands and all(result.stands for number, result in results.items() if number != 2)
-    assert results[3].before == results[2].before != results[2].after
+    following = results[min(number for number in results if number > 2)]  # a killed site may cost a round its sum
+    assert following.before == results[2].before != results[2].after
     assert federation.rounds[1]["outcome"] == VOTED_DOWN
     for site in federation.sites.values():
         assert site.says("round 2: the sites voted against the model")

@@ -7,7 +7,8 @@ tamper with copies.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from security.log.egress import (
     due_bytes,
     recorded_shape,
 )
-from security.log.note import checkpoint_of
+from security.log.note import NoteSigner, checkpoint_of
 from security.log.roster import COORDINATOR, SITE, Roster
 from security.log.witness import Witness
 from security.log.writer import AuditLog
@@ -103,9 +104,15 @@ class Federation:
             clock=self.clock,
             rng=self.rng,
             disk=QuickDisk(),
+            ml_dsa=self._second_key(member),
         )
         self._attach(member)
         self._start(member)
+
+    def _second_key(self, member: Member) -> Callable[[], NoteSigner] | None:
+        if self.world is None:
+            return None
+        return partial(self.world.identity(member.party.name).log_ml_dsa, member.party.origin)
 
     @classmethod
     def make(cls, folder: Path, sites: Sequence[str] = SITES, dp_sites: Sequence[str] = ("graz",)) -> Federation:
@@ -245,6 +252,7 @@ class Federation:
             clock=self.clock,
             rng=self.rng,
             disk=QuickDisk(),
+            ml_dsa=self._second_key(member),
         )
         self._attach(member)
 

@@ -156,7 +156,17 @@ class World:
         self.identity(member).install(answer, root_fingerprint=self.root_fingerprint, now_ms=self.now)
 
     def publish(self) -> Manifest:
-        return self.authority.publish(self.key, FederationPlan.read(self.authority.plan_path), now_ms=self.now)
+        plan = FederationPlan.read(self.authority.plan_path)
+        second = self.authority.unlock_ml_dsa(None) if plan.audit.ml_dsa else None
+        return self.authority.publish(self.key, plan, ml_dsa=second, now_ms=self.now)
+
+    def turn_on_ml_dsa(self) -> None:
+        """Every member makes its second key, and the plan asks for it; `publish` is still to come."""
+        for record in list(self.authority.members()):
+            request = self.identity(record.member).renew(record.subject, ml_dsa=True)
+            self.authority.renew(self.key, record.member, request, now_ms=self.now, days=365)
+            self.install(record.member)
+        self.write_plan(self.authority.plan_path.read_text() + "\n[audit]\nml_dsa = true\n")
 
     def signed(self, manifest: Manifest) -> bytes:
         """Any manifest under the real root's signature: what a careless or coerced consortium could send out."""

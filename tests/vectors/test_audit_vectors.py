@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 from reference import audit_evidence, audit_formats
 from reference.audit_verifier import Verifier
 
@@ -34,6 +35,8 @@ from tests.attacks.audit.test_audit_fuzz import _fuzz
 from tests.attacks.audit.test_audit_fuzz import changed as changed  # a fixture
 from tests.attacks.audit.test_audit_hostile import HOSTILE
 from tests.attacks.audit.test_audit_membership import less_isolated as less_isolated  # a fixture
+from tests.attacks.audit.test_audit_second_signature import federation as federation  # a fixture
+from tests.attacks.audit.test_audit_second_signature import forged_log, unadopted, with_forged_manifest
 from tests.support.audit_logs import Federation
 
 HERE = Path(__file__).parent
@@ -251,3 +254,20 @@ def test_proof_is_checked_by_both(vectors: Path) -> None:
     for forged in (proof.encode().replace(b"index 7", b"index 8"), proof.encode()[:-30]):
         with pytest.raises(audit_formats.Invalid):
             audit_evidence.check_proof(forged, root)
+
+
+# Two signatures
+
+
+@pytest.mark.parametrize("made", [None, forged_log, unadopted, with_forged_manifest])
+def test_both_verifiers_ask_for_the_second_signature(federation: Federation, tmp_path: Path, made: Any) -> None:
+    """With the root's ML-DSA key, which is after the certificate in root.pem, and without it."""
+    path = federation.members["graz"].folder if made is None else made(federation, tmp_path / "graz")
+    root = federation.root_key
+    second = serialization.load_pem_public_key(b"-----BEGIN PUBLIC" + root.read_bytes().split(b"-----BEGIN PUBLIC")[1])
+    key = second.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw).hex()
+    reference = Verifier(path, _root(root), ml_dsa=key)
+    assert verify(path, keys_for(path, root)).exit_code == reference.verdict == (0 if made is None else 1)
+    alone = tmp_path / "root.pem"
+    alone.write_bytes(root.read_bytes().split(b"-----BEGIN PUBLIC")[0])
+    assert verify(path, keys_for(path, alone)).exit_code == Verifier(path, _root(alone)).verdict

@@ -380,7 +380,7 @@ def check_plan_updates_on_state(policy: AggregationPolicy, journal: Journal, upd
     """Many sums of new updates on one unchanged model would average out the randomness of training (section 8)."""
     if policy.dp_active or journal.uploaded_on != update.state_hash or update.digest in journal.uploaded:
         return
-    if journal.updates_left == 0:
+    if journal.updates_left(vote=policy.vote) == 0:
         raise PolicyViolation(
             f"{len(journal.uploaded)} different updates were already sent on this model, which did not change",
             where="plan",

@@ -17,7 +17,15 @@ from security.secagg.context import RoundContext
 from security.secagg.fields import Wire
 from security.secagg.records import AttemptOutcome
 
-MAX_UPDATES_ON_ONE_STATE: Final = 3  # different vectors on one model without differential privacy (section 8)
+# Different vectors on one model without differential privacy (section 8). Where sites vote, a model may stand for a few
+# rounds although nobody cheats: scores on small validation sides vary.
+MAX_UPDATES_ON_ONE_STATE: Final = 3
+MAX_UPDATES_WITH_VOTES: Final = 6
+
+
+def most_updates(*, vote: bool) -> int:
+    """How many different updates a site sends on one model before it waits for its operator."""
+    return MAX_UPDATES_WITH_VOTES if vote else MAX_UPDATES_ON_ONE_STATE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +109,9 @@ class Journal:
     vote: int = 0
     stopped: str | None = None
 
-    @property
-    def updates_left(self) -> int:
+    def updates_left(self, *, vote: bool) -> int:
         """How many different updates on the newest model the operator of this site still permits, without DP."""
-        return max(0, MAX_UPDATES_ON_ONE_STATE * (1 + self.permitted) - len(self.uploaded))
+        return max(0, most_updates(vote=vote) * (1 + self.permitted) - len(self.uploaded))
 
     @classmethod
     def replay(cls, found: Iterable[Wire]) -> Journal:

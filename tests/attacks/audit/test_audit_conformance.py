@@ -190,6 +190,11 @@ def test_breach_is_found(name: str, private: Federation, tmp_path: Path, monkeyp
     assert weighty(_verified(path, private).findings) <= COMPANY - {expected}, "twin"
 
 
+def test_a_sum_over_more_sites_than_agreed_is_found(private: Federation, tmp_path: Path) -> None:
+    path = _told(private, tmp_path, "hub", "aggregate.published", _all(inputs=len(private.sites) + 1))
+    assert "SumMismatch" in weighty(_verified(path, private).findings)
+
+
 def _one_fewer(entry: Entry) -> None:
     *kept, lost = entry["body"]["self_mask"]
     entry["body"].update(self_mask=kept, mask_key=[lost])
@@ -236,6 +241,8 @@ def test_no_cohort_before_the_draw(grouped: Federation) -> None:
     assert grouped.rules is not None and not list(breaches(entry, grouped.rules))
     undrawn = replace(grouped.rules, groups=None, undrawn=True)
     assert [code for code, _ in breaches(entry, undrawn)] == ["GroupsMismatch"]
+    without = replace(entry, body={**entry.body, "groups": None})
+    assert [code for code, _ in breaches(without, undrawn)] == ["GroupsMismatch"], "one sum of everybody is none either"
 
 
 def test_a_vote_that_nobody_asked_for(grouped: Federation) -> None:

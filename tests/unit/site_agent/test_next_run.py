@@ -21,6 +21,7 @@ from tests.support.consortium_world import PRIVACY
 from tests.support.site_world import SiteWorld, policy_table
 
 SITE = "graz"
+VOTES = "[audit]\nstrict = true\nvote_drop = 0.05\n"
 WITHIN = policy_table(accept_runs='"within_policy"')
 
 
@@ -123,8 +124,10 @@ def test_a_byte_that_was_swapped_in_an_earlier_stream_costs_the_whole_model(worl
             "isolated",
         ),
         (lambda plan: plan, lambda plan: plan + '[audit]\nmode = "sampled"\n', "only sampled"),
+        (lambda plan: plan + VOTES, lambda plan: plan.replace(VOTES, ""), "do not vote"),
+        (lambda plan: plan, lambda plan: plan + VOTES, "up to 6 updates on one that stands"),
     ],
-    ids=["the same", "privacy", "classes", "code", "isolation", "audit"],
+    ids=["the same", "privacy", "classes", "code", "isolation", "audit", "votes end", "votes begin"],
 )
 def test_a_run_that_protects_less_needs_a_person(
     tmp_path: Path, before: Callable[[str], str], after: Callable[[str], str], reason: str | None

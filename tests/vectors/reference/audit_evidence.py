@@ -47,7 +47,7 @@ def check_fork(data: bytes, roots: list[Key]) -> str:
     return str(origin)
 
 
-def check_proof(data: bytes, root: Key) -> Entry:
+def check_proof(data: bytes, root: Key, ml_dsa: Key | None = None) -> Entry:
     """The entry that a proof shows to be in the log of `root`."""
     top, _, signed = data.partition(b"\n\n")
     header, extra, index, *path = top.decode().split("\n")
@@ -58,6 +58,7 @@ def check_proof(data: bytes, root: Key) -> Entry:
     demand(
         origin == root[0] and is_signed(origin, root, [Note(t.encode()) for t in value["endorsements"]], note), "signer"
     )
+    demand(ml_dsa is None or note.signers([ml_dsa]), "one signature only")
     check_inclusion(leaf(line), int(index[6:]), size, [unbase64(step) for step in path], top_hash)
     entry = entry_of(line)
     demand((entry["seq"], entry["origin"]) == (int(index[6:]), origin), "not the entry that the proof names")

@@ -20,8 +20,10 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, utils
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.mldsa import MLDSA65PublicKey
 
 PAGE = Path(__file__).parents[3] / "docs" / "spec" / "audit-log.md"
+ML_DSA = 0xFF  # the type of a key that is not C2SP's
 P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 FRAME = 196_608
 DASH = "\u2014"
@@ -190,7 +192,8 @@ Key = tuple[str, int, bytes]  # name, type, public key
 
 
 def key_id(key: Key) -> bytes:
-    return sha256(key[0].encode() + b"\n" + bytes([key[1]]) + key[2]).digest()[:4]
+    own = b"lazaret-ml-dsa-65" if key[1] == ML_DSA else b""
+    return sha256(key[0].encode() + b"\n" + bytes([key[1]]) + own + key[2]).digest()[:4]
 
 
 def unbase64(text: str) -> bytes:
@@ -248,8 +251,9 @@ class Note:
                 demand(len(value) == 72, "a cosignature has 72 bytes")
                 time, value = int.from_bytes(value[:8], "big"), value[8:]
                 message = f"cosignature/v1\ntime {time}\n{self.text}".encode()
+            kind = MLDSA65PublicKey if key[1] == ML_DSA else Ed25519PublicKey
             try:
-                Ed25519PublicKey.from_public_bytes(key[2]).verify(value, message)
+                kind.from_public_bytes(key[2]).verify(value, message)
             except InvalidSignature:
                 raise Invalid(f"a false signature of {name}") from None
             found[key] = time
@@ -293,26 +297,52 @@ class Agreed:
 
     def __init__(self, data: bytes, root: x509.Certificate | None) -> None:
         value = read_json(data)
-        demand(isinstance(value, dict) and value.keys() == {"manifest", "signature"}, "not a signed manifest")
+        named = value.keys() - {"ml_dsa"} if isinstance(value, dict) else ()
+        demand(named == {"manifest", "signature"}, "not a signed manifest")
         self.value, self.digest = value["manifest"], sha256(data).hexdigest()
         if root is not None:
             self._check(root, bytes.fromhex(value["signature"]))
+            self._check_second(value.get("ml_dsa"))
         self.version: int = self.value["version"]
         members = [*self.value["roster"], self.value["coordinator"]]
         self.keys = {member["id"]: (key_of(member["audit_root"]), key_of(member["cosigner"])) for member in members}
+        self.root_ml_dsa: str | None = self.value.get("root_ml_dsa")
+        self.ml_dsa = {
+            member["id"]: (self.keys[member["id"]][0][0], ML_DSA, bytes.fromhex(member["log_ml_dsa"]))
+            for member in members
+            if "log_ml_dsa" in member
+        }
         self.hub: str = self.value["coordinator"]["id"]
         self.windows = {member["id"]: self._window(member["signing_certificate"]) for member in members}
 
+    @property
+    def content(self) -> bytes:
+        """What the next version names, and the root signs."""
+        return sha256(b"FLSA1/manifest\0" + canonical(self.value)).digest()
+
+    @property
+    def signed(self) -> bytes:
+        parts = (self.value["federation"].encode(), self.content)
+        return b"FLSA1/manifest-sig\0" + b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+
+    def _check_second(self, signature: str | None) -> None:
+        key = self.value.get("root_ml_dsa")
+        demand((key is None) == (signature is None), "an ML-DSA signature without its key, or a key without it")
+        if key is None:
+            return
+        try:
+            MLDSA65PublicKey.from_public_bytes(bytes.fromhex(key)).verify(bytes.fromhex(signature or ""), self.signed)
+        except (InvalidSignature, ValueError):
+            raise Invalid("the ML-DSA signature is not the consortium's") from None
+
     def _check(self, root: x509.Certificate, signature: bytes) -> None:
         federation = self.value["federation"]
-        digest = sha256(b"FLSA1/manifest\0" + canonical(self.value)).digest()
-        parts = b"".join(len(part).to_bytes(4, "big") + part for part in (federation.encode(), digest))
         key = root.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         try:
             r, s = utils.decode_dss_signature(signature)
             demand(s <= P256_ORDER // 2 and utils.encode_dss_signature(r, s) == signature, "another form of signature")
-            key.verify(signature, b"FLSA1/manifest-sig\0" + parts, ec.ECDSA(hashes.SHA256()))
+            key.verify(signature, self.signed, ec.ECDSA(hashes.SHA256()))
         except (InvalidSignature, ValueError):
             raise Invalid("not signed by the consortium") from None
         names = root.subject.get_attributes_for_oid(x509.NameOID.ORGANIZATION_NAME)

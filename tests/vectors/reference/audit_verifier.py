@@ -100,7 +100,7 @@ def hostile(folder: Path) -> Iterator[str]:
 class Verifier:
     """One log. `wrong` and `open` say what was found."""
 
-    def __init__(self, folder: Path, root: x509.Certificate | None = None) -> None:
+    def __init__(self, folder: Path, root: x509.Certificate | None = None, ml_dsa: str | None = None) -> None:
         self.folder = folder
         self.wrong: list[str] = []
         self.open: list[str] = []
@@ -116,6 +116,7 @@ class Verifier:
             self.open.append("there is no log")
             return
         self._manifests(root)
+        self._vouched(ml_dsa)
         self.lines = list(self._lines())
         self._parse()
         self.origin: str = self.entries[0]["origin"] if self.entries else folder.name
@@ -165,6 +166,19 @@ class Verifier:
         versions = [one.version for one in self.agreed.values()]
         self._note(len(versions) == len(set(versions)), "two manifests of one version")
         self.agreed = dict(sorted(self.agreed.items(), key=lambda item: item[1].version))
+
+    def _vouched(self, known: str | None) -> None:
+        """Versions without the root's ML-DSA signature count before the first one that has it, if the auditor does
+        not have the key; and where the next version that counts has their digest."""
+        first = next((one for one in self.agreed.values() if one.root_ml_dsa is not None), None)
+        key = known or (first.root_ml_dsa if first else None)
+        named = set()
+        for digest, one in reversed([*self.agreed.items()]):
+            if one.root_ml_dsa == key or one.content.hex() in named:
+                named.add(one.value["previous"])
+            elif known or (first and one.version >= first.version):
+                self.wrong.append(f"version {one.version} is not under the root's ML-DSA key")
+                del self.agreed[digest]
 
     def _lines(self) -> Iterator[bytes]:
         files = sorted((self.folder / "segments").iterdir())
@@ -240,7 +254,8 @@ class Verifier:
     def _checkpoints(self) -> None:
         own = [key for one in self.agreed.values() for name, (_, key) in one.keys.items() if name != self.name]
         others = [key_of(key) for one in self.agreed.values() for key in one.value["audit"]["witnesses"]]
-        self.keys = [*self.chain, *own, *others]
+        second = [one.ml_dsa[self.name] for one in self.agreed.values() if self.name in one.ml_dsa]
+        self.keys = [*self.chain, *own, *others, *second]
         for path in sorted((self.folder / "checkpoints").iterdir()):
             try:
                 head = self._head(path.read_bytes())
@@ -249,6 +264,12 @@ class Verifier:
             except Invalid as error:
                 self.wrong.append(f"{path.name}: {error}")
         self._note(self.heads, "no checkpoint")
+        for size, head in self.heads.items():
+            agreed = self.in_force[size - 1] if 0 < size <= len(self.in_force) else None
+            due = agreed.ml_dsa.get(self.name) if agreed else None
+            if due is None and second and size == max(self.heads):
+                due = second[-1]
+            self._note(due is None or due in head.note.signers(self.keys), f"checkpoint {size} has one signature")
         cosigned = self.folder / "cosigned.note"
         if cosigned.exists():
             handed = self._head(cosigned.read_bytes())

@@ -32,8 +32,8 @@ def told(world: World) -> dict[str, Any]:
 
 def test_the_file_is_rfc_8785_and_comes_back_the_same(world: World, told: dict[str, Any]) -> None:
     assert rfc8785.dumps(told) + b"\n" == world.published()
-    manifest, signature = unseal(world.published())
-    assert seal(manifest, signature) == world.published()
+    manifest, signatures = unseal(world.published())
+    assert seal(manifest, *signatures) == world.published()
 
 
 def paths(value: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:

@@ -1,0 +1,189 @@
+"""Somebody computes the Ed25519 and ECDSA keys of everybody, as a quantum computer would, and rewrites a log: entries,
+heads and cosignatures, or the manifests behind them. With ML-DSA-65 beside them an auditor sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from lazaret.errors import ManifestRejected, VerificationFailed
+from security.audit import agreement
+from security.audit import verify as verify_module
+from security.audit.agreement import keys_for
+from security.audit.compare import cross
+from security.audit.proof import Proof, check_file, prove
+from security.audit.verify import verify
+from security.identity.manifest import unseal
+from security.log.keys import EpochKeys
+from security.log.note import KeyType, Note
+from security.log.store import LogFolder
+from security.rng import CountedRandomness
+from tests.support.audit_attacks import Tampering, copied, weighty
+from tests.support.audit_logs import Federation
+from tests.support.consortium_world import World
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Federation:
+    """It begins with one signature, and turns the second one on after a round."""
+    folder = tmp_path_factory.mktemp("second")
+    made = Federation.from_world(World.make(folder / "world"), folder / "logs", dp_sites=())
+    assert made.world is not None
+    made.play(1)
+    made.world.turn_on_ml_dsa()
+    made.republish()
+    made.play(1)
+    made.stop()
+    return made
+
+
+def forged_log(federation: Federation, path: Path) -> Path:
+    """Graz never trained in the second round, says its log now. Every Ed25519 signature is the forger's own work."""
+    member = federation.members["graz"]
+    folder = copied(member.folder, path)
+    tampering = Tampering(folder)
+    last = len(tampering.lines) - 1
+    tampering.edit(last, lambda entry: entry["body"].update(reason="nothing was sent"))
+    keys = EpochKeys(member.keys, member.party.origin, CountedRandomness(b""))
+    signer = keys.load(keys.held()[-1])
+    witnesses = [other.cosigner for other in federation.members.values() if other is not member]
+    size = max(LogFolder(folder).checkpoint_sizes())
+    old = LogFolder(folder).checkpoint_note(size)
+    tampering.resign(signer, least=size)
+    note = LogFolder(folder).checkpoint_note(size)
+    times = {line.name: line.time for line in old.signatures if line.time}
+    lines = [one.cosign(note.text, times[one.key.name]) for one in witnesses if one.key.name in times]
+    LogFolder(folder).checkpoint_path(size).write_bytes(note.with_signatures(*lines).encode())
+    if checkpoint_size(folder / "cosigned.note") == size:
+        shutil.copy(LogFolder(folder).checkpoint_path(size), folder / "cosigned.note")
+    return folder
+
+
+def checkpoint_size(path: Path) -> int:
+    return int(Note.parse(path.read_bytes()).text.split("\n")[1])
+
+
+def test_honest_logs_are_clean_before_and_after(federation: Federation) -> None:
+    result = cross(federation.folders, federation.keys)
+    assert weighty(result.findings) == set() and result.exit_code == 0
+    folder = LogFolder(federation.members["graz"].folder)
+    heads = [folder.checkpoint_note(size) for size in folder.checkpoint_sizes()]
+    lengths = [{len(line.value) for line in head.signatures} for head in heads]
+    assert 3309 not in lengths[0] and 3309 in lengths[-1]
+
+
+def test_a_forged_head_lacks_the_second_signature(federation: Federation, tmp_path: Path) -> None:
+    path = forged_log(federation, tmp_path / "graz")
+    assert weighty(verify(path, keys_for(path, federation.root_key)).findings) == {"BadSignature"}
+
+
+def test_a_forged_head_lacks_the_second_signature_twin(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = forged_log(federation, tmp_path / "graz")
+    monkeypatch.setattr(verify_module, "check_ml_dsa", lambda *_: None)
+    assert weighty(verify(path, keys_for(path, federation.root_key)).findings) == set()
+
+
+def unadopted(federation: Federation, path: Path) -> Path:
+    """The log ends before version 2 is taken over: heads with one signature are all that it has."""
+    folder = copied(federation.members["graz"].folder, path)
+    tampering = Tampering(folder)
+    adopted = next(i for i, line in enumerate(tampering.lines) if b'"manifest.adopted"' in line)
+    tampering.cut(max(size for size in LogFolder(folder).checkpoint_sizes() if size <= adopted))
+    first = json.loads(tampering.lines[0])["body"]["manifest"]
+    shutil.copy(folder / "manifests" / f"{first}.json", folder / "manifest.json")
+    (folder / "cosigned.note").unlink(missing_ok=True)
+    return folder
+
+
+def test_a_log_that_ends_before_the_second_signature_is_not_clean(federation: Federation, tmp_path: Path) -> None:
+    """Whoever forges Ed25519 could have made all of it. With version 2 at hand, its heads lack a signature; without
+    it, nothing vouches for version 1."""
+    path = unadopted(federation, tmp_path / "graz")
+    found = verify(path, keys_for(path, federation.root_key)).findings
+    assert "BadSignature" in weighty(found)
+    for file in (path / "manifests").iterdir():
+        if file.read_bytes() != (path / "manifest.json").read_bytes():
+            file.unlink()
+    assert "ManifestRejected" in weighty(verify(path, keys_for(path, federation.root_key)).findings)
+
+
+def test_a_log_that_ends_before_the_second_signature_is_not_clean_twin(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = unadopted(federation, tmp_path / "graz")
+    for file in (path / "manifests").iterdir():
+        if file.read_bytes() != (path / "manifest.json").read_bytes():
+            file.unlink()
+    monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    found = weighty(verify(path, keys_for(path, federation.root_key)).findings)
+    assert not found & {"BadSignature", "ManifestRejected"}
+
+
+def with_forged_manifest(federation: Federation, path: Path) -> Path:
+    """A version 3 with the forger's ECDSA signature and no ML-DSA key lies in the folder."""
+    folder = copied(federation.members["graz"].folder, path)
+    assert federation.world is not None
+    newest = federation.world.authority.latest(now_ms=federation.world.now)
+    assert newest is not None
+    bare = [member.model_copy(update={"log_ml_dsa": None}) for member in newest.members]
+    update = {"version": 3, "previous": newest.digest.hex(), "root_ml_dsa": None}
+    manifest = newest.model_copy(update={**update, "coordinator": bare[0], "roster": tuple(bare[1:])})
+    data = federation.world.signed(manifest)
+    LogFolder(folder).manifest_path(sha256(data).hexdigest()).write_bytes(data)
+    return folder
+
+
+def test_a_manifest_that_the_auditor_gives_needs_the_roots_second_key(federation: Federation, tmp_path: Path) -> None:
+    folder = with_forged_manifest(federation, tmp_path / "graz")
+    known = {unseal(path.read_bytes())[0].version: path for path in (folder / "manifests").iterdir()}
+    assert agreement.manifest_from(known[2], federation.root_key).version == 2
+    with pytest.raises(ManifestRejected, match="not signed with the root's ML-DSA key"):
+        agreement.manifest_from(known[3], federation.root_key)
+
+
+@pytest.mark.parametrize("brought", [True, False])
+def test_a_forged_manifest_is_no_manifest(federation: Federation, tmp_path: Path, brought: bool) -> None:
+    """Also for an auditor who has the certificate alone: version 2, in the folder, names the key."""
+    path, root = with_forged_manifest(federation, tmp_path / "graz"), federation.root_key
+    if not brought:
+        root = tmp_path / "root.pem"
+        root.write_text(federation.root_key.read_text().split("-----BEGIN PUBLIC")[0])
+    keys = keys_for(path, root)
+    assert [one.code for one in keys.agreements.problems] == ["ManifestRejected"]
+    assert [one.version for one in keys.agreements.versions] == [1, 2]
+
+
+def test_a_forged_manifest_is_no_manifest_twin(
+    federation: Federation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agreement, "unvouched", lambda *_: [])
+    keys = keys_for(with_forged_manifest(federation, tmp_path / "graz"), federation.root_key)
+    assert [one.version for one in keys.agreements.versions] == [1, 2, 3]
+
+
+def test_a_proof_needs_both_signatures(federation: Federation, tmp_path: Path) -> None:
+    """An entry that a forged head covers is not proven; one under the log's own heads is."""
+    assert federation.world is not None
+    manifest, root = federation.world.authority.manifest_path, federation.root_key
+    honest = federation.members["graz"].folder
+    assert check_file(prove(honest, 1).encode(), manifest, root).proves == "Entry"
+    proof = prove(honest, 1)
+    bare = tuple(line for line in proof.note.signatures if len(line.value) != 3309)
+    forger = Proof(
+        line=proof.line,
+        index=proof.index,
+        path=proof.path,
+        note=Note(text=proof.note.text, signatures=bare),
+        endorsements=proof.endorsements,
+    )
+    with pytest.raises(VerificationFailed, match="no signature by a known key"):
+        check_file(forger.encode(), manifest, root)
+    party = federation.roster.by_name["graz"]
+    assert party.ml_dsa is not None and party.ml_dsa.kind is KeyType.ML_DSA
+    assert forger.check(party.root)["seq"] == 1, "twin: without the second key it is believed"
