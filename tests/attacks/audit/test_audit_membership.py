@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from hashlib import sha256
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from security.audit.agreement import keys_for
 from security.audit.compare import Crossed, cross
 from security.audit.completeness import IsolationBook
 from security.audit.findings import Concern
+from security.audit.verify import verify
 from security.identity import rules
 from security.identity.manifest import unseal
 from security.log import events as ev
@@ -220,3 +222,17 @@ def test_rewritten_version_in_the_entry_is_found(changed: Federation, tmp_path: 
     Tampering(path).edit(seq, lambda entry: entry["body"].update(version=77))
     codes = weighty(cross([path], {path: keys_for(path, changed.root_key)}).findings)
     assert {"ManifestMismatch", "RootMismatch"} <= codes
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_manifests_follow_each_other(changed: Federation, tmp_path: Path, back: bool) -> None:
+    """An entry that replaces another manifest than the one in force, or goes back to the first version."""
+    path = copied(changed.hub.folder, tmp_path / "hub")
+    lines = Tampering(path).lines
+    last = max(number for number, line in enumerate(lines) if b'"type":"manifest.adopted"' in line)
+    first = json.loads(lines[0])["body"]["manifest"]
+    change = {"new": first, "version": 1} if back else {"old": "00" * 32}
+    Tampering(path).edit(last, lambda entry: entry["body"].update(change))
+    said = [one.detail for one in verify(path, keys_for(path, changed.root_key)).findings]
+    expected = "goes from version 4 to 1" if back else "replaces another manifest than the one in force"
+    assert any(expected in detail for detail in said), said
