@@ -51,6 +51,7 @@ class Round:
         self.federation = NumberFederation(folder, sites=sites, rounds=100_000, words=WORDS, unwitnessed=2000, train=4)
         self.seed, self.verdict = seed, verdict
         # Each costs a new connection: some dozens in a short run, some hundreds in a long one.
+        self._burst = min(max(count // 100, 4), 60)  # a short run lasts for some rounds too
         self._damaged = min(max(DAMAGED / count, 0.002), 0.02)
 
     def fuzzing(self, name: str) -> Party:
@@ -59,6 +60,7 @@ class Round:
         config = home / ("coordinator.toml" if name == "coordinator" else "site.toml")
         role = "coordinator" if name == "coordinator" else "site"
         words = [ENTRY, role, "--config", config, "--seed", self.seed, "--damaged", self._damaged]
+        words += ["--burst", self._burst]
         return Party(name, words, grounds.folder / "output" / f"{name}.log", home)
 
     def told(self, party: Party) -> dict[str, Any]:

@@ -36,7 +36,7 @@ from site_agent.config import SiteConfig
 VICTIM: Final = "site0"
 FIRST: Final = 0.05  # how often a false one stands before an honest one, be it Open
 PAUSE: Final = 0.05
-BURST: Final = 60
+BURST = click.option("--burst", type=int, default=60, help="At most so many false messages at once.")
 CONFIG = click.option("--config", "path", type=click.Path(path_type=Path), required=True)
 SEED = click.option("--seed", type=int, default=0)
 DAMAGED = click.option("--damaged", type=float, default=0.01, help="Of all false messages; each ends its stream.")
@@ -74,6 +74,7 @@ class FuzzingClient(client.Client):
     spoiler: Spoiler
     tally: Tally
     damaged: float
+    burst: int
     _sent = 0
     _phase = "connected"
     _head: SignedHead | None = None
@@ -141,7 +142,7 @@ class FuzzingClient(client.Client):
             await asyncio.sleep(PAUSE)
             # Before Open there is no stream yet on which others could follow.
             quiet = self.tally.calm or self._call is None or self._call is not self._opened
-            for _ in range(0 if quiet else self.spoiler.rng.randint(1, BURST)):
+            for _ in range(0 if quiet else self.spoiler.rng.randint(1, self.burst)):
                 async with self._one:
                     await self._false()
 
@@ -163,6 +164,7 @@ class FuzzingService(Service):
     spoiler: Spoiler
     tally: Tally
     damaged: float
+    burst: int
     _phase = "connected"
     _planted: ClassVar[deque[Wire]] = deque(maxlen=500)  # false ones: new ones are made from real ones only
 
@@ -199,7 +201,7 @@ class FuzzingService(Service):
     def _some(self) -> list[Wire]:
         """A manifest that is false, and a farewell, end the agent by design: they are rare, or nothing else is seen."""
         rng = self.spoiler.rng
-        found = [self.spoiler.false() for _ in range(rng.randint(1, BURST))]
+        found = [self.spoiler.false() for _ in range(rng.randint(1, self.burst))]
         kept = [message for message in found if not isinstance(message, Goodbye | ManifestFrame) or rng.random() < 0.02]
         for message in kept:
             self.tally.note(self._phase, type(message).__name__)
@@ -216,11 +218,12 @@ def cli() -> None:
 @CONFIG
 @SEED
 @DAMAGED
-def site(path: Path, seed: int, damaged: float) -> None:
+@BURST
+def site(path: Path, seed: int, damaged: float, burst: int) -> None:
     """A listed site."""
     log_to_stderr()
     tally = Tally(path.parent)
-    FuzzingClient.damaged = damaged
+    FuzzingClient.damaged, FuzzingClient.burst = damaged, burst
     FuzzingClient.tally, FuzzingClient.spoiler = tally, Spoiler(f"site {seed} {tally.lives}")
     client.Client = FuzzingClient  # type: ignore[misc]
     with ending_well():
@@ -234,11 +237,12 @@ def site(path: Path, seed: int, damaged: float) -> None:
 @CONFIG
 @SEED
 @DAMAGED
-def coordinator(path: Path, seed: int, damaged: float) -> None:
+@BURST
+def coordinator(path: Path, seed: int, damaged: float, burst: int) -> None:
     """The coordinator."""
     log_to_stderr()
     tally = Tally(path.parent)
-    FuzzingService.damaged = damaged
+    FuzzingService.damaged, FuzzingService.burst = damaged, burst
     FuzzingService.tally, FuzzingService.spoiler = tally, Spoiler(f"coordinator {seed} {tally.lives}")
     with ending_well():
         run_until_stopped(*CoordinatorConfig.read(path), service_type=FuzzingService)
