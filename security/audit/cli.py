@@ -18,7 +18,6 @@ import click
 from lazaret.errors import CannotDecide, CodecError, ConfigError, ToolkitError, VerificationFailed
 from security.audit import tools
 from security.audit.options import FILE, LOG, TARGET, as_json, emit, finish, logs, lost, one_log, root_key
-from security.log.store import ARCHIVES
 
 if TYPE_CHECKING:
     from security.audit.compare import Crossed
@@ -49,6 +48,8 @@ class _Group(click.Group):
 @click.pass_context
 def main(context: click.Context, alerts: Path | None, segments: Sequence[Path]) -> None:
     """Check privacy logs: what left each site, that it was masked, its epsilon, and that it was not changed."""
+    from security.log.store import ARCHIVES
+
     context.obj = alerts
     context.call_on_close(partial(ARCHIVES.reset, ARCHIVES.set(tuple(segments))))
 

@@ -15,6 +15,7 @@ NPR = Path(recipe.__file__).parent
 NOT_COVERED = {
     "_torchvision.py",
     "bootstrap.py",
+    "clinical.py",
     "data/catalogue.py",
     "data/columns.py",
     "data/dataset.py",
@@ -22,6 +23,7 @@ NOT_COVERED = {
     "data/dicom_pixels.py",
     "data/fed_isic.py",
     "data/generated.py",
+    "data/identifiers.py",
     "data/manifest.py",
     "data/npz.py",
     "data/sides.py",
