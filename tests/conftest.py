@@ -13,8 +13,8 @@ import protos.tls  # noqa: F401  # imported for what it does to the environment
 
 
 def pytest_configure() -> None:
-    """Under nohup SIGHUP is ignored, in the background of a shell SIGINT, and programs honour that: what tests start has
-    to see the signals all the same."""
+    """Under nohup SIGHUP is ignored, in the background of a shell SIGINT, and programs honour that: what tests start
+    has to see the signals all the same."""
     for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, handler)

@@ -9,6 +9,7 @@ import pytest
 from scripts.local_federation.six_months import HalfYear
 
 
+@pytest.mark.long  # a shorter year of ten hospitals, with a renewal, a leaver and a lost disk: tests/docs/test_study_page.py
 @pytest.mark.timeout(600)
 def test_every_round_completes_and_every_log_audits_clean(tmp_path: Path) -> None:
     half = HalfYear(tmp_path, sites=5, rounds=24, weeks=8, week_days=1)
