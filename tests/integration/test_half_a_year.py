@@ -1,4 +1,6 @@
-"""Half a year of a federation in short weeks: `scripts/six-months` is the long form, with ten hospitals."""
+"""Half a year of a federation in short weeks. `scripts/six-months` is the whole half year, with ten hospitals; the year of
+`docs/study.md`, with a renewal, a hospital that leaves and a lost disk, is in every suite.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import pytest
 from scripts.local_federation.six_months import HalfYear
 
 
-@pytest.mark.long  # a shorter year of ten hospitals, with a renewal, a leaver and a lost disk: tests/docs/test_study_page.py
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_every_round_completes_and_every_log_audits_clean(tmp_path: Path) -> None:
     half = HalfYear(tmp_path, sites=5, rounds=24, weeks=8, week_days=1)
