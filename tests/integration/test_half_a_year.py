@@ -1,5 +1,6 @@
-"""Half a year of a federation in short weeks. `scripts/six-months` is the whole half year, with ten hospitals; the year of
-`docs/study.md`, with a renewal, a hospital that leaves and a lost disk, is in every suite.
+"""Half a year of a federation in short weeks; `scripts/six-months` is the whole of it, with ten hospitals.
+
+The year of `docs/study.md`, with a renewal, a hospital that leaves and a lost disk, is in every suite.
 """
 
 from __future__ import annotations
