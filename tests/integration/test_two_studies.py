@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from scripts.local_federation.processes import wait_until
 from security.audit.agreement import keys_for
 from security.audit.compare import cross
 from tests.support.federation import WAIT, NumberFederation
@@ -24,6 +25,9 @@ def test_two_studies_run_side_by_side(tmp_path: Path) -> None:
         for study in studies:
             study.wait_published(1, seconds=2 * WAIT)
             study.wait_checked(1, seconds=2 * WAIT)
+        for study in studies:  # on a busy machine witnesses answer late, and this run is over after one round
+            notes = [log / "cosigned.note" for log in study.grounds.logs]
+            wait_until(lambda notes=notes: all(note.exists() for note in notes), "witnesses", seconds=2 * WAIT)
     for study in studies:
         assert len(study.check_sums()) == 1
         keys = {path: keys_for(path, study.grounds.consortium / "root.pem") for path in study.grounds.logs}
