@@ -85,8 +85,13 @@ def move_away(path: Path, target: Path, *, now_ms: int) -> ArchiveContents:
                     action = OperatorAction(command="backup --move: to another machine", role="operator")
                     log.append(action, actor=software.account())
                     log.checkpoint()
-        keys = sorted(key for key in (identity / "keys").rglob("*") if key.is_file())
-        return archive.move(state, target, lambda: _sources(path, EVERYTHING), keys, **_told(identity, now_ms))
+        return archive.move(
+            state,
+            target,
+            lambda: _sources(path, EVERYTHING),
+            copies.keys_in(identity),
+            lambda: _told(identity, now_ms),
+        )
 
 
 def _told(folder: Path, now_ms: int) -> dict[str, Any]:
@@ -105,7 +110,8 @@ def restore_coordinator(source: Path, folder: Path, *, name: str | None) -> tupl
     """
     with archive.unpacked(source, folder) as (staging, contents):
         copies.place_here(staging / "coordinator.toml")
-        CoordinatorConfig.read(staging / "coordinator.toml")
+        config, base = CoordinatorConfig.read(staging / "coordinator.toml")
+        copies.check_places({"identity": base / config.identity, "state": base / config.state}, staging)
         if contents.kind == "move":
             return contents, None
         member = str(contents.about["member"])

@@ -47,6 +47,7 @@ _SCORES: Final = """
 SELECT m.round, s.scored, s.score, s.squares
 FROM scores s JOIN rounds r ON r.number = s.round
     JOIN results m ON m.state_hash = r.state_hash AND m.round = s.round - 1
+    JOIN rounds b ON b.number = m.round AND b.state_hash != m.state_hash  -- a void sum leaves no model to score
 ORDER BY m.round
 """
 _LAST_ATTEMPTS: Final = """

@@ -86,18 +86,26 @@ def write(target: Path, sources: Iterable[tuple[str, Path]], **told: Any) -> Arc
 def begin(
     target: Path, sources: Iterable[tuple[str, Path]], *, kind: Kind, party: str, made_ms: int, about: Mapping[str, Any]
 ) -> ArchiveContents:
-    """Write all files beside the target, on disk when this returns. Nothing can be restored from it before `finish`."""
+    """Write all files beside the target, on disk when this returns. Nothing can be restored from it before `finish`.
+
+    :raises ConfigError: if a move meets a link: what it leads to would stay here, or be erased without a copy.
+    """
     if target.exists():
         raise ConfigError("refusing to overwrite an existing file", where=str(target), hint="choose another name")
     digests: dict[str, str] = {}
     beside = partial(target)
-    with files.naming(beside), files.open_private(beside) as file:
-        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as packed:
-            for name, path in _walk(sources):
-                digests[name] = _add(packed, name, path)
-            length = packed.offset
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with files.naming(beside), files.open_private(beside) as file:
+            with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as packed:
+                for name, path in _walk(sources, links=kind != "move"):
+                    digests[name] = _add(packed, name, path)
+                length = packed.offset
+            file.flush()
+            os.fsync(file.fileno())
+        files.sync_directory(target.parent)
+    except BaseException:
+        files.erase(beside)  # it may hold keys, of a party that goes on
+        raise
     return ArchiveContents(
         kind=kind, party=party, made_ms=made_ms, about=about, digests=dict(sorted(digests.items())), length=length
     )
@@ -121,12 +129,18 @@ def partial(target: Path) -> Path:
     return target.with_name(f"{target.name}.partial")
 
 
-def _walk(sources: Iterable[tuple[str, Path]]) -> Iterator[tuple[str, Path]]:
-    """Files, in order. Links are not followed: they would lead out of the party's folders."""
+def _walk(sources: Iterable[tuple[str, Path]], *, links: bool) -> Iterator[tuple[str, Path]]:
+    """Files, in order. Links are not followed: they would lead out of the party's folders.
+
+    :param links: whether they are left out; else they are refused.
+    """
     for name, path in sources:
-        if path.is_dir() and not path.is_symlink():
-            yield from _walk((f"{name}/{child.name}", child) for child in sorted(path.iterdir()))
-        elif path.is_file() and not path.is_symlink():
+        if path.is_symlink():
+            if not links:
+                raise ConfigError("a link cannot move", where=str(path), hint="put what it leads to in its place")
+        elif path.is_dir():
+            yield from _walk(((f"{name}/{child.name}", child) for child in sorted(path.iterdir())), links=links)
+        elif path.is_file():
             yield name, path
 
 
@@ -175,6 +189,7 @@ def unpacked(source: Path, target: Path) -> Iterator[tuple[Path, ArchiveContents
     try:
         yield staging, _unpack(source, staging)
         for folder in (staging, *(path for path in staging.rglob("*") if path.is_dir())):
+            folder.chmod(0o700)
             files.sync_directory(folder)
         os.replace(staging, target)
         files.sync_directory(target.parent)
@@ -184,21 +199,26 @@ def unpacked(source: Path, target: Path) -> Iterator[tuple[Path, ArchiveContents
 
 def _unpack(source: Path, folder: Path) -> ArchiveContents:
     contents = read_contents(source)
+    _check_files(source, contents, lambda name, data: _extract(data, folder / name))
+    return contents
+
+
+def _check_files(source: Path, contents: ArchiveContents, digest_of: Callable[[str, IO[bytes]], str]) -> None:
+    """:raises DataError: if the files before the contents are not those that the contents list."""
     digests: dict[str, str] = {}
     try:
         with open(source, "rb") as file, tarfile.open(fileobj=file, mode="r:") as packed:
             for member in packed:
                 if member.offset >= contents.length:
                     break
-                data = packed.extractfile(member) if member.isreg() else None
+                data = packed.extractfile(member) if member.isreg() and not member.issparse() else None
                 if data is None or member.name in digests or not _inside(member.name):
                     raise _damaged(str(source))
-                digests[member.name] = _extract(data, folder / member.name)
+                digests[member.name] = digest_of(member.name, data)
     except tarfile.TarError as error:
         raise _damaged(str(source)) from error
     if digests != contents.digests:
         raise _damaged(str(source))
-    return contents
 
 
 def read_contents(source: Path) -> ArchiveContents:
@@ -246,26 +266,47 @@ def _damaged(where: str) -> DataError:
 
 
 def move(
-    state: Path, target: Path, sources: Callable[[], Iterable[tuple[str, Path]]], give_up: Iterable[Path], **told: Any
+    state: Path,
+    target: Path,
+    sources: Callable[[], Iterable[tuple[str, Path]]],
+    give_up: Iterable[tuple[str, Path]],
+    told: Callable[[], Mapping[str, Any]],
 ) -> ArchiveContents:
     """Pack a party and end it here. Killed at any moment, there is one that can act: this folder as it was, or what the
     archive holds after this was called again.
 
     :param state: the state folder, which is marked.
-    :param give_up: what this folder could act with, such as keys: it is erased. The archive has it.
+    :param give_up: what this folder could act with, such as keys, under their names in the archive: it is erased.
+        Nothing is erased that the archive has not, byte for byte.
+    :param told: what the archive says of the party. Not asked again after a kill, when it may be half gone.
     """
     mark = state / MOVED
     if mark.exists():
         if not partial(target).exists():
             raise _has_moved(mark)
         contents = ArchiveContents.decode(mark.read_bytes(), str(mark))
+        _check_files(partial(target), contents, lambda _, data: hashlib.sha256(data.read()).hexdigest())
     else:
-        contents = begin(target, sources(), kind="move", **told)
+        contents = begin(target, sources(), kind="move", **told())
         files.write_atomically(mark, contents.encode(), mode=0o600)
-    for path in give_up:
+    leaving = [(name, path) for name, path in give_up if path.exists()]
+    for name, path in leaving:
+        if not _packed(path, contents.digests.get(name)):
+            raise ConfigError(
+                "this file is not in the archive as it is here, and nothing was erased",
+                where=str(path),
+                hint="who has changed it since? what was booked or made after the copy must not be lost",
+            )
+    for _, path in leaving:
         files.erase(path)
     finish(target, contents)
     return contents
+
+
+def _packed(path: Path, digest: str | None) -> bool:
+    """Whether a copy of it is in the archive, or it is what a kill has left of erasing it."""
+    data = path.read_bytes()
+    return digest is not None and (not data.strip(b"\0") or hashlib.sha256(data).hexdigest() == digest)
 
 
 def refuse_moved(state: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from lazaret import files
+from lazaret.errors import ConfigError
 from lazaret.terminal import emit
 
 BACKUP: Final = "backup and move"
@@ -57,9 +58,28 @@ def place_here(path: Path) -> None:
     """Let a configuration that was restored say that its folders and its model are beside it, wherever they were."""
     text = path.read_text(encoding="utf-8")
     for key, value in (("identity", "identity"), ("state", "state"), ("initial_model", "initial.safetensors")):
-        old = rf"""^{key} = (?:"[^"\n]*"|'[^'\n]*')"""
+        old = rf"""^[ \t]*{key}[ \t]*=[ \t]*(?:"[^"\n]*"|'[^'\n]*')"""
         text = re.sub(old, f'{key} = "{value}"', text, count=1, flags=re.MULTILINE)
     files.write_atomically(path, text.encode(), mode=0o600)
+
+
+def check_places(found: Mapping[str, Path], folder: Path) -> None:
+    """:raises ConfigError: if a configuration, after `place_here`, still names another folder: the party would begin
+    anew there, with its keys and without what it has signed.
+    """
+    for name, path in found.items():
+        if path.resolve() != (folder / name).resolve():
+            raise ConfigError(
+                f"the copy's configuration does not say where `{name}` is in a way that can be changed",
+                where=str(path),
+                hint=f"write `{name} = \"...\"` on a line of its own before the copy is made",
+            )
+
+
+def keys_in(identity: Path) -> list[tuple[str, Path]]:
+    """The private keys of a party, under their names in a copy."""
+    found = sorted(path for path in (identity / "keys").rglob("*") if path.is_file())
+    return [(f"identity/{path.relative_to(identity).as_posix()}", path) for path in found]
 
 
 def state_command(

@@ -59,6 +59,7 @@ STATE: Final = {
     "now.json": (NEITHER, "what the agent says of itself"),
     archive.MOVED: (NEITHER, "that this site has moved to another machine"),
 }
+_LEDGER, _ANCHOR = "moved-ledger", "moved-ledger-anchor"  # names that no folder of a site has
 IDENTITY: Final = {
     "root.pem": (BACKUP, "the consortium's root"),
     "manifest.json": (BACKUP, "the manifest in force"),
@@ -79,8 +80,8 @@ def _sources(config: SiteConfig, kinds: tuple[str, ...]) -> Iterator[tuple[str, 
 
 def _ledger_sources(config: SiteConfig) -> Iterator[tuple[str, Path]]:
     if config.ledger.exists():
-        yield "ledger", config.ledger
-        yield "ledger-anchor", config.ledger_anchor
+        yield _LEDGER, config.ledger
+        yield _ANCHOR, config.ledger_anchor
 
 
 def back_up(config: SiteConfig, target: Path, *, now_ms: int) -> ArchiveContents:
@@ -94,14 +95,14 @@ def move_away(config: SiteConfig, target: Path, *, now_ms: int) -> ArchiveConten
     with ExitStack() as held:
         if not (config.state / archive.MOVED).exists():
             _hold(config, held)
-        keys = sorted(path for path in (config.identity / "keys").rglob("*") if path.is_file())
-        give_up = [*keys, config.ledger]
+        elif config.ledger.exists():
+            held.enter_context(ledger_files(config)).lock()  # another study's agent may share it
         return archive.move(
             config.state,
             target,
             lambda: (*_sources(config, EVERYTHING), *_ledger_sources(config)),
-            give_up,
-            **_told(config, now_ms),
+            (*copies.keys_in(config.identity), (_LEDGER, config.ledger)),
+            lambda: _told(config, now_ms),
         )
 
 
@@ -144,7 +145,9 @@ def restore_site(source: Path, folder: Path, *, name: str | None) -> tuple[Archi
     """
     with archive.unpacked(source, folder) as (staging, contents):
         copies.place_here(staging / "site.toml")
-        config = _placed(SiteConfig.read(staging / "site.toml"), folder)
+        config = SiteConfig.read(staging / "site.toml")
+        copies.check_places({"identity": config.identity, "state": config.state}, staging)
+        config = _placed(config, staging, folder)
         if contents.kind == "move":
             _bring_ledger(staging, config)
             return contents, None
@@ -168,9 +171,20 @@ def _made(path: Path) -> Path:
     return path
 
 
-def _placed(config: SiteConfig, folder: Path) -> SiteConfig:
-    """As it will be once the folder has its name: the ledger may be anywhere."""
-    return config.model_copy(update={"path": folder.resolve() / "site.toml"})
+def _placed(config: SiteConfig, staging: Path, folder: Path) -> SiteConfig:
+    """With the ledger where it will be once the folder has its name. Until then what is inside it is in `staging`: a
+    relative place is already, since both folders have the same parent; an absolute one is named so here.
+    """
+
+    def place(written: str) -> str:
+        path = Path(written)
+        inside = path.is_absolute() and path.is_relative_to(folder.resolve())
+        return str(staging.resolve() / path.relative_to(folder.resolve())) if inside else written
+
+    privacy = config.privacy.model_copy(
+        update={"ledger": place(config.privacy.ledger), "anchor": place(config.privacy.anchor)}
+    )
+    return config.model_copy(update={"privacy": privacy})
 
 
 def _keep_spent(config: SiteConfig, contents: ArchiveContents) -> None:
@@ -197,9 +211,11 @@ def _keep_spent(config: SiteConfig, contents: ArchiveContents) -> None:
 
 def _bring_ledger(staging: Path, config: SiteConfig) -> None:
     """A moved ledger goes to where `site.toml` has it."""
-    ledger, anchor = staging / "ledger", staging / "ledger-anchor"
-    if not ledger.is_file():
+    ledger, anchor = staging / _LEDGER, staging / _ANCHOR
+    if not ledger.exists() and not anchor.exists():
         return
+    if not ledger.is_file() or not anchor.is_file():
+        raise LedgerError("the archive has one file of the privacy ledger without the other", where=str(ledger))
     lines, head = ledger.read_bytes(), json.loads(anchor.read_bytes())
     ledger.unlink()
     anchor.unlink()

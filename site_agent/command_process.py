@@ -26,7 +26,7 @@ from lazaret.terminal import say
 from security.clock import Clock, ManualClock, SystemClock
 from security.identity.enrolment import Identity
 from security.identity.membership import aggregation_policy
-from security.identity.token import PIN_VARIABLE
+from security.identity.token import PIN_VARIABLE, pin_files
 from security.secagg.site.journal import Journal
 from site_agent.assembly import read_membership
 from site_agent.config import INITIAL, SiteConfig
@@ -219,7 +219,7 @@ def _move(staged: Path, target: Path) -> None:
 def _in_child(
     config: SiteConfig, record: SiteRecord, source: Path | None, target: Path | None, store: Path | None = None
 ) -> Workplace:
-    read, write, deny = _readable(config, source), _writable(config), [config.identity]
+    read, write, deny = _readable(config, source), _writable(config), _federations(config)
     folders = Folders.make(path for path in (target, store) if path is not None)
     _go_on_in_child(folders)
     card = card_files(config.site.device)
@@ -228,6 +228,11 @@ def _in_child(
     )
     staged = [None if path is None else folders.staged[path] for path in (target, store)]
     return Workplace(isolation=found, record=record, target=staged[0], store=staged[1])
+
+
+def _federations(config: SiteConfig) -> list[Path]:
+    """What somebody could act with as this site: its keys, and the PINs of tokens that hold some."""
+    return [config.identity, *(path for path in pin_files(config.identity) if path.exists())]
 
 
 def isolate_from_federation(config: SiteConfig, *, read: Sequence[Path], write: Sequence[Path]) -> Isolation:
@@ -242,8 +247,8 @@ def isolate_from_federation(config: SiteConfig, *, read: Sequence[Path], write: 
         isolation.require(config.site.isolation, found)
         return found
     folders = Folders.make()
+    deny = [*_federations(config), config.state, config.ledger.parent, config.ledger_anchor.parent]
     _go_on_in_child(folders)
-    deny = [config.identity, config.state, config.ledger.parent, config.ledger_anchor.parent]
     return isolation.enter(
         config.site.isolation,
         read=[path for path in read if path.exists()],

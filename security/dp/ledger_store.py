@@ -102,6 +102,10 @@ class FileStore:
         self._write_line(line)
         _sync_directory(self._ledger.parent)
 
+    def lock(self) -> None:
+        """Keep everybody else from booking, whatever the file holds."""
+        self._lock(os.O_RDWR | os.O_APPEND)
+
     def load(self) -> tuple[list[bytes], LedgerAnchor]:
         anchor = self._whole()
         self._lock(os.O_RDWR | os.O_APPEND)

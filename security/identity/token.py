@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from os import environ
 from pathlib import Path
@@ -32,6 +32,7 @@ PIN_VARIABLE: Final = "LAZARET_TOKEN_PIN"
 MAX_URI: Final = 4096
 _PATH: Final = ("token", "serial", "object", "id")
 _QUERY: Final = ("module-path", "pin-source")
+_MOST_URI: Final = 4096
 _EXAMPLE: Final = "pkcs11:token=LABEL?module-path=/usr/lib/softhsm/libsofthsm2.so&pin-source=file:/etc/lazaret/pin"
 # Of the two spellings that PKCS#11 has for this curve, the object identifier of RFC 8410.
 _ED25519: Final = bytes.fromhex("06032b6570")
@@ -124,6 +125,17 @@ def _absolute(text: str, name: str, where: str) -> Path:
 token_option = click.option(
     "--token", "place", help="Keep the key in this PKCS#11 token: pkcs11:token=LABEL?module-path=FILE (docs/keys.md)."
 )
+
+
+def pin_files(identity: Path) -> list[Path]:
+    """The files with PINs that the key files of a party name: who must not sign for it must not read them."""
+    found: set[Path] = set()
+    for path in (identity / "keys").glob("*"):
+        with suppress(OSError, UnicodeDecodeError, ConfigError):
+            text = path.read_bytes()[:_MOST_URI].decode().strip()
+            if text.startswith("pkcs11:") and (source := TokenUri.parse(text, str(path)).pin_source) is not None:
+                found.add(source)
+    return sorted(found)
 
 
 def named_token(text: str | None) -> TokenUri | None:

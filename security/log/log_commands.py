@@ -54,13 +54,17 @@ def archive_segments(log: AuditLog, target: Path) -> list[str]:
         raise ConfigError("no segment is old enough", where=str(folder.segments), hint="the newest two stay")
     if folder.archive.exists() and folder.archive.read_text(encoding="utf-8").strip() != str(place):
         raise ConfigError("older segments are in another folder", where=str(folder.archive), hint="name that folder")
+    if place.is_relative_to(log.folder.resolve()):
+        raise ConfigError("an archive is outside its log", where=str(place), hint="name another folder")
     name = place / ARCHIVE_NAME
     if name.exists() and name.read_text(encoding="utf-8").strip() != log.origin:
         raise ConfigError("segments of another log are there", where=str(place), hint="one folder for each log")
     files.write_atomically(name, f"{log.origin}\n".encode(), mode=0o600)
     for path in found:
-        data = path.read_bytes()
-        files.write_atomically(place / path.name, data, mode=0o600)
+        data, there = path.read_bytes(), place / path.name
+        if there.exists() and there.read_bytes() != data:
+            raise ConfigError("another segment is there under this name", where=str(there), hint="an empty folder")
+        files.write_atomically(there, data, mode=0o600)
         if (place / path.name).read_bytes() != data:
             raise DataError("what was written is not what is read back", where=str(place / path.name))
     files.write_atomically(folder.archive, f"{place}\n".encode())

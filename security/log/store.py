@@ -21,6 +21,7 @@ import hmac
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -89,7 +90,11 @@ class LogFolder:
             return False
         with name.open("rb") as file:
             told = file.read(_MOST_NAME)
-        return self.checkpoint_path(sizes[-1]).read_bytes().split(b"\n", 1)[0] == told.strip()
+        newest = self.checkpoint_path(sizes[-1])
+        if not stat.S_ISREG(newest.lstat().st_mode):  # asked before anything in the folder was looked at
+            return False
+        with newest.open("rb") as file:
+            return file.read(_MOST_NAME).split(b"\n", 1)[0] == told.strip()
 
     def checkpoint_sizes(self) -> list[int]:
         """Sizes of the signed checkpoints, smallest first."""

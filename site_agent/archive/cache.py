@@ -59,6 +59,13 @@ class ArchiveCache:
 
         :raises ArchiveError: if it is none, or if the folder would be larger than it may be.
         """
+        try:
+            self._receive(name, fetch)
+        except OSError as error:  # the folders inside are named after studies
+            error.filename, error.filename2 = str(self.folder), None
+            raise
+
+    def _receive(self, name: InstanceName, fetch: Callable[[Callable[[], Callable[[bytes], None]]], None]) -> None:
         target = self.path(name)
         beside = target.with_name(_RECEIVING)
         target.parent.mkdir(mode=0o700, exist_ok=True)

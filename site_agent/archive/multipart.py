@@ -21,7 +21,10 @@ def boundary_of(content_type: str) -> bytes:
     """:raises ArchiveObjectError: where the answer is of another kind."""
     header = Message()
     header["content-type"] = content_type
-    found = header.get_param("boundary")
+    try:
+        found = header.get_param("boundary")
+    except ValueError:  # numbered parts whose numbers are none
+        found = None
     if header.get_content_type() != "multipart/related" or not isinstance(found, str):
         hint = "does its address end in the DICOMweb root?"
         raise ArchiveObjectError("the archive's answer holds no image", hint=hint)

@@ -23,7 +23,6 @@ def home(tmp_path: Path) -> Path:
     (folder / "site.toml").write_bytes(b"# toml\n")
     (folder / "state" / "log" / "entries").write_bytes(b"entry\n" * 1000)
     (folder / "key").write_bytes(b"a secret key")
-    (folder / "state" / "link").symlink_to("/etc/passwd")
     return folder
 
 
@@ -38,6 +37,7 @@ def written(home: Path) -> Path:
 
 
 def test_what_was_packed_is_unpacked(home: Path) -> None:
+    (home / "state" / "link").symlink_to("/etc/passwd")
     target = written(home)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
     with archive.unpacked(target, home.parent / "new") as (staging, contents):
@@ -46,7 +46,8 @@ def test_what_was_packed_is_unpacked(home: Path) -> None:
     found = {path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()}
     assert found == set(contents.digests) == {"site.toml", "state/log/entries", "key"}  # and no link
     assert (new / "state" / "log" / "entries").read_bytes() == b"entry\n" * 1000
-    assert stat.S_IMODE((new / "key").stat().st_mode) == 0o600 and stat.S_IMODE(new.stat().st_mode) == 0o700
+    assert stat.S_IMODE((new / "key").stat().st_mode) == 0o600
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (new, *new.rglob("*")) if path.is_dir()} == {0o700}
 
 
 def test_nothing_is_overwritten(home: Path) -> None:
@@ -141,7 +142,7 @@ class Killed(BaseException):
 
 
 def moved(home: Path, target: Path) -> ArchiveContents:
-    return archive.move(home / "state", target, lambda: sources(home), [home / "key"], **TOLD)
+    return archive.move(home / "state", target, lambda: sources(home), [("key", home / "key")], lambda: TOLD)
 
 
 def test_a_party_that_has_moved_is_there_and_no_longer_here(home: Path) -> None:
@@ -188,3 +189,52 @@ def test_killed_at_any_moment_there_is_one_that_can_act(home: Path, when: str, m
     assert not (home / "key").exists()
     with archive.unpacked(target, home.parent / "new") as (staging, _):
         assert (staging / "key").read_bytes() == b"a secret key"
+
+
+def test_a_link_does_not_move_and_nothing_is_left_of_the_try(home: Path) -> None:
+    """What it leads to would not be in the archive, and a key behind it would be erased all the same."""
+    elsewhere = home.parent / "disk"
+    (home / "key").rename(elsewhere)
+    (home / "key").symlink_to(elsewhere)
+    target = home.parent / "graz.move"
+    with pytest.raises(ConfigError, match="a link cannot move"):
+        moved(home, target)
+    assert elsewhere.read_bytes() == b"a secret key" and not archive.partial(target).exists()
+    archive.refuse_moved(home / "state")
+
+
+@pytest.mark.parametrize("kill", ["erase", "finish"])
+def test_what_has_changed_since_it_was_packed_is_not_erased(
+    home: Path, kill: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = home.parent / "graz.move"
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files if kill == "erase" else archive, kill, killed)
+        with pytest.raises(Killed):
+            moved(home, target)
+    (home / "key").write_bytes(b"another key")
+    with pytest.raises(ConfigError, match="not in the archive as it is here"):
+        moved(home, target)
+    assert (home / "key").read_bytes() == b"another key"
+    (home / "key").write_bytes(bytes(12))  # as a kill in the middle of erasing leaves it
+    assert moved(home, target).kind == "move" and not (home / "key").exists()
+
+
+def test_a_move_goes_on_with_its_own_copy_only(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = home.parent / "graz.move"
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "erase", killed)
+        with pytest.raises(Killed):
+            moved(home, target)
+    archive.partial(target).write_bytes(b"of another try")
+    with pytest.raises(DataError, match="not a complete backup"):
+        moved(home, target)
+    assert (home / "key").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from lazaret.errors import LedgerError
+from lazaret.errors import ConfigError, LedgerError
 from security.clock import ManualClock
 from security.dp.accountant import dp_sgd_event, rate_at_least
 from security.dp.ledger import Ledger, Terms, Unit
@@ -135,8 +135,88 @@ def test_a_ledger_moves_and_is_gone_here(config: SiteConfig) -> None:
     with pytest.raises(LedgerError):
         begin_again(config)  # another study on this machine must not, either
     new = restored(config, target, name=None)
-    assert booked(new) == 2 and not (new.path.parent / "ledger").is_file()
-    assert not list(new.path.parent.glob("ledger*"))
+    assert booked(new) == 2 and not list(new.path.parent.glob("*ledger*"))
+
+
+@pytest.fixture
+def at_home(config: SiteConfig) -> SiteConfig:
+    """The ledger where it is if nobody says otherwise: inside the folder that is restored."""
+    home = config.path.parent
+    places = f"ledger = '{home.parent}/disk'\nanchor = '{home.parent}/other'"
+    config.path.write_text(config.path.read_text().replace(places, ""))
+    (home.parent / "disk").rename(home / "ledger")
+    (home.parent / "other").rename(home / "ledger-anchor")
+    return SiteConfig.read(config.path)
+
+
+def test_a_ledger_inside_the_folder_moves_too(at_home: SiteConfig) -> None:
+    target = at_home.path.parent.parent / "graz.move"
+    backup.move_away(at_home, target, now_ms=NOW)
+    new = restored(at_home, target, name=None)
+    assert booked(new) == 2 and new.ledger.is_relative_to(new.path.parent.resolve())
+
+
+def test_a_lost_ledger_inside_the_folder_counts_as_spent(at_home: SiteConfig) -> None:
+    target = backed_up(at_home)
+    lose(at_home)
+    new = restored(at_home, target)
+    with pytest.raises(LedgerError, match="already has a ledger"):
+        begin_again(new)
+
+
+def test_a_move_that_was_killed_after_the_ledger_goes_on(at_home: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = at_home.path.parent.parent / "graz.move"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup.archive, "finish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            backup.move_away(at_home, target, now_ms=NOW)
+    assert not at_home.ledger.exists()
+    backup.move_away(at_home, target, now_ms=NOW)
+    assert booked(restored(at_home, target, name=None)) == 2
+
+
+def test_a_ledger_that_has_grown_since_the_copy_stays(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two studies may share it: what the other one has booked meanwhile must not be forgotten."""
+    target = config.path.parent.parent / "graz.move"
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(backup.archive.files, "erase", killed)
+        with pytest.raises(KeyboardInterrupt):
+            backup.move_away(config, target, now_ms=NOW)
+    book(config, 3)
+    with pytest.raises(ConfigError, match="not in the archive as it is here"):
+        backup.move_away(config, target, now_ms=NOW)
+    assert booked(config) == 3
+
+
+@pytest.mark.parametrize("line", ['state    = "{state}"', 'state="{state}"', '  state = "{state}"'])
+def test_folders_are_found_however_they_are_written(config: SiteConfig, line: str) -> None:
+    """Else a moved site would start with its keys and without what it has signed."""
+    text = config.path.read_text()
+    (old,) = [row for row in text.splitlines() if row.startswith("state = ")]
+    config.path.write_text(text.replace(old, line.format(state=config.state)))
+    target = config.path.parent.parent / "graz.move"
+    backup.move_away(SiteConfig.read(config.path), target, now_ms=NOW)
+    new = restored(config, target, name=None)
+    assert new.state == (new.path.parent / "state").resolve() or new.state == new.path.parent / "state"
+
+
+def test_folders_that_cannot_be_found_are_refused(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backup.copies, "place_here", lambda _: None)
+    text = config.path.read_text()
+    (old,) = [row for row in text.splitlines() if row.startswith("state = ")]
+    config.path.write_text(text.replace(old, f'state = "{config.state}"'))
+    target = config.path.parent.parent / "graz.move"
+    backup.move_away(SiteConfig.read(config.path), target, now_ms=NOW)
+    with pytest.raises(ConfigError, match="does not say where `state` is"):
+        restored(config, target, name=None)
 
 
 def test_a_restore_that_was_killed_is_repeated(config: SiteConfig, monkeypatch: pytest.MonkeyPatch) -> None:

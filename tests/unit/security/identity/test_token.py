@@ -21,7 +21,7 @@ from security.crypto.signing import SigningKey
 from security.identity import enrolment, keystore, pki, token
 from security.identity.pki import Role
 from security.identity.rules import open_manifest
-from security.identity.token import PIN_VARIABLE, TokenSigningKey, TokenTlsKey, TokenUri
+from security.identity.token import PIN_VARIABLE, TokenSigningKey, TokenTlsKey, TokenUri, pin_files
 from security.rng import SystemRandomness
 from tests.support.consortium_world import NOW, PLAN, World, subject, write_initial_model
 from tests.support.soft_token import PIN, SoftTokens, needs_softhsm, soft_tokens
@@ -351,3 +351,15 @@ def test_without_the_library_the_extra_is_named(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ConfigError, match="python-pkcs11 is not installed") as caught:
         keystore.load_signing_key(path)
     assert "lazaret[pkcs11]" in str(caught.value.hint)
+
+
+def test_the_files_with_pins_are_known_from_the_key_files(tmp_path: Path) -> None:
+    """They are closed to processes that must not sign for this party."""
+    keys = tmp_path / "keys"
+    keys.mkdir()
+    place = f"module-path={MODULE_PATH}&pin-source=file:/etc/lazaret/pin"
+    (keys / "sign.pem").write_text(f"pkcs11:token=one;object=sign?{place}\n")
+    (keys / "tls.pem").write_bytes(b"\xff not an address")
+    (keys / "log.key").write_bytes(b"-----BEGIN PRIVATE KEY-----")
+    assert pin_files(tmp_path) == [Path("/etc/lazaret/pin")]
+    assert pin_files(tmp_path / "none") == []

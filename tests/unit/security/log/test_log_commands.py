@@ -137,3 +137,22 @@ def test_nothing_old_is_no_archive(lonely: Lonely, archive: Path) -> None:
     with pytest.raises(ConfigError, match="old enough"):
         archive_segments(lonely.log, archive)
     assert not archive.exists()
+
+
+@pytest.mark.parametrize("inside", ["segments", "."])
+def test_a_log_is_not_its_own_archive(long: Lonely, inside: str) -> None:
+    """Each segment would be copied onto itself, and then removed."""
+    before = here(long)
+    with pytest.raises(ConfigError, match="outside its log"):
+        archive_segments(long.log, long.folder / inside)
+    assert here(long) == before
+    long.log.close()
+
+
+def test_another_segment_in_an_archive_is_not_replaced(long: Lonely, archive: Path) -> None:
+    archive.mkdir(exist_ok=True)
+    (archive / "00000001.jsonl").write_bytes(b"older")
+    with pytest.raises(ConfigError, match="another segment is there"):
+        archive_segments(long.log, archive)
+    assert "00000000.jsonl" in here(long)
+    long.log.close()

@@ -82,6 +82,14 @@ def test_what_is_no_image_is_not_kept(tmp_path: Path) -> None:
         assert not cache.has(ONE)
 
 
+def test_a_disk_that_refuses_names_no_study(tmp_path: Path) -> None:
+    with open_cache(prepare(tmp_path / "a"), 10_000) as cache:
+        (tmp_path / "a" / ONE.study).write_bytes(b"a file where a folder should be")
+        with pytest.raises(OSError, match="a") as raised:
+            cache.receive(ONE, sending(IMAGE))
+    assert raised.value.filename == str(tmp_path / "a")
+
+
 def test_a_file_that_was_on_its_way_is_gone_at_the_next_start(tmp_path: Path) -> None:
     fill(tmp_path / "a", ONE)
     (tmp_path / "a" / "1.2" / ".receiving").write_bytes(b"half")

@@ -49,7 +49,14 @@ def test_what_is_not_one_part_is_refused(data: bytes) -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["", "text/html", "multipart/related", f"multipart/related; boundary={'x' * 300}", "multipart/related; boundary="],
+    [
+        "",
+        "text/html",
+        "multipart/related",
+        f"multipart/related; boundary={'x' * 300}",
+        "multipart/related; boundary=",
+        f"multipart/related; boundary*{'9' * 5000}=x",
+    ],
 )
 def test_kinds_of_answers_that_hold_no_image(kind: str) -> None:
     with pytest.raises(ArchiveObjectError):
