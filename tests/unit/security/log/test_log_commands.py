@@ -150,7 +150,7 @@ def test_a_log_is_not_its_own_archive(long: Lonely, inside: str) -> None:
 
 
 def test_another_segment_in_an_archive_is_not_replaced(long: Lonely, archive: Path) -> None:
-    archive.mkdir(exist_ok=True)
+    archive.mkdir(parents=True)
     (archive / "00000001.jsonl").write_bytes(b"older")
     with pytest.raises(ConfigError, match="another segment is there"):
         archive_segments(long.log, archive)
