@@ -19,6 +19,7 @@ from security.secagg.relay import Pong, SignedHead
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.long  # what it meets depends on the machine's timing
 def test_two_thousand_false_messages_change_nothing(tmp_path: Path) -> None:
     found = fuzz.run(2000, seed=1, seconds=400, folder=tmp_path).told
     assert found["ok"] and found["complete"], found
@@ -59,6 +60,7 @@ def test_damaged_bytes_are_not_taken() -> None:
     assert taken <= {"flipped"}
 
 
+@pytest.mark.long  # what it meets depends on the machine's timing
 @pytest.mark.skipif(weather.why_not() is not None, reason="no links between namespaces here")
 def test_a_storm_of_a_few_seconds(tmp_path: Path) -> None:
     found = chaos.run(6, seed=3, sites=4, folder=tmp_path).told
