@@ -139,15 +139,7 @@ def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
     """Write a copy of this coordinator to TARGET: without keys, while it may run; or, with --move, all of it."""
     now = SystemClock().now_ms()
     contents = move_away(config_path, target, now_ms=now) if move else back_up(config_path, target, now_ms=now)
-    if as_json:
-        emit({"file": str(target), "kind": contents.kind, "files": len(contents.digests), "bytes": contents.length})
-        return
-    say(f"{contents.party}: {len(contents.digests)} files, {contents.length / 1e6:.1f} MB, are in {target}")
-    if move:
-        say("this folder can do nothing any more: its keys are erased")
-        say(f"on the other machine: coordinator restore {target.name} FOLDER; then delete every copy of the file")
-    else:
-        say("it has no key: what `coordinator restore` makes of it is a new member under another name")
+    copies.say_copied(contents, target, program="coordinator", as_json=as_json)
 
 
 @click.command()

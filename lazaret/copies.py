@@ -14,8 +14,9 @@ from typing import Any, Final
 import click
 
 from lazaret import files
+from lazaret.archive import ArchiveContents
 from lazaret.errors import ConfigError
-from lazaret.terminal import emit
+from lazaret.terminal import emit, say
 
 BACKUP: Final = "backup and move"
 MOVE: Final = "move only"
@@ -80,6 +81,19 @@ def keys_in(identity: Path) -> list[tuple[str, Path]]:
     """The private keys of a party, under their names in a copy."""
     found = sorted(path for path in (identity / "keys").rglob("*") if path.is_file())
     return [(f"identity/{path.relative_to(identity).as_posix()}", path) for path in found]
+
+
+def say_copied(contents: ArchiveContents, target: Path, *, program: str, as_json: bool) -> None:
+    """What `backup` has written, and what can be done with it."""
+    if as_json:
+        emit({"file": str(target), "kind": contents.kind, "files": len(contents.digests), "bytes": contents.length})
+        return
+    say(f"{contents.party}: {len(contents.digests)} files, {contents.length / 1e6:.1f} MB, are in {target}")
+    if contents.kind == "move":
+        say("this folder can do nothing any more: its keys are erased")
+        say(f"on the other machine: {program} restore {target.name} FOLDER; then delete every copy of the file")
+    else:
+        say(f"it has no key: what `{program} restore` makes of it is a new member under another name")
 
 
 def state_command(

@@ -234,15 +234,7 @@ def backup(config_path: Path, target: Path, move: bool, as_json: bool) -> None:
     """Write a copy of this site to TARGET: without keys, of an agent that may run; or, with --move, the site itself."""
     config, now = SiteConfig.read(config_path), SystemClock().now_ms()
     contents = move_away(config, target, now_ms=now) if move else back_up(config, target, now_ms=now)
-    if as_json:
-        emit({"file": str(target), "kind": contents.kind, "files": len(contents.digests), "bytes": contents.length})
-        return
-    say(f"{contents.party}: {len(contents.digests)} files, {contents.length / 1e6:.1f} MB, are in {target}")
-    if move:
-        say("this folder can do nothing any more: its keys are erased")
-        say(f"on the other machine: site-agent restore {target.name} FOLDER; then delete every copy of the file")
-    else:
-        say("it has no key: what `site-agent restore` makes of it is a new member under another name")
+    copies.say_copied(contents, target, program="site-agent", as_json=as_json)
 
 
 @click.command()
