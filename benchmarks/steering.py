@@ -26,9 +26,8 @@ from security.crypto.prg import Words
 from security.secagg import fixed_point
 from security.secagg import state as states
 from security.secagg.context import SumVerdict
-from security.secagg.effects import Vector
 from security.secagg.groups import Combine, Groups
-from security.secagg.layout import WEIGHT, Clips, Layout
+from security.secagg.layout import WEIGHT, Clips, Layout, Vector
 from security.secagg.state import MovementRule
 from security.secagg.thresholds import LEAST_SURVIVORS
 

@@ -49,7 +49,7 @@ from security.secagg.coordinator.recovery import restore_round
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.spool import FileSpool
 from security.secagg.coordinator.uploads import CoordinatorCore, Timeouts
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from security.secagg.statements import Signer
 
 log = logging.getLogger("coordinator")

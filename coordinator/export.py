@@ -24,7 +24,7 @@ from security.clock import SystemClock
 from security.identity.enrolment import Identity
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from security.secagg.state import state_hash, unflatten
 
 FORMAT: Final = "lazaret-model/1"

@@ -24,8 +24,9 @@ from security.secagg.coordinator.publication import Publication, read_sum, sum_f
 from security.secagg.coordinator.rounds import CoordinatorRound
 from security.secagg.coordinator.spool import Spool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Send, SendFrames, Vector
+from security.secagg.effects import Certified, Send, SendFrames
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.messages import Jump, Result, ResultCertificate, StateFrame
 
 KEPT_SUMS = 8

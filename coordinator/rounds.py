@@ -41,8 +41,9 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.recovery import resume
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Certified, Discard, Persist, Send, Vector, VotedDown
+from security.secagg.effects import Certified, Discard, Persist, Send, VotedDown
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.relay import Decline, Ping, Pong
 from security.secagg.transitions import CoordinatorState
 

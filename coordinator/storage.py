@@ -37,8 +37,9 @@ from lazaret import files
 from lazaret.errors import ConfigError, DataError
 from security.secagg import records
 from security.secagg.context import SumVerdict
-from security.secagg.effects import Certified, Persist, SaveState, Vector, VotedDown
+from security.secagg.effects import Certified, Persist, SaveState, VotedDown
 from security.secagg.handover import Handover
+from security.secagg.layout import Vector
 from security.secagg.messages import Result
 from security.secagg.site.result_checks import result_digests
 from security.secagg.state import state_hash

@@ -5,6 +5,7 @@ Names of modules are text here: this package is below all others and imports non
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 
@@ -12,6 +13,8 @@ OURS = ("coordinator", "lazaret", "npr", "protos", "security", "site_agent")
 
 
 def _run(module: str, command: str, extra: str) -> None:
+    # Nobody's plugin of pydantic sees our settings and messages, and none is looked for at every start.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     try:
         main = import_module(module).main
         main()

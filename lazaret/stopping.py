@@ -7,7 +7,6 @@ this comes before what takes long to load, and a signal may come meanwhile.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -61,6 +60,8 @@ def leave_on_signals() -> None:
 
 def stop_on_signals(stop: Callable[[], None]) -> None:
     """From now on a signal only calls this, in the loop that runs here."""
+    import asyncio  # here: processes without a loop do not load it
+
     loop = asyncio.get_running_loop()
 
     def handle(number: int, frame: object) -> None:

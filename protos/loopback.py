@@ -42,11 +42,10 @@ from security.secagg.effects import (
     Send,
     SendFrames,
     SendUpload,
-    Vector,
 )
 from security.secagg.fields import Wire
 from security.secagg.groups import Groups
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 from security.secagg.site.attempt import PendingUpdate, SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine

@@ -27,7 +27,7 @@ from security.log.start import start_entries
 from security.log.witness import Witness
 from security.log.writer import AuditLog
 from security.rng import Randomness
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from security.secagg.site.attempt import AdvertisedLog, SiteCore
 from security.secagg.site.journal import Journal
 from security.secagg.site.machine import SiteMachine

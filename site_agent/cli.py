@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from functools import partial
 from pathlib import Path
@@ -99,6 +98,8 @@ def _serve(config_path: Path, agent_type: type[Any] | None, log_format: str | No
         )
     logging.getLogger("site-agent").info("version %s starts with %s", software.version(), config_path)
     # Behind the first line: these take seconds.
+    import asyncio
+
     from lazaret.control import last_words
     from security.clock import SystemClock
     from security.rng import SystemRandomness

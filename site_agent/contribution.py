@@ -7,8 +7,7 @@ from typing import Literal
 
 from lazaret.errors import LocalProtocolError
 from security.secagg import fixed_point
-from security.secagg.effects import Vector
-from security.secagg.layout import HITS, LOSS, Layout
+from security.secagg.layout import HITS, LOSS, Layout, Vector
 from security.secagg.site.attempt import PendingUpdate
 
 Weights = Literal["samples", "bucketed", "uniform"]

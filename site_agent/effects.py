@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from lazaret.errors import ToolkitError
 from security.secagg.effects import Effect as ProtocolEffect
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from security.secagg.relay import ModelFrame, RunStop
 from security.secagg.site.attempt import PendingUpdate
 

@@ -52,10 +52,9 @@ from security.secagg.effects import (
     SaveState,
     Send,
     SendUpload,
-    Vector,
     VotedDown,
 )
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 from security.secagg.messages import Jump, Result
 from security.secagg.relay import ModelFrame, ModelRequest
 from security.secagg.scores import on_grid

@@ -46,15 +46,15 @@ from security.crypto.encoding import Reader
 from security.identity import pki
 from security.rng import Randomness
 from security.secagg import state as states
-from security.secagg.effects import KeepEvidence, Vector
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 from security.secrets import Secret
-from site_agent.state_writer import Draft, WriteAheadLog
 
 if TYPE_CHECKING:  # commands that only look at the folder need no protocol
+    from security.secagg.effects import KeepEvidence
     from security.secagg.messages import Jump
     from security.secagg.relay import RunStop
     from security.secagg.site.attempt import PendingUpdate
+    from site_agent.state_writer import Draft
 
 KEPT_STATES: Final = 3
 STATE_HINT: Final = "[site] state must be a folder for this agent alone; it is created if there is none"
@@ -149,6 +149,8 @@ class StateDir:
 
     def _set_aside(self, run: str) -> None:
         """The name of the run last: as long as it is here, a start that was cut short begins again where it stopped."""
+        from site_agent.state_writer import WriteAheadLog
+
         if self.wal.exists():
             WriteAheadLog(self.wal).close()  # or it is refused here: an agent of the old run still has it open
         target = self.folder / "runs" / run
@@ -247,6 +249,8 @@ class StateDir:
 
     def draft_state(self, layout: Layout, start: int, values: Vector) -> None:
         """Values of a model that may follow, in order. Those at 0 begin a new draft."""
+        from site_agent.state_writer import Draft
+
         if start == 0:
             if self._draft is not None:
                 self._draft.drop()

@@ -23,9 +23,8 @@ from lazaret.errors import OTHER_VERSION, ConfigError, DataError, LocalProtocolE
 from lazaret.files import naming
 from security.crypto import encoding
 from security.secagg import records
-from security.secagg.effects import Vector
 from security.secagg.fields import Wire
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 
 # The write-ahead log (docs/spec/secure-aggregation.md, section 9): append, sync, read after a crash. A record is ``u32
 # length || first 8 bytes of SHA-256 || bytes``. An incomplete record at the end was never followed by a message, so it

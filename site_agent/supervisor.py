@@ -26,7 +26,7 @@ from typing import Any, Final, TypeVar
 from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.ledger import Reservation
 from security.identity.manifest import Manifest
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
 from site_agent.trainer.channel import (

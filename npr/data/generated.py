@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 
 from lazaret.errors import ConfigError
 from npr.data.catalogue import Catalogue, NamedSplit
-from npr.data.store import digest_of
+from npr.data.store import Decode, ImageStorage, digest_of
 
 # Class counts of the two benchmarks, counted again from their split files; generated data and tests use them.
 
@@ -186,12 +188,23 @@ def photograph(
 ) -> NDArray[np.uint8]:
     """Picture i shows lesion `of[i]` through camera `cameras[i]`: (N, size, size, 3)."""
     images = np.empty((len(of), size, size, 3), dtype=np.uint8)
-    chunk = min(CHUNK, max(1, CHUNK_PIXELS // size**2))
-    for start in range(0, len(of), chunk):
-        rows = slice(start, start + chunk)
-        rng = np.random.default_rng([seed, 2, start])
-        images[rows] = _photograph(lesions, of[rows], cameras[rows], size, rng)
+    for start in range(0, len(of), chunk_rows(size)):
+        taken = photograph_chunk(lesions, of, cameras, start, size=size, seed=seed)
+        images[start : start + len(taken)] = taken
     return images
+
+
+def chunk_rows(size: int) -> int:
+    """How many pictures of this size are taken at a time."""
+    return min(CHUNK, max(1, CHUNK_PIXELS // size**2))
+
+
+def photograph_chunk(
+    lesions: Lesions, of: NDArray[np.int64], cameras: NDArray[np.int64], start: int, *, size: int, seed: int
+) -> NDArray[np.uint8]:
+    """The pictures from `start` on that are taken at a time; they do not depend on those before them."""
+    rows = slice(start, start + chunk_rows(size))
+    return _photograph(lesions, of[rows], cameras[rows], size, np.random.default_rng([seed, 2, start]))
 
 
 def _photograph(
@@ -381,13 +394,20 @@ def scaled(counts: Counts, scale: float) -> Counts:
     return np.where(counts > 0, np.maximum(1, np.rint(counts * scale)), 0).astype(np.int64)
 
 
-def generate(spec: GeneratedSpec, *, image_size: int) -> Catalogue:
-    """The catalogue, with the benchmark's own split under the name `fold` (patients on one side)."""
+def generate(spec: GeneratedSpec, *, image_size: int, storage: ImageStorage | None = None) -> Catalogue:
+    """The catalogue, with the benchmark's own split under the name `fold` (patients on one side).
+
+    :param storage: may want to draw the images itself, those that it needs.
+    """
     rng = np.random.default_rng([spec.seed, 1])
     site_of, label_of, side_of, sizes = _patients(spec, rng)
     of = np.repeat(np.arange(len(sizes)), sizes)
     lesions = draw_lesions(label_of, rng)
-    images = photograph(lesions, of, site_of[of] % len(CAMERAS), size=image_size, seed=spec.seed)
+    cameras = site_of[of] % len(CAMERAS)
+    draw = _drawing(lesions, of, cameras, size=image_size, seed=spec.seed)
+    images = storage.instead(draw, (len(of), image_size, image_size, 3)) if storage is not None else None
+    if images is None:
+        images = photograph(lesions, of, cameras, size=image_size, seed=spec.seed)
     names = [ISIC_SITES[site] for site in site_of]
     if spec.dealt:
         hospitals = np.random.default_rng([spec.seed, 3]).integers(0, spec.dealt, len(sizes))
@@ -406,6 +426,25 @@ def generate(spec: GeneratedSpec, *, image_size: int) -> Catalogue:
         where="generated",
         fingerprint=digest_of(("generated", 1, spec, image_size)),
     )
+
+
+def _drawing(
+    lesions: Lesions, of: NDArray[np.int64], cameras: NDArray[np.int64], *, size: int, seed: int
+) -> Decode:
+    """How to draw one row: with the others of its chunk, which are asked for next."""
+    step, lock = chunk_rows(size), Lock()
+
+    @lru_cache(maxsize=2)
+    def chunk(start: int) -> NDArray[np.uint8]:
+        return photograph_chunk(lesions, of, cameras, start, size=size, seed=seed)
+
+    def draw(row: int) -> NDArray[np.uint8]:
+        with lock:  # a second thread would draw the same chunk again
+            drawn = chunk(row - row % step)
+        picture: NDArray[np.uint8] = drawn[row % step]
+        return picture
+
+    return draw
 
 
 def _patients(spec: GeneratedSpec, rng: np.random.Generator) -> tuple[NDArray[np.int64], ...]:

@@ -174,7 +174,7 @@ def _load(
     name: SourceName, image_size: int, seed: int, class_names: Sequence[str] | None, storage: ImageStorage
 ) -> Catalogue:
     if name.kind == "generated":
-        return generate(GeneratedSpec.parse(name.rest, seed=seed), image_size=image_size)
+        return generate(GeneratedSpec.parse(name.rest, seed=seed), image_size=image_size, storage=storage)
     path = data_root() / "ham10000_fed" if name.kind == "ham10000" else Path(name.rest)
     _check_readable(path)
     if name.kind == "ham10000":
@@ -306,15 +306,17 @@ def survey(
     catalogue = open_catalogue(
         source, image_size=image_size, seed=seed, class_names=class_names, class_map=class_map, storage=storage
     )
-    # Generated images are there already; all others know how to be decoded.
-    decode = storage.decoders[0] if storage.decoders else lambda row: np.asarray(catalogue.images[row])
-    return Survey(catalogue=catalogue, faults=tuple(storage.faults), decode=decode)
+    return Survey(catalogue=catalogue, faults=tuple(storage.faults), decode=storage.decoders[0])
 
 
-def inspect_images(found: Survey) -> Look:
-    """Decode every image once and keep its digest."""
+def inspect_images(found: Survey, rows: Sequence[int] | None = None) -> Look:
+    """Decode every image once and keep its digest.
+
+    :param rows: of the catalogue; all if not given.
+    """
+    chosen = range(len(found.catalogue)) if rows is None else rows
     unreadable, same, first = list[Fault](), list[tuple[int, int]](), dict[bytes, int]()
-    for row, digest in enumerate(_digests(found)):
+    for row, digest in zip(chosen, _digests(found, chosen), strict=True):
         if isinstance(digest, Fault):
             unreadable.append(digest)
         elif first.setdefault(digest, row) != row:
@@ -322,14 +324,13 @@ def inspect_images(found: Survey) -> Look:
     return Look(unreadable=tuple(unreadable), same=tuple(same))
 
 
-def _digests(found: Survey) -> Iterator[bytes | Fault]:
+def _digests(found: Survey, rows: Sequence[int]) -> Iterator[bytes | Fault]:
     def digest(row: int) -> bytes | Fault:
         try:
             return hashlib.blake2b(found.decode(row).tobytes(), digest_size=16).digest()
         except DataError as error:
             return Fault(kind=FaultKind.UNREADABLE, error=error)
 
-    rows = range(len(found.catalogue))
     with progress("checking images") as tell, ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         for start in range(0, len(rows), _AT_A_TIME):
             yield from workers.map(digest, rows[start : start + _AT_A_TIME])

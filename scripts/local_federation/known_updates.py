@@ -17,8 +17,7 @@ from security.identity.manifest import Manifest
 from security.log.events import TrainerIsolated
 from security.log.writer import AuditLog
 from security.secagg import fixed_point
-from security.secagg.effects import Vector
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.run import Learner

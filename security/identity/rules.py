@@ -38,9 +38,9 @@ from security.identity.second_signature import (
 from security.identity.second_signature import where_of as _where
 from security.log.note import KeyType, VerifierKey
 from security.secagg import groups, thresholds
-from security.secagg.certificates import MAX_MOVEMENTS
 from security.secagg.layout import SCORE_MAXIMA
 from security.secagg.scores import score_slots
+from security.secagg.state import MAX_MOVEMENTS
 
 # Order of the base point of P-256 (SEC 2, section 2.4.2).
 P256_ORDER: Final = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Annotated, Final
+from typing import Annotated
 
 from security.crypto.key_agreement import BOX_BYTES, KEM_KEY_BYTES, PAIR_BYTES
 from security.crypto.ring import FRAME_BYTES
@@ -28,6 +28,7 @@ from security.secagg.fields import (
     Wire,
 )
 from security.secagg.registry import Filing, Lengths, Sender, Shape, message
+from security.secagg.state import MAX_MOVEMENTS
 
 MAX_BITMAP = 64 * 1024
 
@@ -228,8 +229,6 @@ class CheckCertificate(Wire):
     acks: Annotated[tuple[Ack, ...], Many(Nested(Ack), limit=1024)]
 
 
-# How far tensors moved in the newest rounds: eight bytes for each round and tensor (`state.MovementRule`).
-MAX_MOVEMENTS: Final = 256 * 1024
 Movements = Annotated[bytes, Bounded(MAX_MOVEMENTS), DataClass.AGGREGATE]
 
 SHARE_BYTES = 32

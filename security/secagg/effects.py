@@ -11,9 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-
 from lazaret.errors import ToolkitError
 from security.crypto.prg import Words
 from security.crypto.ring import Packed, frames_of
@@ -21,9 +18,9 @@ from security.log.schema import Event
 from security.secagg.certificates import CheckCertificate
 from security.secagg.context import RoundContext, SumVerdict
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.messages import UploadFrame
 
-Vector = npt.NDArray[np.float32]
 REFUSED: Final = "refused"
 
 

@@ -24,6 +24,8 @@ from security.crypto import encoding
 from security.crypto.prg import BLOCK_BYTES
 from security.crypto.ring import BITS, DEFAULT_BITS, FRAME_BYTES, Ring
 
+# A model as it is shared, or one site's change of it: one flat vector, in the order of a layout.
+Vector = npt.NDArray[np.float32]
 Kind = Literal["mean", "statistic", "sum", "count"]
 STATE_KINDS: Final = ("mean", "statistic")
 WEIGHT: Final = "weight"

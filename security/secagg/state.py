@@ -104,6 +104,10 @@ STEP_BITS: Final = 20  # lengths are counted in units of 2^-20 of the tensor's c
 SCALE_BITS: Final = 31  # a step is multiplied with a whole number below 2^31 and divided by 2^31
 
 
+# How far tensors moved in the newest rounds: eight bytes for each round and tensor.
+MAX_MOVEMENTS: Final = 256 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class MovementRule:
     """The manifest's movement caps: the smaller of a tensor's ceiling and `factor` times the median length of its steps

@@ -25,7 +25,7 @@ from lazaret.errors import CodecError, ToolkitError, WorkerLost
 from security.dp.accountant import MechanismEvent
 from security.dp.ledger import Terms
 from security.log.schema import MAX_COUNT
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from site_agent.trainer.shared_memory import share
 
 MAX_MESSAGE: Final = 1 << 20

@@ -23,7 +23,7 @@ from security.dp.ledger import LedgerState, Reservation, Terms
 from security.dp.noise import NoiseSource
 from security.identity.initial_model import pinned_model
 from security.identity.manifest import Manifest
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.trainer.channel import (

@@ -18,7 +18,7 @@ from typing import Final
 from lazaret import files
 from security.identity.manifest import Manifest
 from security.log.reader import Record
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 
 # A round can be trained again as long as the next one has no result, and the newest memory may be torn off by a kill.
 KEPT_MEMORIES: Final = 3

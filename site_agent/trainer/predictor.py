@@ -36,7 +36,7 @@ from npr.recipe import Recipe, recipe_of
 from npr.wire_layout import build_initial, spec_of
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.trainer.data import fingerprint, open_data, side_rule
 from site_agent.trainer.personal_state import PersonalState, SiteRecord

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from lazaret.errors import CodecError
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 
 MAX_DOCUMENT: Final = 1 << 23
 _NOEXEC_SEAL: Final = 0x0008  # MFD_NOEXEC_SEAL, from Linux 6.3 on

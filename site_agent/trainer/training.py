@@ -38,7 +38,7 @@ from npr.training import LocalReport
 from npr.wire_layout import WireModel, build_initial, ever_shared, groups_to_load, spec_of
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult
 from site_agent.privacy import PrivatePlan

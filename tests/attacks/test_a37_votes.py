@@ -14,8 +14,8 @@ from security.crypto.prg import Words
 from security.secagg import certificate_checks, fixed_point
 from security.secagg import state as states
 from security.secagg.certificates import Ack, CheckCertificate, Vote
-from security.secagg.effects import Vector
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.messages import Plan, ResultCertificate
 from security.secagg.site import checks
 from tests.support.secagg_world import RecordedFederation, federation

@@ -13,7 +13,7 @@ from coordinator.export import _best_round, _model
 from coordinator.run_queue import StopFile
 from coordinator.status import lines, overview
 from lazaret.errors import DataError
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from security.secagg.scores import BestRound, best_of, on_grid
 from security.secagg.state import state_hash
 from tests.support.site_world import Counting, policy_table

@@ -9,7 +9,7 @@ from security.identity.enrolment import Identity
 from security.identity.initial_model import InitialModel
 from security.identity.manifest import Manifest
 from security.log.writer import AuditLog
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from site_agent.budget import Budget
 from site_agent.config import SiteConfig
 from site_agent.contribution import LocalResult

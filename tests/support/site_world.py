@@ -28,8 +28,9 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.spool import MemorySpool
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Effects, Send, SendFrames, Vector
+from security.secagg.effects import Effects, Send, SendFrames
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.relay import FRAMES, HeadSignature, SignedHead
 from security.secagg.statements import Signer
 from security.secagg.transitions import CoordinatorState

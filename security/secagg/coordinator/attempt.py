@@ -27,18 +27,9 @@ from security.secagg.coordinator.disputes import Disputes, WrongAnswer
 from security.secagg.coordinator.publication import Publication, build_result, spool_sum
 from security.secagg.coordinator.unmasking import Opening
 from security.secagg.coordinator.uploads import CoordinatorCore, Dealing, Equivocation, Uploads, owed
-from security.secagg.effects import (
-    MISSING,
-    SILENT,
-    Blamed,
-    Certified,
-    Effects,
-    Ended,
-    Persist,
-    Send,
-    Vector,
-)
+from security.secagg.effects import MISSING, SILENT, Blamed, Certified, Effects, Ended, Persist, Send
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.site.result_checks import opened_masks
 from security.secagg.transitions import COORDINATOR, CoordinatorEvent, CoordinatorState, step
 

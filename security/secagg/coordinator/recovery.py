@@ -16,8 +16,9 @@ from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.publication import Publication, read_sum
 from security.secagg.coordinator.rounds import BlameBook, CoordinatorRound, RoundStart
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import Effects, Vector
+from security.secagg.effects import Effects
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.messages import Plan, UploadHeader
 from security.secagg.transitions import CoordinatorState
 

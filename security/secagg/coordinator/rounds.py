@@ -17,8 +17,9 @@ from security.secagg.certificates import AbortCertificate, CheckCertificate, Rep
 from security.secagg.context import PROTOCOL_VERSION, CohortMember, RepeatOf, RoundContext
 from security.secagg.coordinator.attempt import CoordinatorAttempt
 from security.secagg.coordinator.uploads import CoordinatorCore
-from security.secagg.effects import ANSWERED, MISSING, SILENT, Blamed, Effects, Vector
+from security.secagg.effects import ANSWERED, MISSING, SILENT, Blamed, Effects
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.transitions import CoordinatorState
 
 # Which sites are left out of a cohort, and why (section 11). This is the coordinator's choice; sites cannot check it,

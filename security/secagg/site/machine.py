@@ -27,10 +27,10 @@ from security.secagg.effects import (
     Log,
     Send,
     SendUpload,
-    Vector,
     in_order,
 )
 from security.secagg.fields import Wire
+from security.secagg.layout import Vector
 from security.secagg.records import AttemptOutcome
 from security.secagg.site import checks, entries
 from security.secagg.site.aggregation import SiteAggregation, ended

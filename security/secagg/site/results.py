@@ -29,11 +29,11 @@ from security.secagg.effects import (
     Effects,
     Isolated,
     SaveState,
-    Vector,
     VotedDown,
     in_order,
 )
 from security.secagg.fields import Bounded, Many, Nested, Small, Wire
+from security.secagg.layout import Vector
 from security.secagg.messages import (
     AuditOrder,
     ChunkPiece,

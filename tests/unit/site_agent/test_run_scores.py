@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lazaret.errors import PolicyViolation
-from security.secagg.effects import Vector
 from security.secagg.fixed_point import decode_scores
+from security.secagg.layout import Vector
 from security.secagg.relay import Decline
 from security.secagg.scores import ScoreSum
 from site_agent import session

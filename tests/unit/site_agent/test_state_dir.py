@@ -18,8 +18,7 @@ from safetensors.numpy import load as load_tensors
 from lazaret.errors import ConfigError, DataError, LocalProtocolError
 from security.rng import CountedRandomness
 from security.secagg import state as states
-from security.secagg.effects import Vector
-from security.secagg.layout import Layout
+from security.secagg.layout import Layout, Vector
 from security.secagg.site.attempt import PendingUpdate
 from site_agent.state_dir import StateDir
 from site_agent.state_writer import WriteAheadLog

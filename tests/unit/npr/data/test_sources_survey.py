@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from lazaret.errors import DataError
+from npr.data.generated import CHUNK
 from npr.data.sources import inspect_images, open_catalogue, survey
 from npr.data.store import FaultKind
 
@@ -71,10 +74,25 @@ def test_it_decodes_what_training_would(folder):
 
 
 def test_generated_images_can_be_surveyed_too():
-    told = survey("generated:balanced=2,sites=3", image_size=16)
+    source = "generated:balanced=12,sites=3"  # more images than are drawn at a time
+    told, real = survey(source, image_size=16), open_catalogue(source, image_size=16)
     seen = inspect_images(told)
     assert told.faults == () and seen.unreadable == () and seen.same == ()
-    assert np.array_equal(told.decode(3), told.catalogue.images[3])
+    assert len(real) > 2 * CHUNK and not told.catalogue.images.any()
+    for row in (0, len(real) - 1, 3, CHUNK, CHUNK - 1):
+        assert np.array_equal(told.decode(row), real.images[row])
+
+
+def test_only_the_rows_that_are_asked_for_are_looked_at():
+    told = survey("generated:balanced=2,sites=3", image_size=16)
+    looked: list[int] = []
+
+    def decode(row: int):
+        looked.append(row)
+        return told.decode(row % 3)
+
+    seen = inspect_images(replace(told, decode=decode), [2, 5, 7])
+    assert sorted(looked) == [2, 5, 7] and seen.same == ((5, 2),)
 
 
 def test_a_table_that_is_not_there_is_an_error(tmp_path):

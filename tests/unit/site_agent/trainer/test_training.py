@@ -24,7 +24,7 @@ from npr.seeds import secret_seed
 from npr.wire_layout import WireModel, build_initial, ever_shared, export, groups_to_load, personal_tensors, spec_of
 from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
-from security.secagg.effects import Vector
+from security.secagg.layout import Vector
 from security.secagg.state import canonical, next_state
 from site_agent.config import DataTable
 from site_agent.contribution import LocalResult, encode

@@ -19,7 +19,8 @@ from security.secagg import messages, records
 from security.secagg import state as states
 from security.secagg.coordinator.recovery import restore_round, resume
 from security.secagg.coordinator.rounds import BlameBook, RoundLost
-from security.secagg.effects import Effect, Effects, SaveState, Vector
+from security.secagg.effects import Effect, Effects, SaveState
+from security.secagg.layout import Vector
 from tests.support.secagg_world import CONFIG, RecordedFederation, names, random_updates, reference_sum, small_layout
 
 SITES = 4
