@@ -34,6 +34,7 @@ class DeviceSettings(BaseModel):
     deterministic: bool = False
     micro_batch: Count | None = None
     checkpointing: bool = False
+    compiled: bool = False
 
 
 class TrainConfig(BaseModel):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +69,7 @@ class Device:
     :ivar reason: why it was chosen, for people.
     :ivar micro_batch: most images that go through the network at once; None for whole batches.
     :ivar checkpointing: activations are computed a second time instead of kept.
+    :ivar compiled: the extractor is compiled for this device by torch before its first step.
     """
 
     place: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -76,6 +78,7 @@ class Device:
     deterministic: bool = False
     micro_batch: int | None = None
     checkpointing: bool = False
+    compiled: bool = False
 
     @property
     def is_card(self) -> bool:
@@ -105,6 +108,8 @@ class Device:
             model.extractor_dtype = self.half  # type: ignore[assignment]  # an nn.Module may have any attribute
         if self.checkpointing:
             _checkpoint_activations(model)
+        if self.compiled:
+            getattr(model, "extractor", model).compile()  # in place: names stay, and copies are not compiled
         return model
 
     def from_host(self, values: Tensor | NDArray[Any]) -> Tensor:
@@ -203,6 +208,8 @@ def open_device(settings: DeviceSettings, *, private: bool = False, rank: int | 
             where="[site] checkpointing, --checkpointing",
             hint="remove it; [privacy] micro_batch saves memory and changes nothing",
         )
+    if settings.compiled:
+        _require_compiler(settings, private=private)
     # `float32` means float32, not the 10 bits of TF32: for norms under differential privacy, and for the test below.
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
@@ -225,9 +232,22 @@ def open_device(settings: DeviceSettings, *, private: bool = False, rank: int | 
         deterministic=settings.deterministic,
         micro_batch=settings.micro_batch,
         checkpointing=settings.checkpointing,
+        compiled=settings.compiled,
     )
     _prepare(device)
     return device
+
+
+def _require_compiler(settings: DeviceSettings, *, private: bool) -> None:
+    """Torch tries to compile in the first step only, and then ends in pages of its own."""
+    where = "[site] compiled, --compiled"
+    if private or settings.checkpointing:
+        reason = "per-patient gradients need every layer as it is" if private else "checkpointing is on"
+        raise ConfigError(f"the network cannot be compiled: {reason}", where=where, hint="remove it")
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        hint = "install g++, or name another one in the environment variable CXX; or remove it"
+        raise ConfigError(f"torch compiles with {compiler!r}, which is not here", where=where, hint=hint)
 
 
 def _choose(wanted: str, rank: int | None) -> tuple[torch.device, str]:

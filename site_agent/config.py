@@ -87,6 +87,7 @@ class SiteTable(ConfigTable):
     deterministic: bool = False
     micro_batch: Positive | None = None
     checkpointing: bool = False
+    compiled: bool = False
 
     @property
     def computing(self) -> DeviceSettings:

@@ -95,6 +95,7 @@ initial_model = {initial_model}       # (required) the safetensors file of the c
 # deterministic = false               # the same bits each time on the same card; slower
 # micro_batch = 16                    # most images at once where memory is short; default: the whole batch
 # checkpointing = false               # computes activations twice instead of keeping them: less memory, slower
+# compiled = false                    # compiles the network first; slow to start, and faster only on some cards
 # worker_wait = 120                   # seconds; how long training in several processes waits for one of them
 # isolation = "best"                  # what sees images runs without network and keys, as far as the kernel can;
                                       # "required" does not begin where a connection or a key could be opened

@@ -126,6 +126,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--deterministic", is_flag=True, help="The same bits each time on the same card.")
 @click.option("--micro-batch", type=click.IntRange(1), help="Most images at once, where memory is short.")
 @click.option("--checkpointing", is_flag=True, help="Compute activations twice instead of keeping them.")
+@click.option("--compiled", is_flag=True, help="Compile the network first; gains on some cards only.")
 @click.option("--ray-address", help="An existing cluster; without it a local one is started.")
 @click.option("--reference", default="fedavg", show_default=True, help="METHOD[:MODEL[:PREDICTOR]] to compare with.")
 @click.option("--plots/--no-plots", default=True, show_default=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -203,6 +205,45 @@ def test_running_statistics_would_move_twice_without_the_care_taken(toy: Toy, mo
     monkeypatch.setattr(Descent, "backward", lambda self, loss: loss.backward())
     plain.run_round(), again.run_round()
     assert not torch.equal(weights(plain.sites[0].model), weights(again.sites[0].model))
+
+
+class SmallExtractor(nn.Module):
+    """With a forward of its own: torch does not compile that of its own containers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU())
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.layers(images).mean((2, 3))  # type: ignore[no-any-return]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch compiles with g++")
+def test_a_compiled_network_computes_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch.manual_seed(0)
+    model, images = SplitModel(SmallExtractor(), nn.Linear(4, 2)), torch.randn(4, 3, 8, 8)
+    plain, names = copy.deepcopy(model), list(model.state_dict())
+    compiled = open_device(DeviceSettings(compiled=True)).placed(model)
+    with torch.profiler.profile() as seen:
+        compiled(images).sum().backward()
+    plain(images).sum().backward()
+    assert any("Compiled" in event.key for event in seen.key_averages()), "it was compiled"
+    assert list(compiled.state_dict()) == names
+    for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        assert mine.grad is not None and theirs.grad is not None
+        assert torch.allclose(mine.grad, theirs.grad, atol=1e-5)
+
+
+def test_where_a_network_cannot_be_compiled_it_is_said_before_the_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="per-patient gradients"):
+        open_device(DeviceSettings(compiled=True), private=True)
+    with pytest.raises(ConfigError, match="checkpointing is on"):
+        open_device(DeviceSettings(compiled=True, checkpointing=True))
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match="'no-such-compiler', which is not here"):
+        open_device(DeviceSettings(compiled=True))
 
 
 def test_a_network_without_the_switch_is_one_clear_error() -> None:

@@ -49,10 +49,11 @@ def test_every_key_stands_in_the_written_file_with_a_comment(path: Path) -> None
 
 def test_where_to_compute_is_read(path: Path) -> None:
     assert SiteConfig.read(path).site.computing == DeviceSettings()
-    asked = 'device = "cuda:1"\nprecision = "bfloat16"\ndeterministic = true\nmicro_batch = 8\ncheckpointing = true\n'
+    asked = 'device = "cuda:1"\nprecision = "bfloat16"\ndeterministic = true\nmicro_batch = 8\n'
+    asked += "checkpointing = true\ncompiled = true\n"
     path.write_text(path.read_text().replace("[site]\n", f"[site]\n{asked}"))
     assert SiteConfig.read(path).site.computing == DeviceSettings(
-        device="cuda:1", precision="bfloat16", deterministic=True, micro_batch=8, checkpointing=True
+        device="cuda:1", precision="bfloat16", deterministic=True, micro_batch=8, checkpointing=True, compiled=True
     )
     path.write_text(path.read_text().replace('"cuda:1"', '"gpu"'))
     with pytest.raises(ConfigError, match="device"):
