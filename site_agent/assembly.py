@@ -114,6 +114,7 @@ def assemble(
             learner=learner,
             next_run=NextRun(config, log),
             clock=clock,
+            rng=rng,
             budget=budget,
         )
         unfinished.pop_all()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from lazaret.errors import LocalProtocolError
 from security.secagg import fixed_point
 from security.secagg.layout import HITS, LOSS, Layout, Vector
 from security.secagg.site.attempt import PendingUpdate
+from security.secrets import Secret
 
 Weights = Literal["samples", "bucketed", "uniform"]
 
@@ -49,6 +50,7 @@ def encode(
     share_metrics: bool,
     score: int | None = None,
     private: bool = False,
+    rounding: Secret | None = None,
 ) -> tuple[PendingUpdate, int]:
     """Encode once: the same words serve every attempt of the round. Also returns how many values were reduced to their
     clip.
@@ -56,6 +58,7 @@ def encode(
     :param score: of this site, in 64ths, where it consents and the layout has slots for it.
     :param private: reduce values beyond their clip, and send no metrics: refusing or measuring would be a release.
         An update of whole numbers, as shared noise makes it, is placed as it is.
+    :param rounding: see `fixed_point.encode`. The words are kept, not the key: a repeat is the same vector.
 
     :raises DataError: if a value is beyond its clip; it names the tensor and the clip that would hold it.
     """
@@ -63,14 +66,16 @@ def encode(
     whole = result.update.dtype.kind == "i"
     if whole and not private:
         raise LocalProtocolError("whole numbers are of rounds with shared noise")
-    encoded = (fixed_point.place if whole else fixed_point.encode)(
-        layout,
-        result.update,
-        weight=weight_of(result.samples, weights, layout.weight_cap),
-        loss=(result.loss_sum if share_metrics else 0.0) if layout.has(LOSS) else None,
-        hits=(result.hits if share_metrics else 0) if layout.has(HITS) else None,
-        score=score,
-        saturate=private,
-    )
+    slots: dict[str, Any] = {
+        "weight": weight_of(result.samples, weights, layout.weight_cap),
+        "loss": (result.loss_sum if share_metrics else 0.0) if layout.has(LOSS) else None,
+        "hits": (result.hits if share_metrics else 0) if layout.has(HITS) else None,
+        "score": score,
+        "saturate": private,
+    }
+    if whole:
+        encoded = fixed_point.place(layout, result.update, **slots)
+    else:
+        encoded = fixed_point.encode(layout, result.update, **slots, rounding=rounding)
     update = PendingUpdate(round=round_number, state_hash=state_hash, config_hash=config_hash, words=encoded.words)
     return update, encoded.saturated

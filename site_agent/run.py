@@ -36,6 +36,7 @@ from security.identity.enrolment import Identity
 from security.identity.manifest import Manifest, real
 from security.identity.membership import Membership, Seat
 from security.log.writer import AuditLog
+from security.rng import Randomness, SystemRandomness
 from security.secagg.effects import (
     REFUSED,
     Advanced,
@@ -62,6 +63,7 @@ from security.secagg.site.attempt import PendingUpdate
 from security.secagg.site.result_checks import result_digests
 from security.secagg.state import state_hash
 from security.secagg.statements import Signer
+from security.secrets import Secret
 from site_agent import contribution
 from site_agent.budget import Budget
 from site_agent.contribution import LocalResult
@@ -127,6 +129,7 @@ class Agent:
     learner: Learner
     next_run: NextRun
     clock: Clock
+    rng: Randomness = field(default_factory=SystemRandomness)
     budget: Budget | None = None
     submit: Callable[[Job], None] = lambda _: None
     expected: int = 1
@@ -311,6 +314,7 @@ class Agent:
                 share_metrics=self.policy.share_metrics,
                 score=score,
                 private=self.seat.manifest.privacy is not None,
+                rounding=Secret(self.rng.bytes(32)) if layout.rounds_at_random else None,
             )
         except ToolkitError as error:
             failure = error

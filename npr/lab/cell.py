@@ -39,6 +39,7 @@ from npr.methods.regulariser import cluster
 from npr.metrics import Predictions, codes, save_predictions, summarise
 from npr.model import ModelSpec, build_model
 from npr.training import extract
+from security.crypto.ring import DEFAULT_BITS
 
 # Maps: features and prototypes of every site in two dimensions, for plots. Only the projection is kept.
 
@@ -107,7 +108,7 @@ def check_cells(settings: Settings, cells: Iterable[Cell]) -> None:
         dataset = load_data(settings, fold)
         check_sites(dataset)
         if number == 0:  # folds differ in images, not in sites or classes
-            if settings.aggregation == "secure":
+            if settings.aggregation != "plain":
                 require_enough_sites(len(dataset.sites))
             build_model(_spec(settings, cell, dataset))
 
@@ -224,8 +225,9 @@ def build_federation(settings: Settings, cell: Cell, dataset: FederatedDataset |
         federation = PrivateFederation(
             dataset=dataset, spec=spec, config=config, seed=cell.seed, plan=plan, device=device
         )
-    if settings.aggregation == "secure":
-        federation.aggregator = SecureAggregator(federation, rounds=settings.rounds)
+    if settings.aggregation != "plain":
+        bits = 16 if settings.aggregation == "secure-16" else DEFAULT_BITS
+        federation.aggregator = SecureAggregator(federation, rounds=settings.rounds, ring_bits=bits)
     return federation
 
 

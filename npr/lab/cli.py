@@ -8,14 +8,14 @@ import sys
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from lazaret.terminal import log_option, log_to_stderr, remark, run_command
 from npr.config import DeviceSettings
 from npr.lab.export import model
-from npr.lab.plan import LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
+from npr.lab.plan import Aggregation, LabPlan, parse_assignments, parse_folds, parse_grids, parse_integers
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -114,7 +114,7 @@ def list_methods(as_json: bool) -> None:
 @click.option("--grid", "grids", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values to try; one cell each.")
 @click.option("--tune", "tuned", multiple=True, metavar="[METHOD:]KEY=V1,V2", help="Values that compete for one row.")
 @click.option("--validation", type=float, help="Share of the training images that choices are made on; 0.2.")
-@click.option("--aggregation", type=click.Choice(["plain", "secure"]), default="plain", show_default=True)
+@click.option("--aggregation", type=click.Choice(get_args(Aggregation)), default="plain", show_default=True)
 @click.option("--dp", "dp", multiple=True, metavar="KEY=VALUE", help="Privacy at every site, e.g. epsilon=8.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Results directory.")
 @click.option("--engine", type=click.Choice(["process", "ray"]), default="process", show_default=True)

@@ -45,6 +45,10 @@ class ModelSettings(Frozen):
     weights: str = "none"
 
 
+# Sums in floating point, or by the protocol in the default ring or in that of 16 bits.
+Aggregation = Literal["plain", "secure", "secure-16"]
+
+
 class Settings(Frozen):
     """What all cells of one results directory have in common, so that they may be compared."""
 
@@ -52,7 +56,7 @@ class Settings(Frozen):
     model: ModelSettings = ModelSettings()
     rounds: int = Field(default=15, ge=1)
     evaluate_every: int = Field(default=5, ge=1)
-    aggregation: Literal["plain", "secure"] = "plain"
+    aggregation: Aggregation = "plain"
     computing: DeviceSettings = DeviceSettings()
     train: dict[str, Value] = {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, ValidationError
 
@@ -17,7 +17,18 @@ from npr.config import DeviceSettings, TrainConfig
 from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
-from npr.lab.plan import Cell, DataSettings, Frozen, Grid, LabPlan, ModelSettings, Settings, Value, make_cells
+from npr.lab.plan import (
+    Aggregation,
+    Cell,
+    DataSettings,
+    Frozen,
+    Grid,
+    LabPlan,
+    ModelSettings,
+    Settings,
+    Value,
+    make_cells,
+)
 from npr.lab.plugins import data_names
 from npr.methods import registry
 from security.dp.filter import MOST_DELTA
@@ -222,7 +233,7 @@ def make_plan(
     tuned: Mapping[str | None, Grid] | None = None,
     train: Mapping[str, Value] | None = None,
     overrides: Mapping[str, Any] | None = None,
-    aggregation: Literal["plain", "secure"] = "plain",
+    aggregation: Aggregation = "plain",
     computing: Mapping[str, Any] | None = None,
 ) -> LabPlan:
     """The preset with what was asked for put over it."""

@@ -20,12 +20,15 @@ from npr.federation import Federation
 from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.wire_layout import WireModel, all_shares
 from protos.loopback import LoopbackFederation
+from security.crypto.ring import DEFAULT_BITS
 from security.identity.initial_model import blocks_of
+from security.rng import SystemRandomness
 from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
-from security.secagg.layout import HITS, LOSS, Block, Clips, Layout
+from security.secagg.layout import HITS, LOSS, Block, Clips, Layout, most_weight
 from security.secagg.state import CEILINGS_ALONE, MovementRule, canonical
 from security.secagg.thresholds import LEAST_SURVIVORS
+from security.secrets import Secret
 
 # Beside a model a method may send numbers up to 2^10, which the ring of 64 bits resolves to 3e-8.
 EXTRA_CLIP: Final = 10
@@ -45,6 +48,7 @@ class SecureAggregator:
 
     :param layout: of a manifest, for the very numbers that a federation over the wire computes; else one is derived.
     :param movement: of the same manifest; else a step is bounded by the layout's ceilings alone.
+    :param ring_bits: of the layout that is derived.
     """
 
     def __init__(
@@ -54,17 +58,19 @@ class SecureAggregator:
         rounds: int,
         layout: Layout | None = None,
         movement: MovementRule = CEILINGS_ALONE,
+        ring_bits: int = DEFAULT_BITS,
     ) -> None:
         require_enough_sites(len(federation.sites))
         self._federation = federation
         # Under DP a refusal that depends on the data would be a release of its own, so values are cut to their clips.
         self._private = isinstance(federation, PrivateFederation)
         self._groups = all_shares(federation.method, rounds)
-        self.layout = layout or make_layout(federation, self._groups)
+        self.layout = layout or make_layout(federation, self._groups, ring_bits)
         self._wire = WireModel(self.layout, federation.model)
         self._start_canonical()
         self._scratch = copy.deepcopy(federation.model)
         self._movement = movement
+        self._rng = SystemRandomness()
         self._protocol: LoopbackFederation | None = None
 
     def _start_canonical(self) -> None:
@@ -93,6 +99,7 @@ class SecureAggregator:
                 loss=loss,
                 hits=hits,
                 saturate=self._private,
+                rounding=Secret(self._rng.bytes(32)) if self.layout.rounds_at_random else None,
             ).words
             for site, c in zip(federation.sites, contributions, strict=True)
         }
@@ -137,8 +144,10 @@ def extra_layout(name: str, size: int, *, roster_size: int) -> Layout:
     return Layout.of([block], roster_size=roster_size, weight_cap=1, ring_bits=64)
 
 
-def make_layout(federation: Federation, groups: frozenset[str]) -> Layout:
-    """The layout as `consortium publish` derives it: clips from learning rate and steps, units from the statistics."""
+def make_layout(federation: Federation, groups: frozenset[str], ring_bits: int = DEFAULT_BITS) -> Layout:
+    """The layout as `consortium publish` derives it: clips from learning rate and steps, units from the statistics. In
+    16 bits the weight cap is the largest that is allowed there: sites with more images count alike.
+    """
     config = federation.config
     tensors = federation.model.state_dict()
     entries = ParameterManifest.of(federation.model, groups).entries
@@ -149,8 +158,7 @@ def make_layout(federation: Federation, groups: frozenset[str]) -> Layout:
         momentum=config.momentum if config.optimizer == "sgd" else 0.0,
     )
     shared = {entry.name: to_host(tensors[entry.name]).numpy() for entry in entries}
-    return Layout.of(
-        blocks_of(shared, clips, "initial model"),
-        roster_size=len(federation.sites),
-        weight_cap=1 << largest.bit_length(),
-    )
+    sites, cap = len(federation.sites), 1 << largest.bit_length()
+    if ring_bits == 16:
+        cap = min(cap, most_weight(sites))
+    return Layout.of(blocks_of(shared, clips, "initial model"), roster_size=sites, weight_cap=cap, ring_bits=ring_bits)

@@ -64,7 +64,8 @@ learning_rate = 0.001                 # (required)
 # single_history = true               # every cohort has more than half of the sites
 # allow_two_sites = false             # only together with [privacy]
 # key_agreement = "hybrid"            # X25519 and ML-KEM-768 together; there is no other one
-# ring_bits = 24                      # 32 or 64 for very unequal sites: finer, but messages are a third longer or more
+# ring_bits = 24                      # 32 or 64 for very unequal sites: finer, but messages are a third longer or more.
+                                      # 16 for sites that count alike: a third shorter, rounded at random
 # weight_cap = 16384                  # the power of two above the largest site's number of samples
 # report_metrics = true               # training loss and hit counts are part of the masked sum
 # clip_margin = 8

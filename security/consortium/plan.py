@@ -83,7 +83,7 @@ class AggregationPlan(Document):
     single_history: bool = True
     allow_two_sites: bool = False
     key_agreement: Literal["hybrid"] = "hybrid"
-    ring_bits: Literal[24, 32, 64] = DEFAULT_BITS
+    ring_bits: Literal[16, 24, 32, 64] = DEFAULT_BITS
     weight_cap: Positive = 16_384
     report_metrics: bool = True
     clip_margin: Real = 8

@@ -38,8 +38,8 @@ def keystream(key: Secret, length: int, *, offset: int = 0) -> bytes:
 
 
 def _require_words(words: Words) -> None:
-    if words.ndim != 1 or words.dtype.str not in ("<u4", "<u8") or not words.flags.c_contiguous:
-        raise LocalProtocolError("masks are added to one contiguous vector of little-endian 32- or 64-bit words")
+    if words.ndim != 1 or words.dtype.str not in ("<u2", "<u4", "<u8") or not words.flags.c_contiguous:
+        raise LocalProtocolError("masks are added to one contiguous vector of little-endian words of 16, 32 or 64 bits")
 
 
 def _apply_range(
@@ -74,7 +74,7 @@ def apply_streams(
     offset: int = 0,
     workers: int = 1,
 ) -> None:
-    """Add and subtract whole streams in place, modulo 2^32 or 2^64; a smaller ring is wrapped afterwards.
+    """Add and subtract whole streams in place, modulo 2^16, 2^32 or 2^64; the ring of 24 bits is wrapped afterwards.
 
     :param source: where the words come from, if not from `words` itself; copied chunk by chunk on the way.
     :param offset: the byte of the streams that the first word of `words` meets; a multiple of 16.

@@ -1,6 +1,6 @@
 """The rings that vectors are masked in, and how their words are packed (docs/spec/secure-aggregation.md, "Numbers").
 
-In memory a number is a two's complement word of 32 or 64 bits. One of the 24-bit ring lies in a word of 32 with its
+In memory a number is a two's complement word of 16, 32 or 64 bits. One of the 24-bit ring lies in a word of 32 with its
 sign carried up, so that adding and masking are those of ordinary words and `wrap` alone knows the difference. On the
 wire it takes three bytes: a frame holds the lower two bytes of all its words and then the third ones, because copying
 two whole columns is ten times as fast as copying three bytes in four.
@@ -19,11 +19,12 @@ from lazaret.errors import LocalProtocolError
 from security.crypto.prg import Words
 
 # What is sent in one message, is one leaf of a vector's tree and is checked as one chunk of a sum: whole words of
-# three, four and eight bytes.
+# two, three, four and eight bytes.
 FRAME_BYTES: Final = 192 * 1024
 MAX_PARCEL: Final = 4 * 1024 * 1024  # a whole message on the wire
-BITS: Final = (24, 32, 64)
+BITS: Final = (16, 24, 32, 64)
 DEFAULT_BITS: Final = 24
+_WORDS: Final = {16: 2, 24: 4, 32: 4, 64: 8}  # bytes of a number in memory
 
 Packed = npt.NDArray[np.uint8]
 Buffer = bytes | bytearray | memoryview
@@ -43,11 +44,11 @@ class Ring:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of a number in memory."""
-        return np.dtype("<u8" if self.bits == 64 else "<u4")
+        return np.dtype(f"<u{_WORDS[self.bits]}")
 
     @property
     def signed_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<i8" if self.bits == 64 else "<i4")
+        return np.dtype(f"<i{_WORDS[self.bits]}")
 
     @property
     def frame_words(self) -> int:

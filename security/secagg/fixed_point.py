@@ -3,6 +3,10 @@
 A coordinate of the update becomes ``rint(x * w * Q / (C * W))`` in double precision: one multiplication by a constant
 that is rounded once, then one rounding to an integer, so that |x| <= C and w <= W give at most Q. Sums of integers
 are exact; there are no float sums.
+
+In the ring of 16 bits steps are coarse, and small updates would be rounded to zero round after round. There a
+coordinate is rounded up with the chance of its fraction, ``floor(x * w * Q / (C * W) + u)`` with u uniform in [0, 1),
+so that the error is zero on average. The draws come from a key of the site and are made once for an update.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lazaret.errors import DataError, LocalProtocolError
-from security.crypto.prg import Words
+from security.crypto.prg import BLOCK_BYTES, Words, keystream
 from security.secagg.layout import (
     HITS,
     LOSS,
@@ -32,6 +36,7 @@ from security.secagg.layout import (
     power_of_two_above,
 )
 from security.secagg.scores import ScoreSum
+from security.secrets import Secret
 
 CHUNK_WORDS = 65_536
 Floats = npt.NDArray[Any]  # float32 or float64
@@ -54,6 +59,7 @@ def encode(
     hits: int | None = None,
     score: int | None = None,
     saturate: bool = False,
+    rounding: Secret | None = None,
 ) -> Encoded:
     """Encode one site's update, a flat float vector in the order of the layout's tensors.
 
@@ -61,7 +67,10 @@ def encode(
     :param score: in 64ths, of a site that consents; a site without one adds zeros and is not counted.
     :param saturate: for differential privacy: cut values to their clips and count them, instead of refusing. A refusal
         that depends on the data would be a release of its own. NaN and infinity are refused in either mode.
+    :param rounding: the key of the draws in a ring that rounds at random; for this vector alone, and for no other.
     """
+    if layout.rounds_at_random != (rounding is not None):
+        raise LocalProtocolError("draws for rounding belong to a ring that rounds at random, and to no other")
     if update.shape != (layout.state_words,) or update.dtype not in (np.float32, np.float64):
         raise LocalProtocolError(f"update must be {layout.state_words} floats, got {update.shape} of {update.dtype}")
     if weight < 1:
@@ -78,7 +87,11 @@ def encode(
         np.multiply(values, factors, out=product, dtype=np.float64)
         if not (product.max() <= top and product.min() >= -top):
             saturated += _cut(layout, part.start, values, product, top, saturate=saturate)
-        np.rint(product, out=product)
+        if rounding is None:
+            np.rint(product, out=product)
+        else:
+            np.add(product, _draws(rounding, part), out=product)
+            np.floor(product, out=product)
         np.copyto(signed[part], product, casting="unsafe")
     signed[layout.slot(WEIGHT)] = weight
     _encode_auxiliary(layout, signed, loss, hits, saturate=saturate)
@@ -112,6 +125,13 @@ def place(
     _encode_auxiliary(layout, signed, loss, hits, saturate=saturate)
     _encode_score(layout, signed, score)
     return Encoded(words, 0)
+
+
+def _draws(key: Secret, part: slice) -> Floats:
+    """Uniform numbers in [0, 1) for these places, of 32 bits each."""
+    start = part.start * 4 // BLOCK_BYTES * BLOCK_BYTES
+    stream = np.frombuffer(keystream(key, 4 * part.stop - start, offset=start), dtype="<u4")
+    return stream[part.start - start // 4 :] * 2.0**-32
 
 
 def _pieces(layout: Layout, top: float) -> Iterator[tuple[slice, Any]]:

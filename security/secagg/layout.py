@@ -44,12 +44,19 @@ SCORE_MAXIMA: Final[Mapping[str, int]] = {SCORED: 1, SCORE: SCORE_GRID, SQUARES:
 
 MAX_ROSTER: Final = 255
 MAX_BLOCK_WORDS: Final = 2**24  # keeps the movement sum of a block inside 63 bits
+# In the ring of 16 bits a full clip at weight 1 has at least this many steps: see `Layout._require_steps`.
+LEAST_STEPS: Final = 32
 EXACT_FRACTION_BITS: Final = 35  # the 64-bit ring resolves each clip into 2^35 steps, whatever the roster
 MAX_EXPONENT: Final = 100
 # On skin images statistics moved by up to 6 units in a round of Adam and 24 in one of plain SGD from scratch; clips
 # should be at least three powers of two above what occurs, since one value beyond its clip refuses the whole update.
 DEFAULT_STATISTIC_EXPONENT: Final = 8
 LEAST_UNIT: Final = 16  # a channel's unit is at least this part of its tensor's median unit
+
+
+def most_weight(sites: int) -> int:
+    """The largest weight cap of a ring of 16 bits for so many sites; 0 for too many."""
+    return (2**15 - 1) // sites // LEAST_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +179,7 @@ class Layout:
             raise _bad("roster_size", f"{self.roster_size} is not in 2..{MAX_ROSTER}")
         self._require_order()
         self._require_no_overflow()
+        self._require_steps()
         offsets, at = {}, 0
         for block in self.blocks:
             offsets[block.name] = at
@@ -210,6 +218,17 @@ class Layout:
                     hint="the consortium publishes a manifest with a larger ring_bits or a smaller weight_cap",
                 )
 
+    def _require_steps(self) -> None:
+        """With two bytes for a number, the weights of few images beside many would leave no step for their update."""
+        most = most_weight(self.roster_size)
+        if self.ring_bits == 16 and self.weight_cap > most:
+            raise ConfigError(
+                f"weight_cap = {self.weight_cap} is too large for {self.roster_size} sites in 16 bits: at most {most}",
+                where="layout [ring_bits]",
+                hint="the consortium publishes a manifest with a smaller weight_cap (sites beyond it count alike), or "
+                "ring_bits = 24",
+            )
+
     @classmethod
     def of(
         cls,
@@ -245,6 +264,11 @@ class Layout:
     @property
     def ring(self) -> Ring:
         return Ring(self.ring_bits)
+
+    @property
+    def rounds_at_random(self) -> bool:
+        """Whether a coordinate is rounded up or down by a draw, so that its error is zero on average."""
+        return self.ring_bits == 16
 
     @property
     def dtype(self) -> np.dtype[Any]:

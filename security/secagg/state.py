@@ -321,7 +321,7 @@ def shortened(signed: Words, cap: int, length: int) -> Words:
 def _step_length(layout: Layout, signed: Words, weight: int) -> int:
     coarse = max(0, (layout.roster_size * layout.quantum).bit_length() - 31)
     # So much that 2^22 squares fit 64 bits, and no more, so that small steps count.
-    shift = 2 * min(layout.ring_bits, 32) - 40
+    shift = max(0, 2 * min(layout.ring_bits, 32) - 40)
     moved = sum(_movement(signed[part], coarse, shift) for part in _chunks(slice(0, len(signed))))
     # The step is S*C*W / (Q*weight) with S = s * 2^coarse, and `moved` is the sum of s^2 / 2^shift.
     step = (moved << (shift + 2 * coarse + 2 * STEP_BITS)) * layout.weight_cap**2

@@ -5,6 +5,7 @@ Nothing of it is kept. Time and the memory of images are scaled up to all of the
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Callable, Iterator
@@ -97,6 +98,10 @@ def _resolution(layout: Layout, samples: int) -> Line:
     """Quantisation error of this site's update: its part of the steps that a site at the weight cap has."""
     steps = layout.quantum * min(samples, layout.weight_cap) // layout.weight_cap
     resolution = f"quantisation of this site's update: {steps:,} steps on either side of zero"
+    if layout.rounds_at_random and steps:
+        # Each of N sites errs by at most half a step (standard deviation), and the mean by sqrt(N) / N of that.
+        error = 0.5 / steps / math.sqrt(layout.roster_size)
+        resolution += f", rounded at random; the sum errs by about {error:.1g} of a clip if all sites are like this one"
     if steps < FEWEST_STEPS:
         return warning(
             f"{resolution}: {samples} images are few for a weight_cap of {layout.weight_cap}",

@@ -15,6 +15,7 @@ from security.log.egress import LEAST_UNIFORMITY
 from security.secagg import fixed_point, messages, thresholds
 from security.secagg.certificates import Ack, Advert
 from security.secagg.context import SumVerdict
+from security.secrets import Secret
 from tests.support.secagg_world import RecordedFederation, federation, reference_sum, small_layout
 
 STEPS = (
@@ -35,11 +36,12 @@ SLOW = settings(
 def settings_of_a_run(draw: st.DrawFn) -> tuple[RecordedFederation, int]:
     n = draw(st.integers(3, 7))
     legal = [c for c in range(n) if thresholds.quorum(n=n, c=c, m=3) <= n]
+    bits = draw(st.sampled_from(BITS))
     layout = small_layout(
         n,
         words=draw(st.integers(1, 60)),
-        ring_bits=draw(st.sampled_from(BITS)),
-        weight_cap=draw(st.sampled_from([1, 64, 4096])),
+        ring_bits=bits,
+        weight_cap=draw(st.sampled_from([1, 64] if bits == 16 else [1, 64, 4096])),
     )
     run = federation(
         n,
@@ -63,7 +65,8 @@ def draw_updates(run: RecordedFederation, draw: st.DrawFn, number: int = 1) -> d
         if extreme:
             values = np.sign(values).astype(np.float32)
         weight = layout.weight_cap if extreme else int(generator.integers(1, layout.weight_cap + 1))
-        updates[site] = fixed_point.encode(layout, values, weight=weight).words
+        rounding = Secret(generator.bytes(32)) if layout.rounds_at_random else None
+        updates[site] = fixed_point.encode(layout, values, weight=weight, rounding=rounding).words
     return updates
 
 

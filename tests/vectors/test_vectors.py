@@ -173,6 +173,8 @@ def test_encodings(case: Case) -> None:
     layout = Layout.from_dict(case["layout"])
     update = np.frombuffer(unhex(case["update"]), dtype="<f4")
     values = {name: case[name] for name in ("weight", "loss", "hits")}
+    if "rounding" in case:
+        values["rounding"] = secret(case["rounding"])
     if case["expect"] != "ok":
         error = refuses(case, lambda: fixed_point.encode(layout, update, **values))
         assert case["names"] in str(error)

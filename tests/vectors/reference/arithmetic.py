@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
-from . import numbers
+from . import numbers, symmetric
 from .drawn import Drawn
 
 Case = dict[str, Any]
@@ -51,6 +51,7 @@ def encodings() -> Iterator[tuple[str, Case]]:
     yield from _encodings(drawn, (32, 64))
     yield from _refused(drawn)
     yield from _encodings(Drawn("encodings of 24 bits"), (24,))
+    yield from _rounded_at_random(Drawn("encodings of 16 bits"))
 
 
 def _encodings(drawn: Drawn, rings: tuple[int, ...]) -> Iterator[tuple[str, Case]]:
@@ -74,6 +75,29 @@ def _encodings(drawn: Drawn, rings: tuple[int, ...]) -> Iterator[tuple[str, Case
                     "hits": 42,
                     "words": numbers.to_words(told, words).hex(),
                 }
+
+
+def _rounded_at_random(drawn: Drawn) -> Iterator[tuple[str, Case]]:
+    told = layout(ring_bits=16, cap=100)
+    for name, at in {"inside": None, "at_the_clip": 1.0, "at_minus_the_clip": -1.0, "zero": 0.0}.items():
+        for weight in (1, 33, 100, 400):
+            values, key = update(drawn, told, at=at), drawn.take(32)
+            draws = symmetric.ctr(key, 0, 4 * len(values))
+            words = numbers.encode(told, values, weight, 17.25, 42, draws)
+            assert max(abs(word) for word in words) * told["roster_size"] < 2**15
+            yield f"u16_{name}_weight_{weight}", {
+                "comment": "floor(product + u) with u from the key stream of the site's key",
+                "expect": "ok",
+                "layout": told,
+                "layout_hash": numbers.layout_hash(told).hex(),
+                "quantum": numbers.quantum(told),
+                "update": pack(values),
+                "weight": weight,
+                "loss": 17.25,
+                "hits": 42,
+                "rounding": key.hex(),
+                "words": numbers.to_words(told, words).hex(),
+            }
 
 
 def _refused(drawn: Drawn) -> Iterator[tuple[str, Case]]:
@@ -123,7 +147,8 @@ def layouts() -> Iterator[tuple[str, Case]]:
     yield "slot_before_tensor", case("slots come last", told | {"blocks": [*told["blocks"][6:], *told["blocks"][:6]]})
     yield "twice_the_same_name", case("names are distinct", told | {"blocks": [told["blocks"][0], *told["blocks"]]})
     yield "quantum_received", case("the quantum is derived, never received", told | {"quantum": 1})
-    yield "ring_of_48_bits", case("24, 32 or 64", told | {"ring_bits": 48})
+    yield "ring_of_48_bits", case("16, 24, 32 or 64", told | {"ring_bits": 48})
+    yield "weights_too_large_for_16_bits", case("205 of at most 204 for five sites", layout(ring_bits=16, cap=205))
 
 
 def _sum(told: dict[str, Any], drawn: Drawn, weights: list[int]) -> list[int]:
@@ -142,27 +167,36 @@ def states() -> Iterator[tuple[str, Case]]:
     drawn = Drawn("capped states")
     for bits in (24, 32, 64):
         yield from _capped_states(drawn, bits)
+    drawn, told = Drawn("states of 16 bits"), layout(ring_bits=16, cap=100)
+    yield from _good_states(drawn, 16, told, most=100)
+    yield from _void_states(drawn, told, "u16_void", [10, 90, 77])
+    yield from _capped_states(drawn, 16, told, [10, 90, 77])
     yield "subnormal_and_minus_zero", _vanishing()
     yield "fused_multiply_add_differs", _midpoints()
 
 
-def _good_states(drawn: Drawn, bits: int) -> Iterator[tuple[str, Case]]:
-    told = layout(ring_bits=bits)
+def _good_states(
+    drawn: Drawn, bits: int, told: dict[str, Any] | None = None, *, most: int = 1000
+) -> Iterator[tuple[str, Case]]:
+    told = told or layout(ring_bits=bits)
     words = len(numbers.clips(told))
-    for name, weights in (("three_sites", [10, 900, 77]), ("least", [1, 1, 1]), ("most", [1000] * 5)):
+    for name, weights in (("three_sites", [10, most * 9 // 10, 77]), ("least", [1, 1, 1]), ("most", [most] * 5)):
         state = [numbers.to_f32(drawn.number(2**24) / 2**22 - 2) for _ in range(words - 2)] + [0.5, 1e-6]
         total = _sum(told, drawn, weights)
         yield f"u{bits}_{name}", _state_case("good", told, state, total, len(weights))
 
 
-def _void_states(drawn: Drawn, told: dict[str, Any], prefix: str) -> Iterator[tuple[str, Case]]:
+def _void_states(
+    drawn: Drawn, told: dict[str, Any], prefix: str, weights: list[int] | None = None
+) -> Iterator[tuple[str, Case]]:
     at = len(numbers.clips(told))
     state = [0.25] * at
-    total = _sum(told, drawn, [10, 900, 77])
+    weights, cap = weights or [10, 900, 77], told["weight_cap"]
+    total = _sum(told, drawn, weights)
     faults: dict[str, dict[int, int]] = {
         "weights_add_up_to_one": {at: 1},
-        "weights_above_the_cap": {at: 3001},
-        "coordinate_too_large": {0: numbers.quantum(told) * 987 // 1000 + 4},
+        "weights_above_the_cap": {at: 3 * cap + 1},
+        "coordinate_too_large": {0: numbers.quantum(told) * sum(weights) // cap + 4},
         "padding_in_use": {len(total) - 1: 1},
         "loss_too_large": {at + 1: 3 * numbers.quantum(told) + 1},
         "negative_hits": {at + 2: -1},
@@ -175,11 +209,13 @@ def _void_states(drawn: Drawn, told: dict[str, Any], prefix: str) -> Iterator[tu
         yield f"{prefix}_{name}", case
 
 
-def _capped_states(drawn: Drawn, bits: int) -> Iterator[tuple[str, Case]]:
+def _capped_states(
+    drawn: Drawn, bits: int, told: dict[str, Any] | None = None, weights: list[int] | None = None
+) -> Iterator[tuple[str, Case]]:
     """One long step against the ceiling, and steps against the history that they make themselves."""
-    told = layout(ring_bits=bits)
+    told = told or layout(ring_bits=bits)
     state = [0.25] * len(numbers.clips(told))
-    total = _sum(told, drawn, [10, 900, 77])
+    total = _sum(told, drawn, weights or [10, 900, 77])
     far = {i: (-1) ** i * (numbers.quantum(told) * 900 // 1000) for i in range(6)}
     long = [far.get(i, value) for i, value in enumerate(total)]
     yield f"u{bits}_beyond_the_ceiling", _state_case("shortened to the ceiling", told, state, long, 3)

@@ -360,7 +360,7 @@ class Agreed:
     def vector_bytes(self) -> int:
         layout = self.value["aggregation"]["layout"]
         words = sum(_product(one["shape"]) for one in layout["blocks"])
-        unit = 2 if layout["ring_bits"] == 64 else 4
+        unit = {16: 8, 64: 2}.get(layout["ring_bits"], 4)  # numbers in 16 bytes of a mask stream
         return -(-words // unit) * unit * layout["ring_bits"] // 8
 
     @property

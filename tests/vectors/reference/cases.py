@@ -148,7 +148,7 @@ def shares() -> Iterator[tuple[str, Case]]:
 
 
 def streams() -> Iterator[tuple[str, Case]]:
-    for bits in (32, 64):
+    for bits in (16, 32, 64):
         drawn = Drawn(f"streams {bits}")
         plus, minus, start = [drawn.take(32), drawn.take(32)], [drawn.take(32)], drawn.take(208)
         layout = {"ring_bits": bits}

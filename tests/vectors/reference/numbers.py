@@ -66,8 +66,12 @@ def clips(layout: Layout) -> list[Fraction]:
     return out
 
 
-def encode(layout: Layout, update: list[float], weight: int, loss: float | None, hits: int | None) -> list[int]:
-    """Signed integers, padded to 16 bytes. The constant w*Q/W is rounded once, the product once, then to an integer."""
+def encode(
+    layout: Layout, update: list[float], weight: int, loss: float | None, hits: int | None, draws: bytes = b""
+) -> list[int]:
+    """Signed integers, padded to 16 bytes. The constant w*Q/W is rounded once, the product once, then to an integer:
+    the nearest, or with `draws` (four bytes for each coordinate, a fraction u) the floor of the product and u.
+    """
     q, cap = quantum(layout), layout["weight_cap"]
     weight = min(weight, cap)
     top = float(Fraction(weight * q, cap))
@@ -75,7 +79,11 @@ def encode(layout: Layout, update: list[float], weight: int, loss: float | None,
     for value, clip in zip(update, clips(layout), strict=True):
         assert abs(Fraction(value)) <= clip
         product = float(Fraction(value) / clip * Fraction(top))  # a fraction rounds to the nearest double once
-        out.append(round(product))
+        if draws:
+            u = Fraction(int.from_bytes(draws[4 * len(out) : 4 * len(out) + 4], "little"), 2**32)
+            out.append(math.floor(Fraction(product) + u))
+        else:
+            out.append(round(product))
     out.append(weight)
     for block in layout["blocks"]:
         if block["name"] == "loss":
@@ -89,7 +97,7 @@ def encode(layout: Layout, update: list[float], weight: int, loss: float | None,
 
 def stream_word(layout: Layout) -> int:
     """Bytes of a mask stream that meet one number."""
-    return 8 if layout["ring_bits"] == 64 else 4
+    return {16: 2, 64: 8}.get(layout["ring_bits"], 4)
 
 
 def to_words(layout: Layout, values: list[int]) -> bytes:
@@ -163,7 +171,7 @@ def shorten(
     weight = total[len(clips(layout))]
     whole = layout["roster_size"] * quantum(layout)
     coarse = max(0, whole.bit_length() - 31)
-    shift = 8 if layout["ring_bits"] == 24 else 24
+    shift = {16: 0, 24: 8}.get(layout["ring_bits"], 24)
     out, after, at = list(total), [], 0
     for block, before in zip(layout["blocks"], history, strict=False):
         part = total[at : at + size(block)]

@@ -10,6 +10,7 @@ from npr.lab.plan import Cell, DataSettings, ModelSettings, Settings
 from npr.lab.secure import SecureAggregator
 from npr.wire_layout import WireModel, ever_shared
 from protos.loopback import LoopbackFederation
+from security.secagg import fixed_point
 from security.secagg.fixed_point import step_size
 
 SOURCE = "generated:scale=0.002,sites=4"
@@ -56,6 +57,26 @@ def test_the_model_is_the_plain_one_within_fixed_point(monkeypatch):
         gap = np.abs(ours[run.place].astype(np.float64) - theirs[run.place])
         assert (gap <= rounding + 2 * np.spacing(np.abs(theirs[run.place]))).all()
     assert not np.array_equal(ours, theirs), "the bound has been used"
+
+
+def test_in_sixteen_bits_every_site_errs_by_less_than_a_step(monkeypatch):
+    federated, sent = federation("secure-16"), []
+
+    def encode(layout, update, *, weight, **options):
+        sent.append((update.astype(np.float64), min(weight, layout.weight_cap)))
+        return fixed_point.encode(layout, update, weight=weight, **options)
+
+    monkeypatch.setattr("npr.lab.secure.encode", encode)
+    layout = federated.aggregator.layout
+    wire = WireModel(layout, federated.model)
+    before = wire.state(federated.model).astype(np.float64)
+    federated.run_round()
+    weight = sum(own for _, own in sent)
+    mean = sum(update * own for update, own in sent) / weight
+    gap = np.abs(wire.state(federated.model) - (before + mean))
+    for run in layout.runs:
+        assert (gap[run.place] <= len(sent) * step_size(layout, run, weight) + 1e-6).all()
+    assert layout.byte_length <= 2 * layout.used_words + 16
 
 
 def test_a_head_that_becomes_personal_leaves_the_sum():

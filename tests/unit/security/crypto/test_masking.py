@@ -17,10 +17,10 @@ WORDS = 2 * FRAME_BYTES // 3 + 1004
 
 
 def vector(bits: int = 32, words: int = WORDS) -> np.ndarray:
-    return np.arange(words, dtype=f"<u{bits // 8}") * 2_654_435_761
+    return (np.arange(words, dtype="<u8") * 2_654_435_761).astype(f"<u{bits // 8}")
 
 
-@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("bits", [16, 32, 64])
 @pytest.mark.parametrize("workers", [1, 2, 7])
 def test_streams_are_added_modulo_the_ring(bits: int, workers: int) -> None:
     words = vector(bits)
@@ -93,7 +93,7 @@ def test_leaves_of_a_vector() -> None:
 def test_frames_are_added_and_taken_out(bits: int) -> None:
     ring = Ring(bits)
     total = Accumulator(WORDS, ring)
-    one = vector(bits=64 if bits == 64 else 32)
+    one = vector(bits=8 * ring.dtype.itemsize)
     ring.wrap(one)
     vectors = [ring.pack(one), ring.pack(one + one.dtype.type(5))]
     for data in vectors:

@@ -9,6 +9,7 @@ from lazaret.errors import DataError, LocalProtocolError
 from security.secagg import fixed_point
 from security.secagg.fixed_point import CHUNK_WORDS, decode, encode
 from security.secagg.layout import Block, Layout
+from security.secrets import Secret
 
 SIZE = CHUNK_WORDS + 100
 
@@ -145,3 +146,55 @@ def test_overflow() -> None:
 def test_overflow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fixed_point, "_cut", lambda *args, **kwargs: 0)
     assert overflow() != pytest.approx(8.0, abs=1.0)
+
+
+# The ring of 16 bits.
+
+
+def rounded(update: np.ndarray, key: int, *, weight: int = 100) -> np.ndarray:
+    told = layout(16)
+    words = encode(told, update, weight=weight, rounding=Secret(key.to_bytes(32, "big"))).words
+    return words.view(told.signed_dtype)[: told.state_words].astype(np.int64)
+
+
+def test_rounding_at_random_is_right_on_average_and_off_by_less_than_one() -> None:
+    told = layout(16)
+    update = np.zeros(SIZE + 5, dtype=np.float32)
+    update[:SIZE] = 0.3 / told.quantum  # of a step: the nearest whole number is zero
+    update[SIZE:] = np.float32(0.01)
+    found = rounded(update, 1)
+    assert set(np.unique(found[:SIZE])) == {0, 1}
+    assert abs(found[:SIZE].mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / SIZE)
+    exact = encode(layout(32), update, weight=100).words.view(np.int32)[SIZE : SIZE + 5] / layout(32).quantum
+    assert (np.abs(found[SIZE:] - exact * told.quantum) < 1).all()
+
+
+def test_rounding_to_the_nearest_would_lose_it_twin() -> None:
+    """What the other rings do: a step of three tenths is zero at every site, in every round."""
+    told = layout(24)
+    update = np.zeros(SIZE + 5, dtype=np.float32)
+    update[:SIZE] = 0.3 / told.quantum
+    assert not encode(told, update, weight=100).words[:SIZE].any()
+
+
+def test_the_same_key_rounds_alike_and_another_does_not() -> None:
+    update = np.random.default_rng(0).uniform(-0.05, 0.05, SIZE + 5).astype(np.float32)
+    assert np.array_equal(rounded(update, 1), rounded(update, 1))
+    assert not np.array_equal(rounded(update, 1), rounded(update, 2))
+
+
+@pytest.mark.parametrize("weight", [1, 37, 100])
+def test_a_full_clip_stays_within_the_quantum(weight: int) -> None:
+    told = layout(16)
+    for sign in (-1, 1):
+        update = np.full(SIZE + 5, sign, dtype=np.float32)
+        update[SIZE:] = sign * 2.0**-4
+        found = rounded(update, 3, weight=weight)
+        assert np.abs(found).max() <= told.quantum and np.abs(found[:SIZE]).min() >= weight * told.quantum // 100
+
+
+def test_draws_belong_to_sixteen_bits_and_to_no_other_ring() -> None:
+    with pytest.raises(LocalProtocolError, match="draws for rounding"):
+        encode(layout(16), zeros(), weight=1)
+    with pytest.raises(LocalProtocolError, match="draws for rounding"):
+        encode(layout(24), zeros(), weight=1, rounding=Secret(bytes(32)))

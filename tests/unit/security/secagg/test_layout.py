@@ -13,7 +13,7 @@ import rfc8785
 
 from lazaret.errors import ConfigError
 from security.secagg import layout as layouts
-from security.secagg.layout import Block, Clips, Layout, power_of_two_above
+from security.secagg.layout import LEAST_STEPS, Block, Clips, Layout, most_weight, power_of_two_above
 
 CLIPS = Clips(learning_rate=0.01, steps=10)
 
@@ -57,6 +57,21 @@ def test_the_quantum_leaves_room_for_the_whole_roster(roster: int) -> None:
         assert roster * layout.quantum <= 2 ** (bits - 1) - 1 < roster * (layout.quantum + 1)
     wide = make(roster_size=roster, ring_bits=64)
     assert roster * wide.quantum < 2**63
+
+
+def test_sixteen_bits_are_for_sites_that_count_nearly_alike() -> None:
+    """A site of weight 1 keeps a few steps up to its clip; 1 beside 2,801 would have none."""
+    block = Block(name="w", shape=(4,), kind="mean", clip_exponent=0, movement_exponent=4)
+    for sites in (2, 3, 10, 60):
+        most = most_weight(sites)
+        told = Layout.of([block], roster_size=sites, weight_cap=most, ring_bits=16)
+        assert told.quantum // most >= LEAST_STEPS and sites * told.quantum <= 2**15 - 1
+        with pytest.raises(ConfigError, match=f"weight_cap = {most + 1} is too large for {sites} sites"):
+            Layout.of([block], roster_size=sites, weight_cap=most + 1, ring_bits=16)
+    for sites, cap in ((10, 2801), (200, 8), (255, 8)):
+        Layout.of([block], roster_size=sites, weight_cap=cap)
+        with pytest.raises(ConfigError, match="16 bits"):
+            Layout.of([block], roster_size=sites, weight_cap=cap, ring_bits=16)
 
 
 def test_neighbours_with_one_clip_are_scaled_together() -> None:

@@ -17,6 +17,7 @@ from security.secagg.context import SumVerdict
 from security.secagg.fixed_point import encode
 from security.secagg.layout import Block, Layout
 from security.secagg.state import MovementRule, Successor, canonical, flatten, next_state, state_hash, unflatten
+from security.secrets import Secret
 
 SIZE = 70_000
 
@@ -248,7 +249,8 @@ def test_movement_cap_is_where_it_says(ring_bits: int) -> None:
     block = Block(name="w", shape=(100,), kind="mean", clip_exponent=0, movement_exponent=1)
     told = Layout.of([block], roster_size=3, weight_cap=8, ring_bits=ring_bits)
     for part, capped in ((0.1999, ()), (0.2001, ("w",))):
-        words = encode(told, np.full(100, part, dtype=np.float32), weight=8).words
+        rounding = Secret(bytes(32)) if told.rounds_at_random else None
+        words = encode(told, np.full(100, part, dtype=np.float32), weight=8, rounding=rounding).words
         total = words * words.dtype.type(3)
         outcome = next_state(told, np.zeros(100, dtype="<f4"), total, survivors=3)
         assert outcome.verdict is SumVerdict.GOOD and outcome.capped == capped
