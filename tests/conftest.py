@@ -6,6 +6,8 @@ import logging
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -26,6 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("long"):
                 item.add_marker(pytest.mark.skip(reason="long; scripts/test --long"))
+
+
+@pytest.fixture(scope="module")
+def on_disk() -> Iterator[Path]:
+    """A folder on disk. The others may be in /dev/shm (scripts/test), which is open to every trainer."""
+    with TemporaryDirectory(dir="/var/tmp", prefix="lazaret-") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(autouse=True)

@@ -69,12 +69,12 @@ def spy(source, *rest):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trained]:
+def trained(on_disk: Path) -> Iterator[Trained]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
-        yield train(tmp_path_factory.mktemp("federation"), rounds=1)
+        yield train(on_disk / "federation", rounds=1)
     torch.set_num_threads(threads)
 
 

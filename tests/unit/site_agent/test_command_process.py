@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import mkdtemp
 
 import pytest
 
@@ -17,6 +18,11 @@ from site_agent.command_process import Folders
 from site_agent.options import OWN_PROCESS, own_process
 from site_agent.trainer import kernel
 from tests.support.isolated import ROOT
+
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return Path(mkdtemp(dir=on_disk))
 
 
 def test_a_finished_file_is_moved_and_replaces_nothing(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
@@ -26,6 +27,11 @@ from tests.support.isolated import ROOT, SENT, Listeners, listening, tried
 NETWORK = ["tcp", "udp", "name"]
 LOCAL = ["local", "local_by_pair", "abstract"]
 NOT_PERMITTED, UNREACHABLE, DENIED = "operation not permitted", "network is unreachable", "permission denied"
+
+
+@pytest.fixture
+def tmp_path(on_disk: Path) -> Path:
+    return Path(mkdtemp(dir=on_disk))
 
 
 @cache
