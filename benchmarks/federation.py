@@ -90,11 +90,21 @@ def secure_run(grounds: Grounds, rounds: int, prefixes: Sequence[Sequence[str]])
     layout = manifest_at(grounds.coordinator / "identity").aggregation.layout
     checked = times.last_value(grounds.coordinator / "times", "checked")
     return {
+        "cpu": _processor_seconds(grounds, rounds, "burst over"),
+        "cpu_with_check": _processor_seconds(grounds, rounds, "check over"),
         "aggregations": [max(moments[number] for moments in ended) - begun[number] for number in range(1, rounds + 1)],
+        "upload_bytes_over_float32": layout.byte_length / (4 * layout.state_words),
         "audit_bytes_over_vector": checked / rounds / len(grounds.sources) / layout.byte_length,
         "connections_over_vector": (idle - listening) / layout.memory_bytes,
         "peak_over_vector": (peak - idle) / layout.memory_bytes,
     }
+
+
+def _processor_seconds(grounds: Grounds, rounds: int, end: str) -> list[float]:
+    """Of all parties, round by round, from the plan on."""
+    spent = [times.spent(grounds.site(name) / "times", "burst", end) for name in grounds.sources]
+    spent.append(times.spent(grounds.coordinator / "times", "plan", end))
+    return [sum(found.get(number, 0.0) for found in spent) for number in range(1, rounds + 1)]
 
 
 def _site_processes(grounds: Grounds, prefixes: Sequence[Sequence[str]]) -> list[Party]:
@@ -108,8 +118,10 @@ def _site_processes(grounds: Grounds, prefixes: Sequence[Sequence[str]]) -> list
     return found
 
 
-def plain_run(grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Sequence[str]]) -> list[float]:
-    """Seconds from go to the last site's mean, round by round."""
+def plain_run(
+    grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Sequence[str]]
+) -> tuple[list[float], list[float]]:
+    """Seconds from go to the last site's mean, and processor seconds of all parties, round by round."""
     output, port = grounds.folder / "plain", free_port()
     module = "benchmarks.plain.parties"
     moments = grounds.folder / "plain-times"
@@ -129,7 +141,10 @@ def plain_run(grounds: Grounds, params: int, rounds: int, prefixes: Sequence[Seq
             party.stop()
     begun = times.read(moments, "go")
     ended = [times.read(grounds.site(name) / "plain-times", "mean") for name in grounds.sources]
-    return [max(found[number] for found in ended) - begun[number] for number in range(rounds)]
+    bursts = [times.spent(grounds.site(name) / "plain-times", "burst", "mean") for name in grounds.sources]
+    bursts.append(times.spent(moments, "go", "burst over"))
+    seconds = [max(found[number] for found in ended) - begun[number] for number in range(rounds)]
+    return seconds, [sum(found[number] for found in bursts) for number in range(rounds)]
 
 
 def memory(pid: int, what: str) -> int:
@@ -149,9 +164,15 @@ def compare(folder: Path, sites: int, load: Load, megabits: int | None) -> dict[
 
 
 def _both(grounds: Grounds, load: Load, prefixes: Sequence[Sequence[str]]) -> dict[str, Any]:
-    plain = plain_run(grounds, load.params, load.rounds, prefixes)
+    plain, plain_cpu = plain_run(grounds, load.params, load.rounds, prefixes)
     secure = secure_run(grounds, load.rounds, prefixes)
-    return secure | {"plain": plain, "ratio": statistics.median(secure["aggregations"]) / statistics.median(plain)}
+    return secure | {
+        "plain": plain,
+        "plain_cpu": plain_cpu,
+        "ratio": statistics.median(secure["aggregations"]) / statistics.median(plain),
+        "cpu_ratio": statistics.median(secure["cpu"]) / statistics.median(plain_cpu),
+        "cpu_ratio_with_check": statistics.median(secure["cpu_with_check"]) / statistics.median(plain_cpu),
+    }
 
 
 class Report:
@@ -166,6 +187,10 @@ class Report:
         self.told[f"secure_over_plain{suffix}"] = round(found["ratio"], 3)
         self.told[f"secure_seconds{suffix}"] = [round(value, 3) for value in found["aggregations"]]
         self.told[f"plain_seconds{suffix}"] = [round(value, 3) for value in found["plain"]]
+        self.told[f"secure_cpu_over_plain_cpu{suffix}"] = round(found["cpu_ratio"], 3)
+        self.told[f"secure_cpu_with_check_over_plain_cpu{suffix}"] = round(found["cpu_ratio_with_check"], 3)
+        self.told[f"secure_cpu_seconds{suffix}"] = [round(value, 3) for value in found["cpu"]]
+        self.told[f"plain_cpu_seconds{suffix}"] = [round(value, 3) for value in found["plain_cpu"]]
 
     def _memory(self, sites: int, found: dict[str, Any]) -> None:
         """Above the coordinator with all sites connected and nothing to do; what the connections need is told apart."""
@@ -176,6 +201,8 @@ class Report:
         say(f"loopback, {self.sites} sites")
         here = compare(self.folder / "loopback", self.sites, self.load, None)
         self._times("", here)
+
+        self.told["upload_bytes_over_float32"] = round(here["upload_bytes_over_float32"], 4)
         self.told["audit_bytes_over_vector"] = round(here["audit_bytes_over_vector"], 3)
         self._memory(self.sites, here)
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from coordinator.service import Service, run_until_stopped
 from scripts.local_federation.known_updates import make_number_learner
 from security.clock import SystemClock
 from security.rng import SystemRandomness
+from security.secagg.certificates import Ack, Advert
 from security.secagg.effects import Advanced, Certified, Send
 from security.secagg.fields import Wire
-from security.secagg.messages import ChunkPiece, Plan
+from security.secagg.messages import ChunkPiece, Plan, SumFrame
 from site_agent.assembly import assemble
 from site_agent.client import serve
 from site_agent.config import SiteConfig
@@ -34,7 +36,9 @@ from site_agent.run import Agent
 
 
 class TimedShell(Shell):
-    checking = 0
+    """Its burst is from the plan to the last frame of the sum; the check of the sum goes on until its certificate."""
+
+    checking, sent = 0, 0.0
 
     @property
     def times(self) -> Path:
@@ -42,10 +46,12 @@ class TimedShell(Shell):
 
     def perform(self, effect: CoordinatorEffect) -> None:
         if isinstance(effect, Send) and isinstance(effect.message, Plan):
-            note(self.times, "plan", effect.message.context.round)
+            note(self.times, "plan", effect.message.context.round, time.process_time())
         super().perform(effect)
         if isinstance(effect, Certified):
             note(self.times, "checked", self.results, self.checking)
+            note(self.times, "burst over", self.results, self.sent)
+            note(self.times, "check over", self.results, time.process_time())
 
 
 class TimedService(Service):
@@ -54,13 +60,36 @@ class TimedService(Service):
         await super().deliver(stream, message, context)
         if isinstance(message, ChunkPiece) and isinstance(self.shell, TimedShell):
             self.shell.checking += stream.bytes_out - before
+        if isinstance(message, SumFrame) and isinstance(self.shell, TimedShell):
+            self.shell.sent = time.process_time()
 
 
 class TimedAgent(Agent):
+    """Its burst is from the message that it answers with its advert to the model that follows from the sum; its check
+    of the sum goes on until it has acknowledged it.
+    """
+
+    bursts, began = 0, 0.0
+
+    @property
+    def times(self) -> Path:
+        return self.state_dir.folder.parent / "times"
+
+    def received(self, data: bytes) -> Iterator[bytes]:
+        self.began = time.process_time()
+        yield from super().received(data)
+
     def execute(self, effect: SiteEffect) -> Iterator[bytes]:
+        message = effect.message if isinstance(effect, Send) else None
+        if isinstance(message, Advert):
+            self.bursts += 1
+            note(self.times, "burst", self.bursts, self.began)
         yield from super().execute(effect)
         if isinstance(effect, Advanced):
-            note(self.state_dir.folder.parent / "times", "result", effect.round)
+            note(self.times, "result", effect.round)
+            note(self.times, "burst over", self.bursts, time.process_time())
+        if isinstance(message, Ack):
+            note(self.times, "check over", self.bursts, time.process_time())
 
 
 async def take_part(paths: list[Path]) -> None:

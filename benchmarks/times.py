@@ -25,3 +25,15 @@ def read(path: Path, what: str) -> dict[int, float]:
 def last_value(path: Path, what: str) -> float:
     values = [json.loads(line) for line in path.read_text().splitlines()]
     return float(next((value for name, _, _, value in reversed(values) if name == what), 0.0))
+
+
+def values(path: Path, what: str) -> dict[int, float]:
+    """The value of `what` when it happened last, by number."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return {number: float(value) for name, number, _, value in lines if name == what}
+
+
+def spent(path: Path, begin: str, end: str) -> dict[int, float]:
+    """Between two moments of one process, by number: the difference of their values."""
+    begun, over = values(path, begin), values(path, end)
+    return {number: over[number] - begun[number] for number in begun.keys() & over.keys()}

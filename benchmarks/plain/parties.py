@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ class Server:
         for number in range(self.rounds):
             if await self.gates[2 * number].wait() == 0:
                 self.total = np.zeros(self.words, dtype=np.float32)
-                note(self.times, "go", number)
+                note(self.times, "go", number, time.process_time())
             await self.gates[-1].wait()
             await context.write(Frame(index=0).SerializeToString())
             for _ in range(count):
@@ -61,6 +62,7 @@ class Server:
             await self.gates[-1].wait()
             for index, data in frames(self.total):
                 await context.write(Frame(index=index, data=bytes(data)).SerializeToString())
+            note(self.times, "burst over", number, time.process_time())
         self.finished += 1
         if self.finished == self.sites:
             self.done.set()
@@ -86,13 +88,14 @@ async def take_part(identity: Identity, address: str, words: int, rounds: int, t
         target = mean.data.cast("B")
         for number in range(rounds):
             await call.read()
+            note(times, "burst", number, time.process_time())
             for index, data in frames(vector):
                 await call.write(Frame(index=index, data=bytes(data)).SerializeToString())
             for index, _ in frames(vector):
                 frame = Frame.FromString(await call.read())
                 target[index * FRAME_BYTES : index * FRAME_BYTES + len(frame.data)] = frame.data
             vector += mean - vector  # the next model
-            note(times, "mean", number)
+            note(times, "mean", number, time.process_time())
         await call.done_writing()
 
 

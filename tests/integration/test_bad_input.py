@@ -237,7 +237,7 @@ run_command(cli, "party")
 """
 
 
-@pytest.mark.parametrize("who", ["coordinator", "site"])
+@pytest.mark.parametrize("who", [pytest.param("coordinator", marks=pytest.mark.long), "site"])
 @pytest.mark.parametrize("limit", [2000])
 def test_a_full_disk(federation: NumberFederation, who: str, limit: int) -> None:
     """No file may grow beyond a few bytes: one line, no traceback; with room again everything is as before."""

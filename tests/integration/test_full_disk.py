@@ -60,7 +60,12 @@ def last_reason(federation: NumberFederation) -> str:
     return str(stops[-1].body["reason"])
 
 
-@pytest.mark.parametrize("record", ["UploadCounted", "SurvivorsShown", "ResultShown"])
+LONG = pytest.mark.long
+
+
+@pytest.mark.parametrize(
+    "record", [pytest.param("UploadCounted", marks=LONG), pytest.param("SurvivorsShown", marks=LONG), "ResultShown"]
+)
 def test_a_record_that_the_database_refuses(federation: NumberFederation, record: str) -> None:
     healthy, home = federation.coordinator, federation.grounds.coordinator
     config = home / "coordinator.toml"
@@ -113,7 +118,7 @@ def filled(folder: Path) -> Iterator[None]:
         path.unlink()
 
 
-@pytest.mark.parametrize("part", ["", "spool", "models", "log"])
+@pytest.mark.parametrize("part", ["", pytest.param("spool", marks=LONG), pytest.param("models", marks=LONG), "log"])
 def test_a_disk_that_is_full_in_mid_run(federation: NumberFederation, part: str) -> None:
     folder = federation.grounds.coordinator / "state" / part
     coordinator = federation.coordinator

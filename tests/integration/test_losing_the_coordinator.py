@@ -219,6 +219,7 @@ def stepped_back(federation: WholeFederation, site: str) -> None:
     federation.start(site)
 
 
+@pytest.mark.long
 def test_sites_with_a_result_that_nobody_can_verify_go_on(
     federation: WholeFederation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,7 +32,7 @@ COORDINATOR_ENDINGS = endings(COORDINATOR_STEPS)
 
 ALL = "sum of 4 sites accepted"
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 
 @pytest.fixture(scope="module")
