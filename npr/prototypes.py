@@ -66,7 +66,8 @@ _NEVER = -1e9
 
 def paired(near: Tensor, spread: Tensor) -> Tensor:
     """(N, answers with prototypes) as (N, L, 2)."""
-    return (near @ spread + _NEVER * (1.0 - spread.sum(0))).reshape(len(near), -1, 2)
+    spread = spread.to(near.dtype)
+    return (near @ spread + _NEVER * (1.0 - spread.sum(0))).reshape(-1, spread.shape[1] // 2, 2)
 
 
 def cluster_counts(counts: Tensor, clusters: int, min_per_cluster: int) -> Tensor:

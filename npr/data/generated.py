@@ -398,14 +398,14 @@ def scaled(counts: Counts, scale: float) -> Counts:
 # Two textures as labels: a lesion has both, one, or neither of them. And the share of patients who have each, at the
 # sites in the order of ISIC_SITES: common at one site, rare at another.
 FINDINGS = ("stripes", "rings")
-FINDING_SHARE = np.array([[0.5, 0.3], [0.15, 0.6], [0.6, 0.15], [0.4, 0.4], [0.2, 0.2], [0.7, 0.5]])
+FINDING_SHARE = np.array([[0.5, 0.3], [0.25, 0.6], [0.6, 0.25], [0.4, 0.4], [0.2, 0.2], [0.7, 0.5]])
 
 
 def _with_findings(site_of: NDArray[np.int64], rng: np.random.Generator) -> tuple[Lesions, NDArray[np.int64]]:
     """Lesions that differ in nothing but these two textures, and which of them each has."""
     found = rng.random((len(site_of), len(FINDINGS))) < FINDING_SHARE[site_of]
     first, second = (np.full(len(site_of), TEXTURES.index(name)) for name in FINDINGS)
-    strength = _f32(found * rng.uniform(0.5, 0.9, found.shape))
+    strength = _f32(found * rng.uniform(0.6, 1.0, found.shape))
     return replace(draw_lesions(first, rng), second=second, strength=strength), found.astype(np.int64)
 
 

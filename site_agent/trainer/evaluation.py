@@ -175,7 +175,7 @@ def as_text(figures: dict[str, Any]) -> str:
             lines += _lines(side, figures[side])
     lines.append(alone_line(figures))
     if figures["temperature"] is None:
-        lines.append(f"not calibrated: {why_no_temperature(figures)}")
+        lines.append(f"not calibrated: {why_no_temperature(figures['labels'])}")
     else:
         images = figures["temperature_images"]
         lines.append(f"temperature {figures['temperature']:.3f}, fitted on {images} validation images")
@@ -191,8 +191,8 @@ def as_text(figures: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def why_no_temperature(figures: Mapping[str, Any]) -> str:
-    if figures.get("labels") == "many":
+def why_no_temperature(labels: str) -> str:
+    if labels == "many":
         return "a temperature is for classes that exclude each other"
     return "no temperature helps on held-back validation images, or there are too few of them"
 

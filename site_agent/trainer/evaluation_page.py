@@ -45,7 +45,7 @@ def page_facts(figures: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
         "overall": _overall(figures),
         "alone": alone_line(figures),
         "temperature": figures["temperature"],
-        "no_temperature": why_no_temperature(figures),
+        "no_temperature": why_no_temperature(figures["labels"]),
         "temperature_images": figures["temperature_images"],
         "side": figures["clinical_side"],
         "unit": unit,

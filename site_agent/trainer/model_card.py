@@ -246,7 +246,7 @@ def _figures(figures: Mapping[str, Any]) -> str:
     fitted = (
         f"Temperature {figures['temperature']:.3f}, fitted on the validation images."
         if figures["temperature"] is not None
-        else f"Not calibrated: {why_no_temperature(figures)}."
+        else f"Not calibrated: {why_no_temperature(figures['labels'])}."
     )
     compared = alone_line(figures)
     compared = f"{compared[0].upper()}{compared[1:]}."
