@@ -79,7 +79,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
         made.coordinator,
     )  # fmt: skip
     sites = [
-        Party(name, ["site_agent", "--config", made.site(name) / "site.toml"], folder / "output" / name, made.site(name))
+        Party(name, ["site_agent", "--config", settings_of(made, name)], folder / "output" / name, made.site(name))
         for name in made.sources
     ]
     coordinator.start()
