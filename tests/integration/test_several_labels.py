@@ -28,7 +28,7 @@ from site_agent.config import SiteConfig
 from site_agent.trainer.evaluation import as_text, scores_by_side
 from site_agent.trainer.predictor import Predictor
 
-ROUNDS = 6
+ROUNDS = 7
 SIZE = 32
 SOURCE = "generated:balanced=16,sites=3"
 # Every area under the ROC curve is at least this much above that of chance, 0.5.
@@ -39,7 +39,7 @@ run = "labels"
 initial = "initial.safetensors"
 [training]
 rounds = {ROUNDS}
-steps = 10
+steps = 16
 [timing]
 train = 60
 message = 10
@@ -56,7 +56,7 @@ def grounds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Grounds]:
     command(
         model_command, "--architecture", "test_efficientnet", "--weights", "none", "--image-size", SIZE,
         "--classes", ",".join(FINDINGS), "--method", "fednpr-per", "--rounds", ROUNDS, "--set", "labels=many",
-        "--set", "learning_rate=0.005", "--set", "batch_size=16", "-o", initial,
+        "--set", "learning_rate=0.005", "--set", "batch_size=8", "-o", initial,
     )  # fmt: skip
     names = ("bcn", "vidir_molemax", "vidir_modern")
     ids = {name.replace("_", "-"): name for name in names}
