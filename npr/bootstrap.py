@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import DataError
-from npr.metrics import Predictions, balanced_auc, pooled
+from npr.metrics import Predictions, answered, balanced_auc, pooled
 
 # What is averaged: one pool; each site pooled over folds and seeds; or each site, fold and seed by itself.
 Level = Literal["pooled", "site", "cell"]
@@ -129,14 +129,16 @@ class _Design:
         )
 
     def table(self, predictions: Sequence[Predictions]) -> _Table:
-        classes, tables = predictions[0].num_classes, []
+        classes, tables = answered(predictions[0].labels, predictions[0].scores)[2], []
         for fold, units, seeds in zip(self.folds, self.units, self.seeds, strict=True):
             shown = np.zeros((len(units), len(seeds), len(self.sites), classes))
             hits = np.zeros_like(shown)
             for p in (p for p in predictions if p.fold == fold):
                 seed, site, at = seeds.index(p.seed), self.sites.index(p.site), np.searchsorted(units, p.units)
-                np.add.at(shown[:, seed, site], (at, p.labels), 1.0)
-                np.add.at(hits[:, seed, site], (at, p.labels), (p.scores.argmax(axis=1) == p.labels).astype(np.float64))
+                truth, predicted, _ = answered(p.labels, p.scores)
+                at = np.repeat(at, len(truth) // max(1, len(at)))  # an image answers as often as it has questions
+                np.add.at(shown[:, seed, site], (at, truth), 1.0)
+                np.add.at(hits[:, seed, site], (at, truth), (predicted == truth).astype(np.float64))
             tables.append(_FoldTable(shown, hits))
         return _Table(tuple(tables))
 

@@ -53,7 +53,8 @@ class ClinicalFinding:
     @classmethod
     def of(cls, labels: NDArray[np.int64], scores: NDArray[Any], units: Sequence[str], place: int) -> ClinicalFinding:
         numbers = np.unique(np.array(units, dtype=str), return_inverse=True)[1].astype(np.int64)
-        return cls(labels == place, scores[:, place].astype(np.float64), numbers)
+        truth = labels[:, place] == 1 if labels.ndim == 2 else labels == place
+        return cls(truth, scores[:, place].astype(np.float64), numbers)
 
     def only(self, rows: Bools) -> ClinicalFinding:
         """Of these images alone."""

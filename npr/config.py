@@ -16,6 +16,7 @@ Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 Norm = Literal["batch", "frozen", "group"]  # of a model's layers
+LabelsOfImage = Literal["one", "many"]
 
 
 DEVICE: Final = r"^(auto|cpu|mps|(cuda|xpu)(:[0-9]{1,3})?)$"
@@ -44,6 +45,9 @@ class TrainConfig(BaseModel):
 
     method: str = "fednpr"
     method_options: dict[str, bool | int | float | str] = Field(default_factory=dict)
+
+    # Whether an image has one class of several, or any number of labels (npr/task.py).
+    labels: LabelsOfImage = "one"
 
     # Optimisation. Rounds count from 1; from round `milestones[i]` on, the rate is multiplied by `decay` once more.
     learning_rate: Positive = 1e-3

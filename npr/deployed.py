@@ -22,7 +22,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lazaret.errors import ConfigError, LocalProtocolError, VerificationFailed
 from npr.device import to_host
@@ -89,7 +88,7 @@ class Deployed(Features):
         # `columns` is worked out here for the same reason, and remembered.
         spread = None
         if prototypes is not None and self._mix > 0.0 and prototypes.columns.numel():
-            spread = functional.one_hot(prototypes.classes, model.head.out_features).float()
+            spread = method.task.spread(prototypes, model.head.out_features)
         self.register_buffer("present", present.float() if present is not None else None)
         self.register_buffer("spread", spread)
         self.to(model.head.weight.device)
@@ -103,8 +102,7 @@ class Deployed(Features):
         features = self.features(images)
         scores = self._scores(features)
         if self.present is not None:
-            scores = scores * self.present
-            scores = scores / scores.sum(1, keepdim=True).clamp(min=FLOOR)
+            scores = self._method.task.only(scores, self.present)
         if self.temperature != 1.0:
             sharp = torch.softmax(torch.log(scores.clamp(min=FLOOR)) / self.temperature, dim=1) * (scores > 0)
             scores = sharp / sharp.sum(1, keepdim=True)
@@ -115,10 +113,10 @@ class Deployed(Features):
         scores = features.new_zeros(())
         if self._mix < 1.0:
             head = self._method.class_logits(self.model, features, self._kind)
-            scores = (1.0 - self._mix) * torch.softmax(head, dim=1)
+            scores = (1.0 - self._mix) * self._method.task.probabilities(head)
         if self._mix > 0.0 and self._prototypes is not None and self.spread is not None:
             near = self._prototypes.similarity(features) / self._method.config.temperature
-            scores = scores + self._mix * (torch.softmax(near, dim=1) @ self.spread)
+            scores = scores + self._mix * self._method.task.by_prototype(near, self.spread)
         return scores
 
     @torch.inference_mode()

@@ -34,9 +34,42 @@ class ClassPrior:
         return torch.log(counts / self.counts.sum() + (floor or 0.0)).float()
 
 
+@dataclass(frozen=True, eq=False)
+class LabelPrior(ClassPrior):
+    """The same where an image may have several labels: `counts` are the images that have each of them.
+
+    :ivar images: of the site in all.
+    """
+
+    images: int
+
+    @property
+    def answers(self) -> Tensor:
+        """(L, 2): images without each label, and with it."""
+        return torch.stack([self.images - self.counts, self.counts], dim=1)
+
+    def log(self, floor: float | None = None) -> Tensor:
+        """(L,) log odds of each label: infinite where the site has no image without it, or none with it.
+
+        It is the difference of the two log frequencies that balanced softmax would add to the answers no and yes.
+        """
+        answers = self.answers.to(wide_on(self.counts.device))
+        without, having = torch.log(answers / self.images + (floor or 0.0)).unbind(1)
+        return (having - without).float()
+
+
 def balanced_softmax(logits: Tensor, labels: Tensor, log_prior: Tensor) -> Tensor:
     """Cross-entropy of logits shifted by the log prior; prediction uses the logits as they are (Ren et al. 2020)."""
     return functional.cross_entropy(logits + log_prior, labels)
+
+
+def balanced_sigmoid(logits: Tensor, labels: Tensor, log_odds: Tensor) -> Tensor:
+    """Mean over images and labels of the binary cross-entropy of logits shifted by the log odds of each label.
+
+    For one label it is the balanced softmax of two classes whose logits are 0 and z. Written with the sign of the
+    truth: infinite odds, of a label that all images of a site have or none, give a loss and a gradient of exactly zero.
+    """
+    return functional.softplus((1 - 2 * labels) * (logits + log_odds)).mean()
 
 
 def npr_loss(
@@ -55,6 +88,23 @@ def npr_loss(
         inverse = prior.counts.sum() / (prior.present.sum() * prior.counts[prototypes.classes].float())
         return (functional.cross_entropy(logits, targets, reduction="none") * inverse[targets]).mean()
     return functional.cross_entropy(logits, targets)
+
+
+def label_npr_loss(
+    features: Tensor, labels: Tensor, prototypes: Prototypes, config: TrainConfig, prior: LabelPrior
+) -> Tensor:
+    """The same for each label by itself: softmax over the nearest prototype of the images without it, and with it.
+
+    The mean over labels. A label of which the site has one answer only has a loss of zero, as a softmax over one class.
+    """
+    logits = prototypes.answers(features, labels.shape[1], config.temperature)
+    if config.npr_balance == "prior":
+        logits = logits + torch.log(prior.answers / prior.images)
+    losses = functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
+    if config.npr_balance == "class_mean":
+        inverse = prior.images / ((prior.answers > 0).sum(1, keepdim=True) * prior.answers.float())
+        losses = losses * inverse.expand(len(labels), -1, -1).gather(2, labels[..., None]).flatten()
+    return losses.mean()
 
 
 def regularised(supervised: Tensor, npr: Tensor, config: TrainConfig) -> Tensor:

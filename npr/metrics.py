@@ -3,6 +3,9 @@
 Only classes present in the labels count in a mean: a test set without melanoma says nothing about melanoma. Predicting
 a class that the site does not have is an error like any other. Intervals are in npr/bootstrap.py. Temperature scaling
 is at the end of this file.
+
+Labels are classes (N,); or zeros and ones (N, L) where an image may have several. Then each label is a question with
+two answers, and recall and accuracy are over answers (`answered`).
 """
 
 from __future__ import annotations
@@ -47,6 +50,8 @@ class Predictions:
         rows = len(self.labels)
         if self.scores.ndim != 2 or not rows == len(self.scores) == len(self.units) == len(self.ids):
             raise DataError(f"{rows} labels do not fit scores {self.scores.shape}", where=f"predictions of {self.site}")
+        if self.labels.ndim == 2 and self.labels.shape != self.scores.shape:
+            raise DataError(f"labels {self.labels.shape} do not fit the scores", where=f"predictions of {self.site}")
         if rows and not (self.labels.min() >= 0 and self.labels.max() < self.scores.shape[1]):
             raise DataError("a label has no score column", where=f"predictions of {self.site}")
         if not np.isfinite(self.scores).all():
@@ -86,9 +91,22 @@ def confusion_matrix(labels: Labels, predicted: Labels, num_classes: int) -> NDA
     return flat.reshape(num_classes, num_classes).astype(np.int64)
 
 
+def answered(labels: Labels, scores: Scores) -> tuple[Labels, Labels, int]:
+    """True answers, predicted answers, and how many different ones there are.
+
+    With one label of each image the answers are the classes, and the largest score is predicted. With several labels an
+    image answers L questions, one after the other: 2l is "without label l", 2l + 1 is "with it", predicted from a
+    probability of 0.5 on.
+    """
+    if labels.ndim == 1:
+        return labels, scores.argmax(axis=1), scores.shape[1]
+    first = 2 * np.arange(labels.shape[1])
+    return (first + labels).ravel(), (first + (scores >= 0.5)).ravel(), 2 * labels.shape[1]
+
+
 def recalls(labels: Labels, scores: Scores) -> NDArray[np.float64]:
-    """Recall of each class by the largest score; NaN where the class is absent from the labels."""
-    matrix = confusion_matrix(labels, scores.argmax(axis=1), scores.shape[1])
+    """Recall of each class (or answer); NaN where it is absent from the labels."""
+    matrix = confusion_matrix(*answered(labels, scores))
     present = matrix.sum(axis=1)
     out = np.full(len(matrix), np.nan)
     np.divide(matrix.diagonal(), present, out=out, where=present > 0)
@@ -101,14 +119,15 @@ def balanced_accuracy(labels: Labels, scores: Scores) -> float:
 
 
 def class_aucs(labels: Labels, scores: Scores) -> NDArray[np.float64]:
-    """One-vs-rest area under the ROC curve by midranks (ties count half); NaN without positives or negatives."""
+    """Area under the ROC curve of each class against the rest, or of each label, by midranks (ties count half); NaN
+    without positives or negatives."""
     rows, classes = scores.shape
     if rows == 0:
         return np.full(classes, np.nan)
     # Not scikit-learn's: it adds up the curve and differs in the last bit from figures that are published, it takes
     # seven times as long in the bootstrap, and every site that trains would load it.
     ranks = np.stack([_midranks(column) for column in scores.T], axis=1)
-    member = labels[:, None] == np.arange(classes)
+    member = labels == 1 if labels.ndim == 2 else labels[:, None] == np.arange(classes)
     positives = member.sum(axis=0).astype(np.float64)
     pairs = positives * (rows - positives)
     above = (ranks * member).sum(axis=0) - positives * (positives + 1) / 2
@@ -129,8 +148,16 @@ def balanced_auc(labels: Labels, scores: Scores) -> float:
     return _mean_of_present(class_aucs(labels, scores))
 
 
+def _as_classes(labels: Labels, scores: Scores) -> tuple[Labels, Scores]:
+    """Each question as an image of two classes; images of one class as they are."""
+    if labels.ndim == 1:
+        return labels, scores
+    return labels.ravel(), np.stack([1.0 - scores.ravel(), scores.ravel()], axis=1)
+
+
 def expected_calibration_error(labels: Labels, scores: Scores, *, bins: int = 15) -> float:
     """Mean gap between confidence and accuracy of the predicted class, over equal-width bins (Guo et al., 2017)."""
+    labels, scores = _as_classes(labels, scores)
     if len(labels) == 0:
         return float("nan")
     confidence = scores.max(axis=1).astype(np.float64)
@@ -201,7 +228,7 @@ def summarise(predictions: Sequence[Predictions]) -> MetricsSummary:
             "bauc": balanced_auc(own_labels, own_scores),
             "ece": expected_calibration_error(own_labels, own_scores),
         }
-    matrix = confusion_matrix(labels, scores.argmax(axis=1), scores.shape[1])
+    matrix = confusion_matrix(*answered(labels, scores))
     return MetricsSummary(
         images=len(labels),
         pooled_recall=balanced_accuracy(labels, scores),
@@ -290,11 +317,14 @@ def fit_temperature(labels: Labels, scores: Scores, *, least: int = LEAST_IMAGES
 
 
 def helpful_temperature(labels: Labels, scores: Scores, units: Sequence[str]) -> float | None:
-    """The T of `fit_temperature`, where it helps on images that it was not fitted on; None where it does not.
+    """The T of `fit_temperature`, where it helps on images that it was not fitted on; None where it does not, and for
+    several labels of an image, whose probabilities are as a balanced sigmoid gives them.
 
     Patients (or what `units` name) are halved. Each half is calibrated with the T of the other one, and cross-entropy
     and calibration error over both must fall.
     """
+    if labels.ndim == 2:
+        return None
     fitted = fit_temperature(labels, scores)
     names = {unit: number for number, unit in enumerate(sorted(set(units), key=_shuffled))}
     first = np.array([names[unit] % 2 == 0 for unit in units], dtype=bool)
@@ -313,7 +343,8 @@ def _shuffled(unit: str) -> bytes:
 
 
 def cross_entropy(labels: Labels, scores: Scores) -> float:
-    """Mean of -log p of the true class."""
+    """Mean of -log p of the true class, or answer."""
+    labels, scores = _as_classes(labels, scores)
     return float(-_log(scores)[np.arange(len(labels)), labels].mean())
 
 

@@ -51,6 +51,24 @@ class Prototypes:
         scores[:, self.classes] = torch.softmax(self.similarity(features) / temperature, dim=1)
         return scores
 
+    def spread(self, answers: int) -> Tensor:
+        """(classes, answers): from the classes that have prototypes to all of them, as a product."""
+        return functional.one_hot(self.classes, answers).float()
+
+    def answers(self, features: Tensor, labels: int, temperature: float) -> Tensor:
+        """(N, L, 2): cosine / temperature of the answers no and yes to each label (`label_prototypes`)."""
+        return paired(self.similarity(features) / temperature, self.spread(2 * labels))
+
+
+# Of an answer without a prototype. Its probability is exactly zero; minus infinity would make gradients of it NaN.
+_NEVER = -1e9
+
+
+def paired(near: Tensor, spread: Tensor) -> Tensor:
+    """(N, answers with prototypes) as (N, L, 2)."""
+    spread = spread.to(near.dtype)
+    return (near @ spread + _NEVER * (1.0 - spread.sum(0))).reshape(-1, spread.shape[1] // 2, 2)
+
 
 def cluster_counts(counts: Tensor, clusters: int, min_per_cluster: int) -> Tensor:
     """K_c = max(1, min(K, n_c // m)), and 0 for a class the site does not have."""
@@ -85,6 +103,29 @@ def make_prototypes(
         kept = config.prototype_momentum
         current = functional.normalize(kept * previous.vectors + (1.0 - kept) * current, dim=1)
     return Prototypes(current, owners)
+
+
+def label_prototypes(
+    features: Tensor,
+    labels: Tensor,
+    config: TrainConfig,
+    *,
+    previous: Prototypes | None = None,
+    generator: torch.Generator | None = None,
+) -> Prototypes:
+    """Prototypes of images that may have several labels (N, L): for each label of the images without it and with it.
+
+    Owners are answers: 2l for the images without label l, 2l + 1 for those with it.
+    """
+    made = []
+    for label, column in enumerate(labels.unbind(1)):
+        before = None
+        if previous is not None:
+            own = previous.owners // 2 == label
+            before = Prototypes(previous.vectors[own], previous.owners[own] - 2 * label)
+        made.append(make_prototypes(features, column, 2, config, previous=before, generator=generator))
+    owners = [part.owners + 2 * label for label, part in enumerate(made)]
+    return Prototypes(torch.cat([part.vectors for part in made]), torch.cat(owners))
 
 
 def _alternate(

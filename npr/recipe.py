@@ -117,6 +117,7 @@ _CODE = (
     "recipe.py",
     "seeds.py",
     "sinkhorn.py",
+    "task.py",
     "training.py",
     "wire_layout.py",
     "data/augment.py",

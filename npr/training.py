@@ -19,6 +19,7 @@ from npr.data.loader import Batch, Batches
 from npr.device import PROCESSOR, Device, number
 from npr.distributed import Group
 from npr.model import SplitModel
+from npr.task import task_for
 
 _HEADS = ("head.", "personal_head.")
 
@@ -193,7 +194,7 @@ def descend(
         # A batch too small to be shared is worked on by every process alike, and counted by the first.
         if batch.shared or group.rank == 0:
             loss_sum += result.loss.detach() * len(batch.labels)
-            hits += (result.logits.detach().argmax(1) == batch.labels).sum()
+            hits += task_for(batch.labels).right(result.logits.detach(), batch.labels).sum()
         steps += 1
         if watch is not None:
             watch(group.join(result.features.detach(), batch.whole), group.join(batch.labels, batch.whole))

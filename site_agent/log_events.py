@@ -90,13 +90,14 @@ def data_opened(table: DataTable, fingerprint: str, change: str, *, private: boo
 
 def data_annex(ready: DataReady) -> dict[str, str]:
     """How many subjects and images there are, as ranges: what the site's own auditor may see, and may be erased."""
-    images = sum(count for row in ready.counts.values() for count in row)
+    sides = {side: sum(row) for side, row in ready.counts.items()} if ready.images is None else ready.images
+    images = sum(sides.values())
     return {"images": as_range(images), "subjects": as_range(ready.subjects)}
 
 
 def data_change(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """What changed in the data between two starts, with counts as ranges: both are what `data.json` holds."""
-    held, was = sum(now.get("train", ())), sum(before.get("train", ()))
+    held, was = (notes.get("images", {}).get("train", sum(notes.get("train", ()))) for notes in (now, before))
     if not before:
         return f"opened for the first time: {as_range(held)} training images"
     if before.get("fingerprint") == now.get("fingerprint"):

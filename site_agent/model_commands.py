@@ -83,6 +83,7 @@ def predict(
     """
     config = SiteConfig.read(config_path)
     place = isolate(config, source=source, target=output, store=store)
+    from site_agent.trainer.evaluation import why_no_temperature
     from site_agent.trainer.predict import check_store, check_target
     from site_agent.trainer.predict import predict as run
     from site_agent.trainer.predictor import Predictor
@@ -111,7 +112,7 @@ def predict(
         if summary.ignored:
             say(f"{summary.ignored} other files were skipped")
         if temperature is None:
-            say("not calibrated: no temperature helps on held-back validation images, or there are too few of them")
+            say(f"not calibrated: {why_no_temperature(predictor.place.recipe.config.labels)}")
         _tell(place)
     if summary.problems or summary.unreported:
         sys.exit(1)

@@ -30,6 +30,8 @@ def note_data(state_dir: StateDir, ready: DataReady, *, private: bool) -> str:
     """Write down what the data hold, and say what has changed since the last start; both for the hospital alone."""
     now: dict[str, Any] = {"names": list(ready.class_names), "fingerprint": ready.fingerprint, "version": ready.version}
     now |= {side: list(row) for side, row in ready.counts.items()}
+    if ready.images is not None:
+        now["images"] = dict(ready.images)
     before = state_dir.data_notes()
     change = log_events.data_change(before, now)
     changed = bool(before) and before.get("fingerprint") != ready.fingerprint

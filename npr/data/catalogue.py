@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import ConfigError, DataError
+from npr.config import LabelsOfImage
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD, FederatedDataset, ImageRows, Samples, SiteData
 from npr.data.sides import SideRule, check_grouped, check_spelling, fold_of, spelt_twice, stratified_places, unit_key
 
@@ -28,6 +29,28 @@ def check_class_list(names: Sequence[str], *, where: str) -> None:
         raise DataError("the class list holds an empty name", where=where)
     if len(set(names)) != len(names):
         raise DataError("the class list names a class twice", where=where)
+
+
+# Between the labels of one image, and in place of them where it has none: an empty field is a mistake, not a finding.
+SEPARATOR, NO_LABEL = "|", "-"
+
+
+def labels_of(text: str, labels: LabelsOfImage) -> tuple[str, ...]:
+    """The names in a field `label`."""
+    if labels == "one":
+        return (text,)
+    return () if text == NO_LABEL else tuple(name.strip() for name in text.split(SEPARATOR))
+
+
+def targets_of(texts: Sequence[str], class_names: Sequence[str], labels: LabelsOfImage) -> NDArray[np.int64]:
+    """(N,) classes as numbers; or (N, classes) zeros and ones, where an image may have several labels."""
+    number = {name: index for index, name in enumerate(class_names)}
+    if labels == "one":
+        return np.array([number[text] for text in texts], dtype=np.int64)
+    targets = np.zeros((len(texts), len(class_names)), dtype=np.int64)
+    for text, row in zip(texts, targets, strict=True):
+        row[[number[name] for name in labels_of(text, labels)]] = 1
+    return targets
 
 
 _MAP_HINT = '[data] class_map = { "name here" = "name in the federation", ... }, with every class that is used here'
@@ -102,8 +125,15 @@ class Catalogue:
         return self.row_names[row] if self.row_names else f"{self.where or self.name} row {row}"
 
     @property
-    def strata(self) -> tuple[tuple[str, int], ...]:
-        return tuple(zip(self.sites, self.labels.tolist(), strict=True))
+    def strata(self) -> tuple[tuple[str, int | tuple[int, ...]], ...]:
+        """Site and class; where an image may have several labels, site and the labels together."""
+        labels = map(tuple, self.labels.tolist()) if self.many else self.labels.tolist()
+        return tuple(zip(self.sites, labels, strict=True))
+
+    @property
+    def many(self) -> bool:
+        """Whether an image may have several labels: `labels` are then zeros and ones (N, classes)."""
+        return self.labels.ndim == 2
 
     def version(self) -> str:
         """Digest of everything that was read: images, classes, labels, units, sites and splits."""
@@ -139,7 +169,12 @@ class Catalogue:
                 hint = f"the federation's classes are {', '.join(classes)}"
                 raise ConfigError(f"class_map {what} {wrong[0]!r}", where="[data] class_map", hint=hint)
         places = np.array([classes.index(class_map[name]) for name in self.class_names], dtype=np.int64)
-        return replace(self, class_names=classes, labels=places[self.labels])
+        if not self.many:
+            return replace(self, class_names=classes, labels=places[self.labels])
+        labels = np.zeros((len(self), len(classes)), dtype=np.int64)
+        for place, column in zip(places, self.labels.T, strict=True):
+            labels[:, place] |= column
+        return replace(self, class_names=classes, labels=labels)
 
     def with_sites(self, sites: tuple[str, ...]) -> Catalogue:
         """The same images on other sites: what a partitioner returns."""
@@ -282,6 +317,12 @@ def partition(catalogue: Catalogue, spec: PartitionSpec) -> Catalogue:
     """The same images with the sites that `spec` asks for."""
     if spec.kind == "natural" and spec.missing == 0.0:
         return catalogue
+    if catalogue.many:
+        raise ConfigError(
+            "a partition deals images by their one class, and these may have several labels",
+            where="partition",
+            hint="name the sites in a column `site` of the table",
+        )
     rng = np.random.default_rng([spec.seed, 3])
     classes = len(catalogue.class_names)
     if spec.kind == "natural":

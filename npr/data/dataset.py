@@ -72,6 +72,7 @@ class Samples:
     """One side of one site's data. `ids` and `units` identify patients: they stay on the site.
 
     :param images: uint8 (N, H, W, C) with one or three channels.
+    :param labels: the class of each image (N,); or zeros and ones (N, classes), where an image may have several labels.
     :param units: the patient, lesion, study or image each row belongs to: what splits keep together and privacy counts.
     """
 
@@ -95,7 +96,10 @@ class Samples:
             raise DataError(f"unknown unit kind {self.unit_kind!r}", hint=f"one of {', '.join(UNIT_KINDS)}")
         if self.labels.dtype != np.int64:
             raise DataError(f"labels must be int64, not {self.labels.dtype}")
-        if len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < self.num_classes):
+        if self.many:
+            if self.labels.shape[1] != self.num_classes or not np.isin(self.labels, (0, 1)).all():
+                raise DataError(f"several labels of an image must be {self.num_classes} zeros or ones for each")
+        elif len(self.labels) and not (self.labels.min() >= 0 and self.labels.max() < self.num_classes):
             row = int(np.argmax((self.labels < 0) | (self.labels >= self.num_classes)))
             raise DataError(f"label {self.labels[row]} is outside the {self.num_classes} classes", where=f"row {row}")
         # Two patients may have the same image: under differential privacy neither is left out because of the other.
@@ -109,7 +113,15 @@ class Samples:
         # The generated one would print ids of patients into a log.
         return f"<Samples {len(self)} images {self.images.shape[1:]}, counts {self.class_counts().tolist()}>"
 
+    @property
+    def many(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.labels.ndim == 2
+
     def class_counts(self) -> NDArray[np.int64]:
+        """Images of each class; an image with several labels counts for each of them."""
+        if self.many:
+            return np.asarray(self.labels.sum(axis=0))
         return np.bincount(self.labels, minlength=self.num_classes).astype(np.int64)
 
     def subset(self, indices: Sequence[int] | NDArray[Any]) -> Self:

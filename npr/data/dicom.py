@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from lazaret.errors import ConfigError, DataError
+from npr.config import LabelsOfImage
 from npr.data.catalogue import NO_SITE, Catalogue
 from npr.data.columns import Arrays, read_table
 from npr.data.dicom_pixels import DicomView, Window, as_data_error, frame_count, read_header
@@ -33,6 +34,7 @@ def load_dicom(
     frame: int | str = "middle",
     channels: int = 1,
     files: Path | None = None,
+    labels: LabelsOfImage = "one",
 ) -> Catalogue:
     """DICOM files listed by a CSV table, sorted into folders per class, or in the layout of RSNA-ICH.
 
@@ -51,7 +53,8 @@ def load_dicom(
                 hint=f"leave the class list out, or give {', '.join(ICH_CLASSES)}",
             )
         return load_rsna(path, image_size=image_size, storage=storage, view=view)
-    load = load_folders if path.is_dir() else partial(load_csv, listed=partial(_by_identifier, files=files))
+    table = partial(load_csv, listed=partial(_by_identifier, files=files), labels=labels)
+    load = load_folders if path.is_dir() else table
     catalogue = load(
         path,
         image_size=image_size,

@@ -6,7 +6,7 @@ In this order: the class counts of the two benchmarks, the drawing of images, an
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from threading import Lock
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import ConfigError
+from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue, NamedSplit
 from npr.data.store import Decode, ImageStorage, digest_of
 
@@ -394,15 +395,33 @@ def scaled(counts: Counts, scale: float) -> Counts:
     return np.where(counts > 0, np.maximum(1, np.rint(counts * scale)), 0).astype(np.int64)
 
 
-def generate(spec: GeneratedSpec, *, image_size: int, storage: ImageStorage | None = None) -> Catalogue:
+# Two textures as labels: a lesion has both, one, or neither of them. And the share of patients who have each, at the
+# sites in the order of ISIC_SITES: common at one site, rare at another.
+FINDINGS = ("stripes", "rings")
+FINDING_SHARE = np.array([[0.5, 0.3], [0.25, 0.6], [0.6, 0.25], [0.4, 0.4], [0.2, 0.2], [0.7, 0.5]])
+
+
+def _with_findings(site_of: NDArray[np.int64], rng: np.random.Generator) -> tuple[Lesions, NDArray[np.int64]]:
+    """Lesions that differ in nothing but these two textures, and which of them each has."""
+    found = rng.random((len(site_of), len(FINDINGS))) < FINDING_SHARE[site_of]
+    first, second = (np.full(len(site_of), TEXTURES.index(name)) for name in FINDINGS)
+    strength = _f32(found * rng.uniform(0.6, 1.0, found.shape))
+    return replace(draw_lesions(first, rng), second=second, strength=strength), found.astype(np.int64)
+
+
+def generate(
+    spec: GeneratedSpec, *, image_size: int, storage: ImageStorage | None = None, labels: LabelsOfImage = "one"
+) -> Catalogue:
     """The catalogue, with the benchmark's own split under the name `fold` (patients on one side).
 
     :param storage: may want to draw the images itself, those that it needs.
+    :param labels: with `many`, two overlapping labels in place of the eight classes; sites, patients and counts stay.
     """
     rng = np.random.default_rng([spec.seed, 1])
     site_of, label_of, side_of, sizes = _patients(spec, rng)
     of = np.repeat(np.arange(len(sizes)), sizes)
-    lesions = draw_lesions(label_of, rng)
+    many = labels == "many"
+    lesions, label_of = _with_findings(site_of, rng) if many else (draw_lesions(label_of, rng), label_of)
     cameras = site_of[of] % len(CAMERAS)
     draw = _drawing(lesions, of, cameras, size=image_size, seed=spec.seed)
     images = storage.instead(draw, (len(of), image_size, image_size, 3)) if storage is not None else None
@@ -415,7 +434,7 @@ def generate(spec: GeneratedSpec, *, image_size: int, storage: ImageStorage | No
     sides = np.array(["train", "test"])
     return Catalogue(
         name="generated",
-        class_names=ISIC_CLASSES,
+        class_names=FINDINGS if many else ISIC_CLASSES,
         images=images,
         labels=label_of[of],
         ids=tuple(f"generated-{row:06d}" for row in range(len(of))),
@@ -424,7 +443,7 @@ def generate(spec: GeneratedSpec, *, image_size: int, storage: ImageStorage | No
         sites=tuple(names[patient] for patient in of),
         splits={"fold": NamedSplit(sides=tuple(sides[side_of[of]].tolist()))},
         where="generated",
-        fingerprint=digest_of(("generated", 1, spec, image_size)),
+        fingerprint=digest_of(("generated", 1, spec, image_size, *(["many"] if many else []))),
     )
 
 

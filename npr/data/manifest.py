@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lazaret.errors import DataError
-from npr.data.catalogue import NO_SITE, Catalogue, NamedSplit, check_class_list
+from npr.config import LabelsOfImage
+from npr.data.catalogue import NO_SITE, Catalogue, NamedSplit, check_class_list, labels_of, targets_of
 from npr.data.columns import ColumnEntry, read_table
 from npr.data.dataset import IMAGENET_MEAN, IMAGENET_STD
 from npr.data.sides import SIDES, on_two_sides, spelling_error, spelt_twice, unit_key
@@ -64,7 +65,12 @@ Expand = Callable[[Sequence[Row]], Iterable[Row]]
 
 
 def check_rows(
-    rows: Sequence[Row], class_names: Sequence[str], *, where: str, storage: ImageStorage
+    rows: Sequence[Row],
+    class_names: Sequence[str],
+    *,
+    where: str,
+    storage: ImageStorage,
+    labels: LabelsOfImage = "one",
 ) -> list[Row]:
     """The rows that can be used. Unknown labels and sides, repeated ids and missing files are reported, in order."""
     check_class_list(class_names, where=where)
@@ -73,7 +79,7 @@ def check_rows(
     good, seen = list[Row](), dict[tuple[str, str], str]()
     for row in rows:
         # An image that another patient has too is no reason to leave a patient's row out, where each counts alone.
-        fault = _fault(row, class_names, seen, (row.id, _unit(row) if storage.per_unit else ""))
+        fault = _fault(row, class_names, seen, (row.id, _unit(row) if storage.per_unit else ""), labels)
         if fault is None:
             good.append(row)
         else:
@@ -82,15 +88,20 @@ def check_rows(
 
 
 def _fault(
-    row: Row, class_names: Sequence[str], seen: dict[tuple[str, str], str], key: tuple[str, str]
+    row: Row,
+    class_names: Sequence[str],
+    seen: dict[tuple[str, str], str],
+    key: tuple[str, str],
+    labels: LabelsOfImage,
 ) -> Fault | None:
     """The first thing that is wrong with a row, and a note of its id in `seen`."""
 
     def fault(kind: FaultKind, what: str, hint: str) -> Fault:
         return Fault(kind=kind, error=DataError(what, where=row.where, hint=hint))
 
-    if row.label not in class_names:
-        return fault(FaultKind.LABEL, "the label is not in the class list", _meant(row.label, class_names))
+    for name in labels_of(row.label, labels):
+        if name not in class_names:
+            return fault(FaultKind.LABEL, "the label is not in the class list", _meant(name, class_names))
     if row.side and row.side not in SIDES:
         return fault(FaultKind.SPLIT, "the split is unknown", _meant(row.side, SIDES))
     if seen.setdefault(key, row.where) != row.where:
@@ -150,9 +161,10 @@ def catalogue_of(
     storage: ImageStorage,
     split_name: str = "split",
     split_grouped: bool = True,
+    labels: LabelsOfImage = "one",
 ) -> Catalogue:
     """Check, decode, assemble. A split is taken over when every row has a side. Faults go to the storage's `report`."""
-    rows = check_rows(rows, class_names, where=where, storage=storage)
+    rows = check_rows(rows, class_names, where=where, storage=storage, labels=labels)
     if unit_kind != "image":
         rows = _one_spelling(rows, unit_kind, storage.report)
     has_split = any(row.side for row in rows)
@@ -167,7 +179,6 @@ def catalogue_of(
         rows = _grouped(rows, unit_kind, storage.report)
     images_digest = _images_digest(rows, decoding)
     size = decoding.image_size
-    number: Mapping[str, int] = {label: index for index, label in enumerate(class_names)}
     images = pool(
         lambda index: (rows[index].read or decoding.read)(rows[index].path, rows[index].where),
         len(rows),
@@ -179,7 +190,7 @@ def catalogue_of(
         name=name,
         class_names=tuple(class_names),
         images=images,
-        labels=np.array([number[row.label] for row in rows], dtype=np.int64),
+        labels=targets_of([row.label for row in rows], class_names, labels),
         ids=tuple(row.id for row in rows),
         units=tuple(_unit(row) for row in rows),
         unit_kind=unit_kind,
@@ -232,6 +243,7 @@ def load_csv(
     decoding: Decoding | None = None,
     expand: Expand | None = None,
     listed: Callable[[Path, ImageStorage], tuple[list[Row], str] | None] = lambda *_: None,
+    labels: LabelsOfImage = "one",
 ) -> Catalogue:
     """The catalogue of a manifest `image,label[,patient][,split]`; images are looked for beside it.
 
@@ -243,12 +255,13 @@ def load_csv(
     rows = list(expand(rows)) if expand else rows
     return catalogue_of(
         rows,
-        class_names if class_names is not None else _learnt(rows, {row.label for row in rows}, path),
+        class_names if class_names is not None else _learnt(rows, None, path, labels),
         name=path.stem,
         where=path.name,
         unit_kind=unit_kind,
         decoding=decoding or image_decoding(image_size),
         storage=storage,
+        labels=labels,
     )
 
 
@@ -406,13 +419,16 @@ def _check_name(path: Path, where: str) -> None:
         raise DataError("the name is not UTF-8", where=where, hint="rename it, e.g. with convmv") from None
 
 
-def _learnt(rows: Sequence[Row], names: set[str], path: Path) -> list[str]:
+def _learnt(
+    rows: Sequence[Row], names: set[str] | None, path: Path, labels: LabelsOfImage = "one"
+) -> list[str]:
     """The classes that occur, where nobody has listed them. One that occurs once is most probably a typing mistake."""
-    counts = Counter(row.label for row in rows)
-    alone = [row.where for row in rows if counts[row.label] == 1]
+    named = [(row.where, labels_of(row.label, labels)) for row in rows]
+    counts = Counter(name for _, found in named for name in found)
+    alone = [where for where, found in named if any(counts[name] == 1 for name in found)]
     if alone:
         _warn_once(path, alone[0], len(alone) - 1)
-    return sorted(names)
+    return sorted(counts if names is None else names)
 
 
 @cache

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lazaret.errors import ConfigError, DataError
 from lazaret.terminal import progress
+from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue, PartitionSpec, assemble, partition
 from npr.data.dataset import FederatedDataset
 from npr.data.fed_isic import load_fed_isic
@@ -93,6 +94,9 @@ def read_class_list(value: str) -> tuple[str, ...]:
     return names
 
 
+# A table can list several labels of an image, and generated images can have them.
+_SEVERAL_LABELS = ("csv", "dicom")
+
 # What may follow `?`, per kind, and how its value is read; `partition` may follow every kind.
 _OPTIONS: dict[str, dict[str, Callable[[str], Any]]] = {
     "csv": {"classes": read_class_list},
@@ -151,12 +155,14 @@ def open_catalogue(
     class_map: Mapping[str, str] | None = None,
     storage: ImageStorage | None = None,
     channels: int | None = None,
+    labels: LabelsOfImage = "one",
 ) -> Catalogue:
     """Every image of `source`, cut into the sites it asks for, before a fold is chosen.
 
     :param class_names: the federation's classes in its order.
     :param class_map: from every name that is used here to the federation's, where they are not the same.
     :param channels: what a source gives that can give grey and colour alike and does not say itself.
+    :param labels: whether an image has one class, or any number of labels.
     """
     if image_size < 8:
         raise ConfigError(f"image_size = {image_size} shows nothing", hint="use 8 or more")
@@ -164,17 +170,29 @@ def open_catalogue(
     kept = storage or ImageStorage.from_environment()
     if name.kind == "dicom" and channels is not None:
         name = replace(name, options={"channels": channels, **name.options})
-    found = _load(name, image_size, seed, tuple(class_map) if class_map else class_names, kept)
+    found = _load(name, image_size, seed, tuple(class_map) if class_map else class_names, kept, labels)
+    if labels == "many" and not found.many:
+        raise ConfigError(
+            "this kind of source gives every image one class, and several labels are asked for",
+            where=source,
+            hint="list them in a table, as melanoma|ulcer (docs/data.md)",
+        )
     if class_names is not None:
         found = found.with_classes(tuple(class_names), class_map)
     return partition(found, name.partition)
 
 
 def _load(
-    name: SourceName, image_size: int, seed: int, class_names: Sequence[str] | None, storage: ImageStorage
+    name: SourceName,
+    image_size: int,
+    seed: int,
+    class_names: Sequence[str] | None,
+    storage: ImageStorage,
+    labels: LabelsOfImage,
 ) -> Catalogue:
     if name.kind == "generated":
-        return generate(GeneratedSpec.parse(name.rest, seed=seed), image_size=image_size, storage=storage)
+        spec = GeneratedSpec.parse(name.rest, seed=seed)
+        return generate(spec, image_size=image_size, storage=storage, labels=labels)
     path = data_root() / "ham10000_fed" if name.kind == "ham10000" else Path(name.rest)
     _check_readable(path)
     if name.kind == "ham10000":
@@ -183,6 +201,8 @@ def _load(
     listed = options.pop("classes", None)
     if name.kind in _NAMED_CLASSES:
         options["class_names"] = _one_list(listed, class_names)
+    if name.kind in _SEVERAL_LABELS:
+        options["labels"] = labels
     return _BY_PATH[name.kind](path, image_size=image_size, storage=storage, **options)
 
 
@@ -222,6 +242,7 @@ def open_dataset(
     rule: SideRule | None = None,
     channels: int | None = None,
     site: str | None = None,
+    labels: LabelsOfImage = "one",
 ) -> FederatedDataset:
     """One fold of `source`.
 
@@ -240,6 +261,7 @@ def open_dataset(
         class_map=class_map,
         storage=storage,
         channels=channels,
+        labels=labels,
     )
     return assemble(catalogue, fold=fold, folds=folds, seed=seed, validation=validation, rule=rule, site=site)
 
@@ -297,6 +319,7 @@ def survey(
     seed: int = 0,
     class_names: Sequence[str] | None = None,
     class_map: Mapping[str, str] | None = None,
+    labels: LabelsOfImage = "one",
 ) -> Survey:
     """Read all of a data set but its pixels.
 
@@ -304,7 +327,13 @@ def survey(
     """
     storage = _Undecoded()
     catalogue = open_catalogue(
-        source, image_size=image_size, seed=seed, class_names=class_names, class_map=class_map, storage=storage
+        source,
+        image_size=image_size,
+        seed=seed,
+        class_names=class_names,
+        class_map=class_map,
+        storage=storage,
+        labels=labels,
     )
     return Survey(catalogue=catalogue, faults=tuple(storage.faults), decode=storage.decoders[0])
 

@@ -69,6 +69,7 @@ PERSONAL_HEAD: Final = "head and body are clipped together and get the same nois
 
 # Key, the one value that is allowed, and what any other value would do.
 _ALLOWED: Final[tuple[tuple[str, Any, str], ...]] = (
+    ("labels", "one", "the noise of counts and prototypes is for patients whose images are each of one class"),
     ("assign", "nearest", "one record moves others to other sub-clusters, without bound"),
     ("prototype_source", "exact", "features of sampled records would be used a second time"),
     ("prototype_momentum", 0.0, "has no private form"),

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lazaret.errors import ConfigError, ToolkitError
+from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue, assemble, sides_of
 from npr.data.dataset import FederatedDataset, SiteData, joined
 from npr.device import open_device, to_host
@@ -30,7 +31,7 @@ from npr.lab.models import MODELS, ByKind, TrainedCell, save_models
 from npr.lab.plan import Cell, Settings
 from npr.lab.plugins import load_plugins, open_data
 from npr.lab.predictors import predictors_from
-from npr.lab.request import privacy_of, private_plan, train_config
+from npr.lab.request import labels_of, privacy_of, private_plan, train_config
 from npr.lab.secure import SecureAggregator, require_enough_sites
 from npr.lab.store import Json, read_json, write_atomically, write_json
 from npr.lab.summary import percent
@@ -50,8 +51,11 @@ TRAINED = "trained.json"
 
 
 def save_maps(federation: Federation, path: Path) -> None:
-    """For a method with prototypes: each site's unit features and prototypes on the features' two main axes."""
-    if federation.method.regulariser is None:
+    """For a method with prototypes: each site's unit features and prototypes on the features' two main axes.
+
+    A point has one colour: images with several labels have no map.
+    """
+    if federation.method.regulariser is None or federation.config.labels == "many":
         return
     arrays: dict[str, NDArray[np.float32] | NDArray[np.int64]] = {}
     for site in federation.sites:
@@ -184,7 +188,7 @@ def together(dataset: FederatedDataset) -> FederatedDataset:
 def load_data(settings: Settings, fold: int | str, *, with_test: bool = False) -> FederatedDataset:
     """One fold. The test side is empty unless `with_test`, which only npr/lab/choices.py may ask for."""
     data = settings.data
-    catalogue = _catalogue(data.source, data.image_size, data.seed)
+    catalogue = _catalogue(data.source, data.image_size, data.seed, labels_of(settings))
     own = "validation" in sides_of(catalogue, fold, folds=data.folds, seed=data.seed)
     cut = 0.0 if own else data.validation  # a split that came with a validation side keeps it
     dataset = assemble(catalogue, fold=fold, folds=data.folds, seed=data.seed, validation=cut)
@@ -197,9 +201,9 @@ def without_test(dataset: FederatedDataset) -> FederatedDataset:
 
 
 @lru_cache(maxsize=1)
-def _catalogue(source: str, image_size: int, seed: int) -> Catalogue:
+def _catalogue(source: str, image_size: int, seed: int, labels: LabelsOfImage) -> Catalogue:
     """Decoded once for all cells that run in this process."""
-    return open_data(source, image_size=image_size, seed=seed)
+    return open_data(source, image_size=image_size, seed=seed, labels=labels)
 
 
 def _spec(settings: Settings, cell: Cell, dataset: FederatedDataset) -> ModelSpec:

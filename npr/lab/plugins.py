@@ -12,6 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from lazaret.errors import ConfigError, LocalProtocolError
+from npr.config import LabelsOfImage
 from npr.data.catalogue import Catalogue
 from npr.data.sources import open_catalogue
 from npr.methods import registry
@@ -41,12 +42,12 @@ def data_names() -> tuple[str, ...]:
     return (*BUILT_IN, *_data)
 
 
-def open_data(source: str, *, image_size: int, seed: int) -> Catalogue:
+def open_data(source: str, *, image_size: int, seed: int, labels: LabelsOfImage = "one") -> Catalogue:
     """The catalogue that `--data` names, from a plugin or from npr/data."""
     name, _, rest = source.partition(":")
     if name in _data:
         return _data[name](rest, image_size)
-    return open_catalogue(source, image_size=image_size, seed=seed)
+    return open_catalogue(source, image_size=image_size, seed=seed, labels=labels)
 
 
 def announce(files: tuple[Path, ...]) -> None:

@@ -78,11 +78,13 @@ def parts_of(method: Method, *, private: bool) -> tuple[str, ...]:
     """The parts that can predict for this method.
 
     A head that was never trained cannot. Under differential privacy only the head can: prototypes and a refitted head
-    would read the patients once more, outside what the ledger has booked.
+    would read the patients once more, outside what the ledger has booked. With several labels of an image there is no
+    refitted head: it is fitted to one class of each.
     """
     if private:
         return ("head",)
-    return PARTS if method.trains_head else PARTS[1:]
+    parts = PARTS[:-1] if method.config.labels == "many" else PARTS
+    return parts if method.trains_head else parts[1:]
 
 
 def predictors_from(parts: Sequence[str]) -> list[Mixture]:
@@ -169,9 +171,11 @@ class SitePredictors:
         found: dict[str, Tensor] = {}
         with torch.inference_mode(), evaluating(model):
             if "head" in parts:
-                found["head"] = _present(torch.softmax(method.class_logits(model, features, kind), dim=1), site, kind)
+                logits = method.class_logits(model, features, kind)
+                found["head"] = _present(method.task.probabilities(logits), site, kind)
             if self.prototypes is not None and "prototypes" in parts:
-                found["prototypes"] = self.prototypes.scores(features, samples.num_classes, site.config.temperature)
+                classes, temperature = samples.num_classes, site.config.temperature
+                found["prototypes"] = method.task.scores(self.prototypes, features, classes, temperature)
             if self.refit is not None and "refit" in parts:
                 found["refit"] = self.refit.scores(features)
         return {part: to_host(scores.float()).numpy() for part, scores in found.items()}
@@ -180,5 +184,4 @@ class SitePredictors:
 def _present(scores: Tensor, site: Site, kind: Kind) -> Tensor:
     if not site.config.predict_present_only or kind == "global":
         return scores
-    scores = scores * site.prior.present
-    return scores / scores.sum(1, keepdim=True).clamp(min=1e-30)
+    return site.task.only(scores, site.prior.present)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from lazaret.errors import ConfigError
-from npr.config import DeviceSettings, TrainConfig
+from npr.config import DeviceSettings, LabelsOfImage, TrainConfig
 from npr.dp.federation import PrivateFederation, PrivateSchedule
 from npr.dp.model_rules import check_upstream
 from npr.federation import Federation
@@ -269,6 +269,8 @@ def make_plan(
         raise ConfigError(f"{'.'.join(map(str, first['loc']))}: {first['msg'].lower()}") from error
     cells = make_cells(wanted, seeds or preset.seeds, folds or preset.folds, grids, tuned)
     for cell in cells:
+        if "labels" in cell.values:
+            raise ConfigError("all rows have the same labels", where="--grid or --tune", hint="--set labels=many")
         registry.build(train_config(settings, cell))
         private_plan(settings, cell)
     unlike: dict[str, Cell] = {}
@@ -300,6 +302,11 @@ def private_plan(settings: Settings, cell: Cell) -> PrivateSchedule | None:
     if plan is not None:
         check_upstream(train_config(settings, cell))
     return plan
+
+
+def labels_of(settings: Settings) -> LabelsOfImage:
+    """Whether an image of the run's data has one label or several."""
+    return "many" if settings.train.get("labels") == "many" else "one"
 
 
 def train_config(settings: Settings, cell: Cell) -> TrainConfig:

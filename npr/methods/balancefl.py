@@ -66,6 +66,7 @@ def feature_noise(features: Tensor, labels: Tensor, count: int, draws: torch.Gen
 class BalanceFL(Method):
     Options: ClassVar[type[BaseModel]] = BalanceOptions
     options: BalanceOptions
+    one_label: ClassVar[str] = "it samples images evenly by their one class"
     divisible: ClassVar[bool] = False
 
     def sampler(self, site: Site) -> Sampler | None:

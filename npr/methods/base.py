@@ -14,20 +14,19 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, ValidationError
 from torch import Tensor
-from torch.nn import functional
 
 from lazaret.errors import ConfigError
 from npr.config import TrainConfig
 from npr.data.dataset import Samples
 from npr.data.loader import Batch, Sampler
 from npr.device import to_host
-from npr.losses import balanced_softmax
 from npr.methods.regulariser import Regulariser, Seen
 from npr.methods.site import Site
 from npr.model import ModelSpec, SplitModel, build_model
 from npr.params import Contribution, ParameterManifest, Sum, Vector
 from npr.prototypes import Prototypes
 from npr.seeds import derive
+from npr.task import check_many, task_of
 from npr.training import NOTHING, LocalReport, TrainingStep, descend, evaluating, extract
 
 Kind = Literal["global", "local", "personal"]
@@ -51,6 +50,7 @@ class Method:
     :cvar wire: False for a method whose server does more than take the mean; it runs in the lab only.
     :cvar central: trained on the images of all sites in one place; the laboratory's upper bound, never on the wire.
     :cvar divisible: False for a method whose loss is not a mean over images: processes cannot share a batch of it.
+    :cvar one_label: why it has no form for several labels of an image; empty if it has one.
     """
 
     Options: ClassVar[type[BaseModel]] = NoOptions
@@ -61,11 +61,14 @@ class Method:
     wire: ClassVar[bool] = True
     central: ClassVar[bool] = False
     divisible: ClassVar[bool] = True
+    one_label: ClassVar[str] = "it was made for one label of an image"
 
     def __init__(
         self, config: TrainConfig, *, name: str, npr: bool = False, predict: Prediction = "head"
     ) -> None:
+        check_many(config, name, self.one_label)
         self.config = config
+        self.task = task_of(config)
         chosen = predict if config.predict == "auto" else config.predict
         # The prototypes' share of the probabilities; the rest is the head's.
         self.prototype_share = {"head": 0.0, "prototype": 1.0, "both": config.predict_mix}[chosen]
@@ -188,11 +191,9 @@ class Method:
 
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Balanced softmax over the site's classes, or what the configuration puts in its place."""
-        if site.config.supervision == "bsm":
-            return balanced_softmax(logits, labels, site.log_prior)
-        if site.config.supervision == "ce":
-            return functional.cross_entropy(logits, labels)
-        return features.new_zeros(())
+        if site.config.supervision == "none":
+            return features.new_zeros(())
+        return self.task.supervised(logits, labels, site.log_prior if site.config.supervision == "bsm" else None)
 
     def penalty(self, site: Site, batch: Batch, features: Tensor, logits: Tensor) -> Tensor | float:
         """What the method adds to the supervised loss."""
@@ -224,7 +225,7 @@ class Method:
         return tuple(dict.fromkeys("personal" if kind == "global" else kind for kind in models))
 
     def predictor(self, site: Site, model: SplitModel, kind: Kind) -> Callable[[Samples], NDArray[np.float32]]:
-        """From images to (N, C) probabilities, softmax applied once; no class prior enters.
+        """From images to (N, C) probabilities, softmax (or a sigmoid for each label) applied once; no prior enters.
 
         Where prototypes have a part in it, making this takes a pass over the site's training images: the prototypes of
         the last round belong to the model it started from, and prediction needs this model's own.
@@ -238,8 +239,7 @@ class Method:
             with torch.inference_mode():
                 scores = self._scores(site, model, features, kind, prototypes)
                 if site.config.predict_present_only and kind != "global":
-                    scores = scores * site.prior.present
-                    scores = scores / scores.sum(1, keepdim=True).clamp(min=1e-30)
+                    scores = self.task.only(scores, site.prior.present)
             return to_host(scores.float()).numpy()
 
         return predict
@@ -256,7 +256,8 @@ class Method:
         by_head, by_prototype = features.new_zeros(()), features.new_zeros(())
         if share < 1.0:
             with evaluating(model):
-                by_head = torch.softmax(self.class_logits(model, features, kind), dim=1)
+                by_head = self.task.probabilities(self.class_logits(model, features, kind))
         if prototypes is not None:
-            by_prototype = prototypes.scores(features, site.train.num_classes, site.config.temperature)
+            classes = site.train.num_classes
+            by_prototype = self.task.scores(prototypes, features, classes, site.config.temperature)
         return (1.0 - share) * by_head + share * by_prototype

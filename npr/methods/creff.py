@@ -67,6 +67,7 @@ class CReFF(Method):
 
     Options: ClassVar[type[BaseModel]] = CreffOptions
     options: CreffOptions
+    one_label: ClassVar[str] = "its server makes features of one class each"
     judged: ClassVar[Kind] = "global"
     wire: ClassVar[bool] = False
     _seed = 0

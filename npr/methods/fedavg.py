@@ -12,6 +12,8 @@ from npr.methods.registry import register
 class FedAvg(Method):
     """The base class as it is."""
 
+    one_label: ClassVar[str] = ""
+
 
 @register("central", "laboratory only: all images in one place, an upper bound")
 class Central(FedAvg):

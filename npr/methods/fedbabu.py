@@ -29,6 +29,7 @@ class FedBABU(Method):
 
     Options: ClassVar[type[BaseModel]] = BabuOptions
     options: BabuOptions
+    one_label: ClassVar[str] = ""
     shared: ClassVar[frozenset[str]] = EVERYTHING - {"head"}
     personal: ClassVar[bool] = True
     # Before fine-tuning there is nothing personal yet: "personal" is then the same as "global".

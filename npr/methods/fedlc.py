@@ -26,6 +26,7 @@ class CalibrationOptions(BaseModel):
 class FedLC(Method):
     Options: ClassVar[type[BaseModel]] = CalibrationOptions
     options: CalibrationOptions
+    one_label: ClassVar[str] = "its margins are between classes of one softmax"
 
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy over the present classes, own class included.

@@ -24,6 +24,7 @@ class FedPer(Method):
 
     shared: ClassVar[frozenset[str]] = EVERYTHING
     personal: ClassVar[bool] = True
+    one_label: ClassVar[str] = ""
 
     def shares(self, round_number: int) -> frozenset[str]:
         shared = super().shares(round_number)

@@ -26,6 +26,7 @@ class ProxOptions(BaseModel):
 class FedProx(Method):
     Options: ClassVar[type[BaseModel]] = ProxOptions
     options: ProxOptions
+    one_label: ClassVar[str] = ""
 
     def begin_round(self, site: Site, round_number: int) -> None:
         super().begin_round(site, round_number)

@@ -29,6 +29,7 @@ class FedRep(Method):
 
     Options: ClassVar[type[BaseModel]] = RepOptions
     options: RepOptions
+    one_label: ClassVar[str] = ""
     shared: ClassVar[frozenset[str]] = EVERYTHING - {"head"}
     personal: ClassVar[bool] = True
 

@@ -30,6 +30,7 @@ class FedRoD(Method):
 
     Options: ClassVar[type[BaseModel]] = RodOptions
     options: RodOptions
+    one_label: ClassVar[str] = "the loss of its personal head is over classes that exclude each other"
     personal: ClassVar[bool] = True
     models: ClassVar[tuple[Kind, ...]] = ("personal", "global", "local")
 

@@ -30,6 +30,7 @@ class RestrictedOptions(BaseModel):
 class FedRS(Method):
     Options: ClassVar[type[BaseModel]] = RestrictedOptions
     options: RestrictedOptions
+    one_label: ClassVar[str] = "it scales the logits of absent classes, which sigmoids do not compare"
 
     def supervised(self, site: Site, features: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
         del features

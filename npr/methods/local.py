@@ -15,6 +15,7 @@ class Local(Method):
     shared: ClassVar[frozenset[str]] = frozenset()
     personal: ClassVar[bool] = True
     models: ClassVar[tuple[Kind, ...]] = ("local",)
+    one_label: ClassVar[str] = ""
 
 
 @register("frozen", "laboratory only: the initial features, nothing is trained; a site fits its own head to them")

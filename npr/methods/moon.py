@@ -46,6 +46,7 @@ class Moon(Method):
 
     Options: ClassVar[type[BaseModel]] = MoonOptions
     options: MoonOptions
+    one_label: ClassVar[str] = ""
     shared: ClassVar[frozenset[str]] = EVERYTHING | {"projection"}
 
     def build_model(self, spec: ModelSpec) -> SplitModel:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from lazaret.errors import LocalProtocolError
-from npr.losses import npr_loss, regularised
+from npr.losses import regularised
 from npr.methods.site import Site
 from npr.model import SplitModel
-from npr.prototypes import Prototypes, make_prototypes
+from npr.prototypes import Prototypes
 from npr.seeds import generator
 
 Seen = list[tuple[Tensor, Tensor]]
@@ -35,7 +35,7 @@ class Regulariser:
     def add(self, site: Site, supervised: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         if site.prototypes is None:
             raise LocalProtocolError("a step with NPR before begin_round made the site's prototypes")
-        npr = npr_loss(features, labels, site.prototypes, site.config, site.prior)
+        npr = site.task.npr(features, labels, site.prototypes, site.config, site.prior)
         share = site.within_round.get(_SHARE, 1.0)
         return regularised(supervised, npr if share == 1.0 else share * npr, site.config)
 
@@ -58,7 +58,7 @@ def cluster(
     site: Site, features: Tensor, labels: Tensor, round_number: int, *, start: Prototypes | None = None
 ) -> Prototypes:
     """Sub-cluster one site's features, from `start` on if it fits; draws, if any, belong to (seed, site, round)."""
-    return make_prototypes(
+    return site.task.prototypes(
         features,
         labels,
         site.train.num_classes,

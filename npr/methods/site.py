@@ -15,10 +15,10 @@ from npr.data.dataset import Samples
 from npr.data.loader import Batches, Sampler
 from npr.device import PROCESSOR, Device, to_host
 from npr.distributed import ALONE, Group
-from npr.losses import ClassPrior
 from npr.model import SplitModel
 from npr.prototypes import Prototypes
 from npr.seeds import derive
+from npr.task import check_samples, task_of
 from npr.training import Descent, extract, load_optimizer_tensors, make_optimizer, optimizer_tensors, set_rate
 
 AUGMENTATIONS = {"none": None, "standard": Augmentation(), "paper": Augmentation.paper()}
@@ -49,14 +49,16 @@ class Site:
         std: tuple[float, ...],
         device: Device = PROCESSOR,
     ) -> None:
+        check_samples(config, train)
         self.name = name
         self.train = train
+        self.task = task_of(config)
         self.device = device
         self.model = device.placed(model)
         self.descent = Descent(device, model)
         self.config = config
         self.seed = seed
-        self.prior = ClassPrior(device.from_host(train.class_counts()))
+        self.prior = self.task.prior(train, device)
         self.log_prior = self.prior.log(config.prior_floor)
         self.prototypes: Prototypes | None = None
         self.group: Group = ALONE

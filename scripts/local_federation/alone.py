@@ -24,7 +24,8 @@ def figures_alone(path: Path, name: str, rounds: int) -> dict[str, Any]:
     manifest = manifest_at(config.identity)
     initial, _ = pinned_model(config.model_file(manifest.model.initial_file), manifest)
     recipe = recipe_of(manifest)
-    _, data = open_data(config.data, site=name, image_size=recipe.image_size, classes=manifest.model.classes)
+    size, classes, labels = recipe.image_size, manifest.model.classes, recipe.config.labels
+    _, data = open_data(config.data, site=name, image_size=size, classes=classes, labels=labels)
     scores = train_alone(manifest, initial, recipe, data, rounds=rounds)
     return {
         "bacc": float(balanced_accuracy(data.test.labels, scores)),

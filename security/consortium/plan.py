@@ -169,6 +169,7 @@ def build(
         raise ConfigError("the root's ML-DSA key belongs to ml_dsa = true", where="federation.toml [audit] ml_dsa")
     refuse_two_sites(plan, len(roster))
     _check_private(plan, _settings(plan, model))
+    _check_labels(plan, model)
     layout, initial_state = _layout(plan, model, [member.id for member in roster], previous)
     return Manifest(
         federation=federation,
@@ -221,6 +222,17 @@ def _check_private(plan: FederationPlan, settings: Mapping[str, bool | int | flo
             f"steps = {plan.training.steps}, but private rounds have {private.steps}",
             where="federation.toml [training] steps",
             hint="the clips follow from the steps that a round really has",
+        )
+
+
+def _check_labels(plan: FederationPlan, model: InitialModel) -> None:
+    """The exporter has looked whether the method can be trained on several labels of an image; a plan cannot."""
+    exported = json.loads(model.metadata.get("settings", "{}"))
+    if plan.training.settings.get("labels", "one") != "one" and "labels" not in exported:
+        raise ConfigError(
+            "the initial model was not exported for several labels of an image",
+            where="federation.toml [training.settings] labels",
+            hint="make it with `npr-lab model --set labels=many`, which refuses methods that cannot be trained so",
         )
 
 

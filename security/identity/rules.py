@@ -219,6 +219,21 @@ def check_privacy(manifest: Manifest) -> None:
         least_noise(manifest)
 
 
+def check_labels(manifest: Manifest) -> None:
+    """Several labels of an image have no private form: the noise of class counts is for one class of each."""
+    if manifest.privacy is not None and _labels(manifest) == "many":
+        raise PolicyViolation(
+            "several labels of an image cannot be trained under differential privacy: a patient would count in more "
+            "classes than the noise is for",
+            where=f"{_where(manifest)} [training.settings] labels",
+            hint='labels = "one", or no [privacy]',
+        )
+
+
+def _labels(manifest: Manifest) -> object:
+    return manifest.training.settings.get("labels", "one")
+
+
 def least_noise(manifest: Manifest) -> Schedule | None:
     """The whole run with the noise that no site may be below. With more of it the ring may be too small."""
     if manifest.privacy is None:
@@ -348,6 +363,7 @@ CONSISTENCY: tuple[Callable[[Manifest], None], ...] = (
     check_audit,
     check_vote,
     check_privacy,
+    check_labels,
     check_movement,
     check_groups,
     check_scores,
@@ -444,6 +460,7 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         offered.model != current.model
         or _tensors(offered) != _tensors(current)
         or offered.training.method != current.training.method
+        or _labels(offered) != _labels(current)
         # The lengths of the newest steps are part of a run's state, as many as the window has.
         or offered.aggregation.movement_window != current.aggregation.movement_window
         or (offered.audit.vote_drop is None) != (current.audit.vote_drop is None)
@@ -452,8 +469,8 @@ def check_run(current: Manifest, offered: Manifest) -> None:
         or not _keeps_noise(_shared_noise(current), _shared_noise(offered))
     ):
         raise ManifestRejected(
-            f"changes the model, the method, the tensors, the movement window, the vote, the scores or the privacy "
-            f"of run {current.run!r}",
+            f"changes the model, the method, the labels, the tensors, the movement window, the vote, the scores or the "
+            f"privacy of run {current.run!r}",
             where=_where(offered),
             hint="the consortium must give a changed model a new run id",
         )

@@ -11,6 +11,7 @@ from typing import TypedDict
 
 from lazaret import files
 from lazaret.errors import ConfigError, DataError
+from npr.config import LabelsOfImage
 from npr.data.dataset import FederatedDataset, SiteData
 from npr.data.sides import KeyedSides, SideBook, SideRule, StratifiedSides, spelt_sides
 from npr.data.sources import SourceName, open_dataset
@@ -41,6 +42,7 @@ def open_data(
     channels: int | None = None,
     rule: SideRule | None = None,
     private: bool = False,
+    labels: LabelsOfImage = "one",
 ) -> tuple[FederatedDataset, SiteData]:
     """The data set and our part of it.
 
@@ -49,6 +51,7 @@ def open_data(
     :param rule: who is on which side (`side_rule`).
     :param private: under differential privacy nothing that depends on several patients happens here, and nothing is
         refused because of one (docs/spec/differential-privacy.md, section 2a). Generated images are nobody's.
+    :param labels: of an image, by the manifest's settings.
     """
     name = SourceName.parse(table.source)
     private = private and name.kind != "generated"
@@ -66,6 +69,7 @@ def open_data(
         rule=rule,
         storage=each if private else None,
         site=(table.site or site) if private else None,
+        labels=labels,
     )
     if private:
         _tell_left_out(each.faults, dataset)
@@ -122,6 +126,11 @@ def image_size_of(manifest: Manifest) -> int:
     return int(float(manifest.training.settings.get("model.image_size", DEFAULT_IMAGE_SIZE)))
 
 
+def labels_by(manifest: Manifest) -> LabelsOfImage:
+    """Whether an image has one label or several, by the manifest's settings."""
+    return "many" if manifest.training.settings.get("labels") == "many" else "one"
+
+
 def ours(dataset: FederatedDataset, table: DataTable, site: str) -> SiteData:
     """This site's part: the one that the table names, else the one of our own name, else the only one."""
     name = table.site or site
@@ -149,6 +158,9 @@ def summary(dataset: FederatedDataset, data: SiteData, key: bytes, *, version: s
         subjects=len({unit for samples in sides.values() if samples is not None for unit in samples.units}),
         class_names=tuple(dataset.class_names),
         counts=counts,  # type: ignore[arg-type]
+        images={side: len(samples) for side, samples in sides.items() if samples is not None}  # type: ignore[misc]
+        if data.train.many
+        else None,
     )
 
 

@@ -26,7 +26,7 @@ from security.identity.initial_model import InitialModel, pinned_model
 from security.identity.manifest import Manifest
 from site_agent.config import SiteConfig
 from site_agent.trainer.channel import MAX_REMARK, Channel, FoundLine, LookAt, LookDone, LookSetup, TrainerStop
-from site_agent.trainer.data import image_size_of, ours, side_rule
+from site_agent.trainer.data import image_size_of, labels_by, ours, side_rule
 from site_agent.trainer.shared_memory import shared_document
 
 
@@ -56,6 +56,7 @@ class DataCheckContext:
             seed=table.seed,
             class_names=self.manifest.model.classes,
             class_map=table.class_map,
+            labels=labels_by(self.manifest),
         )
 
     @shared("the data set cannot be divided")
@@ -201,7 +202,7 @@ def _twice(listed: Survey, seen: Look, sides: dict[str, str]) -> Iterator[Line]:
     pairs = np.array(seen.same)
     later, first = seen.same[0]
     across = sum(sides.get(rows.ids[a]) != sides.get(rows.ids[b]) for a, b in seen.same)
-    torn = int((labels[pairs[:, 0]] != labels[pairs[:, 1]]).sum())
+    torn = int((labels[pairs[:, 0]] != labels[pairs[:, 1]]).reshape(len(pairs), -1).any(axis=1).sum())
     others = sum(rows.units[a] != rows.units[b] for a, b in seen.same)
     remarks = [
         f"{len(seen.same)} images have the pixels of another, such as {listed.name(later)} and {listed.name(first)}",

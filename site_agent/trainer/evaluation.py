@@ -13,10 +13,13 @@ from lazaret.terminal import progress
 from npr.bootstrap import Interval, bootstrap_auc, bootstrap_interval
 from npr.data.dataset import Samples
 from npr.metrics import (
+    Labels,
     Predictions,
     Scores,
+    answered,
     balanced_accuracy,
     balanced_auc,
+    class_aucs,
     confusion_matrix,
     expected_calibration_error,
     recalls,
@@ -112,6 +115,7 @@ def figures_of(predictor: Predictor, scored: Mapping[str, SideScores] | None = N
         "kind": place.method.reports[0],
         "model_sha256": predictor.trained.digest,
         "class_names": list(companion.class_names),
+        "labels": place.recipe.config.labels,
         "temperature": companion.temperature,
         "temperature_images": companion.validation_images,
         "private": place.manifest.privacy is not None,
@@ -125,7 +129,7 @@ def figures_of(predictor: Predictor, scored: Mapping[str, SideScores] | None = N
 
 def side_figures(site: str, samples: Samples, scores: Scores, temperature: float | None) -> dict[str, Any]:
     predictions = [Predictions.of(site, samples, scores)]
-    labels, classes = samples.labels, samples.num_classes
+    labels = samples.labels
     calibrated = with_temperature(scores, temperature) if temperature is not None else None
     return {
         "images": len(samples),
@@ -137,9 +141,18 @@ def side_figures(site: str, samples: Samples, scores: Scores, temperature: float
         "bauc_interval": _bounds(bootstrap_auc(predictions)),
         "ece": _finite(expected_calibration_error(labels, scores)),
         "ece_calibrated": None if calibrated is None else _finite(expected_calibration_error(labels, calibrated)),
-        "recall_by_class": [_finite(value) for value in recalls(labels, scores).tolist()],
-        "confusion": confusion_matrix(labels, scores.argmax(axis=1), classes).tolist(),
+        **_by_class(labels, scores),
     }
+
+
+def _by_class(labels: Labels, scores: Scores) -> dict[str, Any]:
+    """Recall and confusion of classes. Several labels of an image have no confusion: each has the recall of
+    images with it, that of images without it (specificity), both from a probability of 0.5 on, and an AUC."""
+    found = [_finite(value) for value in recalls(labels, scores).tolist()]
+    if labels.ndim == 1:
+        return {"recall_by_class": found, "confusion": confusion_matrix(*answered(labels, scores)).tolist()}
+    areas = [_finite(value) for value in class_aucs(labels, scores).tolist()]
+    return {"recall_by_class": found[1::2], "specificity_by_class": found[::2], "auc_by_class": areas}
 
 
 def _finite(value: float) -> float | None:
@@ -162,7 +175,7 @@ def as_text(figures: dict[str, Any]) -> str:
             lines += _lines(side, figures[side])
     lines.append(alone_line(figures))
     if figures["temperature"] is None:
-        lines.append("not calibrated: no temperature helps on held-back images, or there are too few of them")
+        lines.append(f"not calibrated: {why_no_temperature(figures['labels'])}")
     else:
         images = figures["temperature_images"]
         lines.append(f"temperature {figures['temperature']:.3f}, fitted on {images} validation images")
@@ -171,9 +184,17 @@ def as_text(figures: dict[str, Any]) -> str:
     if figures.get("private"):
         lines.append("these figures are exact: do not pass them on, or epsilon is no longer valid")
     shown = figures.get("test") or figures.get("validation")
-    if shown is not None:
+    if shown is not None and "confusion" in shown:
         lines += _matrix(figures["class_names"], shown["confusion"])
+    elif shown is not None:
+        lines += _label_rows(figures["class_names"], shown)
     return "\n".join(lines)
+
+
+def why_no_temperature(labels: str) -> str:
+    if labels == "many":
+        return "a temperature is for classes that exclude each other"
+    return "no temperature helps on held-back validation images, or there are too few of them"
 
 
 def alone_line(figures: Mapping[str, Any]) -> str:
@@ -202,6 +223,22 @@ def _lines(side: str, figures: dict[str, Any]) -> list[str]:
 
 def plural(unit: str) -> str:
     return "studies" if unit == "study" else f"{unit}s"
+
+
+def _label_rows(names: list[str], shown: dict[str, Any]) -> list[str]:
+    """A row for each label."""
+    width = max(5, *(len(name) for name in names)) + 1
+    columns = ("recall_by_class", "specificity_by_class", "auc_by_class")
+    rows = zip(names, *(shown[column] for column in columns), strict=True)
+    return [
+        "each label by itself, recall and specificity from a probability of 0.5 on:",
+        f"{'label':<{width}}{'recall':>13}{'specificity':>13}{'auc':>13}",
+        *(f"{name:<{width}}" + "".join(_column(value) for value in row) for name, *row in rows),
+    ]
+
+
+def _column(value: float | None) -> str:
+    return f"{'none':>13}" if value is None else f"{value:>13.3f}"
 
 
 def _matrix(names: list[str], rows: list[list[int]]) -> list[str]:

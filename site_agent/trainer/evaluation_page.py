@@ -14,7 +14,7 @@ from typing import Any, Final
 from lazaret import files
 from security.audit.pages import DASHES, Curve, Dot, Drawing, GridLine, Label, Scale, environment, ticks
 from site_agent.trainer.clinical_figures import FEW, RATE_NAMES, with_interval
-from site_agent.trainer.evaluation import alone_line, figure_text, plural
+from site_agent.trainer.evaluation import alone_line, figure_text, plural, why_no_temperature
 
 _WIDTH: Final = 420
 _HEIGHT: Final = 330
@@ -45,6 +45,7 @@ def page_facts(figures: Mapping[str, Any], now_ms: int) -> dict[str, Any]:
         "overall": _overall(figures),
         "alone": alone_line(figures),
         "temperature": figures["temperature"],
+        "no_temperature": why_no_temperature(figures["labels"]),
         "temperature_images": figures["temperature_images"],
         "side": figures["clinical_side"],
         "unit": unit,

@@ -136,6 +136,7 @@ def describe(predictor: Predictor) -> dict[str, Any]:
         "predicts": place.method.reports[0],
         "predicts_by": _predicts_by(place),
         "classes": list(predictor.class_names),
+        "labels": recipe.config.labels,
         "input": {
             "name": "images",
             "type": "uint8",

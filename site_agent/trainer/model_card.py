@@ -14,7 +14,7 @@ from typing import Any, Final
 from lazaret.terminal import as_range
 from security.clock import SystemClock
 from security.secagg import thresholds
-from site_agent.trainer.evaluation import alone_line, figure_text
+from site_agent.trainer.evaluation import alone_line, figure_text, why_no_temperature
 from site_agent.trainer.personal_state import LoggedRun
 from site_agent.trainer.predictor import Predictor
 
@@ -148,11 +148,18 @@ def _table(rows: Iterable[tuple[str, Any]]) -> str:
     return "\n".join(["| | |", "|---|---|", *(f"| {cell(name)} | {cell(value)} |" for name, value in rows)])
 
 
+_LABELS: Final = {
+    "one": "one: probabilities of the classes add up to 1",
+    "many": "any number: each label has a probability of its own",
+}
+
+
 def _what(predictor: Predictor, sidecar: Mapping[str, Any]) -> list[tuple[str, Any]]:
     shape, input_ = sidecar["input"]["shape"], sidecar["input"]
     return [
         ("architecture", sidecar["architecture"]),
         ("classes", ", ".join(sidecar["classes"])),
+        ("labels of an image", _LABELS[sidecar["labels"]]),
         ("input", f"{shape[1]} x {shape[2]} pixels, {input_['colour']}, decoded by: {input_['decoding']}"),
         ("kind", f"{sidecar['predicts']} model, {predictor.trained.which} of this site"),
         ("predicts by", sidecar["predicts_by"]),
@@ -229,22 +236,25 @@ def _figures(figures: Mapping[str, Any]) -> str:
     for key, name in named.items():
         rows.append(f"| {name} | {' | '.join(figure_text(side, key) for side in sides)} |")
     for number, name in enumerate(figures["class_names"]):
-        rows.append(f"| recall of {name} | {' | '.join(_recall(side, number) for side in sides)} |")
+        for key, word in (("recall", "recall of"), ("specificity", "specificity for"), ("auc", "AUC of")):
+            if key == "recall" or any(side and f"{key}_by_class" in side for side in sides):
+                values = " | ".join(_by_class(side, f"{key}_by_class", number) for side in sides)
+                rows.append(f"| {word} {name} | {values} |")
     rows.append(f"| images | {' | '.join(as_range(side['images'] if side else 0) for side in sides)} |")
     rows.append(f"| {as_range(figures['training_images'])} training images | | |")
     kind = next((side["unit_kind"] for side in sides if side), "image")
     fitted = (
         f"Temperature {figures['temperature']:.3f}, fitted on the validation images."
         if figures["temperature"] is not None
-        else "Not calibrated: no temperature helped on held-back validation images, or there were too few of them."
+        else f"Not calibrated: {why_no_temperature(figures['labels'])}."
     )
     compared = alone_line(figures)
     compared = f"{compared[0].upper()}{compared[1:]}."
     return "\n".join(rows) + f"\n\n95 % intervals over {kind}s drawn again. {fitted}\n\n{compared}"
 
 
-def _recall(side: Mapping[str, Any] | None, number: int) -> str:
-    value = side["recall_by_class"][number] if side else None
+def _by_class(side: Mapping[str, Any] | None, key: str, number: int) -> str:
+    value = side[key][number] if side else None
     return "none" if value is None else f"{value:.3f}"
 
 

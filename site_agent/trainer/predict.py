@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 import numpy as np
 
 from lazaret.errors import ConfigError, DataError, ToolkitError
+from npr.data.catalogue import NO_LABEL, SEPARATOR
 from npr.data.dicom import is_dicom
 from npr.data.dicom_pixels import DicomView, Frame
 from npr.data.fed_isic import decoding as isic_decoding
@@ -245,6 +246,7 @@ def _reports(predictor: Predictor, frame: Frame) -> Reports:
         digest=trained.digest,
         round=trained.round,
         frame=frame,
+        many=predictor.many,
     )
     return Reports(model=about)
 
@@ -252,7 +254,7 @@ def _reports(predictor: Predictor, frame: Frame) -> Reports:
 def _rows(
     predictor: Predictor, piece: Piece, summary: PredictionSummary, reports: Reports | None
 ) -> Iterator[list[str]]:
-    names, empty = predictor.class_names, [""] * (len(predictor.class_names) + 1 + len(EXPLANATION))
+    empty = [""] * (len(predictor.class_names) + 1 + len(EXPLANATION))
     explained: Iterator[tuple[Any, tuple[str, int, float]]] = iter(())
     if len(piece.pixels):
         probabilities, features = predictor.deployed.predict(piece.pixels)
@@ -263,11 +265,12 @@ def _rows(
             yield [name, *empty, problem]
             continue
         row, (owner, cluster, cosine) = next(explained)
-        chosen = names[int(row.argmax())]
-        summary.predicted[chosen] += 1
+        chosen = predictor.predicted(row)
+        summary.predicted.update(chosen)
         if reports is not None:
             reports.add(name, path, row)
-        yield [name, chosen, *(f"{p:.6f}" for p in row), owner, str(cluster), f"{cosine:.4f}", ""]
+        shown = SEPARATOR.join(chosen) or NO_LABEL
+        yield [name, shown, *(f"{p:.6f}" for p in row), owner, str(cluster), f"{cosine:.4f}", ""]
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
@@ -122,6 +123,7 @@ class ModelPlace:
             classes=model.classes,
             rule=rule,
             private=self.manifest.privacy is not None,
+            labels=self.recipe.config.labels,
         )
         trainer = Trainer(
             self.manifest,
@@ -354,12 +356,25 @@ class Predictor:
     def class_names(self) -> tuple[str, ...]:
         return self.companion.class_names
 
+    @property
+    def many(self) -> bool:
+        """Whether an image may have several labels."""
+        return self.place.recipe.config.labels == "many"
+
+    def predicted(self, probabilities: NDArray[np.float32]) -> tuple[str, ...]:
+        """The class that an image most probably has; or each label with a probability of at least 0.5."""
+        if self.many:
+            return tuple(name for name, p in zip(self.class_names, probabilities, strict=True) if p >= 0.5)
+        return (self.class_names[int(probabilities.argmax())],)
+
     def nearest(self, features: Tensor) -> list[tuple[str, int, float]]:
         """For each image the prototype it lies closest to: class, number of the sub-cluster from 1, cosine."""
         prototypes = self.companion.prototypes
         cosine, place = (functional.normalize(features, dim=1) @ to_host(prototypes.vectors).T).max(dim=1)
-        owners = to_host(prototypes.owners).tolist()
+        owners, names = to_host(prototypes.owners).tolist(), self.class_names
+        if self.many:
+            names = tuple(f"{said}{name}" for name in names for said in ("no ", ""))
         return [
-            (self.class_names[owners[at]], at - owners.index(owners[at]) + 1, near)
+            (names[owners[at]], at - owners.index(owners[at]) + 1, near)
             for at, near in zip(to_host(place).tolist(), to_host(cosine).tolist(), strict=True)
         ]

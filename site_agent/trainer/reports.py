@@ -1,8 +1,9 @@
 """Predictions as DICOM structured reports (TID 1500, Measurement Report), one for each study: `predict --store`.
 
 A report refers to the images that were read, and says for each the probability of every class and the class with the
-highest. It is marked preliminary and unverified: nobody has looked at it. It names the patient as the images do, so the
-folder is as private as they are. `archive-send` carries it to the archive, in a process that has a network.
+highest (or each label with at least 0.5, where an image may have several). It is marked preliminary and unverified:
+nobody has looked at it. It names the patient as the images do, so the folder is as private as they are. `archive-send`
+carries it to the archive, in a process that has a network.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class ReportedModel:
     """What a report says about the model that made it.
 
     :ivar frame: which frame of an image with several was shown to it.
+    :ivar many: an image may have several labels: those with a probability of at least 0.5 are predicted.
     """
 
     class_names: tuple[str, ...]
@@ -55,6 +57,7 @@ class ReportedModel:
     digest: str
     round: int
     frame: Frame
+    many: bool = False
 
 
 @dataclass(kw_only=True)
@@ -134,7 +137,9 @@ class Reports:
         frames = frame_count(header, "")
         shown = [frame_index(self.model.frame, frames, "") + 1] if frames > 1 else None
         image = sr.SourceImageForMeasurementGroup(header.SOPClassUID, header.SOPInstanceUID, shown)
-        best = names[probabilities.index(max(probabilities))]
+        least = 0.5 if self.model.many else max(probabilities)
+        predicted = [name for name, value in zip(names, probabilities, strict=True) if value >= least]
+        best = predicted if self.model.many else predicted[:1]
         return sr.MeasurementsAndQualitativeEvaluations(
             tracking_identifier=sr.TrackingIdentifier(uid=generate_uid(prefix=None), identifier=f"image {number}"),
             algorithm_id=sr.AlgorithmIdentification(
@@ -146,7 +151,9 @@ class Reports:
                 sr.Measurement(name=_code(f"Probability of {name}"), value=round(value, 6), unit=codes.UCUM.NoUnits)
                 for name, value in zip(names, probabilities, strict=True)
             ],
-            qualitative_evaluations=[sr.QualitativeEvaluation(name=_code("Predicted class"), value=_code(best))],
+            qualitative_evaluations=[
+                sr.QualitativeEvaluation(name=_code("Predicted class"), value=_code(name)) for name in best
+            ],
             source_images=[image],
         )
 

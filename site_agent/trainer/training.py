@@ -29,7 +29,7 @@ from npr.dp.private_site import Bookings, PrivateTraining
 from npr.methods import registry
 from npr.methods.base import Kind, Method
 from npr.methods.site import Site
-from npr.metrics import balanced_accuracy, balanced_auc, confusion_matrix, cross_entropy
+from npr.metrics import answered, balanced_accuracy, balanced_auc, confusion_matrix, cross_entropy
 from npr.model import SplitModel, normalisation
 from npr.params import ParameterManifest
 from npr.recipe import check_code, recipe_of
@@ -210,8 +210,9 @@ class Trainer:
                     "bauc": _finite(balanced_auc(samples.labels, scores)),
                     "loss": _finite(cross_entropy(samples.labels, scores)),
                     "images": len(samples),
-                    "confusion": confusion_matrix(samples.labels, scores.argmax(axis=1), scores.shape[1]).tolist(),
                 }
+                if not samples.many:  # labels that do not exclude each other are not confused
+                    figures[side]["confusion"] = confusion_matrix(*answered(samples.labels, scores)).tolist()
         return figures
 
 
@@ -251,6 +252,7 @@ def make_trainer(
         classes=manifest.model.classes,
         rule=side_rule(config, manifest, data_key),
         private=manifest.privacy is not None,
+        labels=recipe.config.labels,
     )
     crew = Crew.of(config, manifest, dataset, data)
     named = config.data.version if manifest.privacy is not None else None

@@ -195,6 +195,7 @@ def _build(table: DataTable, order: dict[str, Any], device: Device) -> tuple[Met
         channels=recipe.in_channels,
         classes=order["classes"],
         rule=SpeltSides(order["sides"]),
+        labels=recipe.config.labels,
     )
     if _digest(dataset, data) != order["data"]:
         raise DataError(

@@ -61,6 +61,25 @@ def test_a_plan_may_not_contradict_the_export(tmp_path: Path) -> None:
         world.publish()
 
 
+def test_several_labels_are_the_exporters_word(tmp_path: Path) -> None:
+    """It alone knows which methods can be trained so: a plan cannot add them to a model, nor take them away."""
+    world = World.make(tmp_path / "world")
+    path = world.authority.folder / "initial.safetensors"
+    start = 'run = "run-1"\n[model]\ninitial = "initial.safetensors"\n[training]\nrounds = 4\nsteps = 9\n'
+    export(path)
+    world.write_plan(start + '[training.settings]\nlabels = "many"\n')
+    with pytest.raises(ConfigError, match="labels = many, but the initial model was exported for one"):
+        world.publish()
+    export(path, "--set", "labels=many")
+    world.write_plan(start + '[privacy]\nepsilon = 8\ndelta = 1e-5\nclip = 1\nnoise_floor = 0.8\nunit = "patient"\n')
+    with pytest.raises(PolicyViolation, match="several labels of an image cannot be trained under differential"):
+        world.publish()
+    world.write_plan(start)
+    assert world.publish().training.settings["labels"] == "many"
+    with pytest.raises(PolicyViolation, match="labels = 'many': the noise of counts and prototypes"):
+        export(tmp_path / "private.safetensors", "--set", "labels=many", "--set", "assign=nearest", "--dp", "steps=2")
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -68,6 +87,9 @@ def test_a_plan_may_not_contradict_the_export(tmp_path: Path) -> None:
         (["--set", "learning_rate"], "cannot read"),
         (["--method", "fednpr-pre"], "unknown method"),
         (["--method", "creff"], "more of its server than a mean"),
+        (["--set", "labels=several"], "labels = 'several'"),
+        (["--set", "labels=many", "--method", "fedlc"], "method = 'fedlc': its margins are between classes"),
+        (["--set", "labels=many", "--set", "logit_norm=layernorm"], "logit_norm = 'layernorm': of two answers"),
     ],
 )
 def test_mistakes_are_named(tmp_path: Path, words: list[str], what: str) -> None:

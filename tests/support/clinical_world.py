@@ -50,6 +50,7 @@ def drawn_figures(*, private: bool = False, count: int = 160) -> dict[str, Any]:
         "kind": "personal",
         "model_sha256": "ab" * 32,
         "class_names": list(NAMES),
+        "labels": "one",
         "temperature": None,
         "temperature_images": 120,
         "private": private,

@@ -8,6 +8,8 @@ const CLASSES = {
 
 const none = (text) => el("p", { class: "soft" }, text);
 const className = (told, place) => told?.names?.[place] ?? `class ${place}`;
+// Where an image may have several labels (`images` is there then), a prototype is of images without a label, or with it.
+const ownerName = (told, owner) => (told?.images ? `${owner % 2 ? "" : "no "}${className(told, owner >> 1)}` : className(told, owner));
 
 function verdict({ level, sentence, remarks }, about) {
   document.getElementById("verdict").className = `panel verdict ${level}`;
@@ -96,7 +98,7 @@ function classes(told) {
 }
 
 function confusion({ told, names }) {
-  if (!told) return none("No round has been evaluated yet.");
+  if (!told) return none(names?.images ? "An image may have several labels: each has a row under Evaluation." : "No round has been evaluated yet.");
   const label = (place) => className(names, place);
   const rows = told.matrix.map((row, place) => ({ row, place, sum: row.reduce((one, two) => one + two, 0) }));
   return [el("div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "confusion matrix" },
@@ -135,12 +137,12 @@ function prototypes({ told, names }, width) {
     const owner = told.owners[place];
     const shape = SHAPES[owner % SHAPES.length];
     const node = mark(shape, x(point[0]), y(point[1]), { class: `proto p${owner % 8}${shape === "ring" ? " ring" : ""}` });
-    node.append(svg("title", {}, className(names, owner)));
+    node.append(svg("title", {}, ownerName(names, owner)));
     parts.push(node);
   });
   const owners = [...new Set(told.owners)];
   const key = owners.map((owner) => el("li", {}, svg("svg", { width: 16, height: 14, viewBox: "0 0 16 14", "aria-hidden": "true" },
-    mark(SHAPES[owner % SHAPES.length], 8, 7, { class: `proto p${owner % 8}${SHAPES[owner % 8] === "ring" ? " ring" : ""}` })), ` ${className(names, owner)}`));
+    mark(SHAPES[owner % SHAPES.length], 8, 7, { class: `proto p${owner % 8}${SHAPES[owner % 8] === "ring" ? " ring" : ""}` })), ` ${ownerName(names, owner)}`));
   const share = Math.round(100 * (told.shares[0] + told.shares[1]));
   return el("figure", {}, drawing("Prototypes on the plane in which they differ most", width, height, parts),
     el("ul", { class: "key" }, key),

@@ -16,12 +16,15 @@ import torch
 
 from lazaret.errors import LocalProtocolError, VerificationFailed
 from npr.config import TrainConfig
+from npr.data.dataset import Samples
 from npr.data.sources import open_dataset
 from npr.deployed import Deployed, check_onnx, difference, read_about, write_onnx
 from npr.federation import Federation
+from npr.methods import registry
 from npr.methods.regulariser import Regulariser
+from npr.methods.site import Site
 from npr.metrics import with_temperature
-from npr.model import ModelSpec, normalisation
+from npr.model import ModelSpec, SplitModel, normalisation
 
 Toy = Callable[..., Federation]
 
@@ -67,6 +70,34 @@ def test_it_predicts_as_the_method_does(toy: Toy, method: str, settings: dict[st
     warm, _ = deployed(federation, 2.5).predict(np.asarray(samples.images))
     assert warm == pytest.approx(with_temperature(expected, 2.5), abs=1e-6)
     assert module.holds_prototypes == (method == "fednpr-per" and settings.get("predict") != "head")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_several_labels_are_predicted_and_exported_as_by_the_method(share: float) -> None:
+    """A network that is only a mean of colours; the site has no image with the third label, and all have the fourth."""
+    draws = np.random.default_rng(0)
+    images = draws.integers(0, 256, (24, 8, 8, 3), dtype=np.uint8)
+    labels = np.stack([draws.integers(0, 2, 24), draws.integers(0, 2, 24), np.zeros(24), np.ones(24)], 1)
+    ids = tuple(map(str, range(24)))
+    samples = Samples(
+        images=images, labels=labels.astype(np.int64), ids=ids, units=ids, unit_kind="image", num_classes=4
+    )
+    config = TrainConfig(method="fedper", labels="many", predict="both", predict_mix=share)
+    method = registry.build(config)
+    extractor = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 6))
+    model = SplitModel(extractor, torch.nn.Linear(6, 4))
+    normal: dict[str, Any] = {"mean": (0.5, 0.5, 0.5), "std": (0.1, 0.1, 0.1)}
+    site = Site(name="graz", train=samples, model=model, config=config, seed=0, **normal)
+    prototypes = Regulariser.predicting(site, model)
+    assert set(prototypes.owners.tolist()) == {0, 1, 2, 3, 4, 7}
+    module = Deployed(method=method, model=model, kind="personal", prototypes=prototypes, **normal)
+    expected = method.predictor(site, model, "personal")(samples)
+    assert module.predict(images)[0] == pytest.approx(expected, abs=1e-6)
+    if share == 1.0:
+        assert (expected[:, 2] == 0).all() and (expected[:, 3] == 1).all()
+    if share == 0.3:
+        content = write_onnx(module, ("probabilities", "features"), images, {})
+        assert check_onnx(content, module, images, where="here")["images"] == 24
 
 
 def test_prediction_by_prototypes_needs_them(toy: Toy) -> None:

@@ -49,6 +49,8 @@ def test_a_subset_of_pool_rows_copies_no_image(make_samples):
         ({"labels": np.full(10, 3, dtype=np.int64)}, "outside the 3 classes"),
         ({"labels": np.full(10, -1, dtype=np.int64)}, "outside the 3 classes"),
         ({"labels": np.zeros(10, dtype=np.int32)}, "int64"),
+        ({"labels": np.zeros((10, 2), dtype=np.int64)}, "must be 3 zeros or ones"),
+        ({"labels": np.full((10, 3), 2, dtype=np.int64)}, "must be 3 zeros or ones"),
         ({"images": np.zeros((10, 8, 8, 3), dtype=np.float32)}, "uint8"),
         ({"images": np.zeros((10, 8, 8, 2), dtype=np.uint8)}, "1 or 3"),
         ({"ids": ("same",) * 10, "units": ("one",) * 10}, "twice"),

@@ -14,7 +14,7 @@ from torch import nn
 from lazaret.errors import ConfigError
 from npr.data.augment import Augmentation
 from npr.data.dataset import Samples
-from npr.data.generated import ISIC_SITES, ISIC_TEST, ISIC_TRAIN, GeneratedSpec, generate
+from npr.data.generated import FINDINGS, ISIC_SITES, ISIC_TEST, ISIC_TRAIN, GeneratedSpec, generate
 from npr.data.loader import Batches
 from npr.data.sources import open_catalogue, open_dataset
 from npr.metrics import balanced_accuracy
@@ -36,6 +36,22 @@ def test_counts_are_the_scaled_counts_of_the_benchmark(scale):
 def test_full_scale_has_the_counts_of_the_paper():
     train, test = GeneratedSpec(scale=1.0).counts()
     assert np.array_equal(train, ISIC_TRAIN) and np.array_equal(test, ISIC_TEST)
+
+
+def test_two_labels_that_overlap():
+    """The same sites, patients and sides; images of one patient have the same labels, and every combination occurs."""
+    plain = open_catalogue("generated:scale=0.03", image_size=8)
+    found = open_catalogue("generated:scale=0.03", image_size=8, labels="many")
+    assert found.class_names == FINDINGS and found.labels.shape == (len(plain), 2)
+    assert (found.units, found.sites, found.splits) == (plain.units, plain.sites, plain.splits)
+    assert found.version() != plain.version() and not np.array_equal(found.images, plain.images)
+    assert len({(unit, *row) for unit, row in zip(found.units, found.labels.tolist(), strict=True)}) == len(
+        set(found.units)
+    )
+    counts = np.bincount(found.labels @ [2, 1], minlength=4)
+    assert (counts > 20).all()
+    again = open_catalogue("generated:scale=0.03", image_size=8, labels="many")
+    assert np.array_equal(again.images, found.images) and np.array_equal(again.labels, found.labels)
 
 
 def test_patients_have_several_images_and_stay_on_one_side():

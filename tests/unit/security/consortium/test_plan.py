@@ -79,6 +79,12 @@ def test_a_wrong_plan_gets_one_clear_line(world: World, change: tuple[str, str],
     assert not world.authority.manifest_path.exists()
 
 
+def test_several_labels_need_a_model_that_was_exported_for_them(world: World) -> None:
+    world.write_plan(PLAN.replace("[training.settings]", '[training.settings]\nlabels = "many"'))
+    with pytest.raises(ConfigError, match="was not exported for several labels of an image"):
+        world.publish()
+
+
 def test_a_model_that_cannot_be_used_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "cut.safetensors").write_bytes(b"rubbish")
     for name, what, hint in [

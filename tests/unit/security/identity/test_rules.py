@@ -147,6 +147,12 @@ def repeated_config(world: World, manifest: Manifest) -> bytes:
     return world.signed(with_(manifest, training=training))
 
 
+def several_labels_under_privacy(world: World, manifest: Manifest) -> bytes:
+    told = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
+    training = with_(manifest.training, settings={**manifest.training.settings, "labels": "many"})
+    return world.signed(with_(manifest, training=training, privacy=told))
+
+
 BAD: list[tuple[Forge, type[ToolkitError], str]] = [
     (tampered, ManifestRejected, "rules.check_signature"),
     (other_federation, ManifestRejected, "rules.check_federation"),
@@ -172,6 +178,7 @@ BAD: list[tuple[Forge, type[ToolkitError], str]] = [
     (expired_when_issued, ManifestRejected, "rules.check_expiry"),
     (orphan_version, ManifestRejected, "rules.check_version_one"),
     (repeated_config, ManifestRejected, "rules.check_configs"),
+    (several_labels_under_privacy, PolicyViolation, "rules.check_labels"),
 ]
 IDS = [row[0].__name__ for row in BAD]
 
@@ -303,6 +310,11 @@ def other_method(manifest: Manifest) -> tuple[Manifest, Manifest]:
     return manifest, next_version(manifest, training=with_(manifest.training, method="fedavg"))
 
 
+def other_labels(manifest: Manifest) -> tuple[Manifest, Manifest]:
+    settings = {**manifest.training.settings, "labels": "many"}
+    return manifest, next_version(manifest, training=with_(manifest.training, settings=settings))
+
+
 def less_privacy(manifest: Manifest) -> tuple[Manifest, Manifest]:
     told = Privacy(epsilon="8", delta="0.00001", clip="1", noise_floor="0.8", unit="patient", least_patients=None)
     private = with_(manifest, privacy=told)
@@ -330,6 +342,7 @@ STEPS: list[tuple[Callable[[Manifest], tuple[Manifest, Manifest]], str]] = [
     (broken_chain, "check_chain"),
     (other_model, "check_run"),
     (other_method, "check_run"),
+    (other_labels, "check_run"),
     (less_privacy, "check_run"),
     (other_private_rounds, "check_run"),
     (other_window, "check_run"),

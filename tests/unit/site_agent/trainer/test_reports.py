@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import highdicom
@@ -52,6 +53,20 @@ def test_one_report_for_a_study_and_one_group_for_an_image(tmp_path: Path) -> No
     assert [image.referenced_sop_instance_uid for image in images] == [first.SOPInstanceUID, second.SOPInstanceUID]
     assert [image.referenced_frame_numbers for image in images] == [None, [3]]
     assert (b"ab" * 32) in found["1.2.3"].read_bytes()
+
+
+def test_several_labels_of_an_image(tmp_path: Path) -> None:
+    """Each with a probability of at least a half is predicted; there may be none."""
+    made = Reports(model=replace(MODEL, many=True))
+    for number, odds in enumerate(((0.9, 0.5), (0.1, 0.2))):
+        path = saved(drawn(GREY, StudyInstanceUID="1.2.3", PatientID="P1"), tmp_path / f"{number}.dcm")
+        made.add(path.name, path, odds)
+    assert made.write(tmp_path / "reports") == []
+    (path,) = (tmp_path / "reports").iterdir()
+    groups = highdicom.sr.srread(path).content.get_image_measurement_groups()
+    assert [[one.value.meaning for one in group.get_qualitative_evaluations()] for group in groups] == [
+        ["nevus", "melanoma"], []
+    ]  # fmt: skip
 
 
 def test_a_study_that_makes_no_report_costs_nothing_but_its_lines(tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

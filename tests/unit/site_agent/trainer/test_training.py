@@ -23,7 +23,7 @@ from npr.recipe import Recipe, check_code, check_config_hash, recipe_of
 from npr.seeds import secret_seed
 from npr.wire_layout import WireModel, build_initial, ever_shared, export, groups_to_load, personal_tensors, spec_of
 from security.identity.initial_model import InitialModel, pinned_model
-from security.identity.manifest import Manifest
+from security.identity.manifest import Manifest, decimal_text
 from security.secagg.layout import Vector
 from security.secagg.state import canonical, next_state
 from site_agent.config import DataTable
@@ -84,6 +84,20 @@ def trainer(
     state = PersonalState(folder)
     made(state.memory, state.models)
     return Trainer(manifest, initial, data, state, data_key=key, best=best)
+
+
+def test_a_site_refuses_a_method_without_a_form_for_several_labels(
+    published: Published, dataset: FederatedDataset, tmp_path: Path
+) -> None:
+    """Though the consortium has signed for it; and data of one label under settings that say several."""
+    manifest, path = published
+    for method, what in (("fedlc", "method = 'fedlc': its margins"), ("fedavg", "the images have one label")):
+        recipe = replace(RECIPE, config=TrainConfig(method=method, labels="many"))
+        settings = {name: decimal_text(v) if isinstance(v, float) else v for name, v in recipe.settings().items()}
+        told = {"method": method, "settings": settings, "config_hashes": (recipe.config.config_hash,)}
+        signed = manifest.model_copy(update={"training": manifest.training.model_copy(update=told)})
+        with pytest.raises(ConfigError, match=what):
+            trainer((signed, path), dataset.sites[0], tmp_path)
 
 
 def run_beside_the_lab(
