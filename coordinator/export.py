@@ -141,6 +141,12 @@ def _onnx(
     from npr.recipe import Recipe, check_code
     from npr.wire_layout import WireModel, build_initial, personal_tensors, spec_of
 
+    if manifest.training.plugin is not None:
+        raise ConfigError(
+            f"the network of {manifest.training.method} is made by a plugin, and only hospitals run those",
+            where="manifest [training] plugin",
+            hint="export without --onnx; `site-agent export` writes ONNX",
+        )
     check_code(manifest.model.code_digest)
     recipe = Recipe.of(manifest.training.method, manifest.training.settings)
     spec = spec_of(manifest.model.architecture, len(manifest.model.classes), recipe)

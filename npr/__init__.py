@@ -12,6 +12,7 @@ Imported by: coordinator, npr.data, npr.dp, npr.lab, npr.methods, site_agent.
     depthwise      fast weight gradients of depthwise convolutions
     params         which parameters make up the shared vector
     wire_layout    from a model to the layout of the vector, and back
+    plugin         a method of one's own: the bytes of its file, run in this process
     losses         losses on features and logits
     sinkhorn       balanced assignment of features to prototypes
     prototypes     the prototypes of a site

@@ -113,6 +113,7 @@ _CODE = (
     "losses.py",
     "model.py",
     "params.py",
+    "plugin.py",
     "prototypes.py",
     "recipe.py",
     "seeds.py",

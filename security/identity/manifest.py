@@ -191,7 +191,16 @@ class Model(Document):
     classes: ClassNames
 
 
+class PluginFile(Document):
+    """The Python file of a method that no release has: every hospital runs exactly these bytes, or none."""
+
+    name: Word
+    sha256: Hash
+
+
 class Training(Document):
+    """How it is trained. With `plugin`, the method is in a file of its own, which each hospital's policy approves."""
+
     method: Word
     settings: dict[Word, Setting]
     config_hashes: Annotated[tuple[Hash, ...], Field(min_length=1, max_length=64)]
@@ -199,6 +208,9 @@ class Training(Document):
     weights: Literal["samples", "bucketed", "uniform"]
     local_statistics: bool
     isolation: Literal["required", "best"]
+    plugin: Annotated[
+        PluginFile | None, BeforeValidator(_not_null), Field(exclude_if=lambda value: value is None)
+    ] = None
 
     @property
     def config_hash(self) -> bytes:

@@ -177,6 +177,7 @@ class DataReady(Message):
     :ivar fingerprint: of the content, for this hospital alone.
     :ivar version: what log and ledger call the data; the same, but under differential privacy the hospital's name of
         the version.
+    :ivar plugin: SHA-256 of the method's own file, if it has one; it was run.
     """
 
     kind: Literal["ready"] = "ready"
@@ -185,6 +186,7 @@ class DataReady(Message):
     subjects: Natural
     class_names: Annotated[tuple[Name, ...], Field(max_length=MAX_CLASSES)]
     counts: Annotated[dict[Literal["train", "validation", "test"], Counts], Field(max_length=3)]
+    plugin: Hex32 | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
