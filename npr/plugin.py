@@ -7,6 +7,7 @@ on disk is read again.
 
 from __future__ import annotations
 
+import linecache
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -50,6 +51,8 @@ def plugin_of(method: str) -> LoadedPlugin | None:
 def _run(source: bytes, name: str, title: str) -> None:
     module = sys.modules[title] = ModuleType(title)  # dataclasses look their own module up there
     module.__file__ = name
+    lines = source.decode(errors="replace").splitlines(keepends=True)
+    linecache.cache[name] = (len(source), None, lines, name)  # a traceback shows what ran, not what is on disk
     try:
         exec(compile(source, name, "exec", dont_inherit=True), module.__dict__)
     except LocalProtocolError as error:
