@@ -112,6 +112,7 @@ _CODE = (
     "distributed.py",
     "losses.py",
     "model.py",
+    "monai_networks.py",
     "params.py",
     "plugin.py",
     "prototypes.py",

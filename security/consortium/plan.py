@@ -24,6 +24,7 @@ from security.identity.initial_model import InitialModel, blocks_of, initial_sta
 from security.identity.manifest import (
     MAX_WINDOW,
     Aggregation,
+    Architecture,
     Audit,
     ClassNames,
     Count,
@@ -63,7 +64,7 @@ LOSS_PER_SAMPLE_EXPONENT = 4
 
 class ModelPlan(Document):
     initial: str
-    architecture: Word | None = None
+    architecture: Architecture | None = None
     code_digest: Hash | None = None
     classes: ClassNames | None = None
     personal: tuple[str, ...] = ()

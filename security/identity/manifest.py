@@ -89,6 +89,8 @@ def _not_null(value: object, info: ValidationInfo) -> object:
 Name = Annotated[str, Field(pattern=pki.NAME_PATTERN)]
 Hash = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+# A name of timm, or of another library behind its own, such as monai:densenet121.
+Architecture = Annotated[str, Field(pattern=r"^([a-z]{1,16}:)?[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 DecimalText = Annotated[str, AfterValidator(_check_decimal)]
 Count = Annotated[int, Field(ge=0, le=encoding.MAX_INT)]
 Positive = Annotated[int, Field(ge=1, le=encoding.MAX_INT)]
@@ -184,7 +186,7 @@ class Model(Document):
     this list, so a site with another list, or another order, would mix classes silently.
     """
 
-    architecture: Word
+    architecture: Architecture
     code_digest: Hash
     initial_state: Hash
     initial_file: Hash
